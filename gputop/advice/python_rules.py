@@ -64,7 +64,7 @@ def _load() -> tuple[tuple[PythonRule, ...], tuple[Abstained, ...]]:
 
 
 def _unusable(rule: PythonRule, loaded: Container[str]) -> str | None:
-    """What a rule has to have that it has not; None where it can be used."""
+    """Requirement that a rule does not meet; None where it can be used."""
     shown = printable(str(rule.id))[:64]
     if _ID.fullmatch(rule.id) is None:
         return f"an id of a-z, 0-9 and _ for its rule {shown}"
@@ -79,7 +79,8 @@ def _unusable(rule: PythonRule, loaded: Container[str]) -> str | None:
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    """Those of the group. importlib.metadata takes 1.4 MB of the monitor: it is asked where a package names it."""
+    """Entry points of the group. importlib.metadata takes 1.4 MB of the monitor: it is asked where a package names
+    it."""
     if not any(GROUP.encode() in text for folder in sys.path for text in _declared(folder)):
         return ()
     from importlib.metadata import entry_points
@@ -88,7 +89,7 @@ def _entry_points() -> Iterable[EntryPoint]:
 
 
 def _declared(folder: str) -> Iterable[bytes]:
-    """What the packages of a folder of sys.path say of their entry points."""
+    """Entry points that the packages of a folder of sys.path declare."""
     with contextlib.suppress(OSError):  # an archive, or nothing there
         for package in Path(folder or os.curdir).iterdir():
             if package.name.lower().endswith("-info"):
@@ -97,7 +98,7 @@ def _declared(folder: str) -> Iterable[bytes]:
 
 
 def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Finding | Abstained | None:
-    """What a rule says. One in Python may fail, or return what is no finding: it abstains then."""
+    """Call a rule. One in Python may fail, or return what is no finding: it abstains then."""
     if not isinstance(rule, PythonRule):
         return judge()
     try:

@@ -78,7 +78,7 @@ def default_limits() -> Mapping[str, Limit]:
 
 
 def source(*limit_ids: str) -> str:
-    """Where these limits come from, in one line."""
+    """Sources of these limits, in one line."""
     return "; ".join(dict.fromkeys(limit_record(id_).source for id_ in limit_ids))
 
 

@@ -1,5 +1,5 @@
-"""What the user adds to the registry, for the whole process. Its own module: that nothing was added costs the monitor's
-first frame no table of rules."""
+"""The user's additions to the registry, for the whole process. A module of its own, so that without additions the
+monitor's first frame loads no table of rules."""
 
 from __future__ import annotations
 

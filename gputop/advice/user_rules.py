@@ -66,7 +66,7 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
 
 
 def _never_found(id_: str, source: Source) -> str | None:
-    """Why a rule on this source cannot ask for a finding; None where it can."""
+    """Reason why a rule on this source cannot ask for a finding; None where it can."""
     from gputop.advice.python_rules import python_rules
 
     rules: list[Rule] = [rule for rule in RULES if id_ in rule.ids]
@@ -91,7 +91,7 @@ def _figure(value: float, limit: Limit) -> str:
 
 
 def _limit_problem(given: LimitText) -> str | None:
-    """Why a limit cannot be set so; None where it can."""
+    """Reason why a limit cannot be set so; None where it can."""
     if given.id not in LIMITS:
         from gputop.advice.python_rules import python_rules
 
@@ -136,7 +136,7 @@ def user_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequenc
 
 
 def in_words(missing: Iterable[str]) -> str:
-    """What figures are missing for (``NAME: WHAT`` each), once for all that miss the same."""
+    """Words for missing figures (``NAME: WHAT`` each), once for all that miss the same."""
     names: dict[str, list[str]] = {}
     for text in dict.fromkeys(missing):
         name, _, what = text.partition(": ")

@@ -151,7 +151,7 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
 
 
 def _flops_per_step(args: argparse.Namespace) -> float | None:
-    """What the user says of the work of a step. Forward and backward pass of a transformer take 6 FLOPs per token and
+    """FLOPs of a step that the user gives. Forward and backward pass of a transformer take 6 FLOPs per token and
     parameter (Kaplan et al., "Scaling Laws for Neural Language Models", 2020, section 2.1)."""
     if args.tokens_per_step is None:
         given: float | None = args.flops_per_step

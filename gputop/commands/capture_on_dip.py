@@ -22,7 +22,7 @@ _POLL_PERIOD_S = 0.2
 
 
 def run(args: argparse.Namespace, options: Options) -> int:
-    """Until it has captured ``--dip-max`` times (1), or ctrl-c; that ends a running capture and keeps its data."""
+    """Capture on dips until ``--dip-max`` captures (1) or ctrl-c; that ends a running capture and keeps its data."""
     assert options.auto_capture is not None
     if args.json and options.auto_capture.max_captures > 1:
         raise GputopError("--json prints one document, so it needs --dip-max 1", "Leave out --dip-max or --json.",

@@ -89,7 +89,8 @@ def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) ->
 
 @contextlib.contextmanager
 def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]:
-    """What asks for the fleet, and the login node that leads to the others, with its port if it has one; "" without."""
+    """Yield the collector of the fleet, and the login node that leads to the others, with its port if it has one; ""
+    without."""
     if args.nodes is not None and args.prometheus:
         raise GputopError("--nodes and --prometheus cannot be combined", "", EXIT_USAGE)
     if args.nodes is None:

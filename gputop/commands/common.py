@@ -46,7 +46,8 @@ def source_of(args: argparse.Namespace) -> Source:
 
 
 def _has_screen_and_job(args: argparse.Namespace) -> bool:
-    """Whether it is the monitor on a terminal, and a job of this node can be captured from or be given a server."""
+    """Return whether this is the monitor on a terminal, and a job of this node can be captured from or be given a
+    server."""
     if args.command is not None or not sys.stdout.isatty():
         return False
     from gputop.profiler.discovery import TrainingProcesses, find_servers

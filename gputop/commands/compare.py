@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _tell(path: str | os.PathLike[str]) -> None:
-    """On a terminal, what is being read: a large trace takes seconds."""
+    """Say on a terminal what is being read: a large trace takes seconds."""
     if sys.stderr.isatty():
         file = Path(path)
         console.say(f"reading {path}" + (f", {size(file.stat().st_size)}" if file.is_file() else ""))

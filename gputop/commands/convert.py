@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _writer(name: str) -> Callable[[list[str], Path], int]:
-    """What writes a file of that name, and returns its size."""
+    """Writer of a file of that name, which returns its size."""
     for ending, write in ((".sqlite", _sqlite), (".db", _sqlite), (".parquet", _parquet), (".json", _chrome),
                           (".json.gz", _chrome), (".csv", _csv)):
         if name.lower().endswith(ending):
@@ -65,7 +65,7 @@ def _recording(paths: list[str], *, whole: bool = False) -> Iterator[Tables]:
 
 @contextmanager
 def _tables(paths: list[str]) -> Iterator[Tables]:
-    """Those of a recording or a trace."""
+    """Tables of a recording or a trace."""
     from gputop.replay.reader import is_recording
 
     if is_recording(paths[0]):

@@ -21,7 +21,7 @@ _SCREEN_WAIT_S = 1.0
 
 
 def check_notify(args: argparse.Namespace) -> None:
-    """What can be said of ``--notify`` before the first frame. Raises GputopError (wrong usage)."""
+    """Check ``--notify`` before the first frame. Raises GputopError (wrong usage)."""
     if args.notify:
         from gputop.session.notifier import parse_ways
 

@@ -1,4 +1,4 @@
-"""What options of the command line take, for argparse: each function converts a text or says what is wrong with it."""
+"""Types of the command line's options, for argparse: each function converts a text or says what is wrong with it."""
 
 from __future__ import annotations
 

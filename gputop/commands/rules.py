@@ -229,7 +229,7 @@ def names_table() -> Iterator[str]:
 
 
 def _test(args: argparse.Namespace) -> int:
-    """What the rules of a file say of a trace or a recording."""
+    """Try the rules of a file on a trace or a recording."""
     from gputop.advice.user_registry import UserRules
     from gputop.diagnosis.rule_trials import over_samples, over_trace, to_json
     from gputop.diagnosis.user_rules import use_rules
@@ -280,7 +280,7 @@ def _trial(trial: Trial) -> Iterator[str]:
 
 
 def _subject(path: str) -> tuple[Analysis | None, Iterable[NodeSample] | None]:
-    """What a file holds: of a trace or a document its analysis, of a recording its samples."""
+    """Content of a file: of a trace or a document its analysis, of a recording its samples."""
     from gputop.comparison.sides import read_side
     from gputop.replay.reader import is_recording
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_export(args: argparse.Namespace) -> None:
-    """What can be told of ``--export`` before the first frame. Raises GputopError."""
+    """Check ``--export`` before the first frame. Raises GputopError."""
     if args.export is not None:
         check(args.export)
 

@@ -125,7 +125,7 @@ class Config(Struct, frozen=True):
 
 
 def config_path() -> Path | None:
-    """Where the settings are; None for a user without a home. A relative XDG_CONFIG_HOME is ignored (XDG)."""
+    """Path of the settings; None for a user without a home. A relative XDG_CONFIG_HOME is ignored (XDG)."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not folder.is_absolute():
         try:

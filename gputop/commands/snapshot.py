@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _within(limit_s: float, what: str, work: Callable[[], _T]) -> _T:
-    """What ``work`` returns. Raises _TooLong after ``limit_s``: the work is left to its thread. Work that is done but
-    took long is named."""
+    """Return the result of ``work``. Raises _TooLong after ``limit_s``: the work is left to its thread. Work that is
+    done but took long is named."""
     done: list[_T] = []
     failed: list[BaseException] = []
 

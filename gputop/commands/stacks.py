@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _only_dumps(files: Sequence[str], as_json: bool) -> int:
-    """What the dumps alone say, of a job that may have ended or run elsewhere."""
+    """Write what the dumps alone say, of a job that may have ended or run elsewhere."""
     from gputop.ranks.flight_recorder import read_files
     from gputop.ranks.flight_recorder_report import documents, lines
 
@@ -142,7 +142,7 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | Gpu
 
 
 def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list[str], dict[str, Any]]:
-    """What NCCL says, as lines and for JSON."""
+    """Answer of NCCL, as lines and for JSON."""
     from gputop.advice.live.collectives import counts_text, place_text, title
     from gputop.ranks.hang import find_absence, unchanged
 

@@ -1,4 +1,4 @@
-"""What ``gputop --version`` tells beside the version: what a report of a fault has to name."""
+"""The rows of ``gputop --version`` besides the version: what a report of a fault has to name."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class TooManyBytes(OSError):
 
 
 class _Bounded(io.RawIOBase):
-    """What comes over a socket. ``file`` is its own one, which keeps it open."""
+    """Stream of what comes over a socket. ``file`` is its own one, which keeps it open."""
 
     def __init__(self, connected: socket.socket, file: io.RawIOBase, limits: Limits) -> None:
         self._own, self._file, self._limits = connected, file, limits
@@ -75,7 +75,7 @@ class Connection(http.client.HTTPConnection):
         self.sock.settimeout(self.limits.left_s())  # of a handshake
 
     def _open(self, address: tuple[str, int], *ignored: object) -> socket.socket:
-        """As socket.create_connection, whose timeout is of each of a name's addresses."""
+        """Open a socket as socket.create_connection does, whose timeout is for each of a name's addresses."""
         failed: OSError = OSError("the name has no address")
         for family, kind, protocol, _, socket_address in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
             opened = socket.socket(family, kind, protocol)

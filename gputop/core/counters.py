@@ -1,4 +1,4 @@
-"""What the monitor sampled of a job's GPUs while the job was captured."""
+"""Samples of a job's GPUs that the monitor took while the job was captured."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ class Folder:
             raise
 
     def has(self, name: str) -> bool:
-        """Whether there is an entry of that name, a broken link included."""
+        """Return whether there is an entry of that name, a broken link included."""
         try:
             os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -371,7 +371,7 @@ def named_folder(path: Path) -> Folder:
 
 
 def _root_s_link(folder: Folder, name: str) -> Path:
-    """Where a link in a folder leads. Raises :class:`UnsafeFile` unless it is root's."""
+    """Target of a link in a folder. Raises :class:`UnsafeFile` unless it is root's."""
     link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
     try:
         owner = os.fstat(link).st_uid
@@ -417,7 +417,8 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """That which /dev/stdout or /dev/fd/N leads to. Redirected to a file it is no device, and may not be replaced."""
+    """Descriptor that /dev/stdout or /dev/fd/N leads to. Redirected to a file it is no device, and may not be
+    replaced."""
     try:
         target = path.readlink() if path.parent == Path("/dev") else path
         return int(target.name) if target.parent.resolve() == Path(f"/proc/{os.getpid()}/fd") else None
@@ -503,7 +504,7 @@ def untrusted_ancestor(path: Path) -> tuple[Path, str] | None:
 
 
 def _is_root_of_the_machine() -> bool:
-    """Whether gputop runs as root, and not as the root of a user namespace (rootless containers, fakeroot).
+    """Return whether gputop runs as root, and not as the root of a user namespace (rootless containers, fakeroot).
 
     That one has the rights of an ordinary user outside, and sees the folders of root as those of nobody.
     """

@@ -8,7 +8,7 @@ _LIBRARIES = {"tensorflow": b"/libtensorflow_", "jax": b"/jaxlib/", "pytorch": b
 
 
 def loaded_frameworks(maps: bytes) -> frozenset[str]:
-    """Those keys of :data:`LABELS` whose libraries stand in this /proc/PID/maps (proc_pid_maps(5))."""
+    """Keys of :data:`LABELS` whose libraries stand in this /proc/PID/maps (proc_pid_maps(5))."""
     return frozenset(framework for framework, library in _LIBRARIES.items() if library in maps)
 
 

@@ -1,5 +1,5 @@
-"""What this process may take of the node: its memory, and whom the kernel kills first where there is none left; and the
-threads of libraries."""
+"""Limits of what this process takes of the node: its memory, and whom the kernel kills first where there is none left;
+and the threads of libraries."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def offer_to_oom_killer(score: int, file: Path = _PROC / "self" / "oom_score_adj
 
 
 def oom_score(file: Path = _PROC / "self" / "oom_score_adj") -> bytes:
-    """That of this process, as :func:`set_oom_score` writes it; empty where it cannot be read."""
+    """OOM score of this process, as :func:`set_oom_score` writes it; empty where it cannot be read."""
     try:
         return file.read_bytes()
     except OSError:

@@ -46,7 +46,7 @@ class Reading(Struct, frozen=True):
 
 
 class GpuInfo(Struct, frozen=True):
-    """What does not change while gputop runs. ``index`` is NVML's; devices are keyed by ``uuid``.
+    """Facts about a GPU that do not change while gputop runs. ``index`` is NVML's; devices are keyed by ``uuid``.
 
     A MIG instance is a device of its own: it has its GPU's ``index``, ``mig`` is its number
     there and ``uuid`` begins with "MIG-".
@@ -153,7 +153,7 @@ class GpuSample(Struct, frozen=True):
 
 
 class CgroupSample(Struct, frozen=True):
-    """What the control groups of a process (a container, a batch job) grant it, and how much of that is used.
+    """Limits of a process's control groups (a container, a batch job), and how much of them is used.
 
     A limit that does not exist is missing, with the reason :data:`NO_LIMIT`.
     """
@@ -290,7 +290,7 @@ class HostSample(Struct, frozen=True):
 
     @property
     def full_cores(self) -> int:
-        """How many cores are busy at least :data:`FULL_CORE_RATIO` of the time."""
+        """Number of cores that are busy at least :data:`FULL_CORE_RATIO` of the time."""
         return sum(core >= FULL_CORE_RATIO for core in self.core_ratios)
 
     def __getitem__(self, metric_id: str) -> Reading:
@@ -318,7 +318,7 @@ class NodeSample(Struct, frozen=True):
 
     @property
     def gpus_unwatched(self) -> int:
-        """How many of the node's GPUs ``--gpus`` left out."""
+        """Number of the node's GPUs that ``--gpus`` left out."""
         return 0 if self.gpus_present is None else max(0, self.gpus_present - len(self.gpus))
 
     @property

@@ -1,4 +1,4 @@
-"""What the numbers of NVIDIA's GPU faults ("Xid") mean.
+"""Meanings of the numbers of NVIDIA's GPU faults ("Xid").
 
 The numbers and the kind of fault follow NVIDIA's Xid documentation
 (docs.nvidia.com/deploy/xid-errors); the words are ours. A number names a symptom: one fault
@@ -38,7 +38,7 @@ class Xid:
 
     @property
     def reset_helps(self) -> bool:
-        """Whether ``action`` is to reset the GPU now. One that fell off the bus, say, cannot be reset."""
+        """Return whether ``action`` is to reset the GPU now. One that fell off the bus, say, cannot be reset."""
         return self.fault in (HARDWARE, DRIVER) and not self.goes_on and "reset" in self.action.lower()
 
 

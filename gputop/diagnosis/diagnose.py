@@ -1,4 +1,4 @@
-"""From trace files to an :class:`~gputop.analysis.results.Analysis`: load, analyze, advise."""
+"""Diagnosis of trace files, which yields an :class:`~gputop.analysis.results.Analysis`: load, analyze, advise."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def analyze_with_steps(
 
 
 def compared_trace(facts: TraceFacts) -> ComparedTrace:
-    """What a comparison needs of the trace of these facts."""
+    """Figures that a comparison needs of the trace of these facts."""
     series = None
     if facts.steps is not None:
         series = step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts).packed()
@@ -120,7 +120,7 @@ def compared_trace(facts: TraceFacts) -> ComparedTrace:
 def _start_note(
     trace: Trace, steps: Steps | None, started: Sequence[StartUpSpan], over_ns: int | None,
 ) -> tuple[TraceNote, ...]:
-    """That the recording begins with the job's start, where what follows is judged by itself."""
+    """Note that the recording begins with the job's start, where what follows is judged by itself."""
     if over_ns is None or (steps is not None and (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
         return ()
     time = seconds((over_ns - trace.window_ns[0]) / 1e9)
@@ -130,7 +130,7 @@ def _start_note(
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
-    """What to bear in mind where the steps are not those of a job that trains steadily."""
+    """Notes for steps that are not those of a job that trains steadily."""
     notes = []
     if steps.times.unit == "period":
         notes.append(TraceNote("no_steps", (

@@ -36,7 +36,7 @@ def gap_words(gaps: GapLines, stacks: HostStacks) -> str:
 
 
 def cost_words(stacks: HostStacks, simulated: bool) -> str:
-    """How the stacks were had, and what that took."""
+    """Source of the stacks, and the cost of sampling them, in words."""
     if stacks.traced:
         line = ("the line at which it called another one, else by its first" if stacks.source == "tracer with lines"
                 else "its first line")
@@ -55,7 +55,7 @@ def worth_showing(stacks: HostStacks, period_s: float) -> list[GapLines]:
 
 
 def lines_of_gaps(gaps: GapLines, stacks: HostStacks, name_width: int | None = None) -> Iterator[str]:
-    """What ran in them, a line of text each."""
+    """Yield what ran in the gaps, a line of text for each kind."""
     if not gaps.seen:
         yield ("The tracer recorded no call near them." if stacks.traced else
                "These gaps are too short: no sample fell into them.")

@@ -193,7 +193,8 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
 
 
 def layers(a: Analysis, width: int) -> Iterator[str]:
-    """Where the step goes by phase and layer; the tree down to what costs some percent, and the lines of source."""
+    """Yield the time of the step by phase and layer: the tree down to what costs some percent, and the lines of
+    source."""
     table = a.layers or a.cpu_layers
     if table is None:
         return
@@ -219,7 +220,7 @@ def layers(a: Analysis, width: int) -> Iterator[str]:
 
 
 def critical_path(a: Analysis, width: int) -> Iterator[str]:
-    """What the length of a typical step is made of, and how much room what is beside it has."""
+    """Yield the critical path of a typical step, and the slack of what is beside it."""
     path = a.critical_path
     if path is None:
         return

@@ -60,7 +60,7 @@ def _facts(stage: Stage) -> str:
 
 
 def gaps(a: Analysis, width: int) -> Iterator[str]:
-    """What the host did in the steps' gaps."""
+    """Yield the work of the host in the steps' gaps."""
     g = a.gaps
     if g is None or a.steps is None or g.total_s_per_step < _WORTH_GAPS * a.steps.mean_s:
         return
@@ -129,7 +129,7 @@ def functions(a: Analysis, width: int) -> Iterator[str]:
 
 
 def launch_threads(a: Analysis, width: int) -> Iterator[str]:
-    """Who launches, and whether tf.data was at work while launches were late."""
+    """Yield the threads that launch, and whether tf.data was at work while launches were late."""
     t = a.launch_threads
     if t is None:
         return

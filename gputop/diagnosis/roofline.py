@@ -19,7 +19,7 @@ _MARGIN = 2.0  # around what is shown, as a factor
 
 
 class _Axes(NamedTuple):
-    """From and to: FLOP per byte, FLOP/s."""
+    """Ends of the axes: FLOP per byte, FLOP/s."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -68,7 +68,7 @@ def picture(limits: Limits, width: int = 72, height: int = 12) -> list[str]:
 
 
 def axes_text(limits: Limits) -> str:
-    """From where to where the axes go; empty where there is nothing to draw."""
+    """Ends of the axes in words; empty where there is nothing to draw."""
     axes = _axes(limits)
     return "" if axes is None else (
         f"{axes.x[0]:.3g} to {axes.x[1]:.3g} FLOP per byte, "

@@ -1,4 +1,4 @@
-"""What the user's own rules would have said of a trace, or of the samples of a recording."""
+"""Trials of the user's own rules on a trace, or on the samples of a recording."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def over_samples(samples: Iterable[NodeSample]) -> list[Trial]:
 
 
 def _outcomes(samples: Iterable[NodeSample]) -> Iterator[tuple[float, Sequence[Finding | Abstained]]]:
-    """What the live rules say, with the time of the sample; of gputop's own only where a rule of the user asks them."""
+    """Yield the verdicts of the live rules with the time of the sample; of gputop's own only where a rule of the user
+    asks for them."""
     ask_all = any(reference.finding for rule in UserRules.rules for reference in rule.condition.references)
     history, held, previous = History(), HeldConditions(), tuple[Finding, ...]()
     judged_s = float("-inf")

@@ -54,15 +54,15 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a subprocess prints: what it was asked for, or why there is none."""
+    """Answer that a subprocess prints: the result, or why there is none."""
 
     result: Any = None
     error: Failure | None = None
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What a trace says: as data, as text, and in a sentence on what bounds the job; and what a later comparison needs
-    of it, so that the trace is not read again for one."""
+    """Diagnosis of a trace: as data, as text, and in a sentence on what bounds the job; and what a later comparison
+    needs of it, so that the trace is not read again for one."""
 
     analysis: Analysis
     report: str  # of REPORT_WIDTH columns
@@ -180,7 +180,7 @@ def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> 
 
 
 def child() -> int:
-    """In the subprocess: its beginning, for each kind of work."""
+    """Begin a subprocess, for each kind of work."""
     _, parent, rules, module, *arguments = sys.argv
     offer_to_oom_killer(ANALYSIS_SCORE)
     keep_freed_memory()
@@ -207,13 +207,13 @@ def die_with(parent: int) -> None:
 
 
 def print_line(line: str) -> None:
-    """In the subprocess, before its answer: print a line for the ``on_line`` of :func:`run_in_worker`."""
+    """Print a line for the ``on_line`` of :func:`run_in_worker`, in the subprocess and before its answer."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def answer(work: Callable[[], object]) -> int:
-    """In the subprocess: print what ``work`` returns, or its error, as JSON; returns the status to end with."""
+    """Print the result of ``work``, or its error, as JSON, in the subprocess; returns the status to end with."""
     try:
         answered = Answer(work())
         status = EXIT_OK
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def diagnosis_of(facts: TraceFacts) -> Diagnosis:
-    """In the subprocess: what it answers of a trace that it has analyzed."""
+    """Make the subprocess's answer for a trace that it has analyzed."""
     from gputop.diagnosis.diagnose import compared_trace
     from gputop.diagnosis.report import limit_of, not_judged, text_report
 

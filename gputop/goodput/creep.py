@@ -82,7 +82,7 @@ class Series:
         return max(extremes.high + bytes_per_s * self._width_s * (now - number) for number, extremes in last)
 
     def trend(self, limit_bytes: float | None) -> Trend | None:
-        """Its growth; None where it does not grow beyond doubt."""
+        """Growth of the series; None where it does not grow beyond doubt."""
         points = sorted(self._slices.items())[int(len(self._slices) * WARM_UP):]
         times = np.array([number for number, _ in points], np.float64) * self._width_s
         values = np.array([extremes.low for _, extremes in points], np.float64)

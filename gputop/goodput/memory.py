@@ -91,7 +91,7 @@ class Memory:
         yield from sorted(creeps, key=lambda creep: -creep.bytes_per_s)
 
     def _trend(self, series: Series, group: str | None) -> Trend | None:
-        """Over hours whatever its end; over minutes where it has come half the way to the limit."""
+        """Trend over hours whatever its end; over minutes where it has come half the way to the limit."""
         trend = series.trend(self._use(group).limit)
         if trend is None or trend.span_s >= MIN_SPAN_S:
             return trend
@@ -102,7 +102,7 @@ class Memory:
         return self._last.get(group, _Use(None, None))
 
     def _left_bytes(self, series: Series, group: str | None, bytes_per_s: float) -> float | None:
-        """What is left of the limit at the end; None where there is none, or the series had ended."""
+        """Bytes left of the limit at the end; None where there is none, or the series had ended."""
         use, whole = self._use(group), self._node if group is None else self._groups.get(group)
         if use.used is None or use.limit is None or self._end_s - series.end_s > _MISSED * self._interval_s:
             return None

@@ -137,7 +137,7 @@ class Timeline:
 
 
 def report(paths: Sequence[Path], price_per_kwh: float | None = None) -> Report:
-    """What became of the GPUs' time in these recordings of one node. Raises GputopError, NoDataError."""
+    """Report on the GPUs' time in these recordings of one node. Raises GputopError, NoDataError."""
     timeline = Timeline(paths)
     survey, own_rules = Survey(), OwnRules()
     times: list[float] = []
@@ -171,7 +171,8 @@ def _judge(hour: WorstHour, timeline: Timeline) -> None:
 
 
 def hour_findings(samples: Iterator[NodeSample]) -> list[HourFinding]:
-    """What the live rules say of the samples, as a session asks them but less often; that which held longest first."""
+    """Findings of the live rules on the samples, asked as a session does but less often; that which held longest
+    first."""
     history, previous, held = History(), tuple[Finding, ...](), HeldConditions()
     by_id: dict[str, list[Finding]] = {}
     judged, judged_s = 0, float("-inf")

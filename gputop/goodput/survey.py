@@ -64,7 +64,7 @@ class Survey:
 
     def _holder(self, gpu: GpuSample, before: Holder | None, processes: dict[int, ProcessSample],
                 writes: dict[tuple[str | None, str], float], time_s: float) -> Holder | None:
-        """Who has the GPU: the one that had it, as long as it does, else the one with most memory on it."""
+        """Holder of the GPU: the one that had it, as long as it does, else the one with most memory on it."""
         held = [candidate for candidate in gpu.processes if "C" in candidate.kind]
         if not held:
             return None
@@ -84,7 +84,7 @@ class Survey:
 
     @staticmethod
     def _writes(sample: NodeSample) -> dict[tuple[str | None, str], float]:
-        """What each job writes to storage: one rank saves while the others wait."""
+        """Bytes per second that each job writes to storage: one rank saves while the others wait."""
         writes: dict[tuple[str | None, str], float] = defaultdict(float)
         for process in sample.processes:
             writes[process.user, script_of(process)] += process.io_write_bytes_per_s.value or 0.0
@@ -104,7 +104,7 @@ class Survey:
             yield GpuReport(gpu=gpu.info.label, uuid=gpu.info.uuid, name=gpu.info.name, **asdict(_spent(time.tally)))
 
     def jobs(self) -> Iterator[JobReport]:
-        """Those with most GPU time first."""
+        """Jobs, those with most GPU time first."""
         for job in sorted(self._jobs.values(), key=lambda job: -sum(job.tally.states_s.values())):
             yield JobReport(job=job.name, user=job.user, gpus=sorted(set(job.gpus.values())), begin_s=job.begin_s,
                             end_s=job.end_s, restarts=max(job.restarts.values(), default=0),
@@ -115,7 +115,7 @@ class Survey:
                 for hour, tally in sorted(self._hours.items()) if sum(tally.states_s.values())]
 
     def worst_hours(self) -> list[WorstHour]:
-        """Those in which jobs lost most GPU time, worst first. Time without a job is no loss of a job."""
+        """Hours in which jobs lost most GPU time, worst first. Time without a job is no loss of a job."""
         hours = [(lost_s(hour), hour) for hour in self.hours()]
         bad = [(lost, hour) for lost, hour in hours if lost > _WORTH_NAMING * sum(hour.states_s.values())]
         return [WorstHour(begin_s=hour.begin_s, states_s=hour.states_s, lost_s=lost, findings=[])

@@ -81,7 +81,7 @@ def _header(report: Report) -> Iterator[str]:
 
 
 def activity_text(spent: Spent) -> str:
-    """How busy the GPUs were while a job trained on them: "44 % SM activity on average"; "" without training."""
+    """Activity of the GPUs while a job trained on them: "44 % SM activity on average"; "" without training."""
     if spent.training_activity_ratio is None:
         return ""
     what = "utilization (coarse)" if spent.training_activity_coarse else "SM activity"
@@ -195,7 +195,7 @@ def _own_rules(rules: Sequence[OwnRuleReport]) -> Iterator[str]:
 
 
 def own_rule_sentence(rule: OwnRuleReport) -> str:
-    """For how long it held, how often, and where."""
+    """Sentence on how long a rule held, how often, and where."""
     title = printable(rule.title)
     if rule.missing is not None:
         return f"{title}: N/A, not judged without {printable(rule.missing)}."
@@ -215,7 +215,7 @@ def _memory(creeps: Sequence[Creep]) -> Iterator[str]:
 
 
 def creep_sentence(creep: Creep) -> str:
-    """Who grows, how fast, and when that meets the limit."""
+    """Sentence on what grows, how fast, and when that meets the limit."""
     who = {"process": f"{printable(creep.name)} (PID {creep.pid})", "cgroup": f"Control group {printable(creep.name)}",
            "node": "The node"}[creep.what]
     text = (f"{who}: from {size(creep.first_bytes)} to {size(creep.last_bytes)} in "
@@ -230,7 +230,7 @@ def creep_sentence(creep: Creep) -> str:
 
 
 def closing_sentences(report: Report) -> Iterator[str]:
-    """What could not be read, and what nobody could tell."""
+    """Yield what could not be read, and what could not be judged."""
     yield from (f"{printable(part.path)}: {printable(note)}" for part in report.recordings for note in part.notes)
     yield from (f"{printable(note[0].upper() + note[1:])}." for note in report.notes)
     yield ("Without code in the job, gputop cannot tell training from evaluation, work lost at a crash, and stalls "
@@ -270,13 +270,13 @@ def energy_decimals(rows: Iterable[Spent]) -> int:
 
 
 def decimals(column: Iterable[float]) -> int:
-    """How many all figures of a column have: one, or as many as give the largest two digits."""
+    """Number of decimals of all figures in a column: one, or as many as give the largest two digits."""
     largest = max(column, default=0.0)
     return 1 if largest >= 1 or largest <= 0 else min(6, 1 - math.floor(math.log10(largest)))
 
 
 def figure(value: float, digits: int | None = None) -> str:
-    """With so many decimals; None: as if it stood alone. What would be rounded to 0 is not 0."""
+    """Format with so many decimals; None: as if it stood alone. What would be rounded to 0 is not 0."""
     digits = decimals([value]) if digits is None else digits
     least = 10.0**-digits
     return f"<{least:.{digits}f}" if 0 < value < least / 2 else f"{value:,.{digits}f}"

@@ -79,7 +79,7 @@ class OwnRules:
             time.gpus |= set(outcome.gpus)
 
     def reports(self) -> list[OwnRuleReport]:
-        """Those that held longest first."""
+        """Reports of the rules, those that held longest first."""
         return [OwnRuleReport(id=id_, title=time.title, severity=time.severity, gpus=sorted(time.gpus),
                               judged_s=time.judged_s, held_s=time.held_s, times=time.times, longest_s=time.longest_s,
                               last_s=time.last_s, missing=None if time.judged_s else time.missing or "enough samples")

@@ -32,8 +32,8 @@ _IN_PAGE = mmap.PAGESIZE - 1  # maps has whole pages: of 64 KiB with some kernel
 
 
 def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int], list[tuple[int, int]], bool]:
-    """Of a 64-bit little-endian ELF file: the addresses of ``names`` it defines, its loaded segments as
-    (file offset, address), and whether it is loaded anywhere (a library or PIE). Raises OSError, ValueError."""
+    """Read from a 64-bit little-endian ELF file the addresses of ``names`` it defines, its loaded segments as (file
+    offset, address), and whether it is loaded anywhere (a library or PIE). Raises OSError, ValueError."""
     size = file.seek(0, os.SEEK_END)
 
     def table(offset: int, length: int, max_bytes: int = _MAX_FILE_BYTES) -> bytes:
@@ -72,7 +72,7 @@ def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int]
 
 
 def _places(text: bytes, names: Collection[str]) -> dict[int, str]:
-    """Where ``names`` stand in a table of names."""
+    """Offsets of ``names`` in a table of names."""
     places: dict[int, str] = {}
     for name in names:
         whole, begin = name.encode() + b"\0", -1
@@ -85,7 +85,7 @@ def _places(text: bytes, names: Collection[str]) -> dict[int, str]:
 
 
 def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
-    """Where process ``pid`` has the functions ``names`` of CPython, in libpython or the executable itself.
+    """Addresses in process ``pid`` of the functions ``names`` of CPython, in libpython or the executable itself.
 
     Raises GputopError where some are missing: it is no Python, or one without these symbols.
     """
@@ -126,6 +126,6 @@ def _opened(pid: int, path: str, is_library: bool) -> BinaryIO:
 
 
 def _shift(mapped: list[Mapping], path: str, segments: list[tuple[int, int]]) -> int | None:
-    """By how much a file's addresses are moved in the process; None where no mapping tells."""
+    """Distance by which a file's addresses are moved in the process; None where no mapping shows it."""
     by_page = {offset & ~_IN_PAGE: address & ~_IN_PAGE for offset, address in reversed(segments)}
     return next((m.start - by_page[m.offset] for m in mapped if m.path == path and m.offset in by_page), None)

@@ -69,7 +69,7 @@ def find_command(argv: Sequence[str]) -> str:
 
 
 def launch_warning(argv: Sequence[str], file: str) -> str | None:
-    """Why a server may not start in this command, judged by its arguments; None where no reason is found."""
+    """Reason why a server may not start in this command, judged by its arguments; None where no reason is found."""
     name = Path(argv[0]).name
     if name in _DROPS_ENVIRONMENT or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):
         return (f"{name} does not pass its environment on, so no profiler server may start in the job. "

@@ -18,20 +18,20 @@ _NUMBER = re.compile(r"[0-9]{1,7}")
 
 
 def is_meeting_address(text: str) -> bool:
-    """Whether it can be the address at which the ranks of a job meet."""
+    """Return whether it can be the address at which the ranks of a job meet."""
     return _MEETING.fullmatch(text) is not None
 
 
 def meeting_address(environ: Mapping[str, str]) -> str | None:
-    """Where a rank meets the others (MASTER_ADDR and MASTER_PORT), the job's identity on all its nodes; None where it
-    is no rank, or no other node can reach that address."""
+    """Address where a rank meets the others (MASTER_ADDR and MASTER_PORT), the job's identity on all its nodes; None
+    where it is no rank, or no other node can reach that address."""
     text = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
     is_rank = is_meeting_address(text) and _NUMBER.fullmatch(environ.get("RANK", "")) is not None
     return text if is_rank and environ["MASTER_ADDR"] not in _THIS_NODE else None
 
 
 def ranks_elsewhere(environ: Mapping[str, str]) -> int:
-    """How many ranks of a process's job run on other nodes, as torchrun tells it; 0 where it does not."""
+    """Number of ranks of a process's job on other nodes, as torchrun says; 0 where it does not."""
     both = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
     if not all(_NUMBER.fullmatch(text) for text in both):
         return 0
@@ -53,6 +53,6 @@ def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
 
 
 def meeting_addresses(pids: Sequence[int], proc: Path = _PROC) -> set[str]:
-    """Where the jobs of these processes meet; of all that may be read, if none is named."""
+    """Addresses where the jobs of these processes meet; of all that may be read, if none is named."""
     environs = (environ_of(pid, proc) for pid in pids or sockets.process_ids(proc))
     return {address for environ in environs if (address := meeting_address(environ)) is not None}

@@ -23,7 +23,8 @@ class Ready(Struct, frozen=True):
 
 
 def is_pytorch(pid: int) -> bool:
-    """Whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its data."""
+    """Return whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its
+    data."""
     try:
         loaded = loaded_frameworks(read_maps(pid))
     except OSError:
@@ -40,7 +41,7 @@ def examine(pid: int, started: int | None = None) -> target.Target:
 
 
 def what_it_does(pid: int) -> str:
-    """What is done to the process, for the question."""
+    """Words for what is done to the process, for the question."""
     return kineto.WHAT_SWITCHING_ON_DOES if is_pytorch(pid) else target.WHAT_STARTING_DOES
 
 

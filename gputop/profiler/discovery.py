@@ -79,7 +79,7 @@ class ProfilerServer:
         return self.user or str(self.uid)
 
     def about(self) -> str:
-        """For people: "TensorFlow 2.21.0, worker 1, ana: python train.py"; the user where it is another."""
+        """Description for people: "TensorFlow 2.21.0, worker 1, ana: python train.py"; the user where it is another."""
         framework = f"{self.framework} {self.version or ''}".strip() if self.framework else ""
         user = self.user if self.user is not None and self.user != _own_user() else ""
         description = ", ".join(part for part in (framework, self.rank or "", user) if part)
@@ -126,7 +126,7 @@ class Discovery:
 
 @dataclass(slots=True)
 class _SocketState:
-    """What is known of one listening socket."""
+    """State of one listening socket."""
 
     holders: tuple[int, ...]  # pids, the oldest first
     relevant: bool | None = None  # whether a holder may be a training job; None: not examined yet
@@ -215,8 +215,8 @@ class Finder:
 
     def _may_train(self, state: _SocketState, named: bool,
                    libraries_of: dict[int, tuple[bool, Framework | None, str | None]]) -> bool:
-        """Whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``, and in
-        ``libraries_of`` for its other sockets."""
+        """Return whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``,
+        and in ``libraries_of`` for its other sockets."""
         if named or state.relevant is not False:
             pid = state.holders[0]
             if pid not in libraries_of:
@@ -251,7 +251,7 @@ class Finder:
             )
 
     def _libraries(self, pid: int) -> tuple[bool, Framework | None, str | None]:
-        """Whether the process may be a training job; its framework and version by the mapped libraries."""
+        """Return whether the process may be a training job; its framework and version by the mapped libraries."""
         paths = _mapped_libraries(self._proc, pid)
         packages: dict[str, str] = {}
         for path in paths or ():
@@ -283,7 +283,7 @@ class Finder:
                 f"GPUs do, whoever captures them ({_processes(at_risk)})")
 
     def _calls_workers(self, pid: int) -> bool:
-        """Whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""
+        """Return whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""
         try:
             maps = _read_maps(self._proc, pid)
         except OSError:
@@ -298,7 +298,8 @@ class Finder:
         return self._grpc_servers(pid) > 1
 
     def _grpc_servers(self, pid: int) -> int:
-        """How many ports of a process greet as gRPC servers do; blocks for up to a second for each that does not."""
+        """Number of ports of a process that greet as gRPC servers do; blocks for up to a second for each that does
+        not."""
         try:
             namespace = sockets.network_namespace(self._proc, pid)
             here = sockets.network_namespace(self._proc, os.getpid())
@@ -337,7 +338,7 @@ class Finder:
 
 
 def _greets(address: str) -> bool:
-    """Whether a gRPC server answers there; nothing is sent."""
+    """Return whether a gRPC server answers there; nothing is sent."""
     try:
         check_http2(address, _TIMEOUT_S, listen_only=True)
     except GputopError:
@@ -354,7 +355,7 @@ def _processes(pids: list[int]) -> str:
 
 
 def is_training(pid: int, proc: Path = Path("/proc")) -> bool | None:
-    """Whether a process has TensorFlow, JAX or CUDA mapped; None where that may not be read."""
+    """Return whether a process has TensorFlow, JAX or CUDA mapped; None where that may not be read."""
     paths = _mapped_libraries(proc, pid)
     return None if paths is None else bool(paths)
 
@@ -424,7 +425,7 @@ def _read_maps(proc: Path, pid: int) -> str:
 
 
 def _is_library(proc: Path, pid: int, path: Path) -> bool:
-    """Whether the file that a process has mapped is there and begins as a shared library does."""
+    """Return whether the file that a process has mapped is there and begins as a shared library does."""
     try:
         with folder_of_process(pid, path.parent, proc) as folder, open_regular(path.name, follow_links=False,
                                                                         folder_fd=folder.fd) as file:

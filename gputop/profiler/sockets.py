@@ -1,4 +1,4 @@
-"""Who listens where, read from /proc: without psutil's look at every open file each time."""
+"""Listening sockets and their processes, read from /proc: without psutil's look at every open file each time."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
 
 
 def own_listeners(namespace: int) -> list[Listener] | None:
-    """As :func:`listeners` for gputop's own network, whose inode is ``namespace``; None where the kernel does not say.
+    """Listeners of gputop's own network, as :func:`listeners`, whose inode is ``namespace``; None where the kernel does
+    not say.
 
     The tables of /proc hold all connections, and for them the kernel walks through all places that one could be in:
     5 ms a table, even where there is none. Here it walks through the sockets that listen.
@@ -184,7 +185,7 @@ def _kernel_rows() -> list[_Row] | None:
 
 
 def _messages(query: bytes) -> Iterator[bytes]:
-    """What the kernel answers to one query for all sockets of a kind. Raises OSError."""
+    """Yield the kernel's answers to one query for all sockets of a kind. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(_NETLINK_TIMEOUT_S)
         kernel.send(_HEADER.pack(_HEADER.size + len(query), _DIAG_BY_FAMILY, _REQUEST | _DUMP, 0, 0) + query)
@@ -287,7 +288,7 @@ def _kernel_names() -> dict[int, bytes] | None:
 
 
 def _in_network(pid: int, call: Callable[[], T | None]) -> T | None:
-    """What ``call`` returns in the network of a process; None where gputop may not enter it. Raises OSError."""
+    """Return the result of ``call`` in the network of a process; None where gputop may not enter it. Raises OSError."""
     if network_namespace(Path("/proc"), pid) == network_namespace(Path("/proc"), os.getpid()):
         return call()
     results: list[T | None] = []
@@ -323,7 +324,7 @@ def _table_names(table: bytes) -> dict[int, bytes]:
 
 
 def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
-    """Which processes have these sockets open, as far as that may be read, the oldest first."""
+    """Processes that have these sockets open, as far as that may be read, the oldest first."""
     pids_of: dict[int, list[int]] = {inode: [] for inode in inodes}
     for pid in process_ids(proc):
         for link in _links(f"{proc}/{pid}/fd"):
@@ -341,7 +342,7 @@ def open_inodes(proc: Path, pid: int) -> set[int]:
 
 
 def _links(folder: str) -> list[str]:
-    """What a folder's links point to; strings all along, a job may have thousands of files open."""
+    """Targets of a folder's links; strings all along, a job may have thousands of files open."""
     links = []
     try:
         with os.scandir(folder) as entries:
@@ -372,7 +373,8 @@ def addresses_of(proc: Path, pid: int) -> list[str]:
 
 
 def arrives_in(proc: Path, pid: int, host: str, port: int, timeout_s: float) -> bool:
-    """Whether what is sent to an IPv4 address and port arrives in the network of a process, which claims that address.
+    """Return whether what is sent to an IPv4 address and port arrives in the network of a process, which claims that
+    address.
 
     A connection is made, and looked for in that network's own table. One that was there before is no proof: a container
     could hold some for each port that the connection may come from.
@@ -428,8 +430,8 @@ def _routes(table: str) -> list[_Route]:
 
 
 def _stays(address: str, local: Collection[str], routes: Sequence[_Route], interfaces: Path) -> bool:
-    """Whether what is sent to an address does not leave this machine: the best route to it leads to no other machine,
-    and over no physical interface."""
+    """Return whether what is sent to an address does not leave this machine: the best route to it leads to no other
+    machine, and over no physical interface."""
     number = int(ipaddress.ip_address(address))
     best = next((route for route in routes if number & route.mask == route.destination), None)
     if best is None or (best.gateway and str(ipaddress.ip_address(best.gateway)) not in local):
@@ -438,7 +440,8 @@ def _stays(address: str, local: Collection[str], routes: Sequence[_Route], inter
 
 
 def _is_internal(interfaces: Path, name: str, depth: int = 4) -> bool:
-    """Whether an interface and those below it, as of a bridge, a bond or a VLAN, are neither devices nor tunnels."""
+    """Return whether an interface and those below it, as of a bridge, a bond or a VLAN, are neither devices nor
+    tunnels."""
     folder = interfaces / name
     try:
         if not depth or (folder / "type").read_text().strip() != _ETHERNET or (folder / "device").exists():

@@ -1,4 +1,4 @@
-"""What a gputop that was killed in the middle of a capture left in a logdir, and whether its process is dead.
+"""Files that a gputop killed in the middle of a capture left in a logdir, and whether its process is dead.
 
 The name of a file that is of use only during a capture ends in its owner, ``<place>-<pid>-<start>``. The place
 identifies the boot of the machine and the PID namespace. The start, in clock ticks as in proc_pid_stat(5),
@@ -60,7 +60,7 @@ def remove_stale_files(logdir: Path) -> None:
 
 
 def _remove_stale_in(folder: Folder, here: str | None) -> bool:
-    """Whether there was a stale file in it. Raises OSError where it cannot be listed."""
+    """Remove the stale files of a folder; returns whether there was one. Raises OSError where it cannot be listed."""
     removed = False
     for name in folder.names():
         match = _NAME.fullmatch(name)
@@ -87,7 +87,7 @@ def _is_stale(state: os.stat_result, named: re.Match[str], here: str | None) -> 
 
 
 def lives(pid: int, start: int) -> bool:
-    """Whether the process of this PID that began then runs. Raises OSError where that may not be read."""
+    """Return whether the process of this PID that began then runs. Raises OSError where that may not be read."""
     try:
         state, began = _state(str(pid))
     except (FileNotFoundError, ProcessLookupError):

@@ -50,7 +50,8 @@ def _never() -> bool:
 
 
 def stops_copy(stop: threading.Event, report: Callable[[], None] = lambda: None) -> Callable[[], bool]:
-    """Whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too long.
+    """Make the test whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too
+    long.
 
     A recording that was stopped early is kept: then ``stop`` is set before its copy begins. ``report`` is called about
     eight times a second, and may be what sets ``stop``.
@@ -118,7 +119,7 @@ class RunFolder:
 
     @property
     def file(self) -> Path:
-        """Where the trace will be."""
+        """Path where the trace will be."""
         return self.path / self.name
 
     @property
@@ -190,14 +191,14 @@ class RunFolder:
             remove_empty(self._made)
 
     def _holds(self, source: BinaryIO) -> bool:
-        """Whether ``source`` is the file at the trace's own name in this folder. Raises OSError."""
+        """Return whether ``source`` is the file at the trace's own name in this folder. Raises OSError."""
         try:
             return os.path.samestat(self.folder.state(self.name), os.fstat(source.fileno()))
         except FileNotFoundError:
             return False
 
     def _max_copy_bytes(self, source: BinaryIO) -> int:
-        """How much may be copied; raises OSError where ``source`` is larger."""
+        """Number of bytes that may be copied; raises OSError where ``source`` is larger."""
         size = os.fstat(source.fileno()).st_size
         disk = os.fstatvfs(self.folder.fd)
         free = disk.f_bavail * disk.f_frsize

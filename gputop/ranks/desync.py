@@ -1,4 +1,5 @@
-"""Which rank did not come to a collective: the dumps of PyTorch's flight recorder against each other. Pure.
+"""Search for the rank that did not come to a collective: the dumps of PyTorch's flight recorder against each other.
+Pure.
 
 The members of a process group number its collectives alike, as each launches them. The first number at which two of
 them launched different ones is where their programs parted; from there on numbers cannot be compared. Otherwise a rank
@@ -25,8 +26,8 @@ Verdict = Literal["absent", "mismatch", "inside", "idle", "unclear"]
 
 
 class RankState(Struct, frozen=True):
-    """How far a rank of a group came: the numbers of the newest collective that it launched (0: none), that started
-    and that completed on the GPU (None: the dump shows none). ``last`` is what it launched last, and ``at`` what it
+    """Progress of a rank of a group: the numbers of the newest collective that it launched (0: none), that started and
+    that completed on the GPU (None: the dump shows none). ``last`` is what it launched last, and ``at`` what it
     launched as the number in question; None where the dump does not hold it."""
 
     rank: int
@@ -38,8 +39,8 @@ class RankState(Struct, frozen=True):
 
 
 class GroupState(Struct, frozen=True):
-    """What the dumps say of a process group. ``seq`` is the number in question: the first that some did not launch, or
-    that differs; ``operation`` is its name.
+    """Verdict of the dumps on a process group. ``seq`` is the number in question: the first that some did not launch,
+    or that differs; ``operation`` is its name.
 
     ``verdict``: "absent": ``apart`` did not launch it and ``others`` wait in it; "mismatch": ``apart`` launched another
     one than ``others``; "inside": all have launched it and not all ended it; "idle": all ended it; "unclear": the dumps
@@ -118,7 +119,7 @@ def _verdict(dumps: Sequence[tuple[Dump, Group]],
 
 
 def _of_different_runs(launched: Mapping[int, Mapping[int, Collective]]) -> bool:
-    """Whether ranks launched a collective hours apart, for which none of them waits."""
+    """Return whether ranks launched a collective hours apart, for which none of them waits."""
     for seq in set.intersection(*(set(by_seq) for by_seq in launched.values())):
         times_s = [by_seq[seq].created_s for by_seq in launched.values()]
         if max(times_s) - min(times_s) > _ONE_RUN_S:

@@ -70,8 +70,8 @@ class Group(Struct, frozen=True):
 
 
 class Dump(Struct, frozen=True):
-    """What one rank has recorded. ``whole``: nothing older was overwritten. ``job_ranks``: all that its groups name.
-    ``written_s``: Unix time of the file. ``messages``: how many sends and receives it holds besides."""
+    """Dump of one rank's flight recorder. ``whole``: nothing older was overwritten. ``job_ranks``: all that its groups
+    name. ``written_s``: Unix time of the file. ``messages``: how many sends and receives it holds besides."""
 
     rank: int
     written_s: float
@@ -313,7 +313,7 @@ def _collective(entry: Mapping[str, object]) -> Collective | None:
 
 
 def _elements(sizes: object) -> int | None:
-    """Of all input tensors together."""
+    """Number of elements of all input tensors together."""
     if not isinstance(sizes, (list, tuple)) or not sizes or len(sizes) > _MAX_SIZES:
         return None
     total = 0

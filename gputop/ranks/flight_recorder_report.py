@@ -1,4 +1,4 @@
-"""What the dumps of PyTorch's flight recorder say of a hang, as lines and for JSON. Pure."""
+"""Report of PyTorch's flight recorder on a hang, as lines and for JSON. Pure."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def ask_job(pids: Iterable[int], hosts: frozenset[str],
 
 
 def address_of(environ_here: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], local: frozenset[str]) -> str:
-    """Where to ask: what gputop's own environment says, else that of a job, else NCCL's default.
+    """Address to ask: what gputop's own environment says, else that of a job, else NCCL's default.
 
     Only an address of this node (``local``) is taken from a job, which may belong to another user. Raises GputopError
     where a job has RAS turned off.

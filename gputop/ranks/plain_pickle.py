@@ -23,7 +23,7 @@ _NOT_READ = "PyTorch writes none of this into a flight recorder's dump."
 
 
 class _Damaged(Exception):
-    """Why the bytes are no pickle of plain values."""
+    """Error that says why the bytes are no pickle of plain values."""
 
 
 def load(data: bytes, name: str) -> Any:

@@ -163,7 +163,7 @@ class _Reader:
         self._kind, self._operation, self._count = kind, None, None
 
     def read(self, line: str) -> int:
-        """How many ranks it names."""
+        """Read a line; returns the number of ranks that it names."""
         if (different := _DIFFERENT.match(line)) is not None:
             self._operation = None if different[2] else different[1] or ""
         elif (many := _MANY.match(line)) is not None and self._operation is not None:

@@ -71,7 +71,7 @@ def sentence(groups: Sequence[StackGroup]) -> str:
 
 
 def odd_ones(groups: Sequence[StackGroup]) -> tuple[ProcessStacks, ...]:
-    """Those that stand elsewhere than most; none where there is no most, of two above all."""
+    """Processes that stand elsewhere than most; none where there is no majority, as of two."""
     if len(groups) < 2:
         return ()
     total = sum(len(stack_group.processes) for stack_group in groups)
@@ -142,7 +142,7 @@ def _frames(thread: ThreadStack, line: Frame | None) -> Iterator[str]:
 
 
 def is_library(file: str) -> bool:
-    """Whether the code in a file is not the program's own."""
+    """Return whether the code in a file is not the program's own."""
     return _LIBRARY.search(file) is not None
 
 

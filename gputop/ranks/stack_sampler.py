@@ -85,7 +85,7 @@ class Clock:
     tick_ns: int
 
     def origin(self, last_ns: int) -> tuple[int, int]:
-        """When the recorder was made, and how wrong that may be; ``last_ns`` is the time of its last events.
+        """Time at which the recorder was made, and its error; ``last_ns`` is the time of its last events.
 
         Raises GputopError where the node's clock was set meanwhile.
         """
@@ -150,7 +150,7 @@ class StackSampler:
             os.kill(self._process.pid, signal.SIGINT)  # not reaped yet, so the number is its own
 
     def samples(self) -> StackSamples:
-        """What it sampled; waits for its end. Raises GputopError."""
+        """Samples that were taken; waits for the end. Raises GputopError."""
         self.stop()
         timer = threading.Timer(_WRITES_S, os.kill, (self._process.pid, signal.SIGKILL))
         timer.start()
@@ -197,7 +197,7 @@ class StackSampler:
 
 def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tuple[int, int] | None,
                 cpu_s: float) -> StackSamples:
-    """What ``py-spy record --format chrometrace --threads`` wrote; ``rate_hz`` was asked for, ``counts`` are the
+    """Read what ``py-spy record --format chrometrace --threads`` wrote; ``rate_hz`` was asked for, ``counts`` are the
     samples of all threads and the failures that it told of. Raises GputopError."""
     try:
         # Not gputop.core.codec: its own check of each number takes seconds for the events of a minute.
@@ -236,7 +236,7 @@ class _Tables:
         self._of_event: dict[tuple[str, str, int], int] = {}
 
     def frame(self, event: _Event) -> int:
-        """Its index; -1 where there is no room for more."""
+        """Index of a frame; -1 where there is no room for more."""
         where = event.args or _Args()
         line = where.line or 0
         key = event.name, where.filename, line if 0 < line < _MAX_LINE else 0

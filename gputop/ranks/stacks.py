@@ -116,7 +116,7 @@ def read_all(pids: Iterable[int], *, native: bool = False) -> tuple[ProcessStack
 
 
 def others_of(pids: Iterable[int]) -> dict[int, int]:
-    """Those of the processes that belong to another user than gputop's, with that user's number."""
+    """Processes of these that belong to another user than gputop's, with that user's number."""
     return {pid: uid for pid in pids if (uid := owner(pid)) not in (None, os.geteuid()) and uid is not None}
 
 
@@ -153,7 +153,7 @@ def _program() -> str:
 
 
 def read_dump(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
-    """What ``py-spy dump --json`` printed; raises GputopError."""
+    """Read what ``py-spy dump --json`` printed; raises GputopError."""
     name = "py-spy's output"
     try:
         document = parse(data)

@@ -1,4 +1,4 @@
-"""Where the mean step's time goes, as one bar with its legend. Pure."""
+"""Parts of the mean step, as one bar with its legend. Pure."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _wrapped(text: str, width: int, lines: int) -> tuple[str, ...]:
 
 
 def wrap_sentences(text: str, width: int, lines: int) -> list[str]:
-    """As :func:`wrap`, but what does not fit is left out by whole sentences where the first one fits."""
+    """Wrap as :func:`wrap` does, but what does not fit is left out by whole sentences where the first one fits."""
     whole = wrap(text, width, lines)
     if lines < 1 or not whole[-1].endswith("…"):
         return whole

@@ -1,4 +1,5 @@
-"""Whether the parts of an expression fit: every name is known, and only figures of one unit are added and compared."""
+"""Checks that the parts of an expression fit: every name is known, and only figures of one unit are added and
+compared."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a name means: a quantity, now or over ``window_s``; or a ``field`` of the rows that ``pattern`` chooses."""
+    """Meaning of a name: a quantity, now or over ``window_s``; or a ``field`` of the rows that ``pattern`` chooses."""
 
     text: str
     quantity: Quantity
@@ -42,7 +43,7 @@ class Call(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a part yields: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit;
+    """Result of a part: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit;
     ``share``: a ratio of at most 1."""
 
     unit: Unit | None
@@ -109,14 +110,14 @@ class Checker:
         return _CONDITION
 
     def _no_share(self, figure: Node, number: Number) -> Mistake:
-        """Of a comparison that holds always or never."""
+        """Mistake in a comparison that holds always or never."""
         what = self._text(figure) if isinstance(figure, Name) else "this figure"
         percent = re.match(r"[^\s%]*\s?%", self._source[number.at:]) is not None
         instead = f": write {number.value:g}%" if not percent and number.value <= 100 else ""
         return Mistake(f"{what} is a share, 100 % at most{instead}", number.at)
 
     def _is_part(self, above: Node, below: Node) -> bool:
-        """Whether one is a part of the other, so that their quotient is a share."""
+        """Return whether one is a part of the other, so that their quotient is a share."""
         names = [meaning.quantity.name for node in (above, below) if isinstance(meaning := self.meanings.get(
             node.at) if isinstance(node, Name) else None, Reference)]
         return len(names) == 2 and names[0] in PARTS_OF.get(names[1], ())
@@ -244,7 +245,7 @@ class Checker:
 
 
 def _hint(left: Unit, right: Unit, node: Binary) -> str:
-    """How the number would be written, where one side is one without a unit."""
+    """Hint how the number would be written, where one side is one without a unit."""
     for unit, other in ((left, node.right), (right, node.left)):
         if isinstance(other, Number) and other.unit == NONE and unit in EXAMPLE:
             return f": write a unit, as in {EXAMPLE[unit]}"

@@ -1,4 +1,4 @@
-"""What an expression yields for given values.
+"""Evaluation of an expression for given values.
 
 A figure that is not known makes unknown what depends on it; false and unknown is false, true or unknown is true
 (S. C. Kleene, "On notation for ordinal numbers", J. Symb. Log. 3, 1938).
@@ -22,7 +22,7 @@ Value = float | bool | None
 
 
 class Values(Protocol):
-    """Where the values of names come from."""
+    """Source of the values of names."""
 
     @property
     def gpus(self) -> Sequence[int]:
@@ -94,7 +94,7 @@ class Evaluation:
         return None if len(present) < len(arguments) else _FUNCTIONS[meaning.function](present)
 
     def _over_gpus(self, call: Call) -> tuple[Value, dict[str, str]]:
-        """Over the GPUs that have a value; None and what is missing where none has."""
+        """Value over the GPUs that have one; None and what is missing where none has."""
         (argument,) = call.arguments
         parts = [Evaluation(self.meanings, self.values, gpu) for gpu in self.values.gpus]
         present = [value for part in parts if (value := part.of(argument)) is not None]

@@ -14,7 +14,7 @@ from gputop.rules.parser import Binary, Node, Number, parse, walk
 
 
 class Outcome(NamedTuple):
-    """What a condition yields: whether it holds, None where that is not known for want of ``missing``; ``figures`` are
+    """Outcome of a condition: whether it holds, None where that is not known for want of ``missing``; ``figures`` are
     the named ones that it read, in base units."""
 
     holds: bool | None
@@ -39,7 +39,7 @@ class Condition:
 
     @property
     def is_monotonic(self) -> bool:
-        """Whether the ends of a range decide for all values of a name between: not where equality with another
+        """Return whether the ends of a range decide for all values of a name between: not where equality with another
         number than 0 is asked for, or ``abs`` is."""
         equal = [node for node in walk(self.tree) if isinstance(node, Binary) and node.operator in ("==", "!=")]
         zero = [node for node in equal for side in (node.left, node.right)
@@ -48,7 +48,7 @@ class Condition:
             isinstance(meaning, Call) and meaning.function == "abs" for meaning in self.meanings.values())
 
     def judge(self, values: Values) -> dict[int | None, Outcome]:
-        """For each GPU where ``per_gpu``, else once, for None. Raises nothing of its own."""
+        """Judge for each GPU where ``per_gpu``, else once, for None. Raises nothing of its own."""
         over_gpus: dict[int, tuple[Value, dict[str, str]]] = {}
         return {gpu: self._judge(Evaluation(self.meanings, values, gpu, over_gpus=over_gpus))
                 for gpu in (values.gpus if self.per_gpu else (None,))}

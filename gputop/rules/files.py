@@ -1,4 +1,4 @@
-"""Where rules of one's own stand, and reading them: the user's file, those given by --rules, and a project's.
+"""Files with the user's own rules, and reading them: the user's file, those given by --rules, and a project's.
 
 Expressions can do no harm, but a file can set limits, and its advice is read as advice. So a file that gputop finds by
 itself is read only if no other user could have written it (:func:`gputop.core.files.open_trusted`): the ``gputop.toml``

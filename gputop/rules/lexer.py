@@ -23,7 +23,7 @@ _INSTEAD = {"=": "==", "&": "and", "|": "or", "!": "not", "^": "a product", "{":
 
 
 class Mistake(ValueError):
-    """What is wrong with an expression, and at which of its characters."""
+    """Mistake in an expression, and the character at which it is."""
 
     def __init__(self, message: str, pos: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""From words to a tree: precedence climbing (V. Pratt, "Top down operator precedence", POPL 1973)."""
+"""Parser from words to a tree: precedence climbing (V. Pratt, "Top down operator precedence", POPL 1973)."""
 
 from __future__ import annotations
 

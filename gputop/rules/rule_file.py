@@ -78,7 +78,7 @@ class Budget:
 
 @dataclass(slots=True)
 class RuleFile:
-    """What could be used of a file, and what could not."""
+    """Rules of a file that can be used, and its problems."""
 
     name: str
     owner: int | None = None  # user id, where it is known
@@ -139,7 +139,7 @@ class _Reader:
 
     @property
     def _is_full(self) -> bool:
-        """Whether so much is wrong that more of it is not told."""
+        """Return whether so much is wrong that more of it is not reported."""
         return len(self._file.problems) >= MAX_ENTRIES
 
     def _problem(self, position: Place, message: str) -> None:
@@ -287,7 +287,7 @@ def _hold(table: Mapping[str, Any], source: Source) -> float:
 
 
 def _snippet(table: Mapping[str, Any]) -> str | None:
-    """Its lines keep their indentation; all else that is not printable is replaced."""
+    """Snippet of a rule. Lines keep their indentation; all else that is not printable is replaced."""
     lines = _text(table, "snippet", default="").strip("\n").splitlines()
     return "\n".join(" " * (len(line.expandtabs(4)) - len(line.expandtabs(4).lstrip(" "))) + printable(line.strip())
                      for line in lines) or None

@@ -1,4 +1,4 @@
-"""Where the values of a TOML document stand: tomllib tells the values alone, and a mistake in one has a line and a
+"""Positions of the values of a TOML document: tomllib returns the values alone, and a mistake in one has a line and a
 column."""
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Places:
 
 
 def _header(line: str) -> tuple[str, str] | None:
-    """Of a line that begins as the header of a table does: its brackets, "[" or "[[", and the name in them. In time
-    linear in the line, which may as well be one of a list's."""
+    """Brackets, "[" or "[[", and the name in them, of a line that begins as the header of a table does. In time linear
+    in the line, which may as well be one of a list's."""
     text = line.lstrip()
     marks = "[[" if text.startswith("[[") else "[" if text.startswith("[") else ""
     name, closed, _ = text[len(marks):].partition("]")
@@ -124,7 +124,7 @@ def _header(line: str) -> tuple[str, str] | None:
 
 
 def _behind_escapes(text: str, start: int, count: int) -> int:
-    """Where the character ``count`` (from 0) of a text stands that begins at ``start``."""
+    """Position of the character ``count`` (from 0) of a text that begins at ``start``."""
     for _ in range(count):
         escape = _ESCAPE.match(text, start)
         start = escape.end() if escape else start + 1

@@ -1,4 +1,4 @@
-"""From a profiler server to a record on disk with its findings; used by the monitor and headless.
+"""Captures, from a profiler server to a record on disk with its findings; used by the monitor and headless.
 
 Plain functions: whoever calls them brings the thread they may block.
 """
@@ -107,7 +107,8 @@ def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover
 
 def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                        wait: Callable[[float], object] = time.sleep) -> FoundServers:
-    """As :func:`find_servers`, looking again within a second for named servers that do not answer at once."""
+    """Find servers as :func:`find_servers` does, looking again within a second for named servers that do not answer at
+    once."""
     servers = find_servers(attached, endpoints, discover)
     for _ in range(ATTEMPTS - 1):
         if all(s.problem is None for s in servers.servers if s.asked):
@@ -118,7 +119,7 @@ def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], di
 
 
 def earlier_runs(logdir: Path) -> int:
-    """How many runs TensorBoard's layout has in a logdir; no trace is looked for in them. Blocks for one listing."""
+    """Number of runs in a logdir by TensorBoard's layout; no trace is looked for in them. Blocks for one listing."""
     from gputop.core.files import Folder
 
     try:
@@ -167,8 +168,8 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
 
 
 def left_out(servers: Iterable[Server], chosen: Sequence[Server], *, job_chosen: bool = False) -> str:
-    """In a line the other workers and, unless the user chose the job, the other jobs of this user that were found and
-    not captured; empty where the servers were named."""
+    """Line that names the other workers and, unless the user chose the job, the other jobs of this user that were found
+    and not captured; empty where the servers were named."""
     if any(s.asked for s in chosen):
         return ""
     others = [s for s in servers if s.problem is None and not s.owner and s not in chosen]
@@ -192,20 +193,22 @@ def servers_label(servers: Sequence[Server]) -> str:
 
 
 def _pids(servers: Iterable[Server]) -> dict[str, int | None]:
-    """By address, as far as they are of this node."""
+    """PIDs by address, as far as they are of this node."""
     from gputop.profiler.capture.footprint import job_pid
 
     return {s.address: job_pid(s.address, s.pid) for s in servers}
 
 
 def server_question(chosen: Sequence[Server], request: CaptureRequest) -> CaptureQuestion | None:
-    """Whether a server of another user that nobody named may be captured from; None where there is none among them."""
+    """Question whether a server of another user that nobody named may be captured from; None where there is none among
+    them."""
     others = [s for s in chosen if s.owner and not s.asked]
     return ask_other_user(request, others[0]) if others else None
 
 
 def risk_question(servers: Iterable[Server], request: CaptureRequest) -> CaptureQuestion | None:
-    """Whether to take the risk, where a capture is known to end jobs such as that of these servers. Blocks a little."""
+    """Question whether to take the risk, where a capture is known to end jobs such as that of these servers. Blocks a
+    little."""
     from gputop.profiler.discovery import crash_risk
 
     if request.accept_risk:
@@ -215,7 +218,7 @@ def risk_question(servers: Iterable[Server], request: CaptureRequest) -> Capture
 
 
 class CaptureRun(Struct, frozen=True):
-    """What a capture needs besides the request: ``stop`` ends the recording early and keeps its data, ``closing`` gives
+    """Context of a capture besides the request: ``stop`` ends the recording early and keeps its data, ``closing`` gives
     up the analysis. ``stacks``: whose Python stacks are sampled meanwhile. ``counters`` and ``live_steps``: what is
     known of the job's GPUs and of its step period. ``other_nodes`` records the job's ranks there."""
 
@@ -283,7 +286,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
 
 
 def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
-    """In a line the ranks on other nodes, of the PyTorch jobs among these processes by address."""
+    """Line that names the ranks on other nodes, of the PyTorch jobs among these processes by address."""
     from gputop.launch.ranks import ranks_elsewhere
     from gputop.profiler.addresses import process_of
     from gputop.profiler.kineto.jobs import environ_of

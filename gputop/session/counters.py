@@ -54,7 +54,7 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
 
 
 def _lanes(history: History, uuid: str, end_s: float, seconds: float, count: int) -> dict[str, CounterLane]:
-    """What was measured of one GPU in the ``count`` samples; coarse utilization where there is nothing better."""
+    """Measurements of one GPU in the ``count`` samples; coarse utilization where there is nothing better."""
     lanes = {}
     for metric in METRICS:
         if metric == "gpu_util" and "sm_active" in lanes:
@@ -94,7 +94,7 @@ class CounterWatch:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Until it has sampled for so long, or cannot."""
+        """Wait until it has sampled for so long, or cannot."""
         def sampled() -> bool:
             return self._sampler.failure is not None or (
                 self.sample is not None and self.sample.time_s - self._first_s >= seconds)

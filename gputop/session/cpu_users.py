@@ -1,4 +1,4 @@
-"""Which processes keep the node's CPUs busy while a job is recorded, from /proc: those of the job, and others."""
+"""Processes that keep the node's CPUs busy while a job is recorded, from /proc: those of the job, and others."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class CpuUsers:
             CpuUser(of, printable(last[of].name), others[of], of in children) for of in most]))
 
     def _started_by(self, pids: Collection[int]) -> set[int]:
-        """These processes and all that they, and those, have started."""
+        """PIDs of these processes and of all that they, and those, have started."""
         out = set(pids)
         children: dict[int, list[int]] = {}
         for pid, stat in self._last.items():

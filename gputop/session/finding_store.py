@@ -1,4 +1,4 @@
-"""What a session has found out: the live advice, the captures with their findings, the events, all findings merged.
+"""Store of a session's results: the live advice, the captures with their findings, the events, all findings merged.
 
 The merged findings are replaced, never changed in place. Two threads refresh them, the sampler's and the
 capture's; a lock keeps them apart.
@@ -125,8 +125,8 @@ class FindingStore:
                 self.refresh()
 
     def mark_earlier(self, earlier: bool) -> None:
-        """Whether the last capture is of another job than the one that runs now: its findings then stand behind the
-        live ones, or before them if it was opened, and neither explains the other."""
+        """Mark whether the last capture is of another job than the one that runs now: its findings then stand behind
+        the live ones, or before them if it was opened, and neither explains the other."""
         if earlier != self._earlier:
             self._earlier = earlier
             self.refresh()

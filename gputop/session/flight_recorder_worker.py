@@ -14,7 +14,7 @@ _TIMEOUT_S = 60.0
 
 
 def read_in_worker(pids: Sequence[int]) -> tuple[str, ...]:
-    """What the dumps of these processes say, as lines. Blocks; call it from a thread."""
+    """Read the dumps of these processes, as lines. Blocks; call it from a thread."""
     try:
         task = WorkerTask("gputop.session.flight_recorder_worker", tuple(map(str, pids)),
                           "reading of the flight recorder's dumps")

@@ -38,18 +38,19 @@ class GpuNumbers(Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        """Whether the job's numbers are the node's."""
+        """Return whether the job's numbers are the node's."""
         return bool(self.by_ordinal) and all(a == b for a, b in self.by_ordinal.items())
 
     def remark(self, finding: Finding) -> str:
-        """For a finding of a trace: which of the job's numbers in its texts are which GPUs of the node; "" if equal."""
+        """Remark for a finding of a trace: which of the job's numbers in its texts are which GPUs of the node; "" if
+        equal."""
         if finding.origin != "trace" or self.same:
             return ""
         pairs = [f"GPU {a} is GPU {b} here" for a, b in sorted(self.by_ordinal.items()) if b in finding.gpus]
         return f"The job's {', '.join(pairs)}. " if pairs else ""
 
     def text(self) -> str:
-        """For the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
+        """Text for the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
         if self.reason is not None:
             return ("GPU numbers are those of the process; it is not known which GPUs of the node they are: "
                     f"{self.reason}.")
@@ -82,7 +83,7 @@ def job_process(processes: Sequence[ProcessSample], pid: int | None, local: bool
 
 
 def local(server: Server) -> bool:
-    """Whether a server is known to be on this machine."""
+    """Return whether a server is known to be on this machine."""
     return server.pid is not None or server.address.rpartition(":")[0] in _LOCAL_HOSTS
 
 
@@ -139,7 +140,7 @@ def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals
 
 
 def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_node: bool) -> GpuNumbers:
-    """By CUDA_VISIBLE_DEVICES; entries after the first one that names no device are not visible."""
+    """Numbers by CUDA_VISIBLE_DEVICES; entries after the first one that names no device are not visible."""
     entries = [entry.strip() for entry in text.split(",")]
     how = f"By CUDA_VISIBLE_DEVICES={printable(text)}."
     if not entries or not entries[0]:

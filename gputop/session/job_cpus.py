@@ -1,4 +1,4 @@
-"""Which CPUs a job may use and has used while it is captured, from /proc."""
+"""CPUs that a job may use and has used while it is captured, from /proc."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _ThreadTimes:
     threads: dict[str, _ThreadTime] | None
 
     def since(self, first: _ThreadTimes) -> tuple[float, int] | None:
-        """How many threads waited on average since ``first``, and how many had work for ``_HAS_WORK`` of the time;
-        those that ended meanwhile are not counted."""
+        """Mean number of threads that waited since ``first``, and number of those that had work for ``_HAS_WORK`` of
+        the time; those that ended meanwhile are not counted."""
         if self.threads is None or first.threads is None or self.time_s - first.time_s < _MIN_S:
             return None
         ns = 1e9 * (self.time_s - first.time_s)
@@ -149,7 +149,7 @@ class _Job:
 
 
 def _cores(cpus: Collection[int], root: Path) -> int | None:
-    """How many cores these CPUs are, of which each may be several; None where the kernel does not tell."""
+    """Number of cores that these CPUs are, of which each may be several; None where the kernel does not say."""
     cores = set()
     for cpu in sorted(cpus)[:_MAX_SIBLINGS_READ]:
         try:

@@ -67,7 +67,7 @@ def _figures(process: ProcessSample, snapshot: Snapshot) -> WorkerFigures:
 
 
 def _mean(snapshot: Snapshot, uuid: str, metric: str) -> float | None:
-    """Of one GPU: the slices of the history, weighted by what they have of the last seconds."""
+    """Mean of one GPU: the slices of the history, weighted by what they have of the last seconds."""
     grid = snapshot.history
     values = next((track.mean for track in grid.gpus.get(uuid, ()) if track.metric == metric), ()) if grid else ()
     if grid is None:

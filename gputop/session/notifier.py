@@ -32,7 +32,7 @@ _COMMAND = "command:"
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How to tell: by the terminal, by commands, by the webhook of the environment."""
+    """Ways to notify: by the terminal, by commands, by the webhook of the environment."""
 
     bell: bool = False
     commands: tuple[tuple[str, ...], ...] = ()
@@ -87,7 +87,7 @@ def _webhook() -> tuple[str, str]:
 
 
 def _has_host(url: str) -> bool:
-    """Whether the address names a host, and a port that there can be."""
+    """Return whether the address names a host, and a port that there can be."""
     from urllib.parse import urlsplit
 
     try:

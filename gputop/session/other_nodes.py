@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Ready(Struct, frozen=True):
-    """What a node says once its ranks are probed: they can be recorded for ``seconds``, and must be asked ``lead_s``
+    """Message of a node once its ranks are probed: they can be recorded for ``seconds``, and must be asked ``lead_s``
     before; ``time_s`` is Unix time there. ``schema`` tells it from what a login prints."""
 
     schema: str
@@ -59,7 +59,7 @@ class Ready(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """What all nodes are told: when to begin, by the clock of the one that tells it, at ``now_s`` by that clock.
+    """Message to all nodes: when to begin, by the clock of the one that tells it, at ``now_s`` by that clock.
     ``low_s``: a node's clock is ahead of it by no less."""
 
     start_s: float

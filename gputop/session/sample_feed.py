@@ -1,4 +1,4 @@
-"""What feeds a session with samples: a source and its sampler, or a player; the history and the step period.
+"""Feed of a session with samples: a source and its sampler, or a player; the history and the step period.
 
 Each sample passes here once, on the thread of the sampler or of the player. It enters the history; the session
 is told of it and runs the live rules. History and rules are imported with the first sample that enters the history,
@@ -30,7 +30,7 @@ Arrival = Literal["before_backfill", "backfill", "live"]
 
 
 class SampleReceiver(Protocol):
-    """What a feed tells. All calls come from the thread of the sampler or of the player."""
+    """Receiver of what a feed reports. All calls come from the thread of the sampler or of the player."""
 
     def sample_stored(self, sample: NodeSample) -> None:
         """The history has this sample, which may be of the past."""
@@ -39,7 +39,7 @@ class SampleReceiver(Protocol):
         """This is now the newest sample."""
 
     def sampling_failed(self, error: GputopError) -> None:
-        """No more samples will come."""
+        """Note that no more samples will come."""
 
 
 class SampleFeed:

@@ -31,7 +31,7 @@ _FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes who
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process of this node has not ended; one that its parent has yet to take notice of has."""
+    """Return whether a process of this node has not ended; one that its parent has yet to take notice of has."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
     except OSError:
@@ -39,7 +39,7 @@ def _runs(pid: int) -> bool:
 
 
 class WatchedJob:
-    """Which of the jobs with a profiler server is meant, by what was found and what the user has answered."""
+    """Choice of the job with a profiler server that is meant, by what was found and what the user has answered."""
 
     def __init__(self) -> None:
         self.server: Server | None = None  # of the job that the user chose or has captured, if it was found, not named
@@ -101,7 +101,7 @@ class WatchedJob:
         self._starts_again = True
 
     def has_ended(self, servers: Sequence[Server]) -> bool:
-        """Whether the watched job has ended and was not started again, which leaves open which job is meant."""
+        """Return whether the watched job has ended and was not started again, which leaves open which job is meant."""
         return (self.server is not None and not any(s.asked for s in servers)
                 and not any(self.is_watched(s) for s in servers if s.problem is None))
 
@@ -121,7 +121,7 @@ class WatchedJob:
 
     def question(self, servers: Sequence[Server], request: CaptureRequest,
                  processes: Sequence[ProcessSample] = ()) -> CaptureQuestion | None:
-        """Which job a request means, where that is not known: the only one on the GPUs is."""
+        """Question which job a request means, where that is not known: the only one on the GPUs is."""
         answering = usable(servers)
         if answering[0].asked:
             replaced = next(((s, before) for s in answering if (before := self._replaced_by(s)) is not None), None)
@@ -292,8 +292,8 @@ class ServerWatch:
             self._search_now.set()
 
     def _is_shown(self, server: Server) -> bool:
-        """Whether its end is told: of a job that the user named or chose, else of the one that is shown and on the
-        GPUs, or of any where the node has none."""
+        """Return whether a job's end is shown: of a job that the user named or chose, else of the one that is shown and
+        on the GPUs, or of any where the node has none."""
         if server.asked or self.job.is_watched(server):
             return True
         has_gpus = self.sample is not None and bool(self.sample.gpus)

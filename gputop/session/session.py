@@ -1,4 +1,4 @@
-"""What is being watched now: a facade over the samples, the captures and the findings.
+"""Session of what is watched now: a facade over the samples, the captures and the findings.
 
 A :class:`Session` owns every thread that touches hardware, sockets or files, by its parts: a
 :class:`~gputop.session.sample_feed.SampleFeed` brings samples, a
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 
 
 def _simulated_ranks(source: Source | Player) -> SimulatedRanks | None:
-    """Of a simulated node that runs a job that hangs."""
+    """Ranks of a simulated node that runs a job that hangs."""
     if isinstance(source, Player) or not source.simulated:
         return None
     from gputop.sources.simulated import SimulatedSource
@@ -222,8 +222,8 @@ class Session:
 
     @property
     def captured_before_restart(self) -> bool:
-        """Whether the last capture is of another job than the one that is watched now, or of an earlier start of it.
-        False where that is not known."""
+        """Return whether the last capture is of another job than the one that is watched now, or of an earlier start of
+        it. False where that is not known."""
         record, answering = self.last_capture, usable(self.servers)
         if record is None or self.player is not None or not answering:
             return False
@@ -257,7 +257,7 @@ class Session:
         return tuple(p.local_pid or p.pid for p in self.sample.processes) if self.sample is not None else ()
 
     def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
-        """Where these processes stand. Blocks; raises GputopError where py-spy is not installed."""
+        """Read where these processes stand. Blocks; raises GputopError where py-spy is not installed."""
         if self._simulated_ranks is not None:
             return self._simulated_ranks.stacks(pids, native)
         from gputop.ranks.stacks import read_all
@@ -265,7 +265,7 @@ class Session:
         return read_all(pids, native=native)
 
     def read_flight_recorder(self, pids: Sequence[int]) -> tuple[str, ...]:
-        """What the dumps of PyTorch's flight recorder say of these processes, as lines. Blocks."""
+        """Read the dumps of PyTorch's flight recorder of these processes, as lines. Blocks."""
         if self._simulated_ranks is not None:
             return ()
         from gputop.session.flight_recorder_worker import read_in_worker
@@ -341,7 +341,7 @@ class Session:
 
     @property
     def watched_node(self) -> WatchedNode:
-        """What is known of the node now."""
+        """State of the node now."""
         return WatchedNode(self.sample, self.history, self.interval_s, self.live.findings,
                            self.finding_store.rules_ran_s)
 

@@ -24,7 +24,7 @@ METRICS = ("sm_active", "power_w", "gr_active", "gpu_util")
 
 
 class WorkerFigures(Struct, frozen=True):
-    """By metric the mean over the GPUs of a worker and the last ``seconds``; ``gpus`` are their numbers there."""
+    """Mean by metric over the GPUs of a worker and the last ``seconds``; ``gpus`` are their numbers there."""
 
     means: Mapping[str, float]
     seconds: float
@@ -32,7 +32,8 @@ class WorkerFigures(Struct, frozen=True):
 
 
 class AskedFigures(Struct, frozen=True):
-    """What the nodes of workers, or a Prometheus, told: by address. ``how``: "asked by ssh"; "" where nobody was asked.
+    """Answers of the workers' nodes, or of a Prometheus, by address. ``how``: "asked by ssh"; "" where nobody was
+    asked.
 
     ``of_nodes``: the figures are of all GPUs of a worker's node. ``pids``: of workers of this machine that were named,
     not found. ``notes`` say why workers have no figure.
@@ -79,7 +80,7 @@ def choose(servers: Sequence[Server], sample: NodeSample | None, history: Histor
 
 
 def elsewhere(server: Server) -> bool:
-    """Whether a worker may be on another node, by its address alone."""
+    """Return whether a worker may be on another node, by its address alone."""
     return not local(server) and not server.address.startswith("unix")
 
 
@@ -109,13 +110,13 @@ def _of_this_node(servers: Sequence[Server], sample: NodeSample | None, history:
 
 
 def _seen_s(history: History, window_s: float) -> float:
-    """What of the window there are samples of."""
+    """Seconds of the window of which there are samples."""
     times = history.windows("sm_active", window_s)[0]
     return max(1.0, float(times[-1] - times[0])) if len(times) else window_s
 
 
 def _mean(history: History, uuids: Sequence[str], metric: str, window_s: float) -> float | None:
-    """Over these GPUs; None where one of them has no readings."""
+    """Mean over these GPUs; None where one of them has no readings."""
     if not GPU_METRICS[metric].lane:
         return None
     readings = [[v for v in history.window(uuid, metric, window_s)[1] if v == v] for uuid in uuids

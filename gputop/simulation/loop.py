@@ -252,7 +252,7 @@ class TrainingLoop:
         return epoch, max(0, bisect_right(epoch.starts_ns, time_ns) - 1)
 
     def gpu_integrals(self, gpu: int, time_ns: int) -> F64:
-        """How much of each of :data:`GPU_QUANTITIES` that GPU has accumulated since the loop's start."""
+        """Integral of each of :data:`GPU_QUANTITIES` of that GPU since the loop's start."""
         epoch, i = self._locate(time_ns)
         step = epoch.steps[i]
         if time_ns >= step.end_ns:
@@ -262,8 +262,8 @@ class TrainingLoop:
         return epoch.gpu[i, gpu] + self.templates[step.template].gpu_curves[gpu].at(time_ns - step.begin_ns)
 
     def host_integrals(self, time_ns: int) -> dict[str, float]:
-        """What the host has done since the loop's start: seconds of one core by kind of work,
-        seconds and count of batches in the making, bytes written."""
+        """Integrals of the host's work since the loop's start: seconds of one core by kind of work, seconds and count
+        of batches in the making, bytes written."""
         epoch, i = self._locate(time_ns)
         step = epoch.steps[i]
         before = epoch.host[i]
@@ -290,13 +290,13 @@ class TrainingLoop:
         return [s for e in epochs for s in e.steps if s.made_ns > start_ns and s.made_from_ns < end_ns]
 
     def epoch_start(self, after_ns: int) -> int:
-        """When the first epoch starts that does not start before ``after_ns``."""
+        """Start of the first epoch that does not start before ``after_ns``."""
         with self._lock:
             self._known(after_ns)
             return next(start for start in self._epoch_starts if start >= after_ns)
 
     def timeline(self, start_ns: int, end_ns: int) -> Timeline:
-        """What happens in that time; steps that overlap its edges are whole."""
+        """Timeline of that time; steps that overlap its edges are whole."""
         ran = self.steps(start_ns, end_ns)
         # Batches are made, and lie in the buffer, for steps that come after that time.
         later = self.steps(end_ns, end_ns + _LOOKAHEAD_NS)[:2 * self.scenario.job.prefetch + 1]

@@ -131,7 +131,7 @@ class _Heat:
         return self._before_c + (self._now_c - self._before_c) * share
 
     def _settled(self, second: int) -> float:
-        """Where the temperature would end if the power of the last second went on."""
+        """Temperature that would be reached if the power of the last second went on."""
         return _AIR_C[self._gpu] + _KELVIN_PER_W * self._node.power_w(self._gpu, second * SECOND_NS)
 
 
@@ -164,7 +164,7 @@ class Node:
         return min(_IDLE_W + float(joules) / ((time_ns - start) / 1e9), _POWER_LIMIT_W)
 
     def gpu(self, gpu: int, start_ns: int, end_ns: int) -> GpuSample:
-        """That GPU over the time from ``start_ns`` to ``end_ns``, which is later."""
+        """Sample of that GPU over the time from ``start_ns`` to ``end_ns``, which is later."""
         seconds = (end_ns - start_ns) / 1e9
         rate = ((self._integrals(gpu, end_ns) - self._integrals(gpu, start_ns)) / seconds).tolist()
         readings = dict(_CONSTANT)

@@ -50,7 +50,7 @@ def python_stacks(loop: TrainingLoop, start_ns: int, end_ns: int, origin_ns: int
 
 
 def _pieces(step: StepRecord) -> list[tuple[int, tuple[int, ...]]]:
-    """When each stack of a step begins."""
+    """Begin of each stack of a step."""
     if step.kind is StepKind.CHECKPOINT:
         return [(step.start_ns, _SAVE)]
     training = step.kind is StepKind.TRAIN

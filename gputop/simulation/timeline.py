@@ -239,7 +239,7 @@ class _Simulation:
             self.host.append(HostEvent("python", name, begin + 20 * US + i * each, begin + (i + 1) * each))
 
     def _batch(self, number: int, request: int) -> int:
-        """When the batch asked for at ``request`` is there."""
+        """Time at which the batch asked for at ``request`` is there."""
         job = self.job
         length = int(self._vary(job.produce_ms * MS, "input", job.input_jitter))
         if job.burst_every and number % job.burst_every == 0:

@@ -109,7 +109,7 @@ class _Recorder:
             yield environment.finish()
 
     def _timestamp(self) -> int:
-        """Of every line."""
+        """Timestamp of every line."""
         return self.origin + self.begin if self.absolute else 0
 
     def _thread(self, key: str) -> str:

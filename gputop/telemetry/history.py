@@ -38,7 +38,7 @@ class _RingSlot:
 
 @dataclass(frozen=True, slots=True)
 class HostHistoryPoint:
-    """What is kept of one host sample: None where a figure could not be read. ``process_…`` by PID."""
+    """Figures that are kept of one host sample: None where a figure could not be read. ``process_…`` by PID."""
 
     time_s: float
     cpu_ratio: float | None
@@ -245,7 +245,7 @@ class History:
                     slot.rings.values(slot.gpu, column, end_s - seconds, end_s))
 
     def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[Series, list[Series]]:
-        """As :meth:`window` for all GPUs at once: times[n], values[gpu][n] in the order of :attr:`uuids`.
+        """Windows as :meth:`window` of all GPUs at once: times[n], values[gpu][n] in the order of :attr:`uuids`.
 
         ``metric`` may also be the full scale of another one, such as ``pcie_max_bytes_per_s``.
         """
@@ -293,7 +293,8 @@ class History:
         return out[::-1]
 
     def host_cpu_lane(self, *, end_s: float, slice_s: float, slices: int) -> Lane:
-        """As :meth:`lane`, of the busy share of the host's CPUs: as far back as single samples of the host are kept."""
+        """Lane as :meth:`lane`, of the busy share of the host's CPUs: as far back as single samples of the host are
+        kept."""
         grid = Grid.ending(end_s, slice_s, slices)
         values: list[Series] = [[] for _ in range(slices)]
         with self._lock:

@@ -66,7 +66,7 @@ class RecurringIdle:
 
     @property
     def share(self) -> float:
-        """Of the time that was looked at."""
+        """Share of the time that was looked at."""
         return sum(one.idle_s for one in self.intervals) / self.seen_s
 
 
@@ -83,8 +83,8 @@ class _Seen:
 
 def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], since_s: Sequence[float],
                    ) -> tuple[list[RecurringIdle], int]:
-    """What returns in ``values[gpu][n]``, read at the rising ``times_s[n]`` (NaN is missing), what costs most first;
-    and how often the GPU with most of them was idle at all, which may be too seldom.
+    """Idle times that return in ``values[gpu][n]``, read at the rising ``times_s[n]`` (NaN is missing), the costliest
+    first; and how often the GPU with most of them was idle at all, which may be too seldom.
 
     ``since_s``: of each GPU the time from which on it counts, such as the end of its job's start.
     """
@@ -153,7 +153,7 @@ def _intervals(times_s: Sequence[float], values: Sequence[float], since_s: float
 
 
 def _joined(parts: Iterable[Idle], gap_s: float) -> list[Idle]:
-    """Without short interruptions: a kernel or two in the midst of a validation on the host."""
+    """Join idle times over short interruptions: a kernel or two in the midst of a validation on the host."""
     out: list[Idle] = []
     for part in parts:
         if out and part.begin_s - out[-1].end_s <= min(gap_s, 0.5 * out[-1].idle_s, 0.5 * part.idle_s):
@@ -177,7 +177,7 @@ def _together(seen: dict[int, _Seen]) -> list[list[int]]:
 
 
 def _overlapping(a: Sequence[Idle], b: Sequence[Idle]) -> int:
-    """How many of both overlap."""
+    """Number of idle times of both that overlap."""
     i = j = count = 0
     while i < len(a) and j < len(b):
         if a[i].begin_s < b[j].end_s and b[j].begin_s < a[i].end_s:
@@ -225,7 +225,7 @@ def _two_kinds(idle: Sequence[Idle]) -> list[list[Idle]]:
 
 
 def _regular(begins_s: Sequence[float]) -> tuple[list[float], float, float] | None:
-    """Those of the rising times that come regularly, their period, and the most by which a distance differs from it;
+    """Rising times among these that come regularly, their period, and the most by which a distance differs from it;
     None where too few do. Single ones may be missing, and single ones may lie between."""
     least = max(REGULAR_OCCURRENCES, _REGULAR_PART * len(begins_s))
     if len(begins_s) < least:

@@ -459,7 +459,7 @@ class Rings:
         return Lane(grid.starts_s(), count, mean, low, high, [*map(_shares, filled)], scale, tier.slice_s)
 
     def _tier_rows(self, grid: Grid, tier: Tier) -> Iterator[list[int]]:
-        """For each slice of the grid the rows of the tier that belong to it and hold something."""
+        """Yield, for each slice of the grid, the rows of the tier that belong to it and hold something."""
         coarse = grid.slice_s <= tier.slice_s * (1 - _SLICE_TOLERANCE)
         ratio = grid.slice_s / tier.slice_s
         for number in range(grid.first, grid.first + grid.slices):

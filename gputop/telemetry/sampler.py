@@ -425,7 +425,7 @@ def _host_reason(result: object) -> str:
 
 
 def tick_timeout_s(interval_s: float | None) -> float:
-    """How long a tick waits for the readings, and then again for the processes.
+    """Seconds that a tick waits for the readings, and then again for the processes.
 
     A second at the first tick (``interval_s`` None); later 0.8 of an interval, half a second at most.
     """

@@ -49,8 +49,8 @@ def command_of(about: str) -> str:
 
 
 def script_of(command: str) -> str:
-    """What stays of a command of Python when its options change: the script's path, or the module. Any other command,
-    also ``python -c``, is returned whole."""
+    """Part of a command of Python that stays when its options change: the script's path, or the module. Any other
+    command, also ``python -c``, is returned whole."""
     words = command.split(" ")
     if not _PYTHON.fullmatch(_base(words[0])):
         return command
@@ -63,7 +63,7 @@ def script_of(command: str) -> str:
 
 
 def short_description(about: str) -> str:
-    """What is known of a server, with the script first: "train.py --lr 1 (TensorFlow 2.21.0, rank 1)"."""
+    """Description of a server, with the script first: "train.py --lr 1 (TensorFlow 2.21.0, rank 1)"."""
     facts, command = _split(about)
     return f"{short_command(command)} ({facts})" if facts else short_command(command)
 

@@ -81,7 +81,7 @@ def write_json(document: Mapping[str, Any]) -> None:
 
 
 def write_raw(data: bytes) -> None:
-    """What the user's own job has written, on standard output as it would have gone there without gputop."""
+    """Write what the user's own job has written, on standard output as it would have gone there without gputop."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 

@@ -1,4 +1,4 @@
-"""How a bug in gputop is reported: in three lines on standard error, and in a private file to attach to an issue.
+"""Report of a bug in gputop: three lines on standard error, and in a private file to attach to an issue.
 
 Neither holds the value of a variable: a monitor that runs as root holds other users' command lines. Messages and
 command lines in it lose their secrets as a snapshot's do. No traceback of another form reaches the terminal.

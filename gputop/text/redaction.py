@@ -274,7 +274,7 @@ def _kind(name: str) -> str | None:
 
 
 def _random(value: str) -> bool:
-    """Whether a value mixes letters and digits as random text does."""
+    """Return whether a value mixes letters and digits as random text does."""
     value = value[:_MAX_CHECKED_CHARS].strip("\"'")
     if len(value) < 20 or not re.fullmatch(r"[\w+=~%.:-]+", value):
         return False

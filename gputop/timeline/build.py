@@ -160,7 +160,7 @@ def _write_texts(trace: Trace, rows: Rows, more: Sequence[str], out: Writer) -> 
 
 
 class _Tracks(NamedTuple):
-    """For each row its track and the tracks of its kinds, and where each track begins."""
+    """Track of each row and the tracks of its kinds, and where each track begins."""
 
     all: list[int]
     kinds: list[list[tuple[int, int]]]
@@ -220,7 +220,7 @@ def _times(trace: Trace, rows: Rows, events: I64) -> tuple[I64, I64, npt.NDArray
 
 
 def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
-    """For each device event the launch among the host's events, and the other way round; -1 where there is none.
+    """Yield the launch of each device event among the host's events, and the other way round; -1 where there is none.
 
     The launch is the event of its thread with the start and end that the trace gives; where none has that end, the
     innermost with that start. An event that launched several is linked to the first.
@@ -253,7 +253,7 @@ def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
 
 
 def _ops(trace: Trace) -> npt.NDArray:
-    """For each device event its op, as index into the file's names: XLA's by their scopes, where they are known."""
+    """Op of each device event, as index into the file's names: XLA's by their scopes, where they are known."""
     device = trace.device
     if not trace.hlo_ops:
         return device.tf_op
@@ -262,7 +262,7 @@ def _ops(trace: Trace) -> npt.NDArray:
 
 
 def _ending(starts: I64, ends: I64, last: I64, end: I64) -> I64:
-    """Of the events with the same start the innermost with that end; the innermost of all if none has it."""
+    """Innermost of the events with the same start and with that end; the innermost of all if none has it."""
     match, candidate = last.copy(), last.copy()
     open_ = np.flatnonzero(ends[last] != end)
     while len(open_):

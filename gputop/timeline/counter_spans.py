@@ -53,7 +53,8 @@ def counter_rows(trace: Trace) -> tuple[list[CounterRow], str]:
 
 
 def _starts(ends: I64, counters: GpuCounters) -> I64:
-    """Since when each sample tells: the one before it, one interval at the first or after a pause."""
+    """Time since which each sample counts: that of the one before it; one interval before the first or after a
+    pause."""
     usual = round(counters.interval_s * 1e9)
     before = np.append(ends[:1] - usual, ends[:-1])
     return np.where(ends - before > _MAX_GAP * usual, ends - usual, before)

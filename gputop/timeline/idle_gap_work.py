@@ -1,4 +1,4 @@
-"""What each of the host's threads did in given periods of time; all periods in few passes over the events."""
+"""Work of each of the host's threads in given periods of time; all periods in few passes over the events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class IdlePeriod(NamedTuple):
 
 
 def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod]) -> list[tuple[HostWork, ...]]:
-    """For each period the host's work, at most :data:`MAX_WORKS`: threads that matter for its cause first, by time.
+    """Work of the host in each period, at most :data:`MAX_WORKS`: threads that matter for its cause first, by time.
 
     Where the cause is in :data:`_ONE_THREAD_CAUSES`, the thread that was to launch, or between steps the training
     loop's, also has an entry for the time in which it has no event.
@@ -103,7 +103,7 @@ def _by_pool(
 
 
 def _passes(trace: Trace, periods: Sequence[IdlePeriod]) -> Iterator[tuple[list[int], I64, I64]]:
-    """For each pass its periods (by number), the host events in them, and for each event its period."""
+    """Yield for each pass its periods (by number), the host events in them, and for each event its period."""
     host = trace.host
     starts = np.array([period.start_ns for period in periods], np.int64)
     first = np.searchsorted(host.start_ns, starts)
@@ -125,7 +125,7 @@ def _passes(trace: Trace, periods: Sequence[IdlePeriod]) -> Iterator[tuple[list[
 def _works(
     trace: Trace, periods: Sequence[IdlePeriod], rows: I64, period_of: I64,
 ) -> list[list[tuple[int, int, int, int]]]:
-    """For each period (line, name, nanoseconds of its own, nanoseconds in which that is the outermost event)."""
+    """Work of each period: (line, name, nanoseconds of its own, nanoseconds in which that is the outermost event)."""
     host = trace.host
     start = np.array([period.start_ns for period in periods], np.int64)[period_of]
     end = np.array([period.end_ns for period in periods], np.int64)[period_of]

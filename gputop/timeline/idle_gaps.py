@@ -48,14 +48,14 @@ class RankedIdleGap(NamedTuple):
 
 
 class IdleGaps(NamedTuple):
-    """What each cause costs in all, most first, and the costliest gaps one by one."""
+    """Cost of each cause in all, most first, and the costliest gaps one by one."""
 
     totals: tuple[IdleTotal, ...]
     ranked: list[RankedIdleGap]
 
 
 class _IdleSpans(NamedTuple):
-    """When one GPU is idle: in collectives, or outside of them."""
+    """Spans in which one GPU is idle: in collectives, or outside of them."""
 
     timeline: GpuTimeline
     in_collective: bool
@@ -157,7 +157,7 @@ def _of_cause(idle: _IdleSpans, causes: Mapping[str, Spans], key: str) -> Spans:
 
 
 def _places_in(idle: Spans, spans: Spans) -> I64:
-    """For each of these spans the idle time that it is a part of."""
+    """Index of the idle time that each of these spans is a part of."""
     return np.searchsorted(idle.start, spans.start, side="right") - 1
 
 
@@ -228,7 +228,7 @@ def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
 
 
 def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], of: I64, start: I64, end: I64) -> I64:
-    """For each idle time the one of this GPU that lies together with it, -1 where there is none."""
+    """Idle time of this GPU that lies together with each idle time, -1 where there is none."""
     if not len(idle.spans.start):
         return np.full(len(of), -1, np.int64)
     middle = start + (end - start) // 2
@@ -241,9 +241,9 @@ def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], o
 
 
 def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> dict[int, dict[str, Spans]]:
-    """For each GPU when it is idle for each cause (``_CAUSE_KEYS``), and for the choice of the finding: when in the
-    parts ``launch`` and ``host``, ``after_copy``, by waits of the host for the GPU, and ``held_up``, so that other
-    GPUs wait for it."""
+    """Spans of each GPU's idle time by cause (``_CAUSE_KEYS``), and for the choice of the finding: those in the parts
+    ``launch`` and ``host``, ``after_copy``, by waits of the host for the GPU, and ``held_up``, so that other GPUs wait
+    for it."""
     gpu_timelines = facts.gpu_timelines
     of_host = facts.host.late if facts.host is not None else {}
     after_waits = _after_waits(facts)
@@ -268,7 +268,7 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
 
 
 def _after_waits(facts: TraceFacts) -> dict[int, Spans]:
-    """By GPU the idle time that follows from waits of the host, where a finding is to be chosen by it."""
+    """Idle time by GPU that follows from waits of the host, where a finding is to be chosen by it."""
     finding_ids = {id_ for finding in facts.analysis.findings for id_ in finding.ids}
     if facts.replay is None or finding_ids.isdisjoint(ids_by_idle_gap("after_copy")):
         return {}
@@ -282,7 +282,7 @@ def _after_waits(facts: TraceFacts) -> dict[int, Spans]:
 def _cost_shares(
     idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group], by_cause: Mapping[int, Mapping[str, Spans]],
 ) -> list[dict[str, float]]:
-    """For each group the shares of its cost, by the keys of ``by_cause``."""
+    """Shares of each group's cost, by the keys of ``by_cause``."""
     sums: list[dict[str, float]] = [{} for _ in groups]
     members: dict[int, list[tuple[int, int]]] = {}
     for number, group in enumerate(groups):
@@ -330,8 +330,8 @@ def _finding(cause: str, part: str, share: Mapping[str, float], findings: Sequen
 
 
 def _ending_events(trace: Trace, idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group]) -> list[int | None]:
-    """For each group the device event that ended the longest idle time: on that GPU, or for a wait in a collective
-    on the last GPU. None where nothing begins at that moment."""
+    """Device event that ended the longest idle time of each group: on that GPU, or for a wait in a collective on the
+    last GPU. None where nothing begins at that moment."""
     device = trace.device
     out: list[int | None] = [None] * len(groups)
     collectives = np.flatnonzero(device.kind == Kind.COLLECTIVE)
@@ -354,7 +354,7 @@ def _meanwhile(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], groups: Sequence[_Group], causes: Sequence[str],
     events: Sequence[int | None],
 ) -> list[str]:
-    """Where GPUs wait for another one, what that one does: the last in the collective, or the busiest."""
+    """Words for what another GPU does for which GPUs wait: the last in the collective, or the busiest."""
     start = np.array([group.start for group in groups], np.int64)
     end = np.array([group.end for group in groups], np.int64)
     length = np.maximum(end - start, 1)

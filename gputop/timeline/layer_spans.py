@@ -38,7 +38,7 @@ class NamedSpans:
     level: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # of a counter, 0-1 of its scale; empty: none
 
     def followed_by(self, other: NamedSpans) -> NamedSpans:
-        """Both, the other's after these."""
+        """Join both, the other's after these."""
         columns = {name: np.concatenate((getattr(self, name), getattr(other, name)))
                    for name in ("start", "end", "depth", "kind")}
         levels = [part.level if len(part.level) else np.zeros(len(part.start), np.float32) for part in (self, other)]
@@ -135,8 +135,8 @@ def _hlo(trace: Trace) -> npt.NDArray:
 
 
 def _paths(trace: Trace, ops: I64) -> list[tuple[str, ...]]:
-    """Of each op (an index into Trace.hlo_ops, and one into Trace.names, plus 1) the phase and at most two layers,
-    without the scopes that all ops of the phase are in."""
+    """Phase and at most two layers of each op (an index into Trace.hlo_ops, and one into Trace.names, plus 1), without
+    the scopes that all ops of the phase are in."""
     named = []
     for hlo, name in (divmod(op, len(trace.names) + 1) for op in ops.tolist()):
         of_hlo = trace.hlo_ops[hlo] if hlo >= 0 else None

@@ -29,7 +29,7 @@ _ALIGN = 8
 
 
 class Place(NamedTuple):
-    """Where a description lies in the file, and its CRC-32."""
+    """Position of a description in the file, and its CRC-32."""
 
     offset: int
     length: int
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Description(Struct):
-    """What a timeline is besides its columns."""
+    """Description of a timeline besides its columns."""
 
     window_ns: tuple[int, int]
     paths: tuple[str, ...]
@@ -84,7 +84,7 @@ class Writer:
         self._put(bytes(room * kind.itemsize))
 
     def count(self, name: str) -> int:
-        """How many elements a column has."""
+        """Number of elements in a column."""
         return self._columns[name][2]
 
     def extend(self, name: str, piece: npt.NDArray) -> None:

@@ -81,7 +81,7 @@ class Timeline:
     def picture(
         self, rows: Sequence[int], start_ns: int, end_ns: int, columns: int,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        """For each row and column the share that is covered by ranges, and the kind that covers most of it.
+        """Share of each row and column that ranges cover, and the kind that covers most of it.
 
         Both of shape (rows, columns): float32 of 0-1, and uint8, an index into KINDS, 0 where nothing is. The columns
         are equal parts of ``start_ns`` to ``end_ns``, of a nanosecond at least.
@@ -107,11 +107,11 @@ class Timeline:
         return self.picture([row], start_ns, end_ns, columns)[0][0]
 
     def kinds(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.uint8]:
-        """What covers most of each column, as index into KINDS; see :meth:`picture`."""
+        """Kind that covers most of each column, as index into KINDS; see :meth:`picture`."""
         return self.picture([row], start_ns, end_ns, columns)[1][0]
 
     def levels(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.float32]:
-        """Of the row of a counter: its mean in each column as a share of its scale, NaN where it was not sampled."""
+        """Mean of a counter's row in each column as a share of its scale, NaN where it was not sampled."""
         first, last = self._bounds[row]
         low, high = _columns(start_ns, end_ns, columns)
         start, end = self._start[first:last], self._end[first:last]
@@ -184,7 +184,7 @@ class Timeline:
     # The ranges
 
     def count(self, row: int, start_ns: int, end_ns: int) -> int:
-        """How many ranges begin in this time."""
+        """Number of ranges that begin in this time."""
         return sum(stop - first for first, stop in (self._begun(source, start_ns, end_ns) for source in self._own(row)))
 
     def ranges(self, row: int, start_ns: int, end_ns: int, limit: int = 500, least_ns: int = 0) -> list[Range]:
@@ -278,7 +278,7 @@ class Timeline:
         return None if best is None else self._make_ranges(best[1], np.array([best[2]]))[0]
 
     def linked(self, range_: Range) -> Range | None:
-        """Of a kernel or copy its launch on the host; of a launch what it launched, the first of several."""
+        """Launch on the host of a kernel or copy; of a launch what it launched, the first of several."""
         event = self._bounds[range_.row][0] + range_.index
         other = int(self._columns["link"][event])
         if not 0 <= other < len(self._start):
@@ -335,7 +335,7 @@ class Timeline:
         return text
 
     def _with_text(self, text: str) -> npt.NDArray[np.bool_]:
-        """Which names contain this text; the last entry, False, answers for no name."""
+        """Mask of the names that contain this text; the last entry, False, answers for no name."""
         folded = text.casefold()
         if self._sought[0] != folded or not len(self._sought[1]):
             ends = self._columns["folded_end"]
@@ -359,7 +359,7 @@ def _until(start: I64, end: I64, weight: npt.NDArray[np.float64], at_ns: I64) ->
 
 
 def _columns(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:
-    """Where the columns begin and end: one at the next one's start, or a nanosecond later if that is less."""
+    """Begins and ends of the columns: one at the next one's start, or a nanosecond later if that is less."""
     each, rest = divmod(max(end_ns - start_ns, 0), columns)
     i = np.arange(columns + 1, dtype=np.int64)
     edges = start_ns + i * each + i * rest // columns
@@ -367,7 +367,7 @@ def _columns(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:
 
 
 def _among(names: npt.NDArray, wanted: list[int], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Which of the names are wanted; ``mask`` holds the same by name and is used where many are wanted."""
+    """Mask of the names that are wanted; ``mask`` holds the same by name and is used where many are wanted."""
     if len(wanted) > _COMPARED_NAMES:
         return mask[names]
     out = names == wanted[0]

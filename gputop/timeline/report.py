@@ -69,7 +69,7 @@ def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: 
 
 
 def totals_to_json(totals: Sequence[IdleTotal]) -> list[dict[str, Any]]:
-    """By cause; ``s_per_step`` is the mean of the GPUs, per step, or in the window where there are no steps."""
+    """Totals by cause; ``s_per_step`` is the mean of the GPUs, per step, or in the window where there are no steps."""
     return [to_document(total) for total in totals]
 
 

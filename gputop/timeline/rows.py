@@ -1,4 +1,4 @@
-"""Which rows the timeline of a trace has, in the order they are drawn, and the events of each."""
+"""Rows of a trace's timeline, in the order they are drawn, and the events of each."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _add_stages(trace: Trace, out: Rows) -> None:
 
 
 def tracks(start: I64, end: I64, kind: U8) -> tuple[Spans, list[tuple[int, Spans]]]:
-    """When a row shows any range, and the same divided into exclusive kinds: (index into KINDS, its part)."""
+    """Spans in which a row shows any range, and the same divided into exclusive kinds: (index into KINDS, its part)."""
     codes = [code for code in map(KINDS.index, _KIND_PRECEDENCE) if (kind == code).any()]
     if len(codes) == 1:
         whole = union(start, end)

@@ -1,4 +1,4 @@
-"""What the trace readers share: names as numbers, and the assembly of a trace from pieces of columns."""
+"""Code that the trace readers share: names as numbers, and the assembly of a trace from pieces of columns."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _sort(events: _Events, order: npt.NDArray[np.intp], threads: ThreadPoolExecu
 
 
 def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np.bool_] | None:
-    """Which events, sorted by start, are not a repetition of an earlier one; None where all are.
+    """Mask of the events, sorted by start, that do not repeat an earlier one; None where all are.
 
     A stream runs one thing at a time, so that two of one stream, name, start, end and launch are the same one.
     """

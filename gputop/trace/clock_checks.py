@@ -23,7 +23,7 @@ _OFFSET_TOLERANCE = 0.2  # by which the offsets of single collectives may differ
 
 
 def clock_notes(trace: Trace) -> list[QualityNote]:
-    """What is wrong with the trace's times, one note each."""
+    """Faults of the trace's times, one note each."""
     return [QualityNote("clock", message) for message in (*_launches(trace), *_collectives(trace), *_jumps(trace))]
 
 
@@ -56,7 +56,7 @@ def _launches(trace: Trace) -> Iterator[str]:
 
 
 def _found_idle(trace: Trace, rows: I64) -> np.ndarray:
-    """Which of a GPU's kernels were launched by a call before which everything earlier on that GPU had ended."""
+    """Mask of a GPU's kernels launched by a call before which everything earlier on that GPU had ended."""
     device = trace.device
     reach = np.maximum.accumulate(device.end_ns[rows])  # the events of a trace are in the order of their starts
     return np.concatenate(([True], device.launch_ns[rows[1:]] > reach[:-1]))

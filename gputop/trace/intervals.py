@@ -138,7 +138,7 @@ def subtract(a: Spans, b: Spans) -> Spans:
 
 
 def at_or_before(a: I64, t: I64) -> I64:
-    """How many of the sorted ``a`` are at or before each instant of ``t``."""
+    """Number of the sorted ``a`` at or before each instant of ``t``."""
     if t.ndim != 1 or len(t) < 4 * len(a) or (t[1:] < t[:-1]).any():
         return np.searchsorted(a, t, side="right")
     # Many instants in order: searching for the few of ``a`` among them is faster.
@@ -152,8 +152,8 @@ def at_or_before(a: I64, t: I64) -> I64:
 
 
 def _from(count: I64, a: I64, t: I64) -> I64:
-    """How many of the sorted ``a`` are at or before each instant of ``t``: ``count`` or more. Mostly it is a few more,
-    which are quicker stepped over than searched."""
+    """Number of the sorted ``a`` at or before each instant of ``t``: ``count`` or more. Mostly it is a few more, which
+    are quicker stepped over than searched."""
     if len(t) < len(a) // _FEW_DIVISOR:
         return np.searchsorted(a, t, side="right")
     after = np.append(a, _POS_INF)
@@ -168,7 +168,7 @@ def _from(count: I64, a: I64, t: I64) -> I64:
 
 
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
-    """How much of ``a`` lies in each ``[start[i], end[i])``; those may overlap."""
+    """Length of ``a`` in each ``[start[i], end[i])``; those may overlap."""
     s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
     # An empty interval before the first one answers for instants before it.
     ends = np.concatenate((np.array([_NEG_INF]), a.end))
@@ -209,8 +209,8 @@ def joined(a: Spans, reach: int) -> Spans:
 
 
 def chained(times: Iterable[I64], reach: int) -> Spans:
-    """From first to last instant of each run of ``times`` in which none is more than ``reach`` after the one before.
-    They come in parts, in any order."""
+    """Spans from first to last instant of each run of ``times`` in which none is more than ``reach`` after the one
+    before. They come in parts, in any order."""
     runs = [_runs(part, reach) for part in times if len(part)]
     if not runs:
         return EMPTY

@@ -1,4 +1,4 @@
-"""What a device event is by its name: kernel, collective or copy, number type, tensor cores.
+"""Classification of a device event by its name: kernel, collective or copy, number type, tensor cores.
 
 The tensor-core test was checked by eye on 514 real kernel names of cuBLAS, cuDNN, CUTLASS,
 XLA and flash attention; a name that says nothing gives "unknown" and None, never a guess
@@ -94,7 +94,7 @@ _MEMORY = {"pageable": MemoryKind.PAGEABLE, "pinned": MemoryKind.PINNED, "device
 
 @lru_cache(maxsize=65536)
 def classify(name: str) -> Class:
-    """What the device event of this name is. Never fails: an unknown name is a COMPUTE kernel."""
+    """Classify the device event of this name. Never fails: an unknown name is a COMPUTE kernel."""
     copy = _COPIES.get(name)
     if copy is not None:
         return Class(copy)
@@ -262,7 +262,7 @@ def _demangled(name: str) -> str:
 
 
 def _identifiers(name: str, pos: int) -> tuple[list[str], int]:
-    """Those of a mangled name from a place on, and where they end."""
+    """Identifiers of a mangled name from a position on, and where they end."""
     parts = list[str]()
     nested = name[pos:pos + 1] == "N"
     pos += nested

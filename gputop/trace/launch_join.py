@@ -37,7 +37,7 @@ class Launches:
             self._plain = _Keys(np.where(without, correlation, -1), None, start_ns)
 
     def find(self, correlation: I64, device_id: I64) -> npt.NDArray[np.intp]:
-        """For each device event the row of the call that launched it, or -1."""
+        """Row of the call that launched each device event, or -1."""
         row = np.full(len(correlation), -1, np.intp) if self._plain is None else self._plain.find(correlation, None)
         if self._exact is None:
             return row
@@ -87,7 +87,7 @@ class _Keys:
 
 
 class _Table(NamedTuple):
-    """For each id from ``first`` on its row, -1 where there is none; the last entry answers for all ids outside."""
+    """Row of each id from ``first`` on, -1 where there is none; the last entry answers for all ids outside."""
 
     first: int
     rows: I64
@@ -109,7 +109,7 @@ class _Table(NamedTuple):
 
 
 def _usable(correlation: I64, device_id: I64 | None) -> Mask:
-    """Which of these ids can be joined."""
+    """Mask of these ids that can be joined."""
     usable: Mask = (correlation > 0) & (correlation < _MAX_CORRELATION)
     return usable if device_id is None else usable & (device_id >= 0) & (device_id < _DEVICES)
 

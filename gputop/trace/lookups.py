@@ -32,8 +32,8 @@ OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
 def name_mask(trace: Trace, pattern: str) -> Mask:
-    """Which of ``trace.names`` the pattern matches at their beginning; index -1 (no name) gives False. Read-only: many
-    analyses ask for the same."""
+    """Mask of ``trace.names`` that the pattern matches at their beginning; index -1 (no name) gives False. Read-only:
+    many analyses ask for the same."""
     cached = trace.name_masks.get(pattern)
     if cached is not None and len(cached) == len(trace.names) + 1:
         return cached
@@ -46,8 +46,8 @@ def name_mask(trace: Trace, pattern: str) -> Mask:
 
 
 def alphabetical(names: Sequence[str], name: npt.NDArray) -> I64:
-    """For each of these indices of ``names`` (-1: none) a number that rises with the name's text: a key to sort by
-    where the order of the names in a file must not count."""
+    """Number for each of these indices of ``names`` (-1: none) that rises with the name's text: a key to sort by where
+    the order of the names in a file must not count."""
     used, which = numbered(name)
     texts = np.array([names[i] if i >= 0 else "" for i in used.tolist()], object)
     return np.argsort(np.argsort(texts, kind="stable"))[which]
@@ -91,7 +91,7 @@ def stable_order(keys: npt.NDArray) -> I64:
 
 
 def optimizer_names(trace: Trace) -> Mask:
-    """Which of ``trace.names`` are an optimizer's, as :func:`name_mask`."""
+    """Mask of ``trace.names`` that are an optimizer's, as :func:`name_mask`."""
     return name_mask(trace, _OPTIMIZER)
 
 
@@ -124,12 +124,12 @@ def launching_lines(trace: Trace) -> I64:
 
 
 def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
-    """Which of these device events a host event of such a name launched."""
+    """Mask of these device events that a host event of such a name launched."""
     return launched_within(trace, rows, host_rows(trace, pattern))
 
 
 def launched_within(trace: Trace, rows: I64, calls: I64) -> Mask:
-    """Which of these device events one of these host events launched."""
+    """Mask of these device events that one of these host events launched."""
     device, host = trace.device, trace.host
     out = np.zeros(len(rows), bool)
     for line in distinct(host.line[calls]).tolist():

@@ -54,7 +54,7 @@ def labels(trace: Trace, lines: Iterable[int]) -> dict[int, str]:
 
 
 def lines_of(trace: Trace, *roles: str) -> npt.NDArray[np.bool_]:
-    """Which of the trace's lines are host threads with one of these roles."""
+    """Mask of the trace's lines that are host threads with one of these roles."""
     return np.array([line.gpu < 0 and role(line.name) in roles for line in trace.lines], bool)
 
 

@@ -188,7 +188,7 @@ class GputopApp(TerminalApp):
         self._show_hidden()
 
     def _show_hidden(self) -> None:
-        """How many GPUs are above and below those that the screen has room for."""
+        """Show the number of GPUs above and below those that the screen has room for."""
         above, below = self._table.hidden(self._table_box.scroll_offset.y, self._table_lines)
         runs = [(f"{above} more ↑", DIM)] * bool(above) + [(f"{below} more ↓", DIM)] * bool(below)
         self._more.show([[(" ", DIM), *[part for run in runs for part in (run, ("   ", DIM))]]])
@@ -246,7 +246,7 @@ class GputopApp(TerminalApp):
                           answer=self._refused is not None)
 
     def no_server_hint(self) -> tuple[str, ...]:
-        """What to do while no profiler server is known."""
+        """Hint for while no profiler server is known."""
         return messages.NO_SERVER
 
     def _refresh_keys(self) -> None:
@@ -260,7 +260,7 @@ class GputopApp(TerminalApp):
             self._keys.show_keys(keys, self._terminal_size.width)
 
     def _mode(self) -> str:
-        """What one does on the main screen, which decides which keys are named."""
+        """Mode of the main screen, which decides which keys are named."""
         session, panel = self.session, getattr(self.screen_stack[0].focused, "PANEL", "")
         if self._table.time.time_s is not None:
             return "cursor"
@@ -293,7 +293,7 @@ class GputopApp(TerminalApp):
         job.show([status_lines.job(state, session.clock(), self._terminal_size.width)])
 
     def _show_attached(self) -> None:
-        """Whether there is a server at the address that was entered last."""
+        """Show whether there is a server at the address that was entered last."""
         for server in self.session.servers:
             if server.address == self._attaching:
                 self._attaching = None
@@ -355,7 +355,7 @@ class GputopApp(TerminalApp):
                 open_screens.show_error(self, error)
 
     def _watch_selected_process(self) -> None:
-        """Where one selects processes, a capture is meant for the selected one."""
+        """Watch the selected process: a capture is meant for it."""
         chosen = self._processes.selected
         if self.screen.focused is not self._processes or chosen is None:
             return
@@ -387,12 +387,12 @@ class GputopApp(TerminalApp):
 
     @property
     def _phase(self) -> str:
-        """Of the capture under way, or of the last one."""
+        """Phase of the capture under way, or of the last one."""
         return self.session.status.phase if self.session.status is not None else ""
 
     @property
     def shows_simulated(self) -> bool:
-        """Whether the values on the screen are simulated: of a demo, or of its recording or capture."""
+        """Return whether the values on the screen are simulated: of a demo, or of its recording or capture."""
         session = self.session
         record = session.last_capture
         return (session.source.simulated or (session.known_gpus is not None and session.known_gpus.simulated)

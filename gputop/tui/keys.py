@@ -189,7 +189,7 @@ def _function(binding: Binding) -> str:
 
 
 def _common(a: list[str], b: list[str]) -> int:
-    """How many words at the beginning are the same."""
+    """Number of words at the beginning that are the same."""
     return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 

@@ -1,4 +1,4 @@
-"""What opens over the monitor by a key or a click. Where there is nothing to open, the user is told why.
+"""Screens that open over the monitor by a key or a click. Where there is nothing to open, the user is told why.
 
 Screens are imported when they are first opened: the monitor's first frame does without them.
 """
@@ -33,7 +33,7 @@ _HOST_HISTORY_S = 300.0
 
 
 class MonitorApp(CopyingApp, Protocol):
-    """What is needed of the app."""
+    """Interface that is needed of the app."""
 
     session: Session
     trace: TraceFile | None  # of the last capture, once its timeline has been opened
@@ -69,7 +69,8 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
 
 
 def no_line(finding: Finding, record: CaptureRecord | None) -> str:
-    """How to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the GPU."""
+    """Hint how to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the
+    GPU."""
     from gputop.advice.registry import ids_by_part
     from gputop.core.extras import install_command
 
@@ -181,8 +182,8 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
 
 
 def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool:
-    """Where no profiler server answers, but processes hold GPUs: the question whether to start one in one of them, and
-    then to capture. Returns whether there is such a process."""
+    """Ask, where no profiler server answers but processes hold GPUs, whether to start one in one of them, and then to
+    capture. Returns whether there is such a process."""
     processes = app.session.processes_to_serve
     if not processes or (app.session.status is not None and app.session.status.running):
         return False
@@ -212,7 +213,7 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
 
 
 def tell_no_capture(app: MonitorApp, message: str) -> None:
-    """There is no capture yet: the way to one, if only a server is missing; else ``message``."""
+    """Notify that there is no capture yet: the way to one, if only a server is missing; else ``message``."""
     if app.session.last_capture is not None or not offer_server(app):
         app.notify(message)
 
@@ -239,8 +240,8 @@ def open_job(app: MonitorApp) -> None:
 
 
 def open_stacks(app: MonitorApp, native: bool = False) -> None:
-    """Where the processes that hold GPUs stand, read in a thread. It is asked first where they are held meanwhile, or
-    belong to another user."""
+    """Show where the processes that hold GPUs stand, read in a thread. It is asked first where they are held meanwhile,
+    or belong to another user."""
     from gputop.ranks.stacks import WHAT_NATIVE_DOES, others_of
 
     try:

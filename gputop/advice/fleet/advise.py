@@ -38,7 +38,7 @@ class FleetFinding(Finding):
 
 
 def asked_limits() -> Limits:
-    """What a Prometheus has to be asked for, so that the rules can judge."""
+    """Limits that a Prometheus has to be asked for, so that the rules can judge."""
     return Limits(limit("held_idle.activity"), limit("held_idle.window_s"), limit("straggler_gpu.below"),
                   limit("low_clock_gpu.busy"), limit("low_clock_gpu.clock"))
 

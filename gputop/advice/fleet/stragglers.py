@@ -1,5 +1,5 @@
-"""What holds up a job: a GPU, or all GPUs of a node, that work less than the others of the job; or a busy GPU whose
-clocks are low."""
+"""Rules about what delays a job: a GPU, or all GPUs of a node, that work less than the others of the job; or a busy GPU
+whose clocks are low."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _threshold(median: float, mad: float | None) -> float:
 
 
 def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, bool]:
-    """How long these have been below the mean of the job."""
+    """Seconds for which these have been below the mean of the job."""
     of_job = dict(view.past(view.job.history))
     values_at: dict[float, list[float]] = {}
     for history in histories:
@@ -138,7 +138,7 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
 
 
 def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
-    """What explains that a GPU is slow: first what slows it now, then faults that may be old."""
+    """Explanation of a slow GPU: first what slows it now, then faults that may be old."""
     figures = gpu.figures
     clock, usual = figures.get("sm_clock_hz"), job.peers.get("sm_clock_hz")
     bits = int(figures.get("clock_reasons", 0))
@@ -148,7 +148,7 @@ def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
 
 
 def _limiter(figures: Mapping[str, float], peers: Mapping[str, float]) -> str:
-    """What holds the clocks of a GPU down, "clock" where no figure tells."""
+    """Limiter that holds the clocks of a GPU down, "clock" where no figure tells."""
     bits = int(figures.get("clock_reasons", 0))
     hot = figures.get("temperature_c", 0.0) >= limit("straggler_gpu.hot_c")
     power, most, usual = figures.get("power_w", 0.0), figures.get("power_limit_w"), peers.get("power_limit_w")
@@ -166,7 +166,7 @@ def _limiter(figures: Mapping[str, float], peers: Mapping[str, float]) -> str:
 
 
 def _fault(figures: Mapping[str, float], job: Job) -> tuple[str, float | None, float | None]:
-    """What else can slow a GPU."""
+    """Fault, other than a limiter of the clocks, that can slow a GPU."""
     width, usual = figures.get("pcie_width"), job.peers.get("pcie_width")
     if width and usual and width < usual:
         return "pcie", width, usual
@@ -195,7 +195,7 @@ _HELD = {
 
 
 def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
-    """Why the worst of them is slow, and what to do about it."""
+    """Reason why the worst of them is slow, and the action."""
     value, usual = v.value or 0.0, v.usual or 0.0
     clocks = f"Its SM clock is {value / 1e6:.0f} MHz; the others run at {usual / 1e6:.0f} MHz"
     if v.cause in _HELD:
@@ -278,7 +278,7 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
 
 
 def _is_low(slow: LowClock, job: Job) -> bool:
-    """Whether a clock is low though the GPU works as much as the others, and they are enough to tell."""
+    """Return whether a clock is low though the GPU works as much as the others, and they are enough to tell."""
     least = max(limit("low_clock_gpu.busy"), (job.activity or 0.0) - limit("straggler_gpu.below"))
     spread = limit("straggler_gpu.mads") * _TO_SIGMA * slow.mad_hz
     return (slow.gpus > limit("straggler_gpu.peers") and slow.gpu.activity is not None and slow.gpu.activity >= least
@@ -287,7 +287,7 @@ def _is_low(slow: LowClock, job: Job) -> bool:
 
 
 def _lasts_low(view: JobView, slow: LowClock) -> tuple[float, bool]:
-    """How long the GPU has been busy at a clock this far below what the others run at now."""
+    """Seconds for which the GPU has been busy at a clock this far below what the others run at now."""
     of_job = dict(view.past(view.job.history))
     active = dict(view.past(slow.gpu.history))
     past = [(time_s, clock if active.get(time_s, 0.0) > limit("low_clock_gpu.busy") else slow.median_hz)

@@ -207,7 +207,7 @@ def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
 
 
 def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> bool:
-    """Whether the GPU was at work for most of the window, and that at low activity."""
+    """Return whether the GPU was at work for most of the window, and that at low activity."""
     index, rule = gpu.info.index, "low_sm_active"
     slices = view.slice_table(gpu, metric, window_s)
     at_work = [mean for mean in slices if mean >= limit(f"{rule}.pause")]
@@ -366,7 +366,7 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
 
 
 class _Seen(Struct):
-    """What has been found while all GPUs are gone through."""
+    """Results of a walk over all GPUs."""
 
     found: list[_Pipes] = field(default_factory=list)
     judged: bool = False
@@ -382,7 +382,7 @@ class _Seen(Struct):
 
 
 def _without(gpu: GpuSample, means: dict[str, float | None]) -> str:
-    """Which of the metrics is missing and why; nothing where they only have to be watched for longer."""
+    """Metric that is missing, and why; nothing where they only have to be watched for longer."""
     for metric, mean in means.items():
         reason = gpu[metric].reason
         if mean is None and reason is not None:

@@ -35,9 +35,9 @@ MISSING: Mapping[str, Callable[[NodeView], Missing | None]] = {
 def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, ...] = (),
                 ranks: Report | None = None, held: HeldConditions | None = None,
                 unprotected: tuple[int, ...] | None = None) -> Advice:
-    """What the last minutes say. ``sample`` is the newest in ``history``; ``previous`` are the
-    findings shown until now, which stay until their signal is clearly gone. ``ranks`` and ``unprotected``: see
-    :class:`NodeView`. ``held`` is what the user's own rules keep from one sample to the next."""
+    """Judge the last minutes. ``sample`` is the newest in ``history``; ``previous`` are the findings shown until now,
+    which stay until their signal is clearly gone. ``ranks`` and ``unprotected``: see :class:`NodeView`. ``held`` is
+    what the user's own rules keep from one sample to the next."""
     view = NodeView(history, sample, previous, ranks, unprotected)
     outcomes: list[Finding | Abstained | None] = []
     for rule in (*LIVE_RULES, *python_rules("live")):

@@ -1,4 +1,4 @@
-"""What bounds a job that nothing is wrong with, from live figures: silence would look like a fault."""
+"""The limit of a job without findings, from live figures: silence would look like a fault."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class HardwareError(Verdict, frozen=True, kw_only=True):
 
 
 def judge_hardware_error(view: NodeView) -> HardwareError | Missing | None:
-    """What the GPUs, or the driver for them, report as broken; the worst first."""
+    """Faults that the GPUs, or the driver for them, report; the worst first."""
     gpus = view.sample.gpus
     faults = sorted([*_gone(view), *_xids(view), *_memory(gpus)], key=lambda fault: _SEVERITIES.index(fault.severity))
     if not faults:
@@ -80,7 +80,7 @@ def _begun(message: str) -> str:
 
 
 def _unknown(gpus: Sequence[GpuSample]) -> Missing | None:
-    """Where neither faults nor error counts can be read, nothing is known of the hardware."""
+    """Abstain where neither faults nor error counts can be read."""
     seen = [g for g in gpus if g.state == OK]
     if not seen or any(g.xids_reason is None or g["ecc_uncorrected"].value is not None for g in seen):
         return None
@@ -111,7 +111,7 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
 
 
 def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
-    """For how long the GPU has been silent; None while that is short."""
+    """Seconds for which the GPU has been silent; None while that is short."""
     last_s = view.history.last_ok_s(gpu.info.uuid)
     since_s = last_s if last_s is not None else view.history.oldest_s
     if since_s is None:

@@ -76,7 +76,7 @@ def _traffic(view: NodeView, adapter: AdapterSample, window_s: float) -> tuple[f
 
 
 def _retransmits(view: NodeView, window_s: float) -> float | None:
-    """How many more there are at the end of the window than at its beginning; None: not counted, or reset."""
+    """Increase from the beginning of the window to its end; None: not counted, or reset."""
     points = [point.rdma_retransmits for point in view.host(window_s) if point.rdma_retransmits]
     if len(points) < 2 or points[0].keys() != points[-1].keys():
         return None

@@ -1,4 +1,5 @@
-"""What the live rules see of the node: windows of history, the processes on each GPU, what is shown already."""
+"""The view of the node that the live rules judge: windows of history, the processes on each GPU, what is shown
+already."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def _window(times: Series, values: list[Series], seconds: float, end_s: float) -
 
 
 def _mean(values: Series) -> float:
-    """Of those that are known; NaN where there is none."""
+    """Mean of the known values; NaN where there is none."""
     total = sum(values)
     if total != total:
         values = [v for v in values if v == v]
@@ -106,7 +107,7 @@ class NodeView:
         self._found.append((finding.id, frozenset(indices)))
 
     def found(self, *finding_ids: str) -> bool:
-        """Whether a rule before found, on this sample, one of these."""
+        """Return whether an earlier rule found one of these on this sample."""
         return any(finding_id in finding_ids for finding_id, _ in self._found)
 
     def gpus_explained_by(self, *finding_ids: str) -> frozenset[int]:
@@ -134,11 +135,11 @@ class NodeView:
 
     @property
     def complete(self) -> bool:
-        """Whether all GPUs of the node are watched (``--gpus`` leaves some out)."""
+        """Return whether all GPUs of the node are watched (``--gpus`` leaves some out)."""
         return not self.sample.gpus_unwatched
 
     def lower_gpus_visible(self, index: int) -> bool:
-        """Whether all GPUs before this one are watched, so that none of a job's can lie among them unseen."""
+        """Return whether all GPUs before this one are watched, so that none of a job's can lie among them unseen."""
         return self.complete or set(range(index)) <= {g.info.index for g in self.sample.gpus}
 
     def seconds(self, threshold_id: str) -> float:
@@ -188,7 +189,7 @@ class NodeView:
         return self.window(metric, seconds).count[self.column(gpu)]
 
     def activity(self, gpu: GpuSample, seconds: float) -> tuple[str, float] | None:
-        """How busy the GPU was: SM activity, or else coarse utilization; (metric, mean)."""
+        """Activity of the GPU: SM activity, or else coarse utilization; (metric, mean)."""
         for metric in ("sm_active", "gpu_util"):
             mean = self.mean(gpu, metric, seconds)
             if mean is not None:
@@ -216,7 +217,7 @@ class NodeView:
         return self._tables[key][self.column(gpu)]
 
     def slices(self, seconds: float) -> int:
-        """How many slices the last ``seconds`` have: each as long as an interval at least."""
+        """Number of slices of the last ``seconds``, each at least an interval long."""
         return round(seconds / max(limit("slice_s"), self.sample.interval_s or 0.0))
 
     def clock_event_share(self, gpu: GpuSample, reasons: tuple[str, ...], seconds: float) -> float | None:
@@ -236,14 +237,14 @@ class NodeView:
         return sorted((g for g in held if "C" in process.gpus[g.info.index].kind), key=lambda g: g.info.index)
 
     def framework(self, gpus: Iterable[int]) -> str:
-        """What all processes on these GPUs train with (:mod:`gputop.core.framework`); empty where they differ, or where
-        it is not known."""
+        """Framework that all processes on these GPUs train with (:mod:`gputop.core.framework`); empty where they
+        differ, or where it is not known."""
         held = set(gpus)
         frameworks = {p.framework for p in self.processes if held & set(p.gpus)}
         return frameworks.pop() if len(frameworks) == 1 else ""
 
     def age_s(self, process: ProcessSample) -> float:
-        """For how long the process is known to exist at least."""
+        """Lower bound of the process's age."""
         since = [self.history.held_since(g.info.uuid, process.pid) for g in self.compute_gpus(process)]
         seen_s = [s for s in (*since, process.started_s) if s is not None]
         return max(0.0, self.sample.time_s - min(seen_s)) if seen_s else 0.0
@@ -255,7 +256,7 @@ class NodeView:
         return [g for g in self.whole_gpus if self.age_on_s(g) >= limit("idle_gpu.age_s")]
 
     def age_on_s(self, gpu: GpuSample) -> float:
-        """For how long the oldest process on this GPU is known to exist; infinite where none is listed."""
+        """Lower bound of the age of the oldest process on this GPU; infinite where none is listed."""
         return self._ages_s.get(gpu.info.index, math.inf)
 
     @cached_property
@@ -268,11 +269,11 @@ class NodeView:
         return ages_s
 
     def was_shown_as(self, finding_id: str, severity: Severity) -> bool:
-        """Whether this finding is on screen with this severity."""
+        """Return whether this finding is on screen with this severity."""
         return any(f.id == finding_id and f.severity == severity for f in self.previous)
 
     def full_cores(self, seconds: float) -> float:
-        """How many cores of the host had no time left, on average; 0 where that is not known."""
+        """Mean number of the host's cores that had no time left; 0 where that is not known."""
         cores = [point.full_cores for point in self.host(seconds) if point.full_cores is not None]
         return sum(cores) / len(cores) if cores else 0.0
 
@@ -293,7 +294,7 @@ class NodeView:
         return sum(v for _, v in points) / len(points)
 
     def not_at_work(self, seconds: float) -> Missing:
-        """Why no GPU could be judged by how it works."""
+        """Abstention because no GPU could be judged by how it works."""
         if self.processes and self.warmed_up_gpus:
             return Missing(f"{seconds:.0f} s of readings of a GPU at work")
         if self.processes:
@@ -320,7 +321,7 @@ class NodeView:
                        "container sees other processes only with --pid=host")
 
     def no_process(self) -> Missing:
-        """Why there is no process to judge."""
+        """Abstention because there is no process to judge."""
         if self.readable_gpus and not self.whole_gpus:
             return Missing("a whole GPU: live samples cannot judge jobs on MIG instances")
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
@@ -337,7 +338,7 @@ def is_service(process: ProcessSample) -> bool:
 
 
 def same_job(a: ProcessSample, b: ProcessSample, complete: bool = True) -> bool:
-    """Whether two processes belong to one job: parent and child, ranks, workers of one program.
+    """Return whether two processes belong to one job: parent and child, ranks, workers of one program.
 
     Ranks run one command, but for numbers, as one user, on different GPUs; where not all GPUs
     are watched (not ``complete``) they may differ on the others. The same command word for

@@ -92,7 +92,7 @@ def _all_idle(holders: list[_Holder]) -> tuple[int, ...]:
 
 
 def _long_idle(view: NodeView, gpus: list[GpuSample]) -> bool:
-    """Whether none of these GPUs did anything over the longer window."""
+    """Return whether none of these GPUs did anything over the longer window."""
     activities = [(g.info.index, view.activity(g, view.seconds("idle_gpu.all_window_s"))) for g in gpus]
     return all(a is not None and a[1] <= view.limit("idle_gpu", "", i) for i, a in activities)
 
@@ -317,7 +317,7 @@ def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
 
 
 def _takes_part(view: NodeView, process: ProcessSample, gpu: GpuSample) -> bool:
-    """Whether the process is more than passing by: there for a while, with memory or kernels."""
+    """Return whether the process is more than passing by: there for a while, with memory or kernels."""
     held = process.gpus.get(gpu.info.index)
     if held is None or "C" not in held.kind or _together_s(view, process, gpu) < limit("shared_gpu.together_s"):
         return False

@@ -65,7 +65,7 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
 
 
 def _severity(view: NodeView, share: float) -> Severity:
-    """By the share, which moves a little with each idle time that enters or leaves the window."""
+    """Severity by the share, which moves a little with each idle time that enters or leaves the window."""
     levels: tuple[tuple[Severity, float], ...] = (("high", HIGH_SHARE), ("medium", MEDIUM_SHARE))
     for severity, least in levels:
         if share >= least * (_KEPT if view.was_shown_as("recurring_idle", severity) else 1.0):
@@ -126,7 +126,7 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
 
 
 def _time(seconds: float) -> str:
-    """As in a sentence that people compare with a clock: 4.1 s, 62 s, 2.5 min, 10 min."""
+    """Duration as people compare it with a clock: 4.1 s, 62 s, 2.5 min, 10 min."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 119.5 else f"{seconds / 60:.1f}".removesuffix(".0") + " min"

@@ -25,7 +25,7 @@ _ACTIVITY = ("sm_active", "gpu_util")
 
 
 class Held(Struct):
-    """Since when a condition holds, and when it did last, with what it read then."""
+    """Time since which a condition holds, when it held last, and what it read then."""
 
     since_s: float
     last_s: float
@@ -90,7 +90,7 @@ class LiveValues:
         return statistics.fmean(p.cpu_ratio for p in points if p.cpu_ratio is not None), ""
 
     def _seconds(self, window_s: float) -> float:
-        """At slow intervals a window is as long as enough readings take, as those of gputop's own rules."""
+        """Length of a window: at slow intervals as long as enough readings take, as those of gputop's own rules."""
         return max(window_s, limit("min_readings") * (self._view.sample.interval_s or 0.0))
 
 
@@ -108,7 +108,7 @@ def _processes(gpu: GpuSample) -> tuple[Value, str]:
 
 
 def user_live_outcomes(view: NodeView, held: HeldConditions) -> list[Finding | Abstained]:
-    """What the user's own live rules say; ``held`` is kept from sample to sample, and changed."""
+    """Judge the user's own live rules; ``held`` is kept from sample to sample, and changed."""
     values = LiveValues(view)
     outcomes = [_outcome(rule, values, view.sample.time_s, held)
                 for rule in UserRules.rules if rule.condition.source == "live"]
@@ -133,7 +133,8 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
 
 def _update(rule: RuleText, outcome: Outcome, held: HeldConditions, key: tuple[str, int | None],
             now_s: float) -> Held | None:
-    """What is kept of a condition after this sample; ``shown``: it has held for long enough, and does or just did."""
+    """Update what is kept of a condition by this sample; ``shown``: it has held for long enough, and does or just
+    did."""
     kept = held.get(key)
     if kept is not None and not 0 <= now_s - kept.last_s <= _FORGOTTEN_S:
         kept = None

@@ -40,7 +40,7 @@ _ABOUT_THEM = 0.5  # of their time: a finding that costs less is about few of th
 
 
 def trace_advice(facts: TraceFacts) -> Advice:
-    """What all rules have to say about one trace, what follows from another finding under it."""
+    """Judge one trace by all rules; findings that follow from another one stand under it."""
     job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
     with pool() as threads:  # each rule is a pure function of the facts; those of others, in Python, need not be
         outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
@@ -93,7 +93,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
 
 
 def _ncu(verdict: Verdict, facts: TraceFacts) -> str:
-    """How to look at the kernel that takes most time of those the verdict is about."""
+    """Command to look at the kernel with the most time among those of the verdict."""
     if verdict.events is None or facts.analysis.kernels is None:
         return ""
     device, rows = facts.trace.device, verdict.events.rows

@@ -77,7 +77,7 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
 
 
 def _calls_of(facts: TraceFacts, rows: I64, name: str) -> Culprit:
-    """These calls of that name, and where the longest of them is."""
+    """Culprit of these calls of that name, at the longest of them."""
     assert facts.steps is not None
     host = facts.trace.host
     of_name = np.array([i for i in rows.tolist() if _plain(facts.trace.names[host.name[i]]) == name])

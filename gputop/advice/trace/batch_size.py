@@ -103,7 +103,7 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
 
 
 def _room(use: AllocatorUse) -> float:
-    """By how much all memory in use can grow: a power of two, no more than is advised at once."""
+    """Factor by which all memory in use can grow: a power of two, no more than is advised at once."""
     grow = limit("batch_size_headroom.memory") * use.capacity_bytes / use.peak_bytes
     return min(2.0 ** math.floor(math.log2(grow)), limit("batch_size_headroom.factor_max")) if grow >= 1 else 1.0
 
@@ -124,7 +124,7 @@ def _launch_and_host_s(facts: TraceFacts) -> tuple[float, float]:
 
 
 def _input_s(facts: TraceFacts) -> float:
-    """What tf.data's slowest segment works for the batches of a step: 0 where that is not known."""
+    """Seconds that tf.data's slowest segment works for the batches of a step; 0 where that is not known."""
     waited, window_s = facts.analysis.input, facts.analysis.trace.window_s
     pipeline = next((p for p in waited.pipelines if p.batches), None) if waited is not None else None
     if pipeline is None or not pipeline.bounding_s_per_batch or window_s <= 0:
@@ -176,7 +176,7 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
 
 
 def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
-    """What of the GPU its kernels leave empty, in sentences."""
+    """Sentences on the part of the GPU that its kernels leave empty."""
     least = 0.01 * job.period_s
     if v.sms is not None and (v.few_blocks_s or 0.0) >= least:
         times: dict[tuple[str, int], float] = {}

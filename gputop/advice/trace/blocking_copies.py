@@ -1,4 +1,5 @@
-"""How copies are done: from pageable memory, or with the host waiting for each; and other waits for the GPU."""
+"""Rules about the way of copies: from pageable memory, or with the host waiting for each; and other waits for the
+GPU."""
 
 from __future__ import annotations
 
@@ -216,7 +217,7 @@ class IdleOfCalls(NamedTuple):
 
 
 def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
-    """By GPU (index into ``Trace.gpus``), what these calls cost by the replay: neither what it waits for a batch, nor
+    """Cost of these calls by the replay, by GPU (index into ``Trace.gpus``): neither what it waits for a batch, nor
     what is before a step's first kernel."""
     trace, replay = facts.trace, facts.replay
     if replay is None or not len(calls.line):
@@ -232,8 +233,7 @@ def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
 
 
 def _last_waits(facts: TraceFacts, waits: HostWaits, gpu: int, idle_end_ns: I64) -> I64:
-    """For each of these ends of the GPU's idle times which of the waits was the last to end before it, of the GPU's own
-    process; -1: none."""
+    """Last wait of the GPU's own process to end before each of these ends of the GPU's idle times; -1: none."""
     trace = facts.trace
     process = (trace.gpus[gpu].host, trace.gpus[gpu].rank)
     of_process = np.array([(line.host, line.rank) == process for line in trace.lines], bool)
@@ -244,7 +244,7 @@ def _last_waits(facts: TraceFacts, waits: HostWaits, gpu: int, idle_end_ns: I64)
 
 
 def _steps_with_cost(facts: TraceFacts, waits_ns: I64) -> float:
-    """How many steps these waits are of: without the last one where it has fewer than the others, as the idle time that
+    """Number of steps of these waits: without the last one where it has fewer than the others, as the idle time that
     follows a wait at a step's end lies behind it."""
     replayed, steps = facts.replayed_steps, facts.steps
     if steps is None or steps.count < limit("host.steps") or round(replayed, 6) != steps.count:

@@ -86,7 +86,7 @@ _NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: th
 # -- what is judged -----------------------------------------------------------------------------------
 
 def _missing(facts: TraceFacts) -> Missing | None:
-    """Why collectives that do take time cannot be judged; None where there is nothing to judge."""
+    """Reason why collectives that take time cannot be judged; None where there is nothing to judge."""
     unmatched = facts.waits.unmatched if facts.waits else {}
     reason = next(iter(unmatched.values()), "")
     return Missing(
@@ -109,7 +109,7 @@ def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
 
 
 def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
-    """What a GPU reduces per step (or in the window): as the trace tells, else four bytes for each parameter."""
+    """Bytes that a GPU reduces per step (or in the window): as the trace shows, else four bytes for each parameter."""
     steps = facts.steps
     if op.bytes is not None:
         per_call = op.bytes / op.count
@@ -211,7 +211,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
 
 
 def _hide(operation: str, job: Job) -> str:
-    """What hides this operation in this job."""
+    """Advice on what hides this operation in this job."""
     if job.trains is False and operation in (_GRADIENTS, "ReduceScatter"):
         return _HIDE_SERVING
     return _HIDE.get(operation, _HIDE[_GRADIENTS])
@@ -291,7 +291,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
 
 def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: Sequence[int],
              ) -> tuple[HeldUp | None, tuple[Culprit, ...]]:
-    """What the hosts of these late GPUs (the job's numbers) did while the GPUs had no work, where that is most of why
+    """Work of the hosts of these late GPUs (the job's numbers) while the GPUs had no work, where that is most of why
     collectives begin late."""
     held_up_s = sum(waits.held_up_s.get(gpu, 0.0) for gpu in numbers)
     if held_up_s < limit("causes.late_by_host") * late_s:
@@ -321,7 +321,7 @@ def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: 
 
 
 def _launching_lines(trace: Trace, timeline: GpuTimeline) -> npt.NDArray[np.bool_]:
-    """Which threads launch to the GPU; shape (lines,)."""
+    """Mask of the threads that launch to the GPU; shape (lines,)."""
     out = np.zeros(len(trace.lines), bool)
     launching = np.unique(trace.device.launch_line[timeline.rows])
     out[launching[launching >= 0]] = True
@@ -383,7 +383,7 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
 
 
 def _ranks(processes: Sequence[str]) -> str:
-    """As words: "rank 1", "ranks 0-3"; of several hosts each rank by itself."""
+    """Words for ranks: "rank 1", "ranks 0-3"; of several hosts each rank by itself."""
     numbers = [process.removeprefix("rank ") for process in processes]
     if len(numbers) > 1 and all(number.isdecimal() for number in numbers):
         return f"ranks {ranges(int(number) for number in numbers)}"
@@ -421,7 +421,7 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
 # -- allreduce_count --------------------------------------------------------------------------------
 
 class AllReduceCount(Verdict, frozen=True, kw_only=True):
-    """With ``saving_unknown`` it is a remark: they are many and exposed, and what fewer would save is not known."""
+    """Verdict on many all-reduces. ``saving_unknown``: a remark, since what fewer would save is not known."""
 
     count: float  # per step
     needed: int

@@ -111,7 +111,7 @@ def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
 
 
 def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
-    """What to do about copies to the host that these ops ask for, and the code."""
+    """Fix for copies to the host that these ops ask for, and its code."""
     for pattern, action, in_keras, own_loop in _FETCHING:
         if ops and pattern.search(ops[0]):
             return action, None if job.framework != "tensorflow" else in_keras if is_keras(job) else own_loop

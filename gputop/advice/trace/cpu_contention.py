@@ -56,7 +56,7 @@ def _with_few_workers(cpus: JobCpus | None) -> JobCpus | None:
 
 
 def others_take(cpus: JobCpus | None) -> bool:
-    """Whether other processes take so much of the CPUs that the job's own work is slower for it."""
+    """Return whether other processes take so much of the CPUs that the job's own work is slower for it."""
     if cpus is None or cpus.used is None or cpus.programs is None or cpus.busy is None:
         return False
     if cpus.quota is not None and cpus.used >= limit("cpu_contention.full") * cpus.quota:
@@ -66,8 +66,8 @@ def others_take(cpus: JobCpus | None) -> bool:
 
 
 def _lost(facts: TraceFacts, cpus: JobCpus, host: float) -> float:
-    """At most this share of the step is lost. What the main thread does itself, others hold up no more than it was seen
-    to wait for a CPU; of the rest any thread may have waited."""
+    """Upper bound of the share of the step that is lost. What the main thread does itself, others hold up no more than
+    it was seen to wait for a CPU; of the rest any thread may have waited."""
     if cpus.held_up is None or facts.host is None or facts.period_s <= 0:
         return host * taken(cpus)
     main_s = facts.host.tracing_s + facts.host.eager_s + (facts.host.gap_s or 0.0)
@@ -76,14 +76,14 @@ def _lost(facts: TraceFacts, cpus: JobCpus, host: float) -> float:
 
 
 def taken(cpus: JobCpus) -> float:
-    """At most this share of the host's time goes to other processes: none if the job had their CPUs as well."""
+    """Upper bound of the share of the host's time that goes to other processes: 0 if the job had their CPUs as well."""
     programs, used = cpus.programs or 0.0, cpus.used or 0.0
     return programs / (programs + used) if programs else 0.0
 
 
 def may_be_others(facts: TraceFacts, share: float, *, silent: bool) -> str | None:
-    """Why this share of the time, of which nothing but its length speaks for the job's own Python, may be that of other
-    processes; None where they do not take so much.
+    """Reason why other processes may have taken this share of the time, where only its length speaks for the job's own
+    Python; None where they do not take so much.
 
     ``silent``: the main thread shows no event in most of it, so it ran Python or waited for a CPU, which was measured.
     In an event it may also have waited for another thread, which had no CPU.

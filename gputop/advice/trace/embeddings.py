@@ -93,8 +93,7 @@ def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | Missing | None:
 
 
 class _Work(NamedTuple):
-    """What calls of the host cost: time of the kernels that they launch (device events) or, without a GPU, their
-    own."""
+    """Cost of the host's calls: time of the kernels that they launch (device events) or, without a GPU, their own."""
 
     time_s: float
     rows: I64
@@ -125,7 +124,7 @@ def _values(trace: Trace, rows: I64, name: str) -> F64 | None:
 
 
 def _untied(trace: Trace, calls: I64) -> I64:
-    """These gradients without those to which the engine adds another one of the same table: after the gradient's own
+    """Gradients without those to which the engine adds another one of the same table: after the gradient's own
     function, within the engine's event around it."""
     host = trace.host
     nodes, adds = host_rows(trace, _NODE), host_rows(trace, _ADD)

@@ -1,4 +1,4 @@
-"""What every rule on traces is given."""
+"""The facts that every rule on traces receives."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class TraceFacts:
     cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def cached(self, name: str, find: Callable[[], T]) -> T:
-        """What ``find`` tells, found once for all rules; two that ask at the same time may both find it."""
+        """Return the result of ``find``, computed once for all rules; two that ask at the same time may both compute
+        it."""
         if name not in self.cache:
             self.cache[name] = find()
         value: T = self.cache[name]
@@ -78,7 +79,8 @@ class TraceFacts:
 
     @property
     def hardly_any_kernels(self) -> bool:
-        """Whether the GPUs ran so few kernels, and fewer steps than can stand for a job, that nothing weighs much."""
+        """Return whether the GPUs ran so few kernels, and fewer steps than can stand for a job, that nothing weighs
+        much."""
         steps = self.steps.count if self.steps else 0
         return bool(self.active) and steps < limit("few.steps") and (
             self._kernels_per_gpu < limit("few.hardly_any_kernels"))
@@ -89,7 +91,7 @@ class TraceFacts:
 
     @property
     def small_sample_caveat(self) -> str | None:
-        """What a finding rests on, in a sentence, where that is too little for a high severity; else None."""
+        """Caveat on a trace that is too short for a high severity, in a sentence; else None."""
         steps, kernels = self.steps.count if self.steps else 0, self._kernels_per_gpu
         if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
             return None
@@ -110,7 +112,7 @@ class TraceFacts:
 
     @property
     def steps_or_window(self) -> int:
-        """How many steps a sum over all of ``analyzed_spans`` is of; 1 without steps."""
+        """Number of steps in a sum over all of ``analyzed_spans``; 1 without steps."""
         return self.steps.count if self.steps else 1
 
     @property
@@ -121,7 +123,7 @@ class TraceFacts:
 
     @property
     def replayed_steps(self) -> float:
-        """How many steps the replay is of; of very many events it takes a part."""
+        """Number of steps of the replay; of very many events it takes a part."""
         replayed = self.replay.spans.total if self.replay is not None else 0
         return self.steps_or_window * (replayed / self.analyzed_spans.total if replayed else 1.0)
 
@@ -138,7 +140,7 @@ class TraceFacts:
 
 
 class TimeShares(Struct, frozen=True):
-    """Where the time goes: see the fields of :class:`TraceFacts` of the same names."""
+    """Shares of the time: see the fields of :class:`TraceFacts` of the same names."""
 
     shares: Mapping[str, float] | None
     basis: str
@@ -192,20 +194,20 @@ def on_host(facts: TraceFacts, work: Sequence[GapWork], within: Spans, per: str 
 
 
 def waits_for_host(facts: TraceFacts, *causes: str) -> Spans:
-    """When any GPU, or in a trace without one the step, waits for its host for one of these causes."""
+    """Spans in which any GPU, or in a trace without one the step, waits for its host for one of these causes."""
     divided = facts.host.divided if facts.host is not None else ()
     return merge(EMPTY, *(of_gpu.by_cause[cause] for of_gpu in divided for cause in causes))
 
 
 def waits_for_input(facts: TraceFacts) -> Spans:
-    """When any GPU, or in a trace without one the training loop, waits for a batch within the steps."""
+    """Spans in which any GPU, or in a trace without one the training loop, waits for a batch within the steps."""
     if facts.gpu_timelines:
         return merge(EMPTY, *(parts["input"] for parts in facts.parts.values()))
     return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.analyzed_spans)
 
 
 def idle_before(facts: TraceFacts, part: str) -> I64:
-    """For each device event how long its GPU was idle before it in this part of the steps."""
+    """Idle time (ns) of the GPU before each device event in this part of the steps."""
     out = np.zeros(len(facts.trace.device), np.int64)
     for timeline in facts.gpu_timelines:
         waits = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
@@ -219,7 +221,7 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
 
 
 def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:
-    """By GPU (index into ``Trace.gpus``) when it waits for its host for one of these causes: what a cure takes from
-    the host's threads."""
+    """Spans by GPU (index into ``Trace.gpus``) in which it waits for its host for one of these causes: what a fix takes
+    from the host's threads."""
     late = facts.host.late if facts.host is not None else {}
     return {gpu: merge(EMPTY, *(by_cause[cause] for cause in causes)) for gpu, by_cause in late.items()}

@@ -56,9 +56,9 @@ def by_stream(trace: Trace, rows: I64) -> I64:
 def time_in_rows(
     facts: TraceFacts, kernels: I64, chained: Mask, least: float,
 ) -> tuple[float, float, float, tuple[I64, F64]]:
-    """Per step (or window) and GPU, of rows of at least ``least`` such kernels one after the other on a stream: seconds
-    that fusing would save, seconds, and rows. A fused row reads two tensors and writes one, as each kernel does now.
-    And these kernels, with what fusing leaves of the time of each (ratio)."""
+    """Seconds that fusing would save, seconds, and number of rows of at least ``least`` such kernels one after the
+    other on a stream, per step (or window) and GPU. A fused row reads two tensors and writes one, as each kernel does
+    now. And these kernels, with what fusing leaves of the time of each (ratio)."""
     if not len(kernels):
         return 0.0, 0.0, 0.0, (kernels, np.ones(0))
     device = facts.trace.device
@@ -75,8 +75,8 @@ def time_in_rows(
 
 
 def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mask:
-    """For each event whether the name that it has in this column has the pattern anywhere, in any case, and not
-    ``but``. Of many names only those that occur there are searched."""
+    """Mask of the events whose name in this column has the pattern anywhere, in any case, and not ``but``. Of many
+    names only those that occur there are searched."""
     wanted, unwanted = re.compile(pattern, re.IGNORECASE).search, re.compile(but, re.IGNORECASE).search
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
     few = len(trace.names) < len(column) // 64  # quicker searched than counted
@@ -92,7 +92,7 @@ def _beside_launch_waits(facts: TraceFacts, seconds: float) -> float:
 
 
 def _seconds(facts: TraceFacts, rows: I64) -> float:
-    """Of these device events, per step (or window) and GPU."""
+    """Seconds of these device events per step (or window) and GPU."""
     device = facts.trace.device
     return float((device.end_ns[rows] - device.start_ns[rows]).sum()) / _per(facts) / 1e9
 
@@ -212,8 +212,8 @@ def _softmaxes(trace: Trace, kernels: I64) -> Mask:
 
 
 def batched_products(trace: Trace, kernels: I64) -> Mask:
-    """Which of these products are of many matrices at once: by the op, the host's call, or the grid's third dimension;
-    those of which none is known do not count."""
+    """Mask of these products that are of many matrices at once: by the op, the host's call, or the grid's third
+    dimension; those of which none is known do not count."""
     device = trace.device
     types = [split_op(trace.names[i])[1] if i >= 0 else "" for i in device.tf_op[kernels].tolist()]
     by_op = np.array([bool(kind) and kind not in _PLAIN_PRODUCTS for kind in types], bool)

@@ -67,8 +67,8 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
 
 
 def _recordings(facts: TraceFacts) -> tuple[Spans, I64]:
-    """From the begin of each capture to the end of the instantiation that follows on its thread, or the instantiation
-    alone where nothing is captured; and when graphs were instantiated."""
+    """Spans from the begin of each capture to the end of the instantiation that follows on its thread, or of the
+    instantiation alone where nothing is captured; and when graphs were instantiated."""
     host = facts.trace.host
     begun, made = host_rows(facts.trace, _BEGIN), host_rows(facts.trace, _MADE)
     spans = EMPTY

@@ -140,8 +140,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
 
 
 def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
-    """How a rank is called: by its number, or its file, which is named after host and port, where each host has one;
-    else by its host."""
+    """Name of a rank: its number, or its file, which is named after host and port, where each host has one; else by its
+    host."""
     if rank is not None:
         return str(rank)
     if len(trace.paths) != len(trace.hosts):
@@ -190,7 +190,7 @@ def out_of_the_step(words: Explanation, line: Culprit, gap_s: float) -> Explanat
 
 
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
-    """What fills the gap, what to do, and the code."""
+    """Content of the gap, the action, and the code."""
     most = limit("step_gap_host.named") * v.gap_s
     recognized = known_work(WORK, (*v.work, *v.executor_work), most)
     if recognized is not None:
@@ -223,7 +223,7 @@ def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
 
 
 def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
-    """What fills a gap of which no known kind of work fills most."""
+    """Content of a gap in which no known kind of work takes most of the time."""
     silent, shown = v.silent_s or 0.0, named_work(v.work)
     if silent >= most or not shown:
         python = ("first of all the wait for the DataLoader, which Nsight does not record; else logging, metrics"

@@ -1,4 +1,4 @@
-"""Which change of a tf.data pipeline lets it keep up, the code for it, and the step time to expect then.
+"""The change of a tf.data pipeline that lets it keep up, its code, and the step time to expect then.
 
 tf.data runs a pipeline's segments at the same time: what lies between two stages with threads of their own
 (Prefetch and the parallel ones). The slowest segment bounds it. A fix changes one stage; the step then takes as long
@@ -149,7 +149,7 @@ class _Bottleneck(Struct, frozen=True):
 
     @property
     def apart(self) -> bool:
-        """Whether a buffer or workers lie between the step and the stage, so that it runs beside the step."""
+        """Return whether a buffer or workers lie between the step and the stage, so that it runs beside the step."""
         return any(_CUTS.search(above.name) for above in (self.stage, *_above(self.stages, self.stage)))
 
     @property
@@ -159,13 +159,13 @@ class _Bottleneck(Struct, frozen=True):
 
     @property
     def pipeline_s(self) -> float:
-        """What its slowest segment takes for the batches of a step."""
+        """Seconds that its slowest segment takes for the batches of a step."""
         return max(self.cost_s, self.others_s)
 
     @property
     def threads(self) -> float:
-        """How many threads the stage can have; tf.data's pool has one for each CPU, and they run on those that are
-        free. No more than it has where a parallel interleave runs it: how many that uses, a trace does not always
+        """Number of threads that the stage can have; tf.data's pool has one for each CPU, and they run on those that
+        are free. No more than it has where a parallel interleave runs it: how many that uses, a trace does not always
         tell."""
         if any(above.name.startswith("ParallelInterleave") for above in _above(self.stages, self.stage)):
             return self.stage.workers
@@ -174,11 +174,11 @@ class _Bottleneck(Struct, frozen=True):
 
     @property
     def on_all_threads_s(self) -> float:
-        """What the segment takes once the stage runs on all threads that it can have."""
+        """Seconds that the segment takes once the stage runs on all threads that it can have."""
         return self.cost_s - self.stage_s + self.stage_s * self.stage.workers / self.threads
 
     def under(self, pattern: re.Pattern[str]) -> bool:
-        """Whether a stage of such a name runs this one."""
+        """Return whether a stage of such a name runs this one."""
         return any(pattern.match(above.name) for above in _above(self.stages, self.stage))
 
     def fix(self, action: str, snippet: str, effect: _Effect) -> InputFix:
@@ -217,7 +217,7 @@ class _Bottleneck(Struct, frozen=True):
 
 def _bottleneck(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, budget: int | None,
                 job: JobCpus | None) -> _Bottleneck | None:
-    """What bounds the pipeline; None where that or its cost is not known."""
+    """Stage that bounds the pipeline; None where that or its cost is not known."""
     cpus = min((n for n in (budget, job and job.limit) if n), default=None)
     stages = {stage.path: stage for stage in pipeline.stages}
     slow = stages.get(pipeline.bounding or "")
@@ -236,7 +236,7 @@ def _bottleneck(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
 
 
 def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
-    """Where the pipeline is fast enough, and only its buffers do not carry the step over the slow batches."""
+    """Fix of a pipeline that is fast enough on average, but whose buffers do not bridge the slow batches."""
     pipeline, last = slow.pipeline, slow.prefetch
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
     if pipeline.wait_s > 0 and refill_s >= _MAIN_SHARE * pipeline.wait_s and slow.pipeline_s <= slow.step_s:
@@ -257,7 +257,7 @@ def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
 
 
 def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
-    """Where the stage runs Python, of which only one call runs at a time."""
+    """Fix of a stage that runs Python, of which only one call runs at a time."""
     stage = slow.stage
     if stage.name.startswith("Generator"):
         return slow.fix(_RECORD_FILES, _RECORDS, _Effect(
@@ -271,7 +271,7 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
 
 
 def _use_threads(slow: _Bottleneck) -> InputFix | None:
-    """Where the stage can run on more threads than it does."""
+    """Fix of a stage that can run on more threads than it does."""
     stage, last, threads = slow.stage, slow.prefetch, round(slow.threads)
     more = stage.workers < threads
     if slow.under(_SEVERAL) or _READS.match(stage.name) or _SEVERAL.match(stage.name):
@@ -299,7 +299,7 @@ def _use_threads(slow: _Bottleneck) -> InputFix | None:
 
 
 def _do_less(slow: _Bottleneck) -> InputFix:
-    """Where nothing but less work in the stage helps."""
+    """Fix of a stage in which only less work helps."""
     stage, left_s, job = slow.stage, slow.cost_s - slow.stage_s, slow.job
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
         return slow.fix(*((_LESS_WORK, _CACHE) if slow.prefetch else (_OVERLAP, _PREFETCH)), _Effect(
@@ -322,7 +322,7 @@ def _do_less(slow: _Bottleneck) -> InputFix:
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
-    """What a promise assumes of the CPUs on which the work of the pipeline goes on."""
+    """Assumption of an estimate about the CPUs on which the work of the pipeline goes on."""
     if job is None:
         return "; the trace does not tell whether CPUs are free for that, so this is the most to expect"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
@@ -359,7 +359,7 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
 
 
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:
-    """What helps in general where the trace tells no more than the slowest stage's name, or not even that.
+    """General fix where the trace shows at most the slowest stage's name.
 
     ``prefetches``: the pipeline has a prefetch already.
     """

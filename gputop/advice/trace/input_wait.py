@@ -128,15 +128,15 @@ def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culp
 
 
 def _waits_like(facts: TraceFacts, share: float) -> int:
-    """How often a loop waited in the window, steps that are not whole included, for half of the time that it waits
-    for each batch of a step, or longer; the loop that did so most often."""
+    """Number of a loop's waits in the window, incomplete steps included, of at least half of its wait for each batch of
+    a step; the loop that did so most often."""
     each_ns = share * facts.period_s * 1e9 / max(_waits_in_steps(facts), 1)
     return max((int((loop.waits.end - loop.waits.start >= 0.5 * each_ns).sum())
                 for loop in training_loops(facts.trace)), default=0)
 
 
 def _waits_in_steps(facts: TraceFacts) -> int:
-    """How often a loop waited for a batch within the steps: the loop that did so most often."""
+    """Number of a loop's waits for a batch within the steps: the loop that did so most often."""
     if facts.steps is None:
         return 0
     return max((int(in_steps(loop.waits.start, facts.steps).sum()) for loop in training_loops(facts.trace)), default=0)
@@ -152,7 +152,7 @@ def _slowest_by_name(stages: Mapping[str, float]) -> str | None:
 
 
 def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
-    """By the pipeline waited for most; in general terms where the trace does not show its stages."""
+    """Fix by the pipeline with the longest waits; in general terms where the trace does not show its stages."""
     if facts.framework == "pytorch":
         return _loader_fix(facts)
     waited, steps = facts.analysis.input, facts.steps

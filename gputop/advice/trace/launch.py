@@ -82,7 +82,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
 
 
 def _launch_waits(facts: TraceFacts) -> dict[int, Spans]:
-    """By GPU (index into ``Trace.gpus``) the part ``launch`` of the steps."""
+    """Spans of the part ``launch`` of the steps, by GPU (index into ``Trace.gpus``)."""
     return {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
 
 
@@ -98,7 +98,7 @@ def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:
-    """Whether the host waits for the GPU within the steps: once at the end of each is the fetched loss."""
+    """Return whether the host waits for the GPU within the steps: once at the end of each is the fetched loss."""
     waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
     threads = max(len(np.unique(waits.line)), 1)
     marked = facts.steps is not None and bool(facts.steps.call_ends_ns)

@@ -106,7 +106,8 @@ def _of_one(share: float) -> Severity:
 
 
 def _host_work(facts: TraceFacts, indices: I64, usual: I64) -> tuple[GapWork, ...]:
-    """What the host does per long step more than in the others, while no GPU is busy; without GPUs between calls."""
+    """Extra work of the host per long step, compared with the others, while no GPU is busy; without GPUs between
+    calls."""
     lines = lines_of(facts.trace, MAIN, EXECUTOR)
     in_long_steps, elsewhere = (work_in(facts.trace, _outside_work(facts, i), lines)[0] for i in (indices, usual))
     more = {name: (round(time - elsewhere.get(name, (0, 0))[0] * len(indices) / len(usual)), count)
@@ -166,7 +167,7 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
 
 
 def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None]:
-    """What the long steps have more of, what to do, and the code."""
+    """Content of the extra time of long steps, the action, and the code."""
     most = limit("long_steps.named") * v.more_s
     recognized = _known_work(v)
     if recognized is not None:

@@ -123,8 +123,8 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
 
 
 def _excess(facts: TraceFacts, heavy: int, work: Mapping[int, float]) -> Excess | None:
-    """What the GPU computes longer than those of the others that take part; None where that is mostly in ops that the
-    others do not run at all."""
+    """Excess of the GPU's compute time over the others that take part; None where that is mostly in ops that the others
+    do not run at all."""
     by_number = {gpu_number(facts.trace, timeline.gpu): timeline for timeline in facts.gpu_timelines}
     others = [by_number[gpu] for gpu in work if gpu != heavy and gpu in by_number]
     if heavy not in by_number or not others:
@@ -134,7 +134,7 @@ def _excess(facts: TraceFacts, heavy: int, work: Mapping[int, float]) -> Excess 
 
 
 def _alike(excess: Excess, kernels_ratio: float) -> str:
-    """Why all ops take longer; "" where some do that others do not."""
+    """Reason why all ops take longer; "" where some do that others do not."""
     if excess.alike < limit("replica_imbalance.alike"):
         return ""
     same = limit("replica_imbalance.same_work")

@@ -135,7 +135,7 @@ def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) 
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
-    """How many bytes a thread may load at once, as the kernel's name tells; None where it does not."""
+    """Bytes that a thread may load at once, by the kernel's name; None where it does not say."""
     alignments = [int(a or b) for a, b in _ALIGNED.findall(row.name.split("(", 1)[0])]
     return min(alignments) * _BYTES[dtype] if alignments and dtype in _BYTES else None
 
@@ -168,7 +168,7 @@ def _mixed(matmuls: _Matmuls) -> bool:
 
 
 def _assumes(what: str, speedup: str = "precision.speedup") -> str:
-    """What the estimated saving assumes."""
+    """Assumption of the estimated saving."""
     return f"assumes that {what} take 1/{limit(speedup):g} of their time; memory-bound ones gain less"
 
 
@@ -233,7 +233,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
 
 
 def _assumed(fp32: bool, tf32: bool) -> str:
-    """What the estimate of 16 bits assumes, in words."""
+    """Assumption of the estimate for 16 bits, in words."""
     parts = ([f"FP32 kernels take 1/{limit('precision.speedup'):g}"] if fp32 else []) + (
         [f"TF32 kernels take 1/{limit('precision.tf32_speedup'):g}"] if tf32 else [])
     return f"in 16 bits {' and '.join(parts)} of their time; kernels bound by memory gain less"
@@ -398,7 +398,7 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
 
 
 def _products(facts: TraceFacts, names: Sequence[str]) -> tuple[str, ...]:
-    """What the kernels of these names are: of many matrices at once, as attention's, convolutions, or others."""
+    """Kinds of the kernels of these names: of many matrices at once, as attention's, convolutions, or others."""
     trace = facts.trace
     rows = kernels_named(facts, names)
     kernels = [(trace.names[name], trace.names[op] if op >= 0 else "") for name, op in zip(

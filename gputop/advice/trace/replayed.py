@@ -1,4 +1,4 @@
-"""What the findings' cures save by a replay of the recorded steps: each alone, and with those before it."""
+"""Savings of the findings' fixes by a replay of the recorded steps: each alone, and with those before it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Cures:
         return saved, ""
 
     def rest(self, effect: str, cause: str) -> float | None:
-        """What one finding's cure saves once another's is done, as a share of today's step; None: not replayed."""
+        """Remaining saving of one finding's fix once another's is done, as a share of today's step; None: not
+        replayed."""
         if effect not in self.by_finding or cause not in self.by_finding:
             return None
         return self._saved_together((effect, cause)) - self._saved_together((cause,))
@@ -74,7 +75,8 @@ class Cures:
                 tuple(CombinedGain(chosen, share) for chosen, share in saved.items() if len(chosen) > 1))
 
     def _saved_together(self, ids: Iterable[str]) -> float:
-        """Where the trace does not tell what the host does in its pauses, the lesser of both."""
+        """Saving of several fixes; the smaller of both estimates where the trace does not show what the host does in
+        its pauses."""
         if self._replay is None:
             return 0.0
         cures = [self.by_finding[id_] for id_ in ids]
@@ -86,7 +88,7 @@ class Cures:
 def combinations_saved(
     alone: Mapping[str, float], saved: Callable[[tuple[str, ...]], float], most: int,
 ) -> dict[tuple[str, ...], float]:
-    """What sets of findings save, the ids in the order of ``alone``: each alone, the first two, three and so on, and
+    """Savings of sets of findings, the ids in the order of ``alone``: each alone, the first two, three and so on, and
     the other sets of the first five, as far as ``most`` replays go. A set saves no less than one that it contains."""
     ids = tuple(alone)
     out: dict[tuple[str, ...], float] = {(finding_id,): share for finding_id, share in alone.items()}

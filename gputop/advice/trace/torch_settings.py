@@ -87,7 +87,7 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
 
 
 def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
-    """From each check's begin to the end of the last op in a row that belongs to it."""
+    """Spans from each check's begin to the end of the last op in a row that belongs to it."""
     host, trace = facts.trace.host, facts.trace
     outermost = outermost_ops(trace, rows[host.line[rows] == line])
     begins = name_mask(trace, _CHECK)[host.name[outermost]]

@@ -119,7 +119,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
-    """Whether a condition holds, of each GPU where it is asked for each: for any of them. None: that is not known."""
+    """Judge a condition: for any GPU where it is per GPU. None: not known."""
     values = TraceValues(analysis)
     outcomes = condition.judge(values)
     names = sorted(values.between)
@@ -153,12 +153,12 @@ def user_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | No
 
 
 def missing(outcomes: dict[int | None, Outcome]) -> str:
-    """What it would take to judge."""
+    """Figures that would be needed to judge."""
     return in_words(text for outcome in outcomes.values() for text in outcome.missing) or "GPUs in the trace"
 
 
 def over_budget(budget: Budget, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
-    """Whether a budget is exceeded: of each GPU where it is asked for each, by any of them. None: not known."""
+    """Judge a budget: exceeded by any GPU where it is per GPU. None: not known."""
     _, outcomes = judged(budget.condition, analysis)
     verdicts = [outcome.holds for outcome in outcomes.values()]
     return (True if False in verdicts else None if not verdicts or None in verdicts else False), outcomes

@@ -81,19 +81,20 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
 
 
 def _one_short_pause(parts: Sequence[WallPart]) -> bool:
-    """Whether all of the time is one pause that is no loss by its length alone."""
+    """Return whether all of the time is one pause that is no loss by its length alone."""
     return sum(part.count for part in parts) == 1 and parts[0].longest_s < limit("time_outside_steps.once")
 
 
 def _of_others(facts: TraceFacts, part: WallPart, share: float) -> str | None:
-    """Why other processes may have made this part so long: nothing but its length speaks for the job's own Python."""
+    """Reason why other processes may have made this part so long: nothing but its length speaks for the job's own
+    Python."""
     if part.kind not in _UNNAMED or part.every_steps is not None:
         return None
     return may_be_others(facts, share, silent=part.kind == "python")
 
 
 def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
-    """What has a name, each once with its time in the recording."""
+    """Culprits that have a name, each once with its time in the recording."""
     times: dict[tuple[str, str], list[WallPart]] = {}
     for part in parts:
         if part.what:
@@ -132,7 +133,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
 
 
 def _what(part: WallPart) -> str:
-    """What the host did: "saving checkpoints (train.py:88 save)", "Python at train.py:11 Save.on_epoch_end"."""
+    """Words for the host's work: "saving checkpoints (train.py:88 save)", "Python at train.py:11 Save.on_epoch_end"."""
     kind = HOST_KINDS.get(part.kind, HOST_KINDS["unknown"])
     if part.kind in ("line", "op"):
         return part.what
@@ -234,7 +235,7 @@ class UnfinishedStep(Verdict, frozen=True, kw_only=True):
 
 
 def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
-    """At the begin or the end of the recording no step ends for far longer than a step takes: one that had begun
+    """No step ends at the begin or the end of the recording for far longer than a step takes: one that had begun
     before, or that had not ended. Waits for a batch are those of input_bound."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or steps is None or steps.unit != "step" or steps.count < limit("unfinished_step.steps"):

@@ -95,7 +95,7 @@ def collective_waits(
 
 
 class _Sums:
-    """What the matched collectives of all operations add up to, by the GPUs that ran some (places in ``timelines``)."""
+    """Sums over the matched collectives of all operations, by the GPUs that ran some (indices into ``timelines``)."""
 
     def __init__(self, trace: Trace, timelines: Sequence[GpuTimeline], waits_for_host: Sequence[Spans],
                  without_work: Sequence[Spans]) -> None:
@@ -150,7 +150,7 @@ class _Sums:
             self._allreduce_ns = int((end - begun[:, None]).min(axis=1).sum())
 
     def result(self, steps: Steps | None, unmatched: Mapping[str, str]) -> CollectiveWaits:
-        """Per step where there are steps, and then of the time within them."""
+        """Result per step where there are steps, and then of the time within them."""
         per = steps.count if steps is not None else 1
         within = None if steps is None else steps.spans
 
@@ -199,7 +199,7 @@ def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | 
 
 
 def _before_first_launch(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> Spans:
-    """From the begin of the steps to the GPU's first event, where that was launched later."""
+    """Span from the begin of the steps to the GPU's first event, where that was launched later."""
     first = timeline.rows[:1]
     if steps is None or not len(first) or trace.device.launch_ns[first[0]] < steps.bounds_ns[0][0]:
         return EMPTY
@@ -213,7 +213,7 @@ def _begun_in_steps(begun_ns: I64, steps: Steps) -> I64:
 
 
 def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -> F64:
-    """How much longer than the others (their median) the last GPU waited for its host since the collective before.
+    """Extra time (ns) that the last GPU waited for its host since the previous collective, over the others' median.
 
     ``waits`` is when each GPU did, ``start`` of shape (collectives, GPUs) when it arrived, ``last`` who came last.
     """
@@ -227,7 +227,7 @@ def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -
 
 
 def _since_collective_before(waits: Sequence[Spans], begun: I64) -> I64:
-    """When the collective before each began; before the first, when a GPU first waited."""
+    """Start of the collective before each; before the first, the time at which a GPU first waited."""
     order = np.argsort(begun, kind="stable")
     since = np.empty_like(begun)
     since[order] = np.append(min((spans.start[0] for spans in waits if len(spans.start)), default=0), begun[order[:-1]])

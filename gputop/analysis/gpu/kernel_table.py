@@ -112,7 +112,7 @@ def _kernels_of(trace: Trace, timeline: GpuTimeline, of_steps: WorkOfSteps | Non
 
 
 def _combinations(columns: Sequence[npt.NDArray]) -> tuple[I64, list[I64]]:
-    """For each row which of the distinct combinations of these ids (or -1) it has, and the columns of those."""
+    """Number, for each row, of its combination of these ids (or -1), and the columns of the distinct combinations."""
     distinct_ids, which = numbered(columns[0])
     values = [distinct_ids]
     for column in columns[1:]:
@@ -202,7 +202,7 @@ def _table(
 
 @dataclass(frozen=True, slots=True)
 class _PerStep:
-    """Of each group."""
+    """Figures of each group per step."""
 
     count: F64
     time_s: F64

@@ -62,12 +62,13 @@ class Extremes:
 
     @property
     def sorted_by(self) -> str:
-        """For a caption: "8 ranks, sorted by …"."""
+        """Caption: "8 ranks, sorted by …"."""
         return "load (kernels and copies)" if self.by == "load" else "waiting: the others wait for the first"
 
 
 def least_median_most(ranks: Sequence[RankTimes]) -> Extremes:
-    """By load; by waiting where that differs more between the ranks than their load can explain."""
+    """Rank with the least, the median and the most load; of waiting where that differs more between the ranks than
+    their load can explain."""
     loads = [rank.load_s for rank in ranks]
     waits = [rank.waiting_s for rank in ranks if rank.waiting_s is not None]
     by: Literal["load", "waiting"] = "load"

@@ -90,7 +90,7 @@ def _work(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | Non
 
 
 def _launched(trace: Trace, rows: I64) -> I64:
-    """Those of the kernels with a known launch by time of it; none where most have none."""
+    """Kernels with a known launch, in order of it; none where most have none."""
     launch = trace.device.launch_ns[rows]
     with_launch = np.flatnonzero(launch >= 0)
     if len(with_launch) < _LAUNCHES_KNOWN * len(rows):

@@ -81,7 +81,7 @@ def _of_a_step(length_ns: I64, inside: Mask, steps: Steps) -> dict[str, float]:
 
 
 def _within(trace: Trace, calls: I64, inner: I64) -> I64:
-    """For each call the time of the ``inner`` events whose nearest call around it is; each instant counts once."""
+    """Time of the ``inner`` events of which each call is the nearest call around; each instant counts once."""
     host = trace.host
     rows = np.concatenate((calls, inner))
     nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
@@ -95,7 +95,7 @@ def _within(trace: Trace, calls: I64, inner: I64) -> I64:
 
 
 def _spans(trace: Trace, rows: I64) -> Spans:
-    """When any of these events was open, on any thread."""
+    """Spans in which any of these events was open, on any thread."""
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 

@@ -1,4 +1,4 @@
-"""What the host does while it keeps the GPUs waiting: one cause for each instant.
+"""Causes for which the host keeps the GPUs waiting: one for each instant.
 
 Each instant in which a GPU stands still by the host's fault (the parts ``launch`` and ``host`` of the
 breakdown) goes to the first of these that holds:
@@ -103,7 +103,7 @@ class HostCauses:
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
-    """Whether the model itself runs op by op, and not only a callback."""
+    """Return whether the model itself runs op by op, and not only a callback."""
     if ops is None or (ops.eager_share or 0.0) < EAGER_SHARE:
         return False
     count = ops.eager_ops_per_step if ops.eager_ops_per_step is not None else sum(op.count for op in ops.eager)
@@ -186,7 +186,7 @@ def late_by_cause(
 
 
 def _behind_calls(steps: Steps) -> Spans:
-    """From the end of each step's call to its end."""
+    """Spans from the end of each step's call to the step's end."""
     if not steps.call_ends_ns:
         return EMPTY
     ends = steps.edges_ns[:, 1]
@@ -235,7 +235,8 @@ def _late(
 
 
 def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
-    """From the end of one launch to the start of the next one to this GPU, where that is far longer than usual."""
+    """Spans from the end of one launch to the start of the next one to this GPU, where that is far longer than
+    usual."""
     device = trace.device
     rows = timeline.rows[rows_of(device.launch_ns[timeline.rows] >= 0)]
     if len(rows) < 2:
@@ -253,7 +254,8 @@ def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
 
 
 def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | None, float]:
-    """How much of this time tf.data works, on how many threads, and on how many that are not its own."""
+    """Share of this time in which tf.data works, the number of its threads, and that of threads which are not its
+    own."""
     of_input = lines_of(trace, INPUT)
     if not stalled.total or not of_input.any():
         return None, None, 0.0

@@ -1,4 +1,4 @@
-"""When a host traces or compiles functions, runs them, runs ops eagerly, and runs ops that no GPU does."""
+"""Spans in which a host traces or compiles functions, runs them, runs ops eagerly, and runs ops that no GPU does."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
 
 
 def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) -> I64:
-    """When something of a function runs on this host or is launched, in order."""
+    """Times at which something of a function runs on this host or is launched, in order."""
     host, device = trace.host, trace.device
     started = host_rows(trace, RUNS)
     started = started[not_input[started]]
@@ -153,8 +153,8 @@ def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) 
 
 
 def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
-    """Of each call that traces the time until its function begins to run: after building, compiling or, where
-    neither is traced, from the call's start on. To the end of building where nothing is seen to run."""
+    """Spans from each call that traces until its function begins to run: after building, compiling or, where neither is
+    traced, from the call's start on. To the end of building where nothing is seen to run."""
     host = trace.host
     building = np.concatenate((host_rows(trace, TRACING), host_rows(trace, COMPILE)))
     building = building[here[host.line[building]]]
@@ -191,7 +191,7 @@ def _functions_of_jax(trace: Trace, here: Mask) -> I64:
 
 
 def _innermost(trace: Trace, rows: I64) -> I64:
-    """Those of these events, in order of time, that hold no other of them on their thread: what only calls other ops
+    """Events among these, in order of time, that hold no other of them on their thread: what only calls other ops
     (views of many tensors) computes nothing itself."""
     host = trace.host
     out = []
@@ -202,7 +202,7 @@ def _innermost(trace: Trace, rows: I64) -> I64:
 
 
 def _python_callbacks(trace: Trace, ops: I64) -> I64:
-    """Of these events the long ones in which a compiled function runs Python: without a GPU all other ops are its own
+    """Long events among these in which a compiled function runs Python: without a GPU all other ops are its own
     computing, custom calls (LAPACK) among them."""
     host = trace.host
     long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]

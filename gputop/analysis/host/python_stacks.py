@@ -27,7 +27,7 @@ _WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "socketserv
 
 
 class StackSpans(NamedTuple):
-    """When a thread had which stack (index into those of its process; -1: none), on the trace's clock: in order, and
+    """Spans of a thread's stacks (index into those of its process; -1: none), on the trace's clock: in order, and
     apart.
 
     ``seen`` are the instants at which a sample first saw each of them.
@@ -39,7 +39,7 @@ class StackSpans(NamedTuple):
     seen: I64
 
     def around(self, spans: Spans) -> StackSpans:
-        """Those between the first and the last of these instants."""
+        """Spans between the first and the last of these instants."""
         if not len(spans.start):
             return StackSpans(*(column[:0] for column in self))
         first = np.searchsorted(self.end, spans.start[0], side="right")
@@ -81,7 +81,7 @@ class PythonStacks(NamedTuple):
         return out
 
     def waits(self, stack: int) -> bool:
-        """Whether it waits for work in the standard library."""
+        """Return whether it waits for work in the standard library."""
         inner = next((frame for frame in reversed(self.stacks[stack]) if self.frames[frame].file != BUILT_IN), None)
         return (inner is not None and bool(self.of_library[inner])
                 and PurePosixPath(self.frames[inner].file).name in _WAITING)

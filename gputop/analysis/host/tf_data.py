@@ -82,7 +82,7 @@ def iterator_paths(trace: Trace) -> tuple[I64, I64, list[str]]:
 
 
 def _stat_of(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
-    """Whether each row has the stat, and its value."""
+    """Mask of the rows that have the stat, and its value for each row."""
     having, values = host_stat(trace.host, name)
     if not len(having):
         return np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
@@ -106,7 +106,7 @@ def _iterators(trace: Trace, rows: I64) -> I64:
 
 
 def _datasets(trace: Trace, calls: _Calls) -> tuple[I64, list[str]]:
-    """For each call the number of its dataset, and the datasets' labels."""
+    """Number of each call's dataset, and the datasets' labels."""
     rows = calls.rows
     root = calls.paths.index("Root") if "Root" in calls.paths else -1
     has, ids = _keys(trace, rows, "id")
@@ -155,7 +155,7 @@ def _root_labels(
 
 
 def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
-    """By path the nanoseconds that the functions of its stages ran on executor threads, where that is traced.
+    """Nanoseconds by path that the functions of its stages ran on executor threads, where that is traced.
 
     A stage starts its function in its own call, or, with workers, in a "…Produce" on its thread, in which it also calls
     the stage below. A function that only passes on its arguments needs no executor: of a stage with workers whose

@@ -1,4 +1,4 @@
-"""Where the recorded time went: every second of every rank in one named part.
+"""Division of the recorded time: every second of every rank in one named part.
 
 For each rank, from the begin to the end of its recording (the profiler's own, where the trace holds them, else its
 first and last event), in this order:
@@ -219,8 +219,8 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
 
 
 def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans) -> Spans:
-    """From the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end, which is
-    when it has stopped: a little later than it records."""
+    """Window from the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end,
+    which is when it has stopped: a little later than it records."""
     host = trace.host
     rows = rows_of(lines[host.line]) if len(host) else np.empty(0, np.int64)
     start, end = host.start_ns[rows], host.end_ns[rows]
@@ -234,7 +234,7 @@ def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans
 
 
 def _computed_on_cpu(trace: Trace, lines: npt.NDArray[np.bool_]) -> Spans:
-    """When XLA runs programs on the CPU: JAX's calls return before."""
+    """Spans in which XLA runs programs on the CPU: JAX's calls return before."""
     rows = host_rows(trace, _XLA_PROGRAM)
     rows = rows[(lines & lines_of(trace, EXECUTOR))[trace.host.line[rows]]] if len(rows) else rows
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
@@ -295,8 +295,8 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
 
 
 def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
-    """What follows the calls of some steps, if it takes longer than a usual step and in most of it nothing computes
-    and the loop does not wait for a batch: the ends of epochs. A step's own work may end after its call."""
+    """Pauses that follow the calls of some steps, if they take longer than a usual step and in most of it nothing
+    computes and the loop does not wait for a batch: the ends of epochs. A step's own work may end after its call."""
     if not steps.call_ends_ns or steps.count < _KNOWN_STEPS:
         return EMPTY
     end = steps.edges_ns[:, 1]
@@ -321,7 +321,7 @@ def _id_of_steps(steps: Steps) -> str:
 
 
 def _whole_loops(steps: Steps) -> dict[str, Spans]:
-    """By phase the loops between two steps, each from its first call to its last one."""
+    """Loops between two steps, by phase, each from its first call to its last one."""
     edges = steps.edges_ns[:, 0]
     out = {}
     for phase, calls in steps.other_loops.items():
@@ -334,8 +334,8 @@ def _whole_loops(steps: Steps) -> dict[str, Spans]:
 
 def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[str, Spans], steps: Steps | None,
                  rank: _Rank) -> Spans:
-    """Of Keras the stretches that lead to an evaluation's first call, and those that follow its last one and free what
-    it has used. What else comes after it are callbacks at the end of an epoch, checkpoints among them."""
+    """Stretches of Keras that lead to an evaluation's first call, and those that follow its last one and free what it
+    has used. What else comes after it are callbacks at the end of an epoch, checkpoints among them."""
     loops = divided.get(EVALUATION, EMPTY)
     if steps is None or _KERAS not in steps.times.anchor or not len(loops.start):
         return EMPTY
@@ -354,7 +354,7 @@ def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
 
 
 def _stretches(left: Spans, rank: _Rank, steps: Steps | None, recorded_ns: tuple[int, int]) -> list[_Stretch]:
-    """What is left, each stretch up to the next step or loop."""
+    """Stretches of what is left, each up to the next step or loop."""
     if steps is None:
         return [_Stretch(_NO_STEPS, int(left.start[0]), int(left.end[-1]), subtract(left, rank.busy))] if len(
             left.start) else []
@@ -394,8 +394,8 @@ def _loop_part(id_: str, spans: Spans, steps: Steps | None) -> WallPart:
 
 
 def _every(starts: I64, steps: Steps | None) -> int | None:
-    """How many training steps lie between one and the next, where it is the same number at least twice; some
-    accidents in between do not count."""
+    """Number of training steps from one to the next, where it is the same at least twice; some accidents in between do
+    not count."""
     if steps is None:
         return None
     return period_of(np.searchsorted(steps.edges_ns[:, 0], np.sort(starts)))[0]
@@ -432,8 +432,8 @@ def _named(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch]) -> list[_Na
 
 def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
           ) -> tuple[dict[int, dict[str, tuple[int, int]]], dict[int, int]]:
-    """By group of stretches the own time of each name on the loop's threads and the executors', and the time in which
-    the loop's threads show no event."""
+    """Own time, by group of stretches, of each name on the loop's threads and the executors', and the time in which the
+    loop's threads show no event."""
     host = trace.host
     idle = Spans(np.concatenate([s.idle.start for s in stretches]), np.concatenate([s.idle.end for s in stretches]))
     ends = np.array([stretch.end_ns for stretch in stretches])
@@ -515,7 +515,7 @@ def _line(rank: _Rank, idle: Spans, *, user: bool = False) -> str:
 
 
 def _in_wrapper(rank: _Rank, idle: Spans) -> bool:
-    """Whether a library's wrapper around a call is where Python was in most of this time: no code of the user's, and
+    """Return whether Python was in a library's wrapper around a call for most of this time: no code of the user's, and
     no callback of the library."""
     first = _first_line(rank, idle)
     return first is not None and PurePosixPath(first.file).name in PASS_ON
@@ -529,8 +529,8 @@ def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:
 
 
 def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
-    """Whether tf.data's threads work most of this time, while those that run ops show nothing: the loop then waits for
-    a batch whose call has not ended."""
+    """Return whether tf.data's threads work most of this time, while those that run ops show nothing: the loop then
+    waits for a batch whose call has not ended."""
     host = trace.host
 
     def covered(lines: npt.NDArray[np.bool_]) -> float:
@@ -543,7 +543,8 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
 
 
 def same_work(kind: str, what: str) -> tuple[str, str]:
-    """What parts of one work have in common. A known kind of work is one, whichever of its lines took longest."""
+    """Key that the parts of one kind of work have in common. A known kind of work is one, whichever of its lines took
+    longest."""
     return kind, what if kind in ("line", "op") else ""
 
 
@@ -575,7 +576,7 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]
 
 
 def _longest_gaps(idle: Spans) -> tuple[int, int, int]:
-    """How many gaps are at least half as long as the longest one, and the length and the begin of that."""
+    """Number of gaps at least half as long as the longest one, and the length and begin of the longest."""
     length = idle.end - idle.start
     longest = int(length.argmax())
     return int((length >= _HALF * length[longest]).sum()), int(length[longest]), int(idle.start[longest])

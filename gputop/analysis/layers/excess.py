@@ -1,4 +1,4 @@
-"""Which ops make one replica compute longer than the others, or whether it takes longer for everything alike."""
+"""Ops that make one replica compute longer than the others, or whether it takes longer for everything alike."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SHAPES_KNOWN = 0.9  # of the kernels
 
 
 class Excess(NamedTuple):
-    """What one GPU computes longer than the others: ``rows`` are its kernels, ``time_ns`` is how much of each that is,
-    by its op; ``total_ns`` all together, ``own_ns`` of it in ops that the others do not run.
+    """Excess of one GPU's compute time over the others: ``rows`` are its kernels, ``time_ns`` is how much of each that
+    is, by its op; ``total_ns`` all together, ``own_ns`` of it in ops that the others do not run.
 
     ``alike`` is the share of the others' time in ops that take longer here by half as much as all do together, and
     more: 1 where each takes longer, as on a GPU with lower clocks or with a larger part of each batch. ``blocks`` is

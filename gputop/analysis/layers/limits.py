@@ -58,7 +58,7 @@ def limits(
 def _of_given(
     parts: Breakdown, known_steps: list[LimitStep], peak: GpuPeak, flops: float, uses: Sequence[GpuUse],
 ) -> Limits:
-    """With the user's FLOPs: the type is the one that most kernel time has, of those whose names tell."""
+    """Limits with the user's FLOPs: the type is the one that most kernel time has, of those whose names tell."""
     compute = parts.compute or 0.0
     by_name = dict.fromkeys(peak.flops, 0.0)
     for use in uses:

@@ -99,7 +99,8 @@ def put(root: Node, phase: str, path: tuple[str, ...], node: Node, source: str =
 
 
 def no_layers(root: Node, how: str) -> dict[str, str]:
-    """For :func:`table_rows`: ``how``, a key of :data:`NO_LAYERS`, where ops of the forward pass are in no layer."""
+    """Argument of :func:`table_rows`: ``how``, a key of :data:`NO_LAYERS`, where ops of the forward pass are in no
+    layer."""
     forward = root.children.get("forward")
     if forward is None or not how:
         return {}

@@ -96,7 +96,7 @@ def few_keras_calls(trace: Trace) -> Anchors | None:
 
 
 def _calls_of_keras(trace: Trace) -> _KerasCalls:
-    """By the ops that run them; without such ops by their own events."""
+    """Calls of Keras by the ops that run them; without such ops by their own events."""
     host = trace.host
     rows, function = calls_of_functions(trace)
     keras = name_mask(trace, _KERAS_OPS)[function]
@@ -230,7 +230,7 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str) -
 
 
 def _outer_calls(trace: Trace, rows: I64) -> I64:
-    """Those of a function's calls (3), in order of time, on the busiest thread and in no other of them."""
+    """Calls of a function (3), in order of time, on the busiest thread and in no other of them."""
     host = trace.host
     line = host.line[rows]
     rows = rows[line == busiest_line(trace, line)]

@@ -51,14 +51,14 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
 
 
 def _periodic(long: I64) -> tuple[I64, int | None]:
-    """Those of the long steps that come every so many steps, none missing, and how many; all where few do so."""
+    """Long steps that come every so many steps, none missing, and that number; all where few do so."""
     every, periodic = period_of(long)
     return (long, None) if every is None else (long[periodic], every)
 
 
 def period_of(places: I64) -> tuple[int | None, I64]:
-    """By how many steps the most of these (rising) places lie apart, none missing between the first and the last, and
-    which of the places these are; None where that holds of fewer than three, or of too few of them.
+    """Number of steps by which most of these (rising) positions lie apart, none missing between the first and the last,
+    and those positions; None where that holds of fewer than three, or of too few of them.
 
     Each distance between a place and one of the two after it is tried: an accident between two makes one of them two
     shorter ones.

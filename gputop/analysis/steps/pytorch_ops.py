@@ -41,11 +41,11 @@ class Ops(NamedTuple):
     forward_ns: I64
 
     def backward_nodes(self, begin_ns: I64, end_ns: I64) -> I64:
-        """How many nodes of the backward pass begin in each of these times."""
+        """Number of nodes of the backward pass that begin in each of these times."""
         return np.searchsorted(self.backward_ns, end_ns) - np.searchsorted(self.backward_ns, begin_ns)
 
     def runs_model(self, begin_ns: I64, end_ns: I64) -> Mask:
-        """In which of these times an op with weights begins."""
+        """Mask of these times in which an op with weights begins."""
         return np.asarray(np.searchsorted(self.forward_ns, end_ns) > np.searchsorted(self.forward_ns, begin_ns), bool)
 
     def part(self, kept: slice) -> Ops:

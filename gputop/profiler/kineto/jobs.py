@@ -28,7 +28,7 @@ class Jobs(Struct, frozen=True):
 
 
 def find_jobs(proc: Path = _PROC) -> Jobs:
-    """What there is now."""
+    """Find the jobs that there are now."""
     clients = find_clients(proc)
     return Jobs(tuple(_as_server(client, proc) for client in clients if client.folder is not None),
                 tuple(client.pid for client in clients if client.folder is None))

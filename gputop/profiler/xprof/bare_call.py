@@ -86,7 +86,7 @@ def _string(text: str) -> bytes:
 
 
 def _integer(value: int) -> bytes:
-    """With a prefix of 7 bits (RFC 7541, 5.1)."""
+    """Encode an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
     if value < 127:
         return bytes([value])
     out, value = b"\x7f", value - 127

@@ -80,7 +80,7 @@ def session_window_ns(path: Path) -> tuple[int, int] | None:
 
 
 def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
-    """When the recording began and ended, Unix time by the server's clock; None where the trace does not tell.
+    """Begin and end of the recording, Unix time by the server's clock; None where the trace does not say.
 
     Of several that were joined, when the first began and the last ended.
     """

@@ -155,7 +155,7 @@ def _server_uid(address: str, pid: int | None) -> int | None:
 
 
 def _shares_files(pid: int) -> bool:
-    """Whether the process sees gputop's file system and may write where gputop may."""
+    """Return whether the process sees gputop's file system and may write where gputop may."""
     import psutil
 
     try:

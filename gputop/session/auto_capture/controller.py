@@ -46,7 +46,7 @@ def existing_folder(path: Path) -> Path:
 
 
 def held_before(record: CaptureRecord, dip_s: float) -> tuple[str, ...]:
-    """What the trace of a dip that began at ``dip_s`` (Unix time) holds, by its first and last event.
+    """Notes on what the trace of a dip that began at ``dip_s`` (Unix time) holds, by its first and last event.
 
     Nothing where the trace was not analyzed, or does not tell when it was recorded.
     """
@@ -61,7 +61,7 @@ def held_before(record: CaptureRecord, dip_s: float) -> tuple[str, ...]:
 
 
 class CaptureHost(Protocol):
-    """What the auto-capture needs of who captures for it."""
+    """Interface that the auto-capture needs of whoever captures for it."""
 
     options: Options
 
@@ -104,7 +104,7 @@ class AutoCapture:
 
     @property
     def _keep_s(self) -> float:
-        """How much before this moment is to be kept."""
+        """Seconds before this moment that are to be kept."""
         return self.options.before_s + _MARGIN_S
 
     @property
@@ -113,11 +113,11 @@ class AutoCapture:
 
     @property
     def done(self) -> bool:
-        """Whether it has captured as often as it may."""
+        """Return whether it has captured as often as it may."""
         return self.count >= self.options.max_captures
 
     def state(self) -> str:
-        """For people, what matters most first: "auto-capture 1/20: 11:02:07 GPU 3: SM active 31% for 5 s"."""
+        """State for people, what matters most first: "auto-capture 1/20: 11:02:07 GPU 3: SM active 31% for 5 s"."""
         on = self._continuous is not None and self._continuous.on
         missed = f", {self.missed} during captures" if self.missed else ""
         return (f"auto-capture {self.count}/{self.options.max_captures}{missed}{' recording' if on else ''}: "
@@ -304,7 +304,7 @@ class AutoCapture:
             continuous.close()
 
     def _max_part_s(self, continuous: Continuous) -> float:
-        """How many seconds all may record at a time, by a probe of each, as for any capture; raises GputopError."""
+        """Seconds that all may record at a time, by a probe of each, as for any capture; raises GputopError."""
         from gputop.profiler.capture.multi_worker import max_safe_duration
         from gputop.profiler.ways import recorder_of
 

@@ -39,7 +39,7 @@ class Dip:
     threshold: float | None
 
     def text(self, gpu: str) -> str:
-        """For people: "GPU 3: SM active 31% for 5 s, usually 92%"."""
+        """Text for people: "GPU 3: SM active 31% for 5 s, usually 92%"."""
         if self.value is None:
             return f"GPU {gpu}: {self.metric} for {self.now_s - self.began_s:.0f} s"
         about = GPU_METRICS[self.metric]
@@ -53,7 +53,7 @@ class Dip:
 
 @dataclass(slots=True)
 class _Gpu:
-    """What is remembered of one GPU."""
+    """State that is kept of one GPU."""
 
     armed: bool = True
     low_since_s: float | None = None
@@ -71,7 +71,7 @@ class Trigger:
 
     @property
     def any_low(self) -> bool:
-        """Whether any GPU is below its threshold now, for however short a time."""
+        """Return whether any GPU is below its threshold now, for however short a time."""
         return any(gpu.low_since_s is not None for gpu in self._gpus.values())
 
     def check(self, history: History, sample: NodeSample | None = None) -> Dip | None:

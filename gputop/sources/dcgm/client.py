@@ -55,7 +55,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to read and watch. ``uuids`` None: every GPU that the engine lists. ``profiled``: those of them whose
+    """Fields to read and watch. ``uuids`` None: every GPU that the engine lists. ``profiled``: those of them whose
     profiling fields are watched, None: all."""
 
     ids: tuple[int, ...] = ()
@@ -336,8 +336,8 @@ class DcgmClient:
 
     def _suspect(self, engine: Engine, gpu: EngineGpu, values: Mapping[int, FieldValue], blank: frozenset[int],
                  now_s: float) -> None:
-        """Whether a GPU that gives blanks for too long is lost: no value says so. The engine is asked, which knows it
-        of one that is detached, but not of one whose driver says that it is lost: of that all fast fields are blank
+        """Ask whether a GPU that gives blanks for too long is lost: no value says so. The engine is asked, which knows
+        it of one that is detached, but not of one whose driver says that it is lost: of that all fast fields are blank
         that had values. Slow ones say nothing: some are 0 then."""
         of_now = [values[i] for i in (*dcgm_fields.FAST_IDS, *dcgm_fields.PROFILING_IDS)
                   if i in values and i != dcgm_fields.XID]
@@ -437,7 +437,7 @@ class DcgmClient:
 
 
 def _ids_of(instance: bool, ids: Iterable[int]) -> tuple[int, ...]:
-    """Those of ``ids`` that a GPU, or a MIG instance, has."""
+    """Field ids among ``ids`` that a GPU, or a MIG instance, has."""
     return tuple(i for i in ids if not instance or i in dcgm_fields.INSTANCE_IDS)
 
 

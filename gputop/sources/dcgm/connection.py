@@ -41,7 +41,7 @@ _VERSION = re.compile(r"\bversion:(\d{1,4}(?:\.\d{1,4}){0,3})")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a host engine listens: a unix socket's ``path``, or ``host`` and ``port``."""
+    """Address at which a host engine listens: a unix socket's ``path``, or ``host`` and ``port``."""
 
     host: str = ""
     port: int = 0
@@ -95,7 +95,7 @@ class EngineError(Exception):
 
     @property
     def fails_all(self) -> bool:
-        """Whether the next call would fail, too: the connection is gone, or the bindings lack the function."""
+        """Return whether the next call would fail, too: the connection is gone, or the bindings lack the function."""
         return self.code in fields.CONNECTION_GONE or self.code == fields.FUNCTION_NOT_FOUND
 
 
@@ -438,7 +438,7 @@ def _text(value: bytes | str) -> str:
 
 
 def _packed(value_type: Any, members: Mapping[str, str]) -> struct.Struct:
-    """These members of a structure, in this order, which is theirs in memory; ctypes takes a microsecond for each."""
+    """Unpacker of these members of a structure, in their order in memory; ctypes takes a microsecond for each."""
     text, end = "=", 0
     for name, code in members.items():
         offset = getattr(value_type, name).offset

@@ -71,7 +71,7 @@ class DcgmSource:
 
     @property
     def label(self) -> str:
-        """For the header: "DCGM 4.2 host engine at 127.0.0.1:5555, driver 580.65"."""
+        """Label for the header: "DCGM 4.2 host engine at 127.0.0.1:5555, driver 580.65"."""
         snapshot = self._client.snapshot()
         where = "at" if self._local else "on another machine, at"
         driver = next((f", driver {gpu.driver}" for gpu in snapshot.gpus if gpu.driver), "")
@@ -272,7 +272,7 @@ def _infos(snapshot: Snapshot) -> dict[GpuInfo, str]:
 
 
 def _divided_reason(info: GpuInfo, infos: Sequence[GpuInfo]) -> str:
-    """Why a GPU in MIG mode has no activity of its own; empty for others."""
+    """Reason why a GPU in MIG mode has no activity of its own; empty for others."""
     if not info.mig_mode:
         return ""
     return divided_reason([one.label for one in infos if one.index == info.index and one.mig is not None])
@@ -308,7 +308,7 @@ def _clock_events(values: Mapping[int, fields.FieldValue]) -> tuple[tuple[str, .
 
 
 def _is_of_this_machine(gpus: Sequence[EngineGpu], root: Path) -> bool:
-    """Whether one of the engine's GPUs is in this machine: a local port may lead to a tunnel.
+    """Return whether one of the engine's GPUs is in this machine: a local port may lead to a tunnel.
 
     The driver shows its GPUs to everyone, but not always their UUIDs; then the bus address is compared.
     """

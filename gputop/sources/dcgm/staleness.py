@@ -1,4 +1,4 @@
-"""Whether a DCGM value is current. A value stays readable after its watch has ended, so its time decides."""
+"""Age of DCGM values. A value stays readable after its watch has ended, so its time decides."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Cgroups:
                         for value, file in _memory_limits(level.folder)]
 
     def _mounts(self) -> dict[str, list[tuple[str, str]]]:
-        """By controller: where its hierarchy is mounted, and which part of it; "" is version 2."""
+        """Mounts by controller: where its hierarchy is mounted, and which part of it; "" is version 2."""
         out: dict[str, list[tuple[str, str]]] = {}
         text = proc_files.read(f"{self._root}/proc/self/mountinfo", proc_files.ENVIRON_BYTES)
         for line in text.decode("utf-8", "surrogateescape").splitlines():
@@ -242,7 +242,7 @@ def _quota(folder: str) -> tuple[float | None, str]:
 
 
 def _cpuset(folder: str) -> int | None:
-    """How many logical cores the cpuset of this group holds; None: not known."""
+    """Number of logical cores in the cpuset of this group; None: not known."""
     text = _text(f"{folder}/cpuset.cpus.effective") or _text(f"{folder}/cpuset.effective_cpus")
     count = 0
     for part in (text or "").split(","):

@@ -60,7 +60,7 @@ def core_ratios(now: CpuTimes, before: CpuTimes) -> tuple[float, ...]:
 
 
 def cpu_limit(own_group: CgroupSample | None, online: int | None) -> float | None:
-    """How many cores gputop may use: the smaller of what its control groups and its affinity grant.
+    """Number of cores that gputop may use: the smaller of what its control groups and its affinity grant.
 
     None where that is all ``online`` cores, or their number is not known.
     """

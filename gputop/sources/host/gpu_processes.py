@@ -92,7 +92,7 @@ class GpuProcessTable:
 
     @property
     def follows(self) -> bool:
-        """Whether it follows any process, and so scans the whole process table itself."""
+        """Return whether it follows any process, and so scans the whole process table itself."""
         return bool(self._known)
 
     def read(self, gpus: Sequence[GpuSample], watched: Iterable[int] = ()) -> tuple[ProcessSample, ...]:
@@ -190,7 +190,7 @@ class GpuProcessTable:
         return stat
 
     def _identity_doubt(self, pid: int) -> str | None:
-        """Why the process with this PID in this namespace may not be the one that the driver means."""
+        """Reason why the process with this PID in this namespace may not be the one that the driver means."""
         try:
             return None if process_match.opens_gpu(self._proc, pid) else OTHER_NAMESPACE
         except PermissionError:

@@ -1,4 +1,4 @@
-"""To which NUMA nodes a process is bound, by the CPUs that it may use."""
+"""NUMA nodes that a process is bound to, by the CPUs that it may use."""
 
 from __future__ import annotations
 

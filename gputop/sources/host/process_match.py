@@ -22,7 +22,7 @@ _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
 def opens_gpu(proc: Path, pid: int) -> bool:
-    """Whether it has any /dev/nvidia* open. Raises OSError where that is not visible to this user."""
+    """Return whether it has any /dev/nvidia* open. Raises OSError where that is not visible to this user."""
     folder = f"{proc}/{pid}/fd"
     for name in os.listdir(folder):  # noqa: PTH208  names are all that is needed
         try:

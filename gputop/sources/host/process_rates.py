@@ -16,7 +16,7 @@ Member = tuple[int, int]  # PID and start: identifies a process uniquely
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one process has used since it started."""
+    """Use of one process since it started."""
 
     parent: int
     cpu_ticks: int
@@ -26,7 +26,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of a process with its descendants: cores in use, storage bytes per second."""
+    """Rates of a process with its descendants: cores in use, storage bytes per second."""
 
     cpu_cores: Reading
     io_read_bytes_per_s: Reading

@@ -96,7 +96,7 @@ class ProcessTable:
         return {pid: stat.parent for pid, stat in stats.items()}
 
     def scan_if_due(self) -> None:
-        """As :meth:`look`, where a scan is due; :meth:`top` has the reason where it failed."""
+        """Scan as :meth:`look` does, where a scan is due; :meth:`top` has the reason where it failed."""
         if self._clock() >= self._due_s:
             try:
                 self.scan()

@@ -85,7 +85,7 @@ class FieldValues:
         return numbers
 
     def are_32_bits(self) -> bool:
-        """Whether the driver hands the values over as 32-bit numbers; known after :meth:`read`."""
+        """Return whether the driver hands the values over as 32-bit numbers; known after :meth:`read`."""
         return bool(self._values[0].type == _UNSIGNED)
 
 

@@ -47,7 +47,7 @@ GPM_ONLY_METRICS: tuple[str, ...] = tuple(metric for _, metric, _ in METRICS if 
 
 
 def unavailable_reason(nvml: Any, handle: Any) -> str | None:
-    """Why this GPU has no GPM, or None if it has. A lost GPU raises NVMLError."""
+    """Reason why this GPU has no GPM, or None if it has. A lost GPU raises NVMLError."""
     try:
         return unsupported_reason(nvml, handle)
     except nvml.NVMLError as error:
@@ -57,7 +57,7 @@ def unavailable_reason(nvml: Any, handle: Any) -> str | None:
 
 
 def unsupported_reason(nvml: Any, handle: Any) -> str | None:
-    """As :func:`unavailable_reason`, but a transient fault raises NVMLError as well: it is worth a retry."""
+    """Reason as :func:`unavailable_reason`, but a transient fault raises NVMLError as well: it is worth a retry."""
     try:
         supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
     except nvml.NVMLError as error:
@@ -106,7 +106,7 @@ class Gpm:
         self._set_missing(FIRST)
 
     def supports(self, metrics: frozenset[str]) -> bool:
-        """Whether GPM gives all of ``metrics`` on this GPU, as far as is known."""
+        """Return whether GPM gives all of ``metrics`` on this GPU, as far as is known."""
         return not (metrics & self._refused.keys())
 
     def missing_reason(self, metrics: frozenset[str]) -> str:

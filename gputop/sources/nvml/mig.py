@@ -38,7 +38,7 @@ class MigDevice(NamedTuple):
 
 
 def in_mig_mode(nvml: Any, handle: Any) -> bool:
-    """Whether the GPU is divided. A lost GPU raises NVMLError."""
+    """Return whether the GPU is divided. A lost GPU raises NVMLError."""
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
     except nvml.NVMLError as error:
@@ -85,7 +85,7 @@ def _instance_name(nvml: Any, handle: Any, gpu: GpuInfo) -> str:
 
 
 def divided_reason(labels: Sequence[str]) -> str:
-    """Why the activity of a GPU in MIG mode is not its own."""
+    """Reason why the activity of a GPU in MIG mode is not its own."""
     if labels:
         return f"divided into MIG instances: see {', '.join(labels)}"
     return "divided into MIG instances, of which none is there or may be seen (`nvidia-smi mig -lgi`)"

@@ -1,4 +1,4 @@
-"""Which values of a driver are plausible, and the reasons for the others.
+"""Plausible ranges of a driver's values, and the reasons for the others.
 
 Sick drivers were seen to report success together with all bits set, stale memory or several
 thousand percent. The limits are wide: they catch impossible values, not rare ones.
@@ -45,7 +45,7 @@ _LIMITS = {metric.id: _BY_METRIC.get(metric.id) or _BY_UNIT[metric.unit] for met
 
 
 def implausible_reason(metric: str, value: float) -> str | None:
-    """Why ``value``, in the metric's unit, is implausible; None if it is plausible."""
+    """Reason why ``value``, in the metric's unit, is implausible; None if it is plausible."""
     low, high = _LIMITS[metric]
     if low <= value <= high and not 0 < value < _SMALLEST_NONZERO:  # the first is false for NaN
         return None

@@ -159,7 +159,7 @@ class _Series:
         self.since_s = self.times[0] - (statistics.median(gaps) if gaps else 0.0)
 
     def mean(self, start_s: float, end_s: float) -> float | None:
-        """Of the samples after ``start_s`` up to ``end_s``; None where they do not cover it."""
+        """Mean of the samples after ``start_s`` up to ``end_s``; None where they do not cover it."""
         first, last = bisect_right(self.times, start_s), bisect_right(self.times, end_s)
         if first == last or start_s < self.since_s - 1e-3:
             return None

@@ -57,7 +57,7 @@ class NvmlSource:
 
     @property
     def label(self) -> str:
-        """What is read, for the header: "NVML + GPM, driver 580.65.06"."""
+        """Label of what is read, for the header: "NVML + GPM, driver 580.65.06"."""
         way = "NVML + GPM" if any(device.has_gpm for device in self._devices) else "NVML"
         return f"{way}, driver {self._driver}" if self._driver else way
 
@@ -114,7 +114,7 @@ class NvmlSource:
 
     @property
     def gpus_present(self) -> int | None:
-        """How many GPUs the node has, those that ``--gpus`` leaves out included; None before ``open``."""
+        """Number of the node's GPUs, those that ``--gpus`` leaves out included; None before ``open``."""
         return self._present
 
     @property

@@ -65,7 +65,7 @@ def write_capture(folder: Path, about: CaptureFile) -> None:
 
 
 def read_capture(folder: Path, max_bytes: int = _MAX_BYTES) -> CaptureFile:
-    """What is known of the traces in a folder: nothing where there is no such file, or not a valid one."""
+    """Read what is known of the traces in a folder: nothing where there is no such file, or not a valid one."""
     with contextlib.suppress(OSError, ValueError):
         capture = convert(parse(read_regular(folder / FILE, max_bytes)), CaptureFile)
         times_s = (capture.time_s or 0.0, capture.step_s or 0.0, capture.started_s or 0.0)
@@ -84,14 +84,14 @@ def name_capture(folder: Path, name: str) -> None:
 
 
 def capture_of(paths: Sequence[str]) -> CaptureFile:
-    """What is known of these trace files, where they are all of one capture."""
+    """Capture of these trace files, where they are all of one."""
     folders, names = {Path(path).parent for path in paths}, {Path(path).name.removesuffix(".gz") for path in paths}
     capture = read_capture(folders.pop()) if len(folders) == 1 else CaptureFile()
     return capture if names and names == capture.files.keys() else CaptureFile()
 
 
 def tightest(files: Mapping[str, JobCpus | None]) -> JobCpus | None:
-    """Of several workers the one with the fewest CPUs for itself: the others wait for it."""
+    """CPUs of the worker with the fewest for itself: the others wait for it."""
     return min((cpus for cpus in files.values() if cpus is not None), key=lambda cpus: cpus.free, default=None)
 
 

@@ -74,7 +74,7 @@ def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> 
 
 @dataclass(slots=True)
 class HostSlices:
-    """Which pieces of the builder's columns came from one file, and what is known of its clock."""
+    """Slices of the builder's columns that came from one file, and what is known of its clock."""
 
     name: str
     machine: str

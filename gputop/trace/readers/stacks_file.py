@@ -22,7 +22,7 @@ _MAX_BYTES = 32 << 20
 
 
 class StacksFile(Struct, frozen=True):
-    """By the name of a trace file the samples of its process, or the reason why there are none."""
+    """Samples of processes by the name of their trace file, or the reason why there are none."""
 
     schema: str = _SCHEMA
     files: Mapping[str, StackSamples | str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ def write_stacks(folder: Path, files: Mapping[str, StackSamples | str]) -> None:
 
 
 def read_stacks(folder: Path) -> StacksFile:
-    """What was sampled beside the traces in a folder: nothing where there is no such file, or not a valid one."""
+    """Read what was sampled beside the traces in a folder: nothing where there is no such file, or not a valid one."""
     with contextlib.suppress(OSError, ValueError):
         document = convert(parse(read_regular(folder / FILE, _MAX_BYTES)), StacksFile)
         if document.schema == _SCHEMA:

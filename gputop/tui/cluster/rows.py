@@ -1,4 +1,4 @@
-"""What the screen of a cluster shows: its rows in order, and each as styled text. No widget."""
+"""Content of the screen of a cluster: its rows in order, and each as styled text. No widget."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _by_finding(job: Job, report: Report) -> Any:
 
 
 def _natural(name: str) -> Any:
-    """To sort by the numbers in names: 9999 before 10001."""
+    """Key to sort by the numbers in names: 9999 before 10001."""
     return [(not part.isdecimal(), int(part[:18]) if part.isdecimal() else 0, part)
             for part in re.split(r"(\d+)", name) if part]
 
@@ -79,7 +79,7 @@ ORDERS: Mapping[str, Callable[[Job, Report], Any]] = {
 
 @dataclass(slots=True)
 class State:
-    """What the user has chosen; it outlives the screen, which ends while another program has the terminal."""
+    """Choices of the user; they outlive the screen, which ends while another program has the terminal."""
 
     view: View
     report: Report
@@ -94,7 +94,7 @@ class State:
     late_s: float = 0.0  # for how long the next answer has been due
 
     def rows(self) -> list[Row]:
-        """Those that match, in order, with what is unfolded."""
+        """Rows that match, in order, with what is unfolded."""
         out: list[Row] = []
         pattern, fleet = self.pattern.lower(), self.report.fleet
         jobs = self._sorted_jobs()
@@ -124,7 +124,7 @@ class State:
 
     @property
     def is_sorted(self) -> bool:
-        """Whether the jobs stand as sorting them now would put them."""
+        """Return whether the jobs stand as sorting them now would put them."""
         order = {id_: i for i, id_ in enumerate(self.held)}
         places = [order.get(job.id, len(order)) for job in self._sorted_jobs()] if self.held else []
         return places == sorted(places)
@@ -138,13 +138,13 @@ class State:
 
     @property
     def span_s(self) -> float:
-        """How much of the past the lanes show."""
+        """Seconds of the past that the lanes show."""
         if self.span_of[0] is not self.report:  # each row asks
             self.span_of = self.report, shown_span_s(self.report.fleet.jobs) or self.view.span_s
         return self.span_of[1]
 
     def place(self, rows: Sequence[Row]) -> int:
-        """Where the cursor is: on its row, else on the row above it, else at the top."""
+        """Index of the cursor: on its row, else on the row above it, else at the top."""
         for key in (self.at, (*self.at[:2], ""), (self.at[0], "", "")):
             for i, row in enumerate(rows):
                 if row.key == key:
@@ -162,7 +162,7 @@ class State:
         (opened.add if wanted else opened.discard)(key)
 
     def asked(self, shown: Sequence[Row]) -> View:
-        """What is to be asked for, so that these rows have their figures."""
+        """View to be asked for, so that these rows have their figures."""
         view = self.view
         return View(view.span_s, view.step_s, tuple(dict.fromkeys(row.job.id for row in shown)),
                     tuple(sorted(self.open_jobs)), tuple(sorted(self.open_nodes)))
@@ -172,7 +172,7 @@ class State:
 
 
 def header(state: State, width: int) -> list[list[StyledText]]:
-    """What the fleet is, and what is wrong with what is known of it."""
+    """Summary of the fleet, and what is wrong with what is known of it."""
     fleet = state.report.fleet
     age_s = 0.0 if fleet.figures_s is None else fleet.time_s - fleet.figures_s + state.late_s
     late = f"data {age_s:.0f} s old · " if age_s > 0 else ""
@@ -311,8 +311,8 @@ def problems(report: Report) -> list[StyledText]:
 
 
 def commands_for(node: str, login: str = "", remote: str = "gputop") -> dict[str, list[str]]:
-    """What opens a node, by the key: the monitor there, or its profiler servers here; none for a name that is no
-    host's. ``remote`` starts gputop there, as a shell reads it."""
+    """Commands that open a node, by the key: the monitor there, or its profiler servers here; none for a name that is
+    no host's. ``remote`` starts gputop there, as a shell reads it."""
     node = node.rpartition("/")[2]  # without the cluster
     if not _HOST.fullmatch(node):
         return {}

@@ -127,7 +127,7 @@ class FleetTable(DrawnLines, can_focus=True):
 
 
 class OpenNode(ModalScreen[list[str] | None]):
-    """How a node is opened; dismissed with the command, or None."""
+    """Question how a node is opened; dismissed with the command, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("enter", "run_command('enter')", "run", "run the first command"),
@@ -203,7 +203,7 @@ class ClusterScreen(Screen[None]):
         self.state.late_s = 0.0
 
     def show_age(self) -> None:
-        """Where an answer does not come, what is shown gets older all the same."""
+        """Show the age: where an answer does not come, what is shown gets older all the same."""
         waited_s = time.monotonic() - self._answered_s
         if waited_s > self._period_s + _LATE_S:
             self.state.late_s = waited_s

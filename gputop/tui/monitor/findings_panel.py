@@ -27,7 +27,7 @@ _ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and
 
 
 class CaptureView(Struct, frozen=True):
-    """What the panel shows of the last capture, besides its findings."""
+    """View of the last capture in the panel, besides its findings."""
 
     breakdown: Mapping[str, float | None] = {}
     step_s: float | None = None
@@ -40,7 +40,7 @@ _NO_CAPTURE = CaptureView()
 
 
 class FindingView(Struct, frozen=True):
-    """How a finding is drawn."""
+    """View of a finding: how it is drawn."""
 
     step_s: float | None = None  # the step time, with which the gain is told in full where there is room
     chosen: bool = False  # it is marked
@@ -222,13 +222,13 @@ class ActionsPanel(DrawnLines, can_focus=True):
         return finding_lines(finding, width, room, view)
 
     def _hint_lines(self, width: int) -> list[list[StyledText]]:
-        """How to learn the line of Python that the selected finding is about."""
+        """Hint how to learn the line of Python that the selected finding is about."""
         if self.selected is None or not self.keyed:
             return []
         return [[("   " + text, DIM)] for text in wrap(printable(self.no_line(self.selected)), width - 4, 2) if text]
 
     def _view_of(self, finding: Finding) -> FindingView:
-        """How a finding is drawn that is not selected."""
+        """View of a finding that is not selected."""
         step_s = self.capture.step_s if self.capture is not None else None
         return FindingView(step_s, finding.id in self.chosen, self._is_earlier(finding))
 
@@ -236,7 +236,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         return self.capture is not None and self.capture.earlier is not None and finding.origin == "trace"
 
     def _key(self, finding: Finding) -> str:
-        """Its id; the live finding of the same id next to that of an earlier job is another one."""
+        """Id of a finding; the live finding of the same id next to that of an earlier job is another one."""
         return f"earlier {finding.id}" if self._is_earlier(finding) else finding.id
 
     def _finding_lines(self, width: int, height: int,
@@ -263,7 +263,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
             self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """With one saving there is nothing to add up."""
+        """Allow an action; with one saving there is nothing to add up."""
         if action == "choose":
             savings = sum(finding.gain.by == "replay" for finding in self.findings)
             return self.selected is not None and self.selected.gain.by == "replay" and savings > 1

@@ -139,11 +139,11 @@ class GpuTable(Widget, can_focus=True):
 
     @property
     def _is_stacked(self) -> bool:
-        """Whether each GPU has further lanes."""
+        """Return whether each GPU has further lanes."""
         return len(self._stack) > 1
 
     def hidden(self, scrolled: int, shown: int) -> tuple[int, int]:
-        """How many GPUs are above and below the ``shown`` lines of the table, ``scrolled`` lines down."""
+        """Number of GPUs above and below the ``shown`` lines of the table, ``scrolled`` lines down."""
         lines = self.rows_per_gpu
         above = max(0, -((self._top - scrolled) // lines)) if scrolled > self._top else 0
         below = len(self.gpus) - (scrolled + shown - self._top) // lines
@@ -296,7 +296,7 @@ class GpuTable(Widget, can_focus=True):
 
     @property
     def _full_scale(self) -> float | None:
-        """Of the main lane."""
+        """Full scale of the main lane."""
         return self._full_scales.get(MAIN)
 
     def _lanes_end(self) -> float | None:
@@ -309,7 +309,7 @@ class GpuTable(Widget, can_focus=True):
         return shown_s if 0 <= newest_s - shown_s < wait_s - self.interval_s / 2 else newest_s  # ticks jitter
 
     def _why_no_gpu(self, reason: str) -> tuple[str, str]:
-        """Why there is no GPU and how there would be one: the sentences that fit into two lines."""
+        """Reason why there is no GPU and how there would be one: the sentences that fit into two lines."""
         whole = re.split(r"(?<=[.]) ", printable(f"No GPU here. {reason}"))
         count = next((n for n in range(len(whole), 1, -1) if len(wrap(" ".join(whole[:n]), self._width - 2, 3)) < 3), 2)
         lines = wrap(" ".join(whole[:count]), self._width - 2, 2)
@@ -425,13 +425,13 @@ class GpuTable(Widget, can_focus=True):
     # -- in time ------------------------------------------------------------------------------
 
     def _window(self, columns: int, slice_s: float) -> Window | None:
-        """What a lane of so many columns shows; None before there is anything."""
+        """Window of a lane of so many columns; None before there is anything."""
         end_s = self._lanes_end_s
         return None if end_s is None else Window.of(TimeView(slice_s, self.end_s), end_s, columns)
 
     @property
     def window(self) -> Window | None:
-        """What the main lane shows."""
+        """Window of the main lane."""
         return self._window(self._main_width, self.view.slice_s)
 
     def scroll_in_time(self, by: int) -> None:
@@ -569,8 +569,8 @@ class GpuTable(Widget, can_focus=True):
         return [Segment(fit(name[:width], width), DIM), *cache.row(row, cursor)]
 
     def _index(self, gpu: GpuSample, figures: dict[str, StyledText], index: int, width: int, line: int) -> Segment:
-        """What stands before a lane: the GPU's number and, where the table has the focus, a pointer; in a stack the
-        name of the lane."""
+        """Text before a lane: the GPU's number and, where the table has the focus, a pointer; in a stack the name of
+        the lane."""
         text, style = figures.get("gpu", ("", PLAIN)) if line == 0 and width > 1 else ("", PLAIN)
         if text and index == self.selected and self.has_focus:
             text, style = f"›{gpu.info.label}", ACCENT

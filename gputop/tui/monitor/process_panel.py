@@ -37,7 +37,7 @@ def container_name(process: ProcessSample, width: int) -> str:
 
 
 def arrange(processes: Iterable[ProcessSample], sort: str, pattern: str) -> list[ProcessSample]:
-    """Those whose pid, user, container, pod or command holds ``pattern``, largest first (pids ascending)."""
+    """Processes whose pid, user, container, pod or command holds ``pattern``, largest first (pids ascending)."""
     wanted = pattern.casefold()
     kept = [p for p in processes if not wanted
             or wanted in f"{p.pid} {p.user or ''} {p.container or ''} {p.command or ''} "
@@ -94,7 +94,7 @@ def tree(processes: Sequence[ProcessSample]) -> list[Branch]:
 
 
 def run_time(duration_s: float) -> str:
-    """How long a process has run, in its two largest units and at most five cells: <1m, 12m, 3h05, 2d04h."""
+    """Run time of a process, in its two largest units and at most five cells: <1m, 12m, 3h05, 2d04h."""
     minutes = int(max(0.0, duration_s) // 60)
     if minutes < 60:
         return f"{minutes}m" if minutes else "<1m"

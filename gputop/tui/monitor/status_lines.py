@@ -73,7 +73,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
 
 def replay_line(width: int, place_s: tuple[float, float] | None = None,
                 step_period: StepPeriodEstimate | None = None) -> list[StyledText]:
-    """In the place of the training job: how far a recording is played and how long it is (``place_s``); None: a
+    """Line in the place of the training job: how far a recording is played and how long it is (``place_s``); None: a
     snapshot."""
     if place_s is None:
         keys = "the node as it was  ← →: the minutes before  t: its capture"
@@ -89,13 +89,13 @@ _MIN_PLAYED_BAR = 20  # columns
 
 
 def _clock(time_s: float) -> str:
-    """As players show it: 3:20, 1:03:20."""
+    """Time as players show it: 3:20, 1:03:20."""
     minutes, rest_s = divmod(int(time_s), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest_s:02}" if minutes >= 60 else f"{minutes}:{rest_s:02}"
 
 
 def time_ago(now_s: float, then_s: float) -> str:
-    """How long ago, in whole units."""
+    """Age in whole units."""
     ago_s = max(0.0, now_s - then_s)
     return f"{ago_s:.0f} s ago" if ago_s < 99.5 else f"{seconds(ago_s)} ago"
 
@@ -116,7 +116,7 @@ _NEAR_LIMIT = 0.9  # of a control group's memory; above it the kernel reclaims p
 
 
 def throttled(group: CgroupSample) -> bool:
-    """Whether its CPU quota runs out as often as the rule host_cpu_saturated requires."""
+    """Return whether its CPU quota runs out as often as the rule host_cpu_saturated requires."""
     share = group["cpu_throttled_ratio"].value
     if not share:
         return False  # as nearly always: the limits need not be there for the first picture
@@ -145,7 +145,7 @@ def _reached_limits(sample: NodeSample) -> list[str]:
 
 
 def _rdma(h: HostSample) -> list[list[StyledText]]:
-    """What goes through all RDMA adapters, and how full the fullest is; nothing without one."""
+    """Traffic through all RDMA adapters, and how full the fullest is; nothing without one."""
     if not h.adapters:
         return []
     ways = [(way, [v for adapter in h.adapters if (v := adapter[metric].value) is not None])
@@ -197,7 +197,7 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
 
 
 class JobState(Struct, frozen=True):
-    """What is known of the training job."""
+    """State of the training job."""
 
     servers: tuple[Server, ...]
     servers_known: bool  # they were looked for

@@ -105,7 +105,7 @@ def _ticks(window: Window, following: bool) -> list[tuple[int, str]]:
 
 
 def _duration(seconds: int) -> str:
-    """In the largest unit in which it is whole."""
+    """Duration in the largest unit in which it is whole."""
     for unit, size in (("h", 3600), ("m", 60)):
         if seconds % size == 0:
             return f"{seconds // size}{unit}"

@@ -84,7 +84,7 @@ class TimeCursor:
         self.put(window, min(max(column + by, window.column(oldest_s)), window.column(newest_s)))
 
     def keep_on_screen(self, window: Window, newest_s: float) -> float | None:
-        """Where the picture is to end so that the cursor is in it, ``newest_s`` for one that follows now.
+        """End of the picture for which the cursor is in it, ``newest_s`` for one that follows now.
 
         None: it may end where it does. A recording that went back to before the cursor takes it away.
         """

@@ -139,7 +139,7 @@ class Changes(VerticalScroll, can_focus=True, inherit_bindings=False):
 
 
 class CaptureAgain(ModalScreen[Name | None]):
-    """Which job runs now, whose further capture is to be taken; dismissed with its side, or None."""
+    """Question which job runs now, whose further capture is to be taken; dismissed with its side, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("a,A", "answer('a')", "A's job", "the job runs as it was before the change: capture it again"),
@@ -278,7 +278,7 @@ class CompareScreen(ModalScreen[None]):
             await self.app.run_action("capture")
 
     def update_view(self) -> None:
-        """With each sample: a capture that was asked for here may have ended."""
+        """Update with each sample: a capture that was asked for here may have ended."""
         if self._awaited is None:
             return
         side, before = self._awaited
@@ -381,7 +381,7 @@ class CompareScreen(ModalScreen[None]):
             self.notify("There is no comparison to export yet.")
 
     def _show_progress(self) -> None:
-        """Which traces are being read; and where a capture that was asked for here stands."""
+        """Show which traces are being read, and where a capture that was asked for here stands."""
         status = self._session.status
         capturing = self._awaited is not None and status is not None and status.running
         frame = self.query_one(DialogFrame)
@@ -407,7 +407,7 @@ def _size(path: Path) -> str:
 
 
 def side_of(record: CaptureRecord) -> Side:
-    """What is compared of a capture: what its trace told, or its analysis alone where the trace could not be read."""
+    """Side of a comparison: what a capture's trace says, or its analysis alone where the trace could not be read."""
     from gputop.comparison.sides import Side, side_of_trace
 
     if record.compared is not None and record.analysis is not None:
@@ -470,7 +470,7 @@ def mark_last(session: Session) -> str:
 
 
 def why_not(session: Session) -> str | None:
-    """Why there is nothing to compare, and what to do; None where there is."""
+    """Reason why there is nothing to compare, and what to do; None where there is."""
     if len(session.captures) >= 2:
         return None
     if not session.captures:

@@ -282,12 +282,12 @@ def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
 
 
 def _used(r: Reading, least: float) -> float:
-    """For sorting: 0.0 for what would be shown as none."""
+    """Key for sorting: 0.0 for what would be shown as none."""
     return r.value if r.value is not None and r.value >= least else 0.0
 
 
 def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
-    """Those of the whole node that use most: a job without a GPU can hold up those with one."""
+    """Add the processes of the whole node that use most: a job without a GPU can hold up those with one."""
     host = sample.host
     holders = {p.local_pid or p.pid: devices(p) for p in sample.processes}
     for title, more, key in (

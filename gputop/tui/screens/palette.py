@@ -9,7 +9,7 @@ _SENTENCE_SCORE = 0.1  # of a word in the sentence, below any match of the title
 
 
 class Commands(SystemCommandsProvider):
-    """As Textual's own, which sorts by the alphabet and searches titles alone."""
+    """Commands in their own order; Textual's sorts by the alphabet and searches titles alone."""
 
     async def discover(self) -> Hits:
         for title, sentence, run, discover in self.app.get_system_commands(self.screen):

@@ -69,7 +69,7 @@ class SignalList(DrawnLines, can_focus=True):
         return wrap(f"{p.pid}  {printable(p.user or '?')}  {command}", width, 2)
 
     def _explanation(self, width: int) -> list[str]:
-        """What the selected signal does, or the question, in as many lines as the longest of these texts needs."""
+        """Explanation of the selected signal, or the question, in as many lines as the longest of these texts needs."""
         texts = [wrap(what, width, 3) for _, what in SIGNALS]
         lines = texts[self.index]
         if self.asked:

@@ -25,7 +25,7 @@ NAME_AN_ADDRESS = 0  # in place of a PID
 
 
 class StartServer(ModalScreen[int | None]):
-    """Which process is to get a server; dismissed with its PID here, :data:`NAME_AN_ADDRESS`, or None."""
+    """Question which process is to get a server; dismissed with its PID here, :data:`NAME_AN_ADDRESS`, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the process above"),

@@ -113,7 +113,8 @@ def cell_lines(column: Column, value: Value, width: int, most: int = 1) -> list[
 
 
 def sentence_lines(table: Table, rows: Sequence[Sequence[Value]], shown: Mapping[int, int], room: int) -> int:
-    """How many lines a sentence may have so that all rows fit in ``room`` lines; two where they do not fit anyway."""
+    """Number of lines that a sentence may have so that all rows fit in ``room`` lines; two where they do not fit
+    anyway."""
     if len(rows) > room:
         return _SENTENCE_LINES
     for most in range(_MOST_SENTENCE_LINES, 1, -1):

@@ -1,4 +1,4 @@
-"""How the monitor is to look and to start, as the command line and the config file say together."""
+"""Preferences of how the monitor looks and starts, as the command line and the config file say together."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class TerminalApp(FaultReportingApp):
         return LOW_BANDWIDTH_PERIOD_S if self.low_bandwidth else 0.0
 
     def frame_due(self) -> bool:
-        """Whether to draw the newest sample; on a slow link only some are drawn."""
+        """Return whether to draw the newest sample; on a slow link only some are drawn."""
         now_s = monotonic()
         if self.low_bandwidth and now_s - self._drawn_s < LOW_BANDWIDTH_PERIOD_S - 0.05:
             return False

@@ -64,7 +64,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         """The user wants the details of what is selected."""
 
     class Missing(Message):
-        """There is nothing to go to, and why."""
+        """Message that there is nothing to go to, and why."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -196,7 +196,8 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         return (max if back else min)(existing, key=lambda r: r.start_ns, default=None)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """While a match of a search is selected, n and N go to the next match and not to the next gap."""
+        """Allow an action; while a match of a search is selected, n and N go to the next match and not to the next
+        gap."""
         if action == "gap" and self.match is not None and self.selected is self.match:
             return False
         return super().check_action(action, parameters)

@@ -48,7 +48,7 @@ def where(row: Row) -> str:
 
 
 def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledText]]:
-    """Without a selection: the range on screen, and the meaning of the colors."""
+    """Lines without a selection: the range on screen, and the meaning of the colors."""
     begin, end = timeline.window_ns
     seen = len(visible_steps(timeline.steps_ns, view))
     left: list[StyledText] = [(f" {seconds(view.span_ns / 1e9)}", BOLD), (" shown", PLAIN)]
@@ -180,7 +180,8 @@ def idle_gap_text(timeline: Timeline, idle_gap: IdleGap, finding: str, width: in
 def idle_total_lines(
     timeline: Timeline, total: IdleTotal, gaps: Sequence[IdleGap], width: int, room: int, finding: list[StyledText],
 ) -> list[list[StyledText]]:
-    """What one cause costs in all, and what the host did in the listed gaps of it, in at most ``room`` lines."""
+    """Lines on what one cause costs in all, and what the host did in the listed gaps of it, in at most ``room``
+    lines."""
     lines: list[list[StyledText]] = [
         [(seconds(total.s_per_step), BOLD), (f" {total.text(timeline.period_s)}", PLAIN)],
         *([[("finding   ", DIM), *finding]] if finding else []),

@@ -1,4 +1,4 @@
-"""Where on a timeline a finding can be seen."""
+"""Locations of findings on a timeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUOTED = re.compile(r"[“\"'`]([^”\"'`]{4,80})[”\"'`]|\b([A-Za-z_][\w:/.]*
 
 
 def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
-    """Where a finding from a trace can be seen: the index of an idle gap, or a range that stands for it.
+    """Location of a finding from a trace: the index of an idle gap, or a range that stands for it.
 
     First the place of a culprit: the finding's gap that its event ends or, on the host, lies in, else the event itself.
     Where no culprit has one, the costliest gap; else a range that its text names, else the longest of the kind of work
@@ -57,7 +57,7 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
 
 
 def gap_before(timeline: Timeline, finding: Finding, event: Range) -> tuple[int, int] | None:
-    """Where a finding is about launches that come late: the idle time of the GPU that this event of it ends."""
+    """Idle time of the GPU that this event of a finding about late launches ends."""
     number = timeline.rows[event.row].gpu
     gpu = next((row.key for row in timeline.rows if row.kind == "gpu" and row.gpu == number), None)
     if finding.id != _LATE_LAUNCHES or gpu is None:
@@ -71,8 +71,8 @@ def _length_ns(span: Range) -> int:
 
 
 def place_of_row(timeline: Timeline, table: str, row: Sequence[object]) -> Range | None:
-    """Where a row of a capture's tables can be seen: the longest segment of that name on the critical path, else the
-    first event that its longest text names, else the path's longest segment of that kind."""
+    """Location of a row of a capture's tables: the longest segment of that name on the critical path, else the first
+    event that its longest text names, else the path's longest segment of that kind."""
     texts = [cell for cell in row if isinstance(cell, str) and cell]
     path = next((path_row for path_row in timeline.rows if path_row.kind == "path"), None)
     if table == "Path" and texts and path is not None:

@@ -28,13 +28,13 @@ _ON_LABEL = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"])  # t
 
 
 def losses(timeline: Timeline) -> str:
-    """What the trace lost, with the key of the report; empty for a complete trace."""
+    """Losses of the trace, with the key of the report; empty for a complete trace."""
     lost = dict.fromkeys(_LOSSES[id_] for id_, _ in timeline.quality if id_ in _LOSSES)
     return f"{', '.join(lost)} (r)" if lost else ""
 
 
 def overview(cover: npt.NDArray[np.float32], view: View) -> list[StyledText]:
-    """How busy the GPUs are over the whole capture, one value per cell; the range on screen is highlighted."""
+    """Activity of the GPUs over the whole capture, one value per cell; the range on screen is highlighted."""
     cells = len(cover)
     whole = View.whole(view.window_ns)
     first = min(max(0, whole.column(view.start_ns, cells)), cells - 1)
@@ -141,7 +141,7 @@ def step_at(steps: Steps, time_ns: int) -> int | None:
 
 
 def legend(kinds: set[str], width: int) -> list[StyledText]:
-    """What the colors mean, for the kinds of work there are, as many as fit."""
+    """Legend of the colors for the kinds of work there are, as many as fit."""
     runs: list[StyledText] = []
     used = 0
     for part in PART_IDS:

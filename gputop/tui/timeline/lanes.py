@@ -44,7 +44,7 @@ class IdleGapParts:
             self._of[gpu] = starts.astype(np.int64), ends.astype(np.int64), parts.astype(np.uint8)
 
     def causes(self, gpu: int | None, view: View, cells: int) -> npt.NDArray[np.uint8]:
-        """Per cell the part of the step that its middle is lost to, as a code; 0: no idle gap of a cell's width."""
+        """Part, for each cell, of the step that its middle is lost to, as a code; 0: no idle gap of a cell's width."""
         if gpu is None or gpu not in self._of:
             return np.zeros(cells, np.uint8)
         starts, ends, parts = self._of[gpu]
@@ -107,8 +107,8 @@ def _put_names(lines: list[Line], ranges: Iterable[Range], view: View, cells: in
 
 
 def bar_name(r: Range, room: int) -> str:
-    """What a bar of this many cells says: op and kernel, or where there is no room for both the op's last scope and
-    name, or where no op is known the kernel without its namespaces."""
+    """Text of a bar of this many cells: op and kernel, or where there is no room for both the op's last scope and name,
+    or where no op is known the kernel without its namespaces."""
     kernel = short_kernel(r.name) if r.kind in ("compute", "collective") or r.name.startswith("_Z") else r.name
     op = "/".join(r.tf_op.rpartition(":")[0 if ":" in r.tf_op else 2].split("/")[-2:])
     both = f"{op} · {kernel}" if op and kernel != op else kernel

@@ -33,7 +33,7 @@ _EMPTY = View(0, 1, (0, 1))
 
 
 class Where(NamedTuple):
-    """Where one is in a picture."""
+    """Position in a picture."""
 
     view: View
     cursor_ns: int
@@ -87,7 +87,7 @@ class TimelinePicture(CachedLinesWidget):
 
     @property
     def where(self) -> Where:
-        """Where one is, by what keys and the mouse change."""
+        """Position, by what keys and the mouse change."""
         return Where(self.view, self.cursor_ns, self.place.key if self.place is not None else None, self.selected,
                      self.gap, self.unfolded)
 
@@ -263,7 +263,7 @@ class TimelinePicture(CachedLinesWidget):
         return index if y >= self.head_lines and 0 <= index < len(self.places) else None
 
     def shows(self, place: Place, r: Range) -> bool:
-        """Whether a range is drawn on this place: its row, pool or GPU, at its level of nesting."""
+        """Return whether a range is drawn on this place: its row, pool or GPU, at its level of nesting."""
         assert self.timeline is not None
         if all(row.key != r.row for row in place.rows):
             source, gpu = self.timeline.rows[r.row], place.row

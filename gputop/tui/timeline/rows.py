@@ -36,12 +36,12 @@ class Place:
 
     @property
     def row(self) -> Row | None:
-        """Its row, for a pool the first one; None for a heading."""
+        """Row of the place, for a pool the first one; None for a heading."""
         return self.rows[0] if self.rows else None
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Its identity while rows fold and unfold."""
+        """Identity of the place while rows fold and unfold."""
         return -1 if not self.rows else self.rows[0].key, len(self.rows), self.depth or 0
 
 
@@ -104,7 +104,7 @@ def gpu_folds(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def first_unfolded(rows: Sequence[Row], lines: int) -> frozenset[int]:
-    """What to unfold at first, as long as the whole picture fits into ``lines``: GPUs, then threads.
+    """Rows to unfold at first, as long as the whole picture fits into ``lines``: GPUs, then threads.
 
     A GPU with a single stream and no counters stays folded: both rows would be equal.
     """

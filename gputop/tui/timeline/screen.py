@@ -94,7 +94,7 @@ class TimelineScreen(ModalScreen[None]):
 
     def __init__(self, trace: TraceFile, finding: Finding | None = None,
                  find_range: Callable[[Timeline], Range | None] | None = None) -> None:
-        """At first the place of ``finding`` is shown, or that range."""
+        """Show at first the place of ``finding``, or that range."""
         super().__init__()
         self._place = find_range
         self.trace = trace
@@ -134,7 +134,7 @@ class TimelineScreen(ModalScreen[None]):
         self._stop.set()
 
     def _post_read(self, outcome: Timeline | GputopError) -> None:
-        """From the thread that reads."""
+        """Post from the thread that reads."""
         if not self._stop.is_set():
             self.post_message(self.Read(outcome))
         elif isinstance(outcome, Timeline):
@@ -188,8 +188,8 @@ class TimelineScreen(ModalScreen[None]):
             self._go_where_asked(timeline)
 
     def _show_reading(self) -> None:
-        """In place of the picture: that the trace is being read and for how long, or why it cannot be read; where its
-        rows are there, in the header."""
+        """Show, in place of the picture, that the trace is being read and for how long, or why it cannot be read; where
+        its rows are there, in the header."""
         if self._canvas.timeline is not None:
             self._show_header()
             return
@@ -271,7 +271,7 @@ class TimelineScreen(ModalScreen[None]):
         self.query_one("#timeline-header", LinesWidget).show([justify(left, right, width)])
 
     def _show_detail(self) -> None:
-        """What is selected, below the picture."""
+        """Show what is selected, below the picture."""
         canvas, timeline = self._canvas, self._canvas.timeline
         width = self.app.size.width
         if timeline is None:

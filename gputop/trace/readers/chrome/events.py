@@ -295,7 +295,7 @@ def text_of(value: Any) -> str:
 
 
 def _finite(value: Any) -> TypeGuard[float]:
-    """Whether it is a number of µs that, with any offset, fits an int64 of nanoseconds."""
+    """Return whether a value is a number of µs that, with any offset, fits an int64 of nanoseconds."""
     return isinstance(value, (int, float)) and -2e15 < value < 2e15
 
 

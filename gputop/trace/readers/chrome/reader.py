@@ -98,7 +98,7 @@ def read_chrome(
 
 
 def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder: TraceBuilder) -> list[int]:
-    """Where each file's first event lies on the job's clock, in nanoseconds."""
+    """Time of each file's first event on the job's clock, in nanoseconds."""
     # Whole microseconds and the rest are converted separately: the product of both exceeds a float's precision.
     first_ns = [file.base_ns + int(start) * _NS_PER_US + round((start - int(start)) * _NS_PER_US)
                 for file, start in zip(files, starts, strict=True)]
@@ -128,7 +128,7 @@ class _Rank:
 
     @property
     def window_ns(self) -> tuple[int, int] | None:
-        """When the profiler itself began and ended, on the job's clock; None where the file does not tell."""
+        """Begin and end of the profiler itself, on the job's clock; None where the file does not say."""
         if self._file.window_us is None:
             return None
         begin, end = (round((time_us - self._start_us) * _NS_PER_US) + self._at_ns for time_us in self._file.window_us)
@@ -161,7 +161,7 @@ class _Rank:
                 _join(out, self._builder.host[-1], host["correlation"].copy())
 
     def _with_few_lines(self, ordinal: I64) -> I64:
-        """Where the file has more threads and streams than are read, those with the fewest events are left out."""
+        """Leave out the threads and streams with the fewest events, where the file has more than are read."""
         events = self._file.events
         if not len(events):
             return ordinal
@@ -176,7 +176,7 @@ class _Rank:
         return np.where(kept[rows], ordinal, _NEITHER)
 
     def _allocators(self) -> None:
-        """What this rank's allocators held, each under a name of its of_gpu."""
+        """Add what this rank's allocators held, each under a name of its own."""
         memory, self._file.memory = self._file.memory, self._file.memory[:0]
         for gpu in np.unique(memory["gpu"]).tolist():
             of_gpu = memory[memory["gpu"] == gpu]
@@ -219,7 +219,7 @@ class _Rank:
         return out
 
     def _ordinals(self) -> I64:
-        """For each event the GPU it ran on, or _ON_HOST, _STEPS or _NEITHER."""
+        """Ordinal of the GPU that each event ran on, or _ON_HOST, _STEPS or _NEITHER."""
         events, file = self._file.events, self._file
         device_ids = np.array([integer(pid) for pid, _ in file.rows], np.int64)  # kineto: the process is the GPU
         by_names = self._ordinals_by_names(np.unique(events["row"][events["category"] == HOST]).tolist())

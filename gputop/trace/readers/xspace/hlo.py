@@ -96,7 +96,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionDimensions:
-    """Which dimension of input, kernel and output is what (``xla.ConvolutionDimensionNumbers``)."""
+    """Dimensions of input, kernel and output by their meaning (``xla.ConvolutionDimensionNumbers``)."""
 
     input_batch: int
     input_feature: int
@@ -178,7 +178,7 @@ class Program:
         return tuple(_varints(self._data, *span)) if span else ()
 
     def shape(self, id_: int) -> Shape:
-        """What the instruction with this id yields."""
+        """Shape that the instruction with this id yields."""
         if id_ not in self._shapes:
             instruction = self._instructions.get(id_)
             span = self._part(instruction, _SHAPE) if instruction is not None else None
@@ -195,7 +195,7 @@ class Program:
         return Shape(shape.values.get(_ELEMENT_TYPE, 0), sizes, tuple(parts))
 
     def target(self, instruction: Instruction) -> str:
-        """What a custom call calls."""
+        """Target that a custom call calls."""
         return self.text(self._fields(*instruction.span, (_TARGET,)), _TARGET)
 
     def config(self, instruction: Instruction) -> bytes:
@@ -266,7 +266,7 @@ class Program:
         return None
 
     def _used_by(self, instruction: Instruction) -> list[Instruction]:
-        """Who takes the result; of a fusion the ops in it that do, then itself."""
+        """Instructions that take the result; of a fusion the ops in it that do, then itself."""
         out = []
         for user in (self._users or {}).get(instruction.id, ())[:_MAX_NEAR]:
             if user.opcode == "fusion" and user.called and user.called[0] in self.bodies:

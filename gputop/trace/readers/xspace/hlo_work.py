@@ -1,4 +1,4 @@
-"""What an op of a program has to do: FLOPs of its matrix products and convolutions, and bytes it must move.
+"""Work of an op of a program: FLOPs of its matrix products and convolutions, and bytes it must move.
 
 A multiplication and an addition are 2 FLOPs. Element-wise arithmetic is not counted: it is bound by the bytes. What an
 unknown custom call does is not known. A convolution is counted as ``xla::HloCostAnalysis`` does (openxla/xla,
@@ -145,7 +145,7 @@ def _within(axes: Sequence[int], shape: Shape) -> bool:
 
 
 def _pairs(window: Window, inputs: int, outputs: int) -> int | None:
-    """How often, along one dimension, a place of the window meets an element of the input."""
+    """Number of times, along one dimension, that a position of the window meets an element of the input."""
     if not 0 < window.size * outputs <= _MAX_PAIRS:
         return None
     element = (np.arange(outputs)[:, None] * window.stride + np.arange(window.size) * window.dilation
@@ -178,7 +178,8 @@ def _integers(values: object) -> list[int] | None:
 
 
 def _bytes(program: Program, op: Instruction) -> int | None:
-    """What the op must read and write at least, each once: of what is sliced or updated in place only that part."""
+    """Bytes that the op must read and write at least, each once: of what is sliced or updated in place only that
+    part."""
     if op.opcode in _CONTAINERS:
         return None
     result = program.shape(op.id)

@@ -341,7 +341,7 @@ class _XSpace:
                 for b, e in zip(*(s.tolist() for s in spans), strict=True)]
 
     def _clock(self, planes: Sequence[XPlane]) -> tuple[int, bool, tuple[int, int] | None]:
-        """What to add to the lines' times, whether the result is Unix time, and the recording's window.
+        """Offset to add to the lines' times, whether the result is Unix time, and the recording's window.
 
         See "Clocks" in docs/contributing/trace-notes.md.
         """
@@ -458,7 +458,7 @@ class _XSpace:
             yield source, line, chunk
 
     def _line_number(self, plane: XPlane, xline: XLine) -> int:
-        """In the trace: a new line, or that of a recording before in the file."""
+        """Number of a line in the trace: a new one, or that of an earlier recording in the file."""
         key = plane.name, xline.id
         number = self._known_lines.pop(key, None)
         if number is None:
@@ -547,7 +547,7 @@ class _XSpace:
             builder.host.append(events)
 
     def _repeats(self, plane: XPlane, xline: XLine) -> bool:
-        """Whether a line of that name and id has these very events, byte by byte, already."""
+        """Return whether a line of that name and id has these very events, byte by byte, already."""
         if not len(xline.begin):
             return False
         key = plane.name, xline.id, xline.name, xline.timestamp_ns, len(xline.begin)
@@ -586,7 +586,7 @@ class _XSpace:
         return events
 
     def _cpu_ops(self, events: HostEvents, chunk: Chunk, kept: np.ndarray, references: IntMap) -> None:
-        """What XLA's ops are that ran on the CPU, and where each ends: that is told by another event."""
+        """Add the identity of XLA's ops that ran on the CPU, and their ends, which another event shows."""
         names, n = self._builder.names, len(chunk.name)
         op, module = (strings(chunk, stat, n, names, references)[kept] for stat in ("hlo_op", "hlo_module"))
         starts, ends = integers(chunk, "_p", n)[kept], integers(chunk, "_c", n)[kept]

@@ -33,7 +33,7 @@ _ALL_BITS = (1 << 64) - 1
 
 
 class Place(NamedTuple):
-    """Where a value lies in each event of a layout; ``tag`` is that of its field."""
+    """Position of a value in each event of a layout; ``tag`` is that of its field."""
 
     tag: int
     begin: int

@@ -50,7 +50,8 @@ def tag(number: int, wire_type: int) -> int:
 
 @dataclass(slots=True)
 class Steps:
-    """How many more fields may be walked one by one, in one message or in several; of a run many count as one."""
+    """Number of further fields that may be walked one by one, in one message or in several; of a run many count as
+    one."""
 
     left: int
 
@@ -162,7 +163,7 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int],
 
 
 def _repeated_field(data: Data, pos: int, end: int, wanted: int, room: int, most: int) -> tuple[I64, int, int]:
-    """Where the fields of a run with this tag begin, their number, and where the run stops, which may be at once.
+    """Begins of the fields of a run with this tag, their number, and where the run stops, which may be at once.
 
     It stops at a field of 16 kB or more, at one that does not end before ``end``, and soon after ``most`` fields. Of
     more than ``room`` fields the places of so many and one are returned."""
@@ -261,8 +262,8 @@ def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
 
 
 def _next(raw: Bytes, begin: I64, wanted: int) -> tuple[I64, Bools]:
-    """Where the fields that begin ``begin`` these places end, and whether they belong to the run. Each place lies at
-    least three bytes before the end of the data."""
+    """Ends of the fields that begin at ``begin``, and whether they belong to the run. Each begin lies at least three
+    bytes before the end of the data."""
     low = raw.take(begin + 1)
     long = low >= 0x80
     stop = begin + 2 + low

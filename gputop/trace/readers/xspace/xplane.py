@@ -138,7 +138,7 @@ class Stats:
 
     @staticmethod
     def joined(pieces: Sequence[Stats]) -> Stats:
-        """Those of one block, one after the other."""
+        """Join stats of one block, one after the other."""
         if len(pieces) == 1:
             return pieces[0]
         return Stats(np.concatenate([piece.row for piece in pieces]),
@@ -163,7 +163,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Losses:
-    """How many events were left out, by reason."""
+    """Number of events that were left out, by reason."""
 
     malformed: int = 0
     unnamed: int = 0
@@ -220,7 +220,7 @@ def read_plane(data: Data, begin: int, end: int, max_events: int = _ANY) -> XPla
 
 
 def plane_stats(data: Data, begin: int, end: int) -> dict[str, int | float | str]:
-    """Only the stats of the plane at this place of the data."""
+    """Stats alone of the plane at this place of the data."""
     fields = read_fields(data, begin, end, (PLANE_STAT_METADATA, PLANE_STAT), _STATS_ONLY,
                          steps=Steps(limits.OUTLINE_FIELDS))
     names, _ = _read_table(data, *fields.pairs(PLANE_STAT_METADATA, whole=True))
@@ -351,7 +351,7 @@ def _portions(lines: Sequence[XLine], together: bool) -> Iterator[list[XLine]]:
 
 
 class _EventBytes(NamedTuple):
-    """Where the events of a chunk stand in its block."""
+    """Positions of the events of a chunk in its block."""
 
     begin: I64
     end: I64
@@ -448,7 +448,7 @@ class _FoundStats:
         return out
 
     def _walk(self) -> dict[int, Stats]:
-        """Those of events that were walked, by the number of the stat."""
+        """Stats of events that were walked, by the number of the stat."""
         if not self._found:
             return {}
         rows, stat_id, begin, end = (np.concatenate(column) for column in zip(*self._found, strict=True))
