@@ -93,7 +93,9 @@ NOT_FIRST = {
     "under", "until", "what", "when", "where", "whether", "which", "while", "who", "whose", "why", "with", "within",
     "without",
 }
-NOT_FIRST_LEFT = {"cluster": 75, "comparison": 43, "doctor": 33, "export": 23, "profiler": 37, "replay": 13, "session": 1}
+NOT_FIRST_LEFT = {
+    "cluster": 75, "comparison": 43, "doctor": 33, "export": 23, "profiler": 37, "replay": 13, "session": 1,
+}
 
 
 def parsed_by_folder() -> Iterator[tuple[str, ast.Module]]:

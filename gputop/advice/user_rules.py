@@ -6,6 +6,7 @@ A rule of one's own says when; what it costs is not known, so its findings estim
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Literal
 
 from msgspec.structs import replace
@@ -76,7 +77,6 @@ def _never_found(id_: str, source: Source) -> str | None:
         return None
     if rules:
         return f"{id_} is a finding of rules with on = \"{rules[0].origin}\""
-    from difflib import get_close_matches
 
     near = get_close_matches(id_, FINDING_IDS, 1)
     return f"gputop has no rule {id_}" + (f": did you mean {near[0]}?" if near else ": gputop rules list has all")
@@ -98,8 +98,6 @@ def _limit_problem(given: LimitText) -> str | None:
         python_rules("trace")  # loads their limits
     limits = default_limits()
     if given.id not in limits:
-        from difflib import get_close_matches
-
         near = get_close_matches(given.id, limits, 1)
         return f"there is no limit {given.id}" + (f": did you mean {near[0]}?" if near else ": gputop rules list "
                                                                                     "--limits has all")

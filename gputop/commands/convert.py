@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.core.files import replacing
+from gputop.core.files import named_folder, replacing
 from gputop.text import console
 from gputop.text.units import size
 
@@ -93,7 +93,6 @@ def _sqlite(paths: list[str], output: Path) -> int:
 
 
 def _parquet(paths: list[str], output: Path) -> int:
-    from gputop.core.files import named_folder
     from gputop.export.write_tables import need_pyarrow, write_parquet, write_parquet_folder
     from gputop.replay.reader import is_recording
 

@@ -12,7 +12,7 @@ from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
-from gputop.text.units import printable
+from gputop.text.units import counted, figure, percent, printable, ranges
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ def _check(args: argparse.Namespace) -> int:
     from gputop.advice.user_registry import UserRules
     from gputop.advice.user_rules import install
     from gputop.rules.files import RulePath, load_rules
-    from gputop.text.units import counted
 
     paths = [RulePath(word, "named") for word in args.words] or list(UserRules.paths or ())
     if not paths:
@@ -264,7 +263,6 @@ def _test(args: argparse.Namespace) -> int:
 def _trial(trial: Trial) -> Iterator[str]:
     from gputop.render.evidence_words import evidence_label
     from gputop.text.local_time import clock_time
-    from gputop.text.units import figure, percent, ranges
 
     gpus = f" on GPU {ranges(trial.gpus, ', ')}" if trial.gpus else ""
     yield from wrap(f"{trial.id}: {trial.outcome.upper()}{gpus}   {trial.when}", width(), "", "    ")

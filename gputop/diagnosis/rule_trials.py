@@ -13,6 +13,7 @@ from gputop.advice.live.user_rules import HeldConditions, user_live_outcomes
 from gputop.advice.trace.user_rules import missing, over_budget, user_outcome
 from gputop.advice.user_registry import UserRules
 from gputop.analysis.results import Analysis
+from gputop.core.codec import to_document
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import NodeSample
 from gputop.telemetry.history import History
@@ -114,6 +115,4 @@ def _tell(trial: Trial, outcome: Finding | Abstained | None) -> Trial:
 
 def to_json(trials: Iterable[Trial]) -> dict[str, Any]:
     """The document gputop.rule-trials/1."""
-    from gputop.core.codec import to_document
-
     return {"schema": "gputop.rule-trials/1", "trials": to_document(list(trials))}

@@ -21,6 +21,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_other_user, ask_risk
 from gputop.session.stack_watch import OWN_STACKS, StackChoice, StackWatch
 from gputop.text.commands import command_of
+from gputop.text.redaction import command
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
@@ -131,8 +132,6 @@ def earlier_runs(logdir: Path) -> int:
 
 def job_of(servers: Sequence[Server]) -> str:
     """The command line of the job that is captured, its secrets hidden; empty where only addresses are known."""
-    from gputop.text.redaction import command
-
     return next((command(s.description) for s in servers if s.description not in ("", ATTACHED)), "")
 
 

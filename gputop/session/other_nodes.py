@@ -31,6 +31,7 @@ from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.clocks import ClockBounds
+from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import CaptureResult
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
 from gputop.text.units import printable
@@ -239,8 +240,6 @@ class OtherNodes:
 
     def _save(self, rank: Rank, source: IO[bytes], logdir: Path) -> Path:
         """Raises NodeProblem, OSError, or GputopError where it cannot be saved here."""
-        from gputop.profiler.kineto.recorder import ENDING
-
         assert self._run is not None
         if not 0 < rank.size <= MAX_COPY_BYTES:
             raise NodeProblem("it announces a trace that is too large", "")

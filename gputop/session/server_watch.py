@@ -21,6 +21,7 @@ from gputop.session.options import Options
 from gputop.session.which_job import gpu_use, in_order, jobs_of, only_job_on_gpus, same_job
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
+from gputop.text.redaction import command
 
 if TYPE_CHECKING:
     from gputop.profiler.discovery import TrainingProcesses
@@ -219,7 +220,6 @@ class ServerWatch:
             servers, notes = (), (error.in_one_line,)
         except Exception as error:  # noqa: BLE001  thread boundary: the next search may succeed
             servers, notes = (), (f"the search for profiler servers failed, a bug in gputop: {error!r}",)
-        from gputop.text.redaction import command
 
         servers = tuple(self.job.as_allowed(replace(s, description=command(s.description))) for s in servers)
         self._found_pids = frozenset(s.pid for s in servers if s.pid is not None)

@@ -18,6 +18,7 @@ from textual.screen import Screen
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
 from gputop.render.palette import DIM
 from gputop.session.session import Change, Session
+from gputop.text.console import say
 from gputop.tui import open_screens
 from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
 from gputop.tui.monitor import messages, status_lines
@@ -555,7 +556,6 @@ def tell_where_captures_are(session: Session) -> None:
         import shlex
 
         from gputop.launch.xprof import logdir_of
-        from gputop.text.console import say
 
         what = "your capture is" if len(taken) == 1 else f"your {len(taken)} captures are"
         with contextlib.suppress(GputopError):  # deleted meanwhile

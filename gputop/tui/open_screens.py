@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 from rich.text import Text
 
+from gputop.advice.registry import ids_by_part
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.core.samples import GpuSample, ProcessSample
+from gputop.profiler.capture.records import usable
+from gputop.profiler.capture.request import answered
 from gputop.text.commands import short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import begun_as_sentence, no_capture
-from gputop.tui.terminal.clipboard import CopyingApp
+from gputop.tui.terminal.clipboard import CopyingApp, copy
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
@@ -71,7 +74,6 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
 def no_line(finding: Finding, record: CaptureRecord | None) -> str:
     """Hint how to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the
     GPU."""
-    from gputop.advice.registry import ids_by_part
     from gputop.core.extras import install_command
 
     about_host = ids_by_part("host") | ids_by_part("input") | {"time_outside_steps"}
@@ -154,8 +156,6 @@ def open_signal(app: MonitorApp, chosen: ProcessSample) -> None:
 
 def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
     """The question that somebody has to answer before a capture begins; then the capture."""
-    from gputop.profiler.capture.request import answered
-
     def start(key: str | None) -> None:
         if key is not None:
             app.start_capture(answered(question, key))
@@ -187,7 +187,6 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
     processes = app.session.processes_to_serve
     if not processes or (app.session.status is not None and app.session.status.running):
         return False
-    from gputop.profiler.capture.records import usable
     from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
 
     pids = {p.local_pid or p.pid for p in processes}
@@ -361,7 +360,6 @@ def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None
     """The code of a finding, or where it has none or that is asked for the finding as Markdown, into the clipboard of
     the terminal."""
     from gputop.render.finding_markdown import finding_markdown
-    from gputop.tui.terminal.clipboard import copy
 
     if chosen.snippet and not as_markdown:
         copy(app, chosen.snippet, "The code of the finding")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pwd
 import re
 from pathlib import Path
 
@@ -35,8 +36,6 @@ def find_jobs(proc: Path = _PROC) -> Jobs:
 
 
 def _as_server(client: Client, proc: Path) -> ProfilerServer:
-    import pwd
-
     try:
         user = pwd.getpwuid(client.uid).pw_name
     except KeyError:

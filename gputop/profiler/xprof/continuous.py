@@ -16,6 +16,7 @@ recording continues until the job ends.
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -91,7 +92,6 @@ def run_watchdog(timeout_s: float) -> None:
     Its input has one message a line: ``on ADDRESS``, ``off ADDRESS``, ``end ADDRESS`` to end that one now, ``q`` to
     exit; any other line is a heartbeat.
     """
-    import os
     import select
     import signal
 

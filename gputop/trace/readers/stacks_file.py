@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from gputop.core.codec import convert, encode, parse
 from gputop.core.files import read_regular, replacing
@@ -59,8 +59,6 @@ def stacks_of(paths: Sequence[str]) -> tuple[tuple[StackSamples, ...], str]:
 
 def _printable(samples: StackSamples | str) -> StackSamples | str:
     """The same with every text safe to show: the file may come from anywhere."""
-    from msgspec import structs
-
     if isinstance(samples, str):
         return printable(samples)
     return structs.replace(

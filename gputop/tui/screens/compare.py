@@ -22,6 +22,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
+from gputop.session.captures import analyze_saved
 from gputop.session.session import Session
 from gputop.text.units import fit, printable, seconds, size
 from gputop.tui.keys import key
@@ -314,8 +315,6 @@ class CompareScreen(ModalScreen[None]):
 
     @work(thread=True)
     def _read(self, record: CaptureRecord) -> None:
-        from gputop.session.captures import analyze_saved
-
         if record.path.exists():
             read = analyze_saved(record, self._stop)
         else:

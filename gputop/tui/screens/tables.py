@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gputop.analysis.gpu.rank_times import least_median_most
+from gputop.analysis.results import Analysis, TraceSummary
 from gputop.diagnosis.per_step import (
     collectives_per_step,
     copies_per_step,
@@ -152,8 +153,6 @@ def tables(analysis: Analysis | None) -> tuple[Table, ...]:
 
 
 def _nothing() -> Analysis:
-    from gputop.analysis.results import Analysis, TraceSummary
-
     return Analysis(trace=TraceSummary())
 
 
