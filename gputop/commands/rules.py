@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,7 +303,6 @@ def _samples(path: str) -> Iterator[NodeSample]:
 def _demo(scenario: str) -> tuple[Analysis, Iterable[NodeSample]]:
     """Five minutes of the simulated job, and a trace of it."""
     import tempfile
-    import time
 
     from gputop.core.files import temporary_place
     from gputop.diagnosis.diagnose import analyze

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -50,7 +51,6 @@ def wrap(text: str, width: int, lines: int) -> list[str]:
 def _wrapped(text: str, width: int, lines: int) -> tuple[str, ...]:
     if width <= 4:
         return (fit(text, width),)[:lines]
-    import textwrap  # the first frame wraps nothing
 
     return tuple(textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …", break_on_hyphens=False)) or ("",)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.launch.environment import inherited_environ
@@ -42,8 +43,6 @@ class Ways:
     @property
     def in_the_clear(self) -> str:
         """The machine to which the webhook's address and token go unencrypted; empty: none."""
-        from urllib.parse import urlsplit
-
         host = urlsplit(self.webhook).hostname or ""
         is_clear = self.webhook.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1")
         return host if is_clear else ""
@@ -88,8 +87,6 @@ def _webhook() -> tuple[str, str]:
 
 def _has_host(url: str) -> bool:
     """Return whether the address names a host, and a port that there can be."""
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and parts.port != 0

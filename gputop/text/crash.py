@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,6 @@ def write_report(error: BaseException) -> Path:
 
     Raises GputopError or OSError.
     """
-    import time
-
     from gputop.core.files import write_file
 
     folder = _folder()
@@ -55,7 +55,6 @@ def write_report(error: BaseException) -> Path:
 
 def report_text(error: BaseException) -> str:
     """Versions, the command, and where it happened: no locals, no secrets, printable, of a bounded length."""
-    import platform
     import traceback
 
     from gputop.text import redaction

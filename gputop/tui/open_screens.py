@@ -14,6 +14,7 @@ from rich.text import Text
 
 from gputop.advice.registry import ids_by_part
 from gputop.core.errors import GputopError
+from gputop.core.extras import install_command
 from gputop.core.findings import Finding
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.profiler.capture.records import usable
@@ -74,8 +75,6 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
 def no_line(finding: Finding, record: CaptureRecord | None) -> str:
     """Hint how to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the
     GPU."""
-    from gputop.core.extras import install_command
-
     about_host = ids_by_part("host") | ids_by_part("input") | {"time_outside_steps"}
     analysis = record.analysis if record is not None else None
     if (finding.origin != "trace" or finding.id not in about_host or analysis is None

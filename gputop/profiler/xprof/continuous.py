@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -92,9 +94,6 @@ def run_watchdog(timeout_s: float) -> None:
     Its input has one message a line: ``on ADDRESS``, ``off ADDRESS``, ``end ADDRESS`` to end that one now, ``q`` to
     exit; any other line is a heartbeat.
     """
-    import select
-    import signal
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when its work is done, within seconds of gputop's end
     load_grpc()
