@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import stat
@@ -161,8 +162,6 @@ class Folder:
         None on a file system without locks. ``holder`` is what others are told: raises BlockingIOError with it as the
         reason where the lock is held.
         """
-        import fcntl  # not for the first frame
-
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, PRIVATE_FILE, dir_fd=self.fd)
@@ -194,8 +193,6 @@ class Folder:
         The file is private and ``uid``'s: whoever can read the folder could lock the folder itself. Raises
         BlockingIOError where another process has the lock, and OSError, on a file system without locks, too.
         """
-        import fcntl  # not for the first frame
-
         try:
             descriptor = self.create(name)
             if os.fstat(descriptor).st_uid != uid:

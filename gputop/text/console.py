@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
+from gputop.text.wrapping import wrap
 
 MESSAGE_CHARS = 2000  # of one message; its end is left out
 LINE_CHARS = 4000  # of one line of a report
@@ -111,7 +112,6 @@ def _fitted(line: str, rest: str) -> str:
         return line
     if not _LEAST_WIDTH <= width < len(line):
         return line
-    from gputop.text.wrapping import wrap  # not for the first frame
 
     margin = line[:len(line) - len(line.lstrip())]
     return "\n".join(wrap(line.lstrip(), width, margin, rest))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -553,8 +554,6 @@ def tell_where_captures_are(session: Session) -> None:
     """A line on the terminal, once the screen is gone: the captures of this session, and how to see them again."""
     taken = session.captures_this_run
     if taken:
-        import shlex
-
         from gputop.launch.xprof import logdir_of
 
         what = "your capture is" if len(taken) == 1 else f"your {len(taken)} captures are"
