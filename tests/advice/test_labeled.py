@@ -34,8 +34,8 @@ def findings(case: Case) -> list[tuple[str, str]]:
 
 def test_there_is_a_fault_for_each_rule_on_traces() -> None:
     assert FAULTS.keys() == ids_with_rules(), (
-        "in tests/advice/labeled: a function with the name of the id in faults_host.py, faults_gpu.py or faults_gpus.py, "
-        "or the id in NOT_SIMULATED (rules.py)")
+        "in tests/advice/labeled: a function with the name of the id in faults_host.py, faults_gpu.py or "
+        "faults_gpus.py, or the id in NOT_SIMULATED (rules.py)")
 
 
 @pytest.mark.parametrize("name", [*TRUE, "healthy-eight-overlapped", "healthy-steps-per-execution",
