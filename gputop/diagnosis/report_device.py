@@ -243,33 +243,34 @@ def critical_path(a: Analysis, width: int) -> Iterator[str]:
 
 def limits(a: Analysis, width: int) -> Iterator[str]:
     """The limit ladder, and MFU."""
-    ladder = a.limits
-    if ladder is None:
+    gpu_limits = a.limits
+    if gpu_limits is None:
         return
-    if not ladder.gpu:  # without a peak it would repeat the step's parts
-        yield from wrap(f"not known. {ladder.reason}", width, "Limit    ")
+    if not gpu_limits.gpu:  # without a peak it would repeat the step's parts
+        yield from wrap(f"not known. {gpu_limits.reason}", width, "Limit    ")
         return
-    yield f"From the mean step down to the limit of the {ladder.gpu}"
-    for step in ladder.steps:
-        if step.time_s >= _WORTH_NAMING / 10 * ladder.step_s:
-            yield f"  {limit_step(step.id)[0]:<22}{seconds(step.time_s):>10} {step.time_s / ladder.step_s:>6.1%}"
-    yield from _labeled("MFU", mfu_text(ladder), width)
-    if ladder.points:
+    yield f"From the mean step down to the limit of the {gpu_limits.gpu}"
+    for step in gpu_limits.steps:
+        if step.time_s >= _WORTH_NAMING / 10 * gpu_limits.step_s:
+            yield f"  {limit_step(step.id)[0]:<22}{seconds(step.time_s):>10} {step.time_s / gpu_limits.step_s:>6.1%}"
+    yield from _labeled("MFU", mfu_text(gpu_limits), width)
+    if gpu_limits.points:
         yield "Roofline"
-        yield from (f"  {line}"[:width] for line in picture(ladder, width - 4))
+        yield from (f"  {line}"[:width] for line in picture(gpu_limits, width - 4))
 
 
-def mfu_text(ladder: Limits) -> str:
+def mfu_text(gpu_limits: Limits) -> str:
     """MFU with the peak and the coverage that it rests on, or why there is none."""
-    if ladder.mfu is None:
-        return f"not known. {ladder.reason}"
-    peaks = ", ".join(f"{p.dtype} {p.flops_per_s / 1e12:,.4g} TFLOP/s" for p in ladder.peaks)
-    source = ladder.peaks[0].source if ladder.peaks else ""
-    again = f", HFU {ladder.hfu:.1%} with what is computed again" if ladder.hfu and ladder.hfu > ladder.mfu else ""
-    flops = f"{(ladder.flops or 0.0) / 1e12:,.4g} TFLOP per step and GPU"
-    flops += (", as given" if ladder.flops_source == "given" else
-              f" by XLA's programs, which tell the work of {percent(ladder.coverage)} of the compute time")
-    return f"{ladder.mfu:.1%}{again}: {flops}, at {peaks} ({source})"
+    if gpu_limits.mfu is None:
+        return f"not known. {gpu_limits.reason}"
+    peaks = ", ".join(f"{p.dtype} {p.flops_per_s / 1e12:,.4g} TFLOP/s" for p in gpu_limits.peaks)
+    source = gpu_limits.peaks[0].source if gpu_limits.peaks else ""
+    hfu = gpu_limits.hfu or 0.0
+    again = f", HFU {hfu:.1%} with what is computed again" if hfu > gpu_limits.mfu else ""
+    flops = f"{(gpu_limits.flops or 0.0) / 1e12:,.4g} TFLOP per step and GPU"
+    flops += (", as given" if gpu_limits.flops_source == "given" else
+              f" by XLA's programs, which tell the work of {percent(gpu_limits.coverage)} of the compute time")
+    return f"{gpu_limits.mfu:.1%}{again}: {flops}, at {peaks} ({source})"
 
 
 def copies(a: Analysis, width: int) -> Iterator[str]:
