@@ -23,8 +23,8 @@ from gputop.text.console import say
 _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))
 
 
-SERVERS_S = 20.0  # for the profiler servers' answers, once the samples are there
-RENDER_S = 60.0  # for the document
+SERVERS_S = 20.0  # time for the profiler servers' answers, once the samples are there
+RENDER_S = 60.0  # time to render the document
 _SLOW_S = 5.0  # what takes longer is named
 _T = TypeVar("_T")
 

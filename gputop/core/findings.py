@@ -12,7 +12,7 @@ Severity = Literal["high", "medium", "low"]
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
 MIN_SHARE = 0.01  # what a replay shows to save less is not raised
-LARGE_SHARE = 0.1  # of the step: what a rule judged so large does not vanish because a replay saves less of it
+LARGE_SHARE = 0.1  # share of the step: what a rule judged so large does not vanish because a replay saves less of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gputop.analysis.results import Analysis, CollectiveOp, FunctionUse, KernelRow
 
-_FILLED = 0.8  # of the window's work by whole steps; less may be evaluation
+_FILLED = 0.8  # share of the window's work by whole steps; less may be evaluation
 _CUT_STEPS = 2.5  # parts of which are in the window: one at each end, either of them longer than the mean
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gputop.analysis.results import GapLines, HostStacks, StackLine
 from gputop.text.units import percent, printable, seconds
 
-_MIN_LISTED_SHARE = 0.01  # of the step: the gaps of one kind are listed
+_MIN_LISTED_SHARE = 0.01  # share of the step: the gaps of one kind are listed
 _SHOWN = 5
 GAP_NAMES = {
     "gap": "between two calls of the step", "input": "input wait", "tracing": "a function is traced or compiled",

@@ -14,8 +14,8 @@ from gputop.text.wrapping import wrap
 _NAMES = 5  # shown in a list
 _STAGES = 14
 _NAME_WIDTH = 44
-_WORTH_A_TREE = 0.02  # of the step: below, a pipeline gets one line
-_WORTH_GAPS = 0.01  # of the step
+_WORTH_A_TREE = 0.02  # share of the step: below, a pipeline gets one line
+_WORTH_GAPS = 0.01  # share of the step
 _WORTH_EAGER = 0.01
 
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
-REPORT_WIDTH = 70  # what the monitor can show on 80 columns
+REPORT_WIDTH = 70  # columns that the monitor can show on 80
 
 
 class WorkerFailed(GputopError):

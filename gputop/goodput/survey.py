@@ -27,7 +27,7 @@ from gputop.goodput.states import HOUR_S, GpuTime, Holder, Job, Tally
 MAX_JOBS = 200
 OTHERS = "other commands"
 WORST_HOURS = 5
-_WORTH_NAMING = 0.02  # of an hour's GPU time; less lost is a few checkpoints
+_WORTH_NAMING = 0.02  # share of an hour's GPU time; less lost is a few checkpoints
 _SCRIPT_CHARS = 300
 
 

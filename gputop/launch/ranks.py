@@ -10,7 +10,7 @@ from gputop.launch.serve import is_pytorch
 from gputop.profiler import sockets
 from gputop.profiler.kineto.jobs import environ_of
 
-MAX_RANKS = 64  # of one node
+MAX_RANKS = 64  # ranks of one node
 _PROC = Path("/proc")
 _MEETING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}:[0-9]{1,5}")  # nothing that a shell or ssh reads otherwise
 _THIS_NODE = frozenset(("localhost", "127.0.0.1", "0.0.0.0"))

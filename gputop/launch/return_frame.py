@@ -38,7 +38,7 @@ _SOFTWARE_AT, _HEADER_AT = 464, 512  # in the XSAVE area: what the kernel adds, 
 _MAGIC_1, _MAGIC_2 = 0x46505853, 0x46505845
 _TILES = 1 << 18  # AMX: a thread's frame has room for tiles only where it was granted them
 _BYTES_BEFORE_TILES = 2816
-NO_RESULT = -0x67707500  # what no function returns
+NO_RESULT = -0x67707500  # value that no function returns
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _BUSY_S = 10.0  # of GPUs at work, after which tracing, compilation and autotuning are mostly over
 _LATEST_S = 60.0  # after the server answered: without a GPU, or of one at little work
-BUSY = 0.05  # of a GPU's activity
+BUSY = 0.05  # least activity of a GPU at work
 
 
 class AfterRestart:

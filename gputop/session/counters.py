@@ -19,7 +19,7 @@ from gputop.sources.base import Source
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
-_LATE_S = 20.0  # that a driver may take to start
+_LATE_S = 20.0  # time that a driver may take to start
 METRICS = ("sm_active", "gpu_util", "tensor_active", "tensor_flop_util", "dram_active", "pcie_rx_bytes_per_s",
            "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "sm_clock_hz")
 

@@ -15,8 +15,8 @@ from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
 
-_AGAIN_S = 0.5  # from one sample to the next, at least
-_MAX_COST = 0.02  # of a core: 10 µs per process of the node
+_AGAIN_S = 0.5  # least time from one sample to the next
+_MAX_COST = 0.02  # share of a core: 10 µs per process of the node
 _NAMED = 5  # processes
 _WORTH_NAMING = 0.05  # CPUs
 _DIGITS = re.compile(rb"\d+")

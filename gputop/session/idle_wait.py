@@ -13,7 +13,7 @@ from gputop.core.findings import Finding
 from gputop.text.units import seconds
 
 LEAD_S = 3.5  # connecting, the test capture of half a second and its answer; 2 to 4 s with TensorFlow
-_MARGIN_SHARE = 0.3  # of the recording may lie before the idle time at most: it has to reach it
+_MARGIN_SHARE = 0.3  # share of the recording before the idle time at most: it has to reach it
 _GIVE_UP_PERIODS = 1.5
 
 

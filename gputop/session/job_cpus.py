@@ -23,7 +23,7 @@ _MIN_S = 0.2  # the counters have steps of 10 ms
 # Threads' waits are one file each, about 10 µs to read: so often in a second, and not of a process with more threads.
 _THREADS_PERIOD_S = 0.5
 _MAX_THREADS = 1024
-_HAS_WORK = 0.1  # of the time in which a thread runs or wants to: less is a timer's or the profiler's
+_HAS_WORK = 0.1  # share of the time in which a thread runs or wants to: less is a timer's or the profiler's
 _MAX_SIBLINGS_READ = 4096  # CPUs
 
 

@@ -24,9 +24,9 @@ from gputop.text.units import ranges
 if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
 
-SECONDS = 5  # that gputop on a node samples: some steps
-_MAX_WAIT_S = 120.0  # that all nodes are waited for; 16 at once, that is some 250
-_WINDOW_S = 120  # that a Prometheus is asked for: some scrapes
+SECONDS = 5  # time that gputop on a node samples: some steps
+_MAX_WAIT_S = 120.0  # longest wait for all nodes; 16 at once, that is some 250
+_WINDOW_S = 120  # window that a Prometheus is asked for: some scrapes
 _POLL_S = 0.1
 _MAX_NOTES = 6
 _MAX_PLAUSIBLE = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU

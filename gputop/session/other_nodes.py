@@ -39,9 +39,9 @@ from gputop.text.units import printable
 SCHEMA = "gputop.ranks/1"
 MAX_NODES = 64
 _READY_TIMEOUT_S = 90.0  # switching on and probing: 30 s at most for a rank that does not answer, and some recordings
-_LINE_S = 0.5  # for a line to get there
+_LINE_S = 0.5  # time for a line to get there
 _MAX_LEAD_S = 30.0
-_AFTER_S = 600.0  # to build the traces there, and for them to come here
+_AFTER_S = 600.0  # time to build the traces there, and for them to come here
 _POLL_S = 0.1
 _LINE_BYTES, _LINES_BEFORE = 1 << 20, 200  # a login may print more before
 _PIECE_BYTES = 1 << 20

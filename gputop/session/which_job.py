@@ -12,7 +12,7 @@ from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.text.commands import command_of, script_of
 
 _SAME_START_S = 2.0  # the kernel's boot time, from which starts are counted, moves by a second with the clock
-_CLEARLY_MORE = 1.1  # of memory: a job next to one that holds as much does not take its place with each sample
+_CLEARLY_MORE = 1.1  # factor of memory: a job next to one that holds as much does not take its place with each sample
 
 
 class GpuUse(Struct, frozen=True):

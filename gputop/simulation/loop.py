@@ -40,7 +40,7 @@ from gputop.simulation.timeline import (
 )
 
 CALL_NS = 350_000  # Python from the step's start to asking for the batch
-EVAL_INPUT_SHARE = 0.45  # of a training batch's time: no augmentation
+EVAL_INPUT_SHARE = 0.45  # share of a training batch's time: no augmentation
 KEEP_NS = 1_800 * 10**9  # how much of the past stays known
 _LOOKAHEAD_NS = 5 * 10**9
 # Device-to-host rate of weights: cudaMemcpy from the device to pageable memory moves through a

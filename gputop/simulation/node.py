@@ -53,7 +53,7 @@ _IDLE_W = 112.0  # a GPU with a context, clocks up
 _POWER_WINDOW_NS = SECOND_NS  # NVML's power usage is a mean over one second
 _SM_CLOCK_MHZ, _SM_CLOCK_FLOOR_MHZ, _MEMORY_CLOCK_MHZ = 1_980, 1_755, 2_619
 _CLOCK_STEP_MHZ = 15
-_CLOCK_DROPS_ABOVE = 0.9  # of the power limit
+_CLOCK_DROPS_ABOVE = 0.9  # share of the power limit
 _PCIE_GEN5_X16 = 32e9 * 16 * 128 / 130 / 8
 _AIR_C = (27.0, 28.5, 30.0, 29.0, 27.5, 29.5, 31.0, 30.5)  # the air that reaches each GPU
 _KELVIN_PER_W = 0.056
@@ -75,7 +75,7 @@ _SYSTEM = (
 )
 _JOB_THREADS = 148  # beside tf.data's
 _LOG_BYTES_PER_BATCH = 3_000
-_ACK_SHARE = 0.004  # of received network traffic goes back as acknowledgments
+_ACK_SHARE = 0.004  # share of received network traffic that goes back as acknowledgments
 
 _RATIOS = frozenset(name for name in GPU_QUANTITIES if name in GPU_METRICS)
 _COLUMN = {name: i for i, name in enumerate(GPU_QUANTITIES)}

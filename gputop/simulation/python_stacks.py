@@ -9,7 +9,7 @@ from gputop.simulation.loop import StepKind, StepRecord, TrainingLoop
 
 RATE_HZ = 100
 _ERROR_S = 0.001
-_METRICS_SHARE = 0.85  # of the time between two steps; the rest writes the log
+_METRICS_SHARE = 0.85  # share of the time between two steps; the rest writes the log
 _TENSORFLOW = "/usr/lib/python3/dist-packages/tensorflow/python"
 
 FRAMES = (

@@ -25,9 +25,10 @@ from gputop.telemetry.autocorrelation import LAGS_PER_SAMPLE, Correlogram, Serie
 # lowers the peaks of short lags most. All limits here are gputop's own figures; tests/telemetry/test_step_period.py
 # tries them on simulated signals.
 _MIN_PEAK_RATIOS = ((4.0, 0.55), (6.0, 0.75), (float("inf"), 0.85))
-_JITTER = 0.08  # of a lag: by so much a peak may be off it
-_MIN_MULTIPLE = 0.5  # of the noise: the peak at twice the lag, or that of a GPU too noisy for a fundamental of its own
-_SHORTER = 0.7  # of a lag, and less: half and two thirds of it
+_JITTER = 0.08  # share of a lag by which a peak may be off it
+# Height, in units of the noise, of the peak at twice the lag, or of a GPU too noisy for a fundamental of its own.
+_MIN_MULTIPLE = 0.5
+_SHORTER = 0.7  # factor of a lag, and less: half and two thirds of it
 _MIN_HEIGHT = 1e-9  # so that the confidence of a peak at no height is a number
 
 

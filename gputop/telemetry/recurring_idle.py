@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-BELOW = 0.1  # of the usual activity; a GPU that evaluates, or waits in a collective, is above it
+BELOW = 0.1  # share of the usual activity; a GPU that evaluates, or waits in a collective, is above it
 MIN_USUAL = 0.1  # a GPU that does next to nothing has nothing to be idle from
 MIN_IDLE_S, MIN_IDLE_SAMPLES = 2.0, 3.0  # the longer of the two
-MIN_PERIOD_S = 10.0  # what returns sooner may be the job's step
+MIN_PERIOD_S = 10.0  # idle time that returns sooner may be the job's step
 _STEP_IDLES = 4.0  # what lasts no longer than this times the idle of a step is the rhythm of the steps
-MOST_IDLE = 0.5  # of the time: above it the idle is the usual state
+MOST_IDLE = 0.5  # share of the time: above it the idle is the usual state
 OCCURRENCES = 3
 REGULAR_OCCURRENCES = 4  # two gaps out of three agree by chance too often
-_REGULAR_PART = 0.75  # of the intervals have to fit the period
-_TOLERANCE = 0.1  # of the period, from each interval to the next
+_REGULAR_PART = 0.75  # share of the intervals that have to fit the period
+_TOLERANCE = 0.1  # share of the period, from each interval to the next
 _CANDIDATES = 6  # newest intervals whose distances are tried as the period
 _TWO_KINDS = 1.8  # lengths that differ by this factor may have different causes
-_TOGETHER = 0.75  # of the intervals of two GPUs overlap
+_TOGETHER = 0.75  # share of the intervals of two GPUs that overlap
 _MIN_SAMPLES = 16
-_FINEST_S = 0.5  # of more frequent samples some are enough for intervals of seconds
+_FINEST_S = 0.5  # distance of samples: of more frequent ones some are enough for intervals of seconds
 _SORTED = 200  # readings at least that the usual activity is taken from, if there are more
 _OVERDUE_PERIODS = 1.6  # periods since the last interval, after which it no longer returns
 _MAX_GAP = 3.0  # intervals without a sample

@@ -42,7 +42,7 @@ MAX_DEADLINE_S = 0.5
 # all read by one: threads that compete for the interpreter switch at every driver call, and to wake one for each GPU
 # takes as long as to read it.
 STAGGER_S = 0.002
-OWN_CPU_PERIOD_S = 10.0  # of single samples it would be a new figure each time, and that costs a redraw
+OWN_CPU_PERIOD_S = 10.0  # a single sample differs each time, and each new figure costs a redraw
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
 BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second on an idle machine

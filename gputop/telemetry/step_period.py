@@ -52,7 +52,7 @@ INTERVALS_S = (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1)  # what the monitor offers
 SURE = 0.6  # confidence; below it a period is as often an alias of shorter steps
 MIN_CONFIDENCE = 0.4  # below it no period is reported: hardly above noise, mostly a broad alias
 _SHORT_LAG = 20  # samples: longest lag of the first two searches; the third uses all that the window allows
-_NARROW = 0.5  # of the least deviation: a column with less hardly changes anywhere
+_NARROW = 0.5  # factor of the least deviation: a column with less hardly changes anywhere
 _MAX_STEPS_PER_PERIOD, _WHOLE = 16, 0.1  # a period that is 1% off still shows which whole number of steps it has
 
 # The metrics tried, in this order, and the standard deviation below which each counts as flat.

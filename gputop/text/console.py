@@ -22,7 +22,7 @@ from gputop.text.wrapping import wrap
 MESSAGE_CHARS = 2000  # of one message; its end is left out
 LINE_CHARS = 4000  # of one line of a report
 FIX_LINES = 40  # of what to do about an error: commands to paste, one a line
-_LEAST_WIDTH = 20  # of a terminal, for words to be kept whole
+_LEAST_WIDTH = 20  # minimum columns for whole words
 _COLOR = re.compile(r"(\x1b\[(?:0|3[1-7])m)")
 
 

@@ -16,7 +16,7 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
 MAX_WORKS = 8  # of a period
 _MAX_PER_THREAD = 3  # so that other threads are listed, too
-_MIN_SHARE = 0.01  # of the period's length
+_MIN_SHARE = 0.01  # share of the period's length
 _EVENTS_PER_PASS = 1_000_000
 # The roles of the threads that matter, by the cause of the gap (gputop.timeline.model.CAUSES).
 _ROLES_BY_CAUSE = {"input": (INPUT,), "gap": (MAIN,), "tracing": (MAIN,), "eager": (MAIN,)}

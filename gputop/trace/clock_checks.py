@@ -16,7 +16,7 @@ from gputop.trace.model import I64, Kind, QualityNote, Trace
 _JITTER_NS = 20_000
 _OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named
 _MIN_EVENTS = 10
-_MIN_SHARE = 0.01  # of a GPU's events, which begin before their launches
+_MIN_SHARE = 0.01  # share of a GPU's events, which begin before their launches
 _JUMP_NS = 60 * 10**9  # a pause longer than this, and than all else in the trace, is no pause of a training job
 _UNRELIABLE = "Launch delays, causes of its idle time and its order among other GPUs are not reliable."
 _OFFSET_TOLERANCE = 0.2  # by which the offsets of single collectives may differ

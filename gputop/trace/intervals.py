@@ -31,7 +31,7 @@ class Spans(NamedTuple):
 
 _NEG_INF, _POS_INF = -(1 << 62), np.iinfo(np.int64).max
 _STEPS, _FEW_DIVISOR = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
-_FEW_RUNS = 4  # of times in order, which are quicker merged than sorted
+_FEW_RUNS = 4  # runs of times in order, which are quicker merged than sorted
 _LONG_RUN = 64  # intervals that are copied as a whole, not picked out
 AT_ONCE = 1 << 15  # instants: what is computed of them stays in a core's cache
 EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))

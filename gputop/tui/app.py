@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gputop.tui.timeline.trace_file import TraceFile
     from gputop.tui.widgets.key_line import KeyLine
 
-_ANSWERABLE_S = 60.0  # for which a question that nobody could be asked yet is still the right one
+_ANSWERABLE_S = 60.0  # age up to which a question that nobody could be asked yet is still the right one
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 

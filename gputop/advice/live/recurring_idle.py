@@ -14,7 +14,7 @@ from gputop.telemetry.recurring_idle import OCCURRENCES, RecurringIdle, recurrin
 from gputop.text.units import counted, percent
 
 _LONG_STEP_S = 60.0  # one step may last as long, so that the pause is a part of each
-_KEPT = 0.8  # of the share at which a severity begins, it is kept
+_KEPT = 0.8  # a severity is kept down to this factor of the share at which it begins
 _EQUAL_LENGTH_FACTOR = 1.5  # lengths within this factor are told as one
 
 

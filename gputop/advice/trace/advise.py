@@ -35,8 +35,9 @@ from gputop.trace.model import Kind
 from gputop.trace.parallel import pool
 
 _COMPUTE = "compute"  # part of the step, and kind of events
-_WORTH_NAMING = 0.05  # of the gaps: a line that runs so long there is named by the finding
-_ABOUT_THEM = 0.5  # of their time: a finding that costs less is about few of them, such as those of every 64th step
+_WORTH_NAMING = 0.05  # share of the gaps: a line that runs so long there is named by the finding
+# Share of their time: a finding that costs less is about few of them, such as those of every 64th step.
+_ABOUT_THEM = 0.5
 
 
 def trace_advice(facts: TraceFacts) -> Advice:

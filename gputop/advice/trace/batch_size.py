@@ -29,7 +29,7 @@ _ASK_FOR_ROOM = {
 }
 
 
-_WORTH_TELLING = 0.001  # of the step
+_WORTH_TELLING = 0.001  # share of the step
 
 
 class BatchSizeHeadroom(Verdict, frozen=True, kw_only=True):

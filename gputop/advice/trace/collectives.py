@@ -72,9 +72,9 @@ _HIDE_PREFETCH = {
 }
 _BOTH = "Analyze the traces of all ranks together, to tell waiting from transfer. For transfer: "
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
-_WORTH_NAMING = 0.02  # of the delay
-_MAIN_SHARE = 0.5  # of the delay
-_SILENT = 0.1  # of the delay: so much without an event is said
+_WORTH_NAMING = 0.02  # share of the delay
+_MAIN_SHARE = 0.5  # share of the delay
+_SILENT = 0.1  # share of the delay: so much without an event is said
 # Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
 # more than the begin of collectives, which the late GPU's own work before them outlasts.
 _EXPRESSED, _EXPRESSED_TOGETHER = 0.5, 0.05

@@ -190,9 +190,9 @@ _FUSED_UPDATE = ("optimizer = torch.optim.AdamW(model.parameters(), fused=True) 
                  "# optimizers without fused=: foreach=True")
 _WHOLE_TENSORS = ("loss = (x * w).sum(dim=1).square().sum()  # in place of a loop over the rows of x\n"
                   "model = torch.compile(model)  # fuses the small ops that are left")
-_MOSTLY_OPTIMIZER = 0.5  # of the time of small ops
-_MOSTLY_HELD_UP = 0.9  # of the time: what little a thread then runs is no measure
-_WORTH_SAYING = 0.1  # of the time: what the profiler itself takes of it
+_MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
+_MOSTLY_HELD_UP = 0.9  # share of the time: what little a thread then runs is no measure
+_WORTH_SAYING = 0.1  # share of the time: what the profiler itself takes of it
 
 
 class EagerExecution(Verdict, frozen=True, kw_only=True):

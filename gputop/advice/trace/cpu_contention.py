@@ -14,7 +14,7 @@ from gputop.text.units import percent, printable
 
 _OF_HOST = ("input", "launch", "host")  # parts of the step in which GPUs wait for a CPU's work
 _NAMED, _NAME_CHARS = 3, 32
-_MAIN_SHARE = 0.5  # of what the other processes use
+_MAIN_SHARE = 0.5  # share of what the other processes use
 
 
 class CpuContention(Verdict, frozen=True, kw_only=True):

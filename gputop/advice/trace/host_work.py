@@ -28,7 +28,7 @@ from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
 _KERAS = (KERAS2, KERAS3)
-_WORTH_NAMING = 0.01  # of the gap; less is no part of the cause
+_WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
 _SELDOM = (
     "if step % 100 == 0:\n"
@@ -272,7 +272,7 @@ _HAS_KERNEL = re.compile(
     r"Sigmoid|Square|Sqrt|Rsqrt|Pow|OneHot|TopKV2|ArgMax|Cumsum|Random\w+|StatelessRandom\w+|Einsum$")
 
 
-_MOST_STEPS = 0.9  # of the placement's time, if all steps were as those that are seen
+_MOST_STEPS = 0.9  # share of the placement's time, if all steps were as those that are seen
 
 
 class HostPlacement(Verdict, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), an
                "whatever num_parallel_calls says. Write it in TensorFlow ops, or run it once and store TFRecords. If "
                "CPUs are free, run it in separate processes. More parallel calls help only if the Python code waits "
                "for storage or network.")
-_MAIN_SHARE = 0.5  # of the time waited, or of a function's
+_MAIN_SHARE = 0.5  # share of the time waited, or of a function's
 _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.

@@ -32,11 +32,11 @@ from gputop.trace.intervals import coverage
 from gputop.trace.lookups import name_mask
 from gputop.trace.threads import MAIN, lines_of
 
-_WORTH_NAMING = 0.01  # of the waits
+_WORTH_NAMING = 0.01  # share of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
 _LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers=True{})"
 _WORKERS = 8  # to begin with, where the CPUs are not known
-_CPUS_FULL_RATIO = 0.9  # of the CPUs busy: no further worker finds one
+_CPUS_FULL_RATIO = 0.9  # share of the CPUs that are busy; above it no further worker finds one
 
 
 class InputBound(Verdict, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ _SNIPPETS = {
     "pytorch, compiled, with waits": GRAPH_BREAKS,
 }
 _SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
-_ONE_BY_ONE = 0.5  # of the kernels have a launch of their own
+_ONE_BY_ONE = 0.5  # share of the kernels that have a launch of their own
 
 
 # What turns CUDA graphs off, by the server of language models; each records them by default.

@@ -25,7 +25,7 @@ from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, unio
 from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
-_WORTH_NAMING = 0.01  # of the longest work
+_WORTH_NAMING = 0.01  # share of the longest work
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {

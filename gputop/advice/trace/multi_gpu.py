@@ -31,7 +31,7 @@ _SLOWER = (
     "nvidia-smi: heat, a power limit, fixed clocks or another process can slow it down, or it is faulty."
 )
 _SHOW_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"
-_OWN_OPS_SHARE = 0.5  # of what it takes longer, in ops that the others do not run: these alone are named
+_OWN_OPS_SHARE = 0.5  # share of what it takes longer, in ops that the others do not run: these alone are named
 _OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
 _WHOLE_BATCH = ("batch = per_gpu_batch * strategy.num_replicas_in_sync\n"
                 "ds = ds.batch(batch, drop_remainder=True)")

@@ -345,7 +345,7 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
 
 # -- dims_unaligned ---------------------------------------------------------------------------------
 
-_SMALL_PART = 0.1  # of these kernels' time
+_SMALL_PART = 0.1  # share of these kernels' time
 _CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)
 _DIMENSIONS = {
     "attention": "the sequence length or the size of a head",

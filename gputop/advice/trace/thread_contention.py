@@ -13,7 +13,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 from gputop.trace.threads import GLOBAL_POOL, INPUT, lines_of
 
-_WORTH_NAMING = 0.05  # of what tf.data's threads do while launches are late
+_WORTH_NAMING = 0.05  # share of what tf.data's threads do while launches are late
 _PRIVATE_LAUNCHES = "TF_GPU_THREAD_MODE=gpu_private TF_GPU_THREAD_COUNT=2 python train.py"
 
 

@@ -21,7 +21,7 @@ from gputop.trace.intervals import coverage, union
 from gputop.trace.model import I64, Kind, Trace
 
 _MIN_STEPS = 2
-_LAUNCHES_KNOWN = 0.5  # of a GPU's compute kernels; below, what is known may be another thread's alone
+_LAUNCHES_KNOWN = 0.5  # share of a GPU's compute kernels; below, what is known may be another thread's alone
 
 
 def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Replicas:

@@ -20,7 +20,8 @@ from gputop.trace.intervals import Spans
 from gputop.trace.model import I64
 
 BUILT_IN = "<built-in>"  # in place of the file of a function that is not written in Python
-_TRUSTED_S = 2.0  # that a thread other than the main one still has the stack that was seen last: it may have gone
+# Time for which a thread other than the main one is taken to keep the stack seen last: it may have gone.
+_TRUSTED_S = 2.0
 # Where threads of the standard library wait for work.
 _WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "socketserver.py", "connection.py", "thread.py",
             "popen_fork.py", "subprocess.py")

@@ -38,7 +38,7 @@ _CALLER = re.compile(r"(?P<file>.+):(?P<line>\d{1,9})$")
 _NO_MODULE = ("builtins", "<unknown>")
 _MAX_STACKS = 50_000
 _MAX_DEPTH = 300  # what is deeper counts as the function around it
-_PER_LAUNCH = 0.1  # of the launches of a GPU: a thread with Python and so many is a training loop
+_PER_LAUNCH = 0.1  # share of a GPU's launches: a thread with Python and so many is a training loop
 
 
 class _Calls(NamedTuple):

@@ -15,7 +15,7 @@ from gputop.trace.lookups import host_rows
 from gputop.trace.model import Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 
-_RECURRING_SHARE = 0.5  # of the steps have a pause at this place. gputop's own figure
+_RECURRING_SHARE = 0.5  # share of the steps that have a pause at this place. gputop's own figure
 
 
 def recurring_share(trace: Trace, steps: Steps, pauses: Spans,

@@ -34,11 +34,11 @@ _SAMPLED_INTERVALS = 3.0  # mean intervals: of random samples 95 % of such gaps 
 _ENCLOSING_SHARE = 0.5
 TOP = 8
 _MOST_LINES = 4 * TOP
-_SCATTERED = 0.2  # of the gaps' time: no line takes so much of it
+_SCATTERED = 0.2  # share of the gaps' time: no line takes so much of it
 _MIN_SHARE = 0.01
 _FEW_GAPS = 3  # that were seen: of fewer no lines are told, unless there are no others
 _GAP_RATIO = 2.0
-_PASSES_ON = 0.98  # of a line's time is that of the one line that it calls
+_PASSES_ON = 0.98  # share of a line's time in the one line that it calls
 _FLAME_SHARE, _FLAME_NODES, _FLAME_DEPTH = 0.005, 400, 60
 
 

@@ -57,21 +57,21 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 # Usual steps: at an edge of the recording there is one that began before it or had not ended, and the pause to the
 # next. gputop's own figure.
 OPEN_STEPS = 2.5
-_STOPS_NS = 10**9  # that TensorFlow's profiler takes to stop, on CPUs that are busy; measured up to 0.6 s
-_MAIN_SHARE = 0.5  # of a stretch: what fills it, names it
+_STOPS_NS = 10**9  # time of TensorFlow's profiler to stop on busy CPUs; measured up to 0.6 s
+_MAIN_SHARE = 0.5  # share of a stretch: what fills it, names it
 _KNOWN_STEPS = 5  # so many show how long a usual one takes
-_LULL = 0.5  # of a usual step: what begins sooner after its call, or after more of its own work, belongs to it
+_LULL = 0.5  # part of a usual step: what begins sooner after its call, or after more of its own work, belongs to it
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
-_WORTH_ITS_NAME = 0.005  # of the recording
+_WORTH_ITS_NAME = 0.005  # share of the recording
 _NAMES = 4  # of the host's work that are kept of each part
 _SUMMARY = PATTERN_OF_KIND["summary"]
 _XLA_PROGRAM = r"ThunkExecutor::Execute"
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
-_AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
+_AT_WORK = 0.5  # share of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
 _OF_STEPS = ("steps", "periods")  # their parts come first
 _NO_STEPS = "no_steps"
-_HALF = 0.5  # of the longest gap: another one of its kind
+_HALF = 0.5  # factor of the longest gap from which another one is of its kind
 _KERAS = "Keras"  # in the anchor of steps that are its
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
 _CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin

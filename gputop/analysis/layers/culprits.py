@@ -21,9 +21,9 @@ from gputop.trace.intervals import AT_ONCE, Spans, coverage
 from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Trace
 
-_OPENED_FROM = 0.9  # of the time: a layer that has less stands as it is
-_NAMED_FROM = 0.1  # of the time: where no part of a layer takes more, it is not opened
-_NAMED_PART = 0.5  # of the time, below which names say too little
+_OPENED_FROM = 0.9  # share of the time: a layer that has less stands as it is
+_NAMED_FROM = 0.1  # share of the time: where no part of a layer takes more, it is not opened
+_NAMED_PART = 0.5  # share of the time, below which names say too little
 MAX_CULPRITS = 20  # of a finding
 _MAX_DEPTH, _MAX_NAME = 12, 160
 _NUMBER = re.compile(r"\d+")

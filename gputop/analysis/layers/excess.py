@@ -13,10 +13,10 @@ from gputop.analysis.layers.pytorch import CallScopes
 from gputop.trace.intervals import Spans, coverage
 from gputop.trace.model import I64, Trace
 
-_MIN_NET_SHARE = 0.5  # of what some ops take longer: so much is left when what others take less is subtracted
-_MIN_PROPORTION = 0.5  # of what all together take longer, in proportion
-_NAMED = 0.5  # of the time: with fewer ops named, kernels are compared by their names
-_SHAPES_KNOWN = 0.9  # of the kernels
+_MIN_NET_SHARE = 0.5  # share of what some ops take longer: so much is left when what others take less is subtracted
+_MIN_PROPORTION = 0.5  # share of what all together take longer, in proportion
+_NAMED = 0.5  # share of the time: with fewer ops named, kernels are compared by their names
+_SHAPES_KNOWN = 0.9  # share of the kernels
 
 
 class Excess(NamedTuple):

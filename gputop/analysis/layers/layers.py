@@ -32,7 +32,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import union
 from gputop.trace.model import F64, HloOp, Kind, Trace
 
-_MAIN_KERNEL = 0.1  # of an op's time: what takes less does not count its executions
+_MAIN_KERNEL = 0.1  # share of an op's time: what takes less does not count its executions
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import TraceGpu
 
-MIN_COVERAGE = 0.7  # of the compute time, below which there is no single figure
+MIN_COVERAGE = 0.7  # share of the compute time, below which there is no single figure
 _MAX_POINTS, _MAX_NAME = 60, 160
 _WAITING = ("input", "host", "launch", "idle")
 _EXPOSED = ("collectives", "h2d", "d2h")

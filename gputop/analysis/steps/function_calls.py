@@ -45,7 +45,7 @@ _MIN_LOOP_CALLS = 3  # calls of one function, to be taken for those of a loop
 # Two calls that take this share of the recording, each so long that it hardly holds more, are its steps. gputop's own
 # figures.
 _LONG_CALLS_SHARE, _LONG_CALL_NS = 0.5, 10**9
-_MIN_REBUILD_SHARE = 0.5  # of the recording goes into building one function anew. gputop's own figure
+_MIN_REBUILD_SHARE = 0.5  # share of the recording that goes into building one function anew. gputop's own figure
 
 
 # -- Keras ----------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ MIN_STEPS = 8
 _MORE, _DEVIATIONS, _MAD = 0.3, 6.0, 1.4826
 _MAX_SHARE_OF_STEPS = 1 / 3
 _MIN_PERIODIC = 3
-_ONE_SHARE = 0.05  # of all steps' time: one long step is worth a word where it has that much more than the others
+_ONE_SHARE = 0.05  # share of all steps' time: one long step is worth a word where it has that much more than the others
 _TRIED = 16  # distances between long steps, the most common ones
-_PERIODIC = 0.75  # of the long steps; the others are accidents beside them
+_PERIODIC = 0.75  # share of the long steps; the others are accidents beside them
 
 
 class LongSteps(NamedTuple):

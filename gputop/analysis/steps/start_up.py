@@ -39,13 +39,13 @@ _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
               r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Profiler)")
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
-_REPEATED = 0.5  # of the launches are not the first of their kernel, so that "the first" means something
+_REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
-_STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
-_WORTH_SAYING = 0.05  # of the recording
+_STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
+_WORTH_SAYING = 0.05  # share of the recording
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
 _FEW_STEPS = 3  # of fewer each may be the first
-START_UP_SHARE = 0.5  # of a step: such work, or compilation alone, that fills it. gputop's own figure
+START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",

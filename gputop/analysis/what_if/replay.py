@@ -26,8 +26,8 @@ from gputop.analysis.what_if.graph import MAX_EVENTS, Graph, build_graph, with_a
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
 
-TOLERANCE = 0.03  # of the step; Daydream's own errors are of this size
-MIN_AMBIGUOUS = 0.01  # of the step
+TOLERANCE = 0.03  # share of the step; Daydream's own errors are of this size
+MIN_AMBIGUOUS = 0.01  # share of the step
 _LAUNCHING_GAP_NS = 1_000_000  # as of the breakdown's part "launch"
 
 _Removed = Mapping[int, Spans]  # by host lane the time that it no longer needs

@@ -29,7 +29,7 @@ TRACE_PREFIX = "gputop-trace-"  # of the names of traces, until they are fetched
 _PREFIX = "gputop-kineto-"
 # The clients' base config: each poll is a file looked for, in a thread of kineto's. It polls every 5 s without it.
 _BASE_CONFIG = b"ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"
-_UNUSED_MAX_AGE_S = 24 * 3600.0  # of a folder that no job has put a socket into
+_UNUSED_MAX_AGE_S = 24 * 3600.0  # age of a folder that no job has put a socket into
 _PARTIAL, _WRITTEN_MAX_AGE_S = ".tmp", 1800.0  # of a trace that kineto has not finished
 _MAX_SWEPT = 256
 _MAX_ENTRIES = 4096

@@ -62,7 +62,7 @@ LINES_TO_PASTE = (
     "        profiler.step()")
 PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TO_PASTE}"
 _DEVICE = frozenset((b"kernel", b"gpu_memcpy", b"gpu_memset"))
-_OVERLAP = 128  # of two pieces, so that no event is cut
+_OVERLAP = 128  # bytes that two pieces share, so that no event is cut
 
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
                         bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, first_probe_s=0.1,

@@ -46,7 +46,7 @@ _OVERVIEW_LEVELS = (1, 0, 0)
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
 _GRACE_FACTOR, _GRACE_EXTRA_S = 5.0, 30.0
-_LATE_S = 1.0  # of our own clock after gRPC's
+_LATE_S = 1.0  # delay of our own clock after gRPC's
 
 
 @dataclass(frozen=True, slots=True)

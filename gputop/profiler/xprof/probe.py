@@ -36,7 +36,7 @@ _RIGHT_PORT = f"Give the port the job passed to {HOW_TO_SERVE}."
 # larger is refused before it takes any memory here.
 _MAX_MESSAGE_BYTES = 2**31 - 1
 
-_LATE_S = 0.25  # of our own clock after gRPC's, which tells more where it works
+_LATE_S = 0.25  # delay of our own clock after gRPC's, which tells more where it works
 _CLOSE_S = 1.0
 
 T = TypeVar("T")

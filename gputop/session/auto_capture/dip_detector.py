@@ -22,7 +22,7 @@ MIN_BASELINE_S = 30.0
 # A GPU that is usually next to idle has nothing to dip from.
 MIN_MEDIAN = 0.10
 _BASELINE_AGE_S = 5.0  # medians are not worth taking anew with every sample
-_RECOVERED = 0.5  # of the way from the threshold back to the median, before another dip can be one
+_RECOVERED = 0.5  # part of the way from the threshold back to the median, before another dip can be one
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gputop.text.units import printable
 
 DEFAULT_ADDRESS = "127.0.0.1:5555"
 CONNECT_TIMEOUT_MS = 500  # DCGM's own 5 s also pass where the port refuses
-KEEP_SAMPLES = 2  # of gputop's own watches: only the newest is read
+KEEP_SAMPLES = 2  # samples of gputop's own watches: only the newest is read
 MIN_WATCH_S = 0.1
 
 Entity = tuple[int, int]  # as DCGM knows a device: kind and number

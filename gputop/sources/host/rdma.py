@@ -20,7 +20,7 @@ from gputop.text.units import printable
 
 SOURCE = "/sys/class/infiniband"
 PERIOD_S = 0.9  # a little under 1 s, because ticks jitter
-MAX_SHARE = 0.02  # of the time that reading may take
+MAX_SHARE = 0.02  # share of the time for reading
 REDISCOVER_S = 30.0
 FIRST = "first sample: a rate needs two"
 WENT_BACK = "a counter went back: the adapter was reset"

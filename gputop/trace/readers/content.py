@@ -19,10 +19,10 @@ from gputop.trace.parallel import pool
 Data = bytes | bytearray | mmap.mmap
 GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 18
-_PART_BYTES = 1 << 23  # of a large file, read on one core
-_MEMORY_SHARE = 0.5  # of what is free, for one trace
+_PART_BYTES = 1 << 23  # part of a large file that one core reads
+_MEMORY_SHARE = 0.5  # share of the free memory for one trace
 _CHECK_PERIOD_S = 0.05
-_RESERVE = 0.2  # of the limit
+_RESERVE = 0.2  # share of the limit
 # gzip makes traces 8 to 40 times smaller, and zeros a thousand times. A file that unpacks to more than _SMALL_BYTES
 # and to more than _MAX_RATIO times its size is no trace; nor is one of which so little lies on the disk.
 _MAX_RATIO = 200

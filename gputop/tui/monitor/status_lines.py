@@ -112,7 +112,7 @@ def _labeled(label: str, r: Reading, text: str) -> list[StyledText]:
     return [(f" {label} ", DIM), ("N/A" if r.value is None else text, DIM if r.value is None else PLAIN)]
 
 
-_NEAR_LIMIT = 0.9  # of a control group's memory; above it the kernel reclaims pages or kills a process
+_NEAR_LIMIT = 0.9  # share of a control group's memory; above it the kernel reclaims pages or kills a process
 
 
 def throttled(group: CgroupSample) -> bool:

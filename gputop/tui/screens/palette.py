@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.command import DiscoveryHit, Hit, Hits
 from textual.system_commands import SystemCommandsProvider
 
-_SENTENCE_SCORE = 0.1  # of a word in the sentence, below any match of the title
+_SENTENCE_SCORE = 0.1  # score of a word in the sentence, below any match of the title
 
 
 class Commands(SystemCommandsProvider):

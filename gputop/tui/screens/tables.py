@@ -31,7 +31,7 @@ from gputop.trace.kernel_names import short_kernel
 if TYPE_CHECKING:
     from gputop.analysis.results import Analysis
 
-_HOT = 0.1  # of the training loop's time: a line of Python is unfolded at first
+_HOT = 0.1  # share of the training loop's time: a line of Python is unfolded at first
 _MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
 
 _CALL = "StatefulPartitionedCall/"  # TensorFlow puts it before each op of a function

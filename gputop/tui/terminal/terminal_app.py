@@ -27,7 +27,7 @@ from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 _CLIPBOARD_CHARS = 100_000
-NOTICE_S = 3.0  # that a notice is shown
+NOTICE_S = 3.0  # time that a notice is shown
 _NOTICE_LINES, _NOTICE_FRAME = 6, 6  # of each paragraph; columns of its border, padding and scrollbar
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 

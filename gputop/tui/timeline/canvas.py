@@ -18,7 +18,7 @@ from gputop.tui.timeline.picture import TimelinePicture
 from gputop.tui.timeline.rows import WITHIN, Place, gpu_folds
 from gputop.tui.timeline.viewport import View
 
-_PAN_RATIO = 0.125  # of the view, for each key press
+_PAN_RATIO = 0.125  # share of the view, for each key press
 _WHEEL_ZOOM = 1.25
 _KEY_ZOOM = 2.0
 _MAX_EARLIER_VIEWS = 50

@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 
 FULL = 7  # eighths of the height of a cell that is fully covered; the last eighth separates the rows
 BAR_CELLS = 3  # a range needs that many whole cells to get a bar
-_MAX_EDGE_RATIO = 1 / 8  # of a cell: as much of it may be uncovered at either end of a bar
+_MAX_EDGE_RATIO = 1 / 8  # share of a cell that may be uncovered at either end of a bar
 _MIN_CELLS_FOR_CUT_NAME = 5
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"

@@ -38,7 +38,7 @@ from gputop.tui.timeline.picture import Where
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.widgets.cached_lines import LinesWidget
 
-_CLOCK_PERIOD_S = 0.5  # of the time shown while a trace is read
+_CLOCK_PERIOD_S = 0.5  # period of the time shown while a trace is read
 _HELP = """\
 Each row is a GPU, one of its streams, a host thread or a tf.data stage; each column is a slice of time. The height of \
 a cell is the share of its time with work, its color the kind of work that takes most of it. At the right is the share \

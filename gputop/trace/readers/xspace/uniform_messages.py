@@ -28,7 +28,7 @@ _MAX_EVENT_BYTES = 256
 # Of a chunk's events of one length: fewer are left to the walk, and so is what remains after so many tries.
 _FEW_EVENTS, _MAX_TRIES = 64, 8
 _NUMBERS = (EVENT_METADATA_ID, EVENT_OFFSET_PS, EVENT_DURATION_PS)
-_MORE = 0x80  # of a byte of a number: another one follows
+_MORE = 0x80  # bit of a number's byte: another one follows
 _ALL_BITS = (1 << 64) - 1
 
 
