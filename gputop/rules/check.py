@@ -17,7 +17,7 @@ from gputop.rules.units import EXAMPLE, NONE, SECONDS, Unit
 _OVER_GPUS = (*AGGREGATES, "sum", "count", "any", "all")
 _OF_CONDITIONS = ("count", "any", "all")
 _PLAIN = {"min": 2, "max": 2, "abs": 1}
-_ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
+ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Checker:
         return Kind(quantity.unit, share=quantity.ratio)
 
     def _finding(self, node: Name, argument: Text) -> Kind:
-        if len(node.segments) > 1 or not _ID.fullmatch(argument.text):
+        if len(node.segments) > 1 or not ID.fullmatch(argument.text):
             raise Mistake('finding takes the id of a rule: finding("input_bound")', argument.at)
         self.meanings[node.at] = Reference(self._text(node), Quantity("finding", NONE, ""), finding=argument.text)
         return _CONDITION

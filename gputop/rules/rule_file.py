@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from gputop.core.findings import Severity
-from gputop.rules.check import Reference
+from gputop.rules.check import ID, Reference
 from gputop.rules.expression import Condition, condition
 from gputop.rules.lexer import Mistake, words
 from gputop.rules.names import Source
@@ -21,7 +21,6 @@ from gputop.text.units import printable
 MAX_BYTES = 1 << 18
 MAX_ENTRIES = 200  # rules of a file, and budgets
 T = TypeVar("T")
-_ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MAX_CHARS = {"title": 200, "action": 1000, "snippet": 4000, "why": 1000}
 _MAX_HOLD_S = 3600.0
 
@@ -174,7 +173,7 @@ class _Reader:
 
         wrong += [_Wrong(f"a rule has no {_quoted(key)}{_near(key, _RULE_KEYS)}", key, None)
                   for key in islice((key for key in table if key not in _RULE_KEYS), MAX_ENTRIES)]
-        id_, source = read(_text, "id", _ID), read(_one_of, "on", ("live", "trace"), None)
+        id_, source = read(_text, "id", ID), read(_one_of, "on", ("live", "trace"), None)
         when = read(_condition, "when", source) if source is not None else None
         hold_s = read(_hold, source) if source is not None and "for" in table else 0.0
         severity = read(_one_of, "severity", ("low", "medium", "high"), "medium")
@@ -207,7 +206,7 @@ class _Reader:
 
     def _budgets(self, table: Any) -> None:
         for key, value, position in self._entries("budget", table):
-            if not _ID.fullmatch(key):
+            if not ID.fullmatch(key):
                 self._problem(position, "the name of a budget is of a-z, 0-9 and _, as step_time")
                 continue
             try:

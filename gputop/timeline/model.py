@@ -18,6 +18,8 @@ RowKind = Literal["path", "layer", "gpu", "stream", "counter", "thread", "stage"
 KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input",
          "counter")
 
+PER = {"step": " per step", "period": " per period"}  # by the basis; without steps: in the window
+
 # Causes of idle gaps: the parts of the step's breakdown (gputop.analysis.gpu.breakdown), with the host's part divided
 # by what the host does meanwhile (gputop.analysis.host.host_causes).
 CAUSES = {

@@ -14,9 +14,8 @@ from gputop.render.finding_text import BY_TRACER
 from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.timeline.idle_gaps import IdleGaps
-from gputop.timeline.model import IdleGap, IdleTotal, cause_text
+from gputop.timeline.model import PER, IdleGap, IdleTotal, cause_text
 
-_PER = {"step": " per step", "period": " per period"}  # without steps: in the window
 _LAUNCHING_ROLES = ("main", "executor")  # the only ones that matter where GPUs wait for each other
 _MAX_WORKS = 4  # of the host, in text
 _MAX_LINES = 3  # of Python
@@ -30,7 +29,7 @@ def text_of(ranking: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 8
         reason = "no GPU of this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
             "no GPU is ever idle within the steps")
         return f"Idle gaps: none, {reason}.\n"
-    lines = [f"Idle gaps by cause{_PER.get(facts.basis, '')}, mean of the GPUs"]
+    lines = [f"Idle gaps by cause{PER.get(facts.basis, '')}, mean of the GPUs"]
     for total in ranking.totals:
         lines += wrap(f"{total.text(facts.period_s)}{f' [{total.finding}]' if total.finding else ''}", width,
                       f"{seconds(total.s_per_step):>10}  ", " " * 12)

@@ -137,7 +137,6 @@ _SOFTMAX_OP_BUT = r"log_?soft_?max|xent|cross_?entropy"
 _NOT_BETWEEN = (rf"top_?k|sort|scatter|gather|index|embedding|_?norm(?!alizedprob)|conv|nccl|{_FUSED_ATTENTION}")
 _COPY = r"copy|CatArray|transpose|SwapDimension"  # of queries, keys or values: fused attention may need it as well
 _BETWEEN = 8  # kernels: scale, mask and cast, two reductions and TensorFlow's softmax, dropout
-_BATCHED = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaEinsum")
 _PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
 _ATTENTION = {
     "jax": "jax.nn.dot_product_attention(q, k, v, mask=mask, implementation='cudnn')  # FP16 or BF16\n"

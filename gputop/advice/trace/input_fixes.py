@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.job_cpus import JobCpus
 from gputop.text.units import percent, seconds
@@ -67,8 +68,6 @@ _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be
 _EXPLAINS = 1.25
 MOST_TO_EXPECT = "; this is the most to expect"
 _CACHED = f"the stage's results are cached{MOST_TO_EXPECT}"
-_CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
-_PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
 _MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
 _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Glob|MatchingFiles")
 _SEVERAL = re.compile(r"FlatMap|Interleave")
@@ -150,7 +149,7 @@ class _Bottleneck(Struct, frozen=True):
     @property
     def apart(self) -> bool:
         """Return whether a buffer or workers lie between the step and the stage, so that it runs beside the step."""
-        return any(_CUTS.search(above.name) for above in (self.stage, *_above(self.stages, self.stage)))
+        return any(SEGMENT_ENDS.search(above.name) for above in (self.stage, *_above(self.stages, self.stage)))
 
     @property
     def prefetch(self) -> Stage | None:
@@ -280,7 +279,7 @@ def _use_threads(slow: _Bottleneck) -> InputFix | None:
                 left_s=slow.cost_s * stage.workers / slow.threads,
                 how=f"files are read on {threads} threads at a time"))
     elif _MAPS.match(stage.name) and more:
-        if _PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
+        if PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
             return slow.fix("The map is parallel already, but the trace does not tell on how many threads. Let "
                             "tf.data choose their number, and cache what is the same in every epoch.", _CACHE,
                             _Effect(left_s=slow.cost_s - slow.stage_s, how=_CACHED, removes=True, frees_cpus=True))
@@ -382,7 +381,7 @@ def _segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
     head: dict[str, str] = {}
     for path, stage in stages.items():  # parents come first
         above = stages.get(stage.parent or "")
-        cut = above is None or _CUTS.search(above.name) or _CUTS.search(stage.name)
+        cut = above is None or SEGMENT_ENDS.search(above.name) or SEGMENT_ENDS.search(stage.name)
         head[path] = path if cut or above is None else head[above.path]
     out: dict[str, list[str]] = {}
     for path, first in head.items():

@@ -11,6 +11,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.small_ops import outermost_ops
 from gputop.analysis.steps.compilations import holds
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, coverage, merge, union
@@ -18,7 +19,6 @@ from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64
 from gputop.trace.threads import MAIN, lines_of
 
-_NODE = r"autograd::engine::evaluate_function"
 _CHECK = r"aten::isnan$"
 _CHECKS = r"aten::(?:isnan|_is_any_true|any|item|is_nonzero|_local_scalar_dense)$"
 _PRODUCT = (r"aten::(?:addmm|mm|bmm|baddbmm|addmv|mv|dot|linear|matmul|_?convolution\w*|thnn_conv2d|_slow_conv2d\w*|"
@@ -56,7 +56,7 @@ class AnomalyMode(Verdict, frozen=True, kw_only=True):
 def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     """Autograd's anomaly detection is on: each node of the backward pass looks for NaN in what it computes."""
     host, trace = facts.trace.host, facts.trace
-    nodes, checks = host_rows(trace, _NODE), host_rows(trace, _CHECK)
+    nodes, checks = host_rows(trace, BACKWARD_NODE), host_rows(trace, _CHECK)
     if not len(checks) or not len(nodes):
         return None
     checked = np.zeros(len(nodes), bool)
@@ -97,7 +97,7 @@ def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
     first = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
     last = np.append(first[1:], len(outermost)) - 1
     # An op far behind its check is the backward pass's own.
-    nodes = host_rows(trace, _NODE)
+    nodes = host_rows(trace, BACKWARD_NODE)
     nodes = nodes[host.line[nodes] == line]
     node_end = np.sort(host.end_ns[nodes])
     ends = node_end[np.minimum(np.searchsorted(node_end, host.start_ns[outermost[first]]), len(node_end) - 1)]

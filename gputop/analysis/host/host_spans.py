@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
-from gputop.analysis.host.functions import XLA_RUN
+from gputop.analysis.host.functions import XLA_RUN, spans_of
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.analysis.host.small_ops import small_ops
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
@@ -77,16 +77,16 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
     executing = _rows(trace, np.ones(len(trace.names), bool), here & xla)
     waiting = _rows(trace, name_mask(trace, _WAITS), main)
-    calls = _union(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
+    calls = spans_of(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
     short_ops = None
     if not len(called) and host_rows(trace, _TORCH_OP).size:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
         waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
-        calls = joined(_union(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
+        calls = joined(spans_of(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
         if not trace.gpus:
             long = ops[trace.host.end_ns[ops] - trace.host.start_ns[ops] >= LONG_OP_NS]
-            short_ops = complement(_union(trace, np.concatenate((long, waited_for))), *trace.window_ns)
+            short_ops = complement(spans_of(trace, np.concatenate((long, waited_for))), *trace.window_ns)
     elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
@@ -100,16 +100,16 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     elif runs_eagerly:
         rows = _eager_rows(trace, main)
         of_jax = np.empty(0, np.int64) if len(rows) else _eager_rows_of_jax(trace, here)
-        eager = subtract(joined(_union(trace, rows), EAGER_PAUSE_NS), calls)
+        eager = subtract(joined(spans_of(trace, rows), EAGER_PAUSE_NS), calls)
         if not trace.gpus:  # on a CPU the ops are the model's own computing
-            eager = subtract(eager, _union(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
+            eager = subtract(eager, spans_of(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
         if len(of_jax):  # the call of a small op is itself Python's part: the op takes less time than its call
             long = executing[trace.host.end_ns[executing] - trace.host.start_ns[executing] >= LONG_OP_NS]
             others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), _functions_of_jax(trace, here),
                                      waiting, long))
-            eager = subtract(joined(_union(trace, of_jax), EAGER_PAUSE_NS), _union(trace, others))
+            eager = subtract(joined(spans_of(trace, of_jax), EAGER_PAUSE_NS), spans_of(trace, others))
     return HostSpans(
-        tracing=tracing, eager=eager, placed=_union(trace, placed_rows),
+        tracing=tracing, eager=eager, placed=spans_of(trace, placed_rows),
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
         short_ops=short_ops,
     )
@@ -120,10 +120,6 @@ def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
     if not (names.any() and lines.any()):
         return np.empty(0, np.int64)
     return np.flatnonzero(names[host.name] & lines[host.line])
-
-
-def _union(trace: Trace, rows: I64) -> Spans:
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:

@@ -16,11 +16,11 @@ from gputop.core.metrics import BYTES, CGROUP_METRICS
 from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
 from gputop.sources.host import proc_files
 from gputop.sources.host.containers import container_of
+from gputop.sources.host.proc_files import FIRST
 from gputop.text.units import printable
 
 PERIOD_S = 1.9  # the kernel sums the counters of all cores for a read; a little under 2 s, as ticks jitter
 LIMITS_PERIOD_S = 10.0  # a limit may change while a job runs
-FIRST = "first sample: a rate needs two"
 UNSEEN = "its control group is not visible here: run gputop on the host, or with --cgroupns=host"
 NO_QUOTA = "no CPU quota"
 _UNCOUNTED = "the kernel does not count it here"

@@ -19,6 +19,7 @@ ENDED = "the process has ended"
 ZOMBIE = "zombie: it has ended, but its parent has not collected it"
 DENIED = "access denied: run as root or as the process's user"
 UNPARSABLE = "/proc gives malformed data"
+FIRST = "first sample: a rate needs two"
 
 SMALL_BYTES = 4096  # stat, io: less than half of it
 LARGE_BYTES = 1 << 16  # status and cgroup may hold long lists; a command line is cut there

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gputop.core.metrics import BYTES_PER_S, COUNT
 from gputop.core.samples import Reading
+from gputop.sources.host.proc_files import FIRST
 
 SOURCE = "/proc, with child processes"
-FIRST = "first sample: a rate needs two"
 
 Member = tuple[int, int]  # PID and start: identifies a process uniquely
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from gputop.core.metrics import BYTES, COUNT
 from gputop.core.samples import HostProcess, Reading
 from gputop.sources.host import proc_files
-from gputop.sources.host.proc_files import Stat
+from gputop.sources.host.proc_files import FIRST, Stat
 from gputop.text.units import printable
 
 SOURCE = "/proc"
 PERIOD_S = 5.0  # a scan costs about 10 µs per process of the node
 MAX_COST = 0.005  # share of a core: nodes of ten thousand processes are scanned less often
-FIRST = "first sample: a rate needs two"
 NOT_SCANNED_YET = "the process table has not been read yet"
 _FIRST_SCAN_S = 0.9  # not at the first tick, which the first frame waits for
 _TOP = 8  # by CPU, and as many by memory

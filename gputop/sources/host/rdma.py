@@ -16,13 +16,13 @@ from pathlib import Path
 from gputop.core.metrics import ADAPTER_METRICS
 from gputop.core.samples import AdapterSample, Reading
 from gputop.sources.host import proc_files
+from gputop.sources.host.proc_files import FIRST
 from gputop.text.units import printable
 
 SOURCE = "/sys/class/infiniband"
 PERIOD_S = 0.9  # a little under 1 s, because ticks jitter
 MAX_SHARE = 0.02  # share of the time for reading
 REDISCOVER_S = 30.0
-FIRST = "first sample: a rate needs two"
 WENT_BACK = "a counter went back: the adapter was reset"
 FULL = "the adapter's counter has only 32 bits and is full"
 _MAX_PORTS = 64

@@ -12,12 +12,12 @@ from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading
 from gputop.sources.host.cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
 from gputop.sources.host.gpu_processes import GpuProcessTable
+from gputop.sources.host.proc_files import FIRST
 from gputop.sources.host.rdma import RdmaPorts
 from gputop.text.units import printable
 
 SOURCE = "psutil"
 CPU_SOURCE = "/proc/stat"
-FIRST = "first sample: a rate needs two"
 PERIOD_S = 0.45  # a sample costs half a millisecond; a little under half a second, so that jitter does not skip one
 CORES_PERIOD_S = 0.9  # the kernel counts in ticks of 10 ms: over a shorter time one core's share is mostly rounding
 _NO_DISK = "the kernel shows no disk counters here"

@@ -13,14 +13,13 @@ from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, ranges, seconds
 from gputop.text.wrapping import wrap
-from gputop.timeline.model import IdleGap, cause_text
+from gputop.timeline.model import PER, IdleGap, cause_text
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
 from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from gputop.tui.timeline.header import step_at
 from gputop.tui.widgets.cached_lines import DrawnLines
 
-_PER = {"step": " per step", "period": " per period"}
 _DETAILS_BESIDE_FROM = 150  # columns; in fewer the details are below the list
 _MAX_DETAIL_LINES, _MIN_LIST_LINES = 9, 3  # where the details are below it
 _CAUSE_LINES = 3  # of the details of a cause, at least
@@ -115,7 +114,7 @@ class IdleGapList(DrawnLines, can_focus=True):
         if self.timeline is None or width <= 0 or height <= 0:
             return
         idle_gaps, totals = self.timeline.idle_gaps, self.timeline.idle_totals
-        self.border_title = f"Idle gaps by cause{_PER.get(self.timeline.basis, '')}, mean of the GPUs"
+        self.border_title = f"Idle gaps by cause{PER.get(self.timeline.basis, '')}, mean of the GPUs"
         if not totals:
             if self.timeline.pending:
                 text = f"The idle gaps are not there yet: {self.timeline.pending}."
