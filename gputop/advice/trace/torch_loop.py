@@ -66,7 +66,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
                                     for rows, numbers in zip(marks, processes, strict=True))
         per_update = np.diff(np.searchsorted(forward, updates))
         per_update = per_update[per_update > 0]  # two optimizers, one after the other
-        after_each = np.diff(np.searchsorted(reduce, forward[(forward >= updates[:1].min(initial=0))]))
+        after_each = np.diff(np.searchsorted(reduce, forward))
         if len(per_update) < limit("accumulation_sync.updates") or not len(after_each):
             return None
         passes.append(float(np.median(per_update)))
