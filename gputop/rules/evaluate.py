@@ -72,7 +72,7 @@ class Evaluation:
         return _finite(_OPERATORS[node.operator](left, right))
 
     def _named(self, node: Name) -> Value:
-        meaning = self.meanings[node.at]
+        meaning = self.meanings[node.pos]
         if isinstance(meaning, Reference):
             value, missing = self.values.read(meaning, self.gpu if meaning.quantity.per_gpu else None)
             if value is None:
@@ -82,9 +82,9 @@ class Evaluation:
                 self.figures[meaning.text] = (value or 0.0, meaning.quantity)
             return value
         if meaning.over_gpus is not None:
-            if node.at not in self.over_gpus:
-                self.over_gpus[node.at] = self._over_gpus(meaning)
-            result, lacks = self.over_gpus[node.at]
+            if node.pos not in self.over_gpus:
+                self.over_gpus[node.pos] = self._over_gpus(meaning)
+            result, lacks = self.over_gpus[node.pos]
             self.missing |= lacks
             if result is not None and not isinstance(result, bool):
                 self.figures[meaning.text] = (result, meaning.over_gpus)

@@ -27,7 +27,7 @@ class Mistake(ValueError):
 
     def __init__(self, message: str, pos: int) -> None:
         super().__init__(message)
-        self.message, self.at = message, pos
+        self.message, self.pos = message, pos
 
 
 class Word(NamedTuple):
@@ -35,7 +35,7 @@ class Word(NamedTuple):
 
     kind: str
     text: str
-    at: int
+    pos: int
     end: int
     value: float = 0.0
     unit: Unit = NONE

@@ -116,7 +116,7 @@ class _Wrong(Exception):
 
     def __init__(self, message: str, key: str = "", pos: int | None = 0) -> None:
         super().__init__(message)
-        self.message, self.key, self.at = message, key, pos
+        self.message, self.key, self.pos = message, key, pos
 
 
 class _Reader:
@@ -180,8 +180,8 @@ class _Reader:
         title, snippet = read(_text, "title"), read(_snippet)
         why, action = read(_text, "why", default=""), read(_text, "action", default="")
         for flaw in wrong:
-            self._problem(places.key("rule", number, flaw.key) if flaw.at is None else
-                          places.value("rule", number, flaw.key, table.get(flaw.key), flaw.at), flaw.message)
+            self._problem(places.key("rule", number, flaw.key) if flaw.pos is None else
+                          places.value("rule", number, flaw.key, table.get(flaw.key), flaw.pos), flaw.message)
         if not wrong:
             self._file.rules.append(RuleText(
                 id_ or "", cast("Condition", when), cast("Severity", severity), printable(title or ""),
@@ -212,7 +212,7 @@ class _Reader:
             try:
                 condition = _condition({"budget": value}, "budget", "trace")
             except _Wrong as wrong:
-                self._problem(self._places.value("budget", 0, key, value, wrong.at or 0), wrong.message)
+                self._problem(self._places.value("budget", 0, key, value, wrong.pos or 0), wrong.message)
             else:
                 self._file.budgets.append(Budget(key, condition, self._origin(position),
                                                  self._asked(condition, "budget", 0, key, value)))
@@ -270,7 +270,7 @@ def _condition(table: Mapping[str, Any], key: str, source: Source) -> Condition:
     try:
         return condition(_text(table, key), source)
     except Mistake as mistake:
-        raise _Wrong(printable(mistake.message), key, mistake.at) from None
+        raise _Wrong(printable(mistake.message), key, mistake.pos) from None
 
 
 def _hold(table: Mapping[str, Any], source: Source) -> float:

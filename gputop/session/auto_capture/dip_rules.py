@@ -60,7 +60,7 @@ def _condition(text: str) -> DipRule:
         hold_s, unit = quantity(lasts.strip()) if when else (_DEFAULT_HOLD_S, SECONDS)
         parsed = condition(when or text, "live")
     except Mistake as mistake:
-        raise _usage(text, f"{mistake.message}, at character {mistake.at + 1}; or it is METRIC < LEVEL with one of "
+        raise _usage(text, f"{mistake.message}, at character {mistake.pos + 1}; or it is METRIC < LEVEL with one of "
                            f"{', '.join(_METRICS)}") from None
     if not parsed.per_gpu:
         raise _usage(text, "a dip is judged for each GPU: use a metric that each GPU has, such as sm_active")
