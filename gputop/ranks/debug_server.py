@@ -290,7 +290,7 @@ class _Server(Struct, frozen=True):
                 connection.connect((host, self.port))
                 listening = sockets.listening_inodes(self.proc, host, self.port)
                 if not listening or not listening <= sockets.open_inodes(self.proc, self.pid):
-                    raise GputopError(f"another process listens at port {self.port}, too")
+                    raise GputopError(f"another process listens at port {self.port}")
             except OSError as error:
                 connection.close()
                 refused = error

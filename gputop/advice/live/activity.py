@@ -7,13 +7,12 @@ They come after the rules that know a cause: a GPU whose state one of those acco
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 from msgspec import Struct, field
 
 from gputop.advice.live.frameworks import MIXED_PRECISION, a_trace, code_for, no_figure, take_a_trace
-from gputop.advice.live.node_view import NodeView, gpus_text, same_job
+from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, same_job
 from gputop.advice.live.own_best import SLICE_S, Fall, falls
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -22,8 +21,6 @@ from gputop.telemetry.history import Series
 from gputop.text.units import counted, percent
 
 _MOST_MINUTES = 60  # of the history, in which is looked for the begin of a wait
-# What starts the ranks of servers that run models: vLLM, SGLang, Triton, TensorRT-LLM, TGI, LMDeploy.
-_SERVERS = re.compile(r"\b(?:vllm|sglang|tritonserver|trtllm|tensorrt_llm|text[-_]generation|lmdeploy)\b", re.I)
 
 # -- spinning ---------------------------------------------------------------------------------------
 
@@ -57,7 +54,7 @@ def judge_spinning(view: NodeView) -> Spinning | Missing | None:
     left_out = view.gpus_left_out("spinning")
     spins: list[_Spin] = []
     judged, missing = False, ""
-    serving = _serving_gpus(view)
+    serving = frozenset(index for process in view.processes if is_inference_server(process) for index in process.gpus)
     for gpu in view.warmed_up_gpus:
         if gpu.info.index in serving:
             missing = missing or (f"a job that trains: {gpus_text(serving)} belong to an inference server, whose ranks "
@@ -137,12 +134,6 @@ def _computes_nothing(view: NodeView, gpu: GpuSample) -> bool:
     most = view.limit("spinning", "tensor_", gpu.info.index)
     return all((value := gpu[metric].value) is not None and value <= most
                for metric in ("fp64_active", "fp32_active", "fp16_active"))
-
-
-def _serving_gpus(view: NodeView) -> frozenset[int]:
-    """The GPUs of processes whose command names a server of models."""
-    return frozenset(index for process in view.processes for index in process.gpus
-                     if _SERVERS.search(process.command or ""))
 
 
 def _varies(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
+from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, name_of, same_job
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample, ProcessSample
@@ -25,8 +25,8 @@ def judge_slow_rank(view: NodeView) -> SlowRank | Missing | None:
     """The same GPU of a job is the last one in nearly all slices of some minutes, as the others wait in collectives."""
     jobs = _jobs(view)
     if not jobs:
-        return Missing(f"a job with {round(limit('slow_rank.ranks'))} GPUs of this node or more, none of which another "
-                       "job uses")
+        return Missing(f"a job, not an inference server, with {round(limit('slow_rank.ranks'))} GPUs of this node or "
+                       "more, none of which another job uses")
     window_s = limit("slow_rank.window_s")
     left_out, reason = view.gpus_left_out("slow_rank"), ""
     judged = False
@@ -47,7 +47,8 @@ def judge_slow_rank(view: NodeView) -> SlowRank | Missing | None:
 
 
 def _jobs(view: NodeView) -> list[list[GpuSample]]:
-    """The GPUs of each job that has enough of them to itself."""
+    """The GPUs of each job that has enough of them to itself. The ranks of an inference server wait
+    for requests, which one of them receives: such jobs are left out."""
     jobs: list[list[ProcessSample]] = []
     for process in view.processes:
         job = next((own for own in jobs if any(same_job(process, other) for other in own)), None)
@@ -56,7 +57,8 @@ def _jobs(view: NodeView) -> list[list[GpuSample]]:
         else:
             job.append(process)
     held = [{gpu.info.index: gpu for process in job for gpu in view.compute_gpus(process)} for job in jobs]
-    return [list(gpus.values()) for gpus in held if len(gpus) >= limit("slow_rank.ranks")
+    return [list(gpus.values()) for job, gpus in zip(jobs, held, strict=True)
+            if len(gpus) >= limit("slow_rank.ranks") and not any(map(is_inference_server, job))
             and not any(other is not gpus and gpus.keys() & other.keys() for other in held)]
 
 

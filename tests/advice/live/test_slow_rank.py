@@ -53,6 +53,7 @@ def test_a_healthy_job_and_a_pipeline() -> None:
 
 @pytest.mark.parametrize(("jobs", "count"), [
     (ranks(1), 1), (ranks(2), 2), ([Job(gpus=(1,)), Job(200, gpus=(2,), command="python other.py", user="bob")], 8),
+    ([Job(command="vllm serve m --tensor-parallel-size 8")], 8),
     ([Job(), Job(200, gpus=(1,), command="python other.py", user="bob")], 8)])
 def test_jobs_whose_ranks_cannot_be_compared(jobs: Sequence[Job], count: int) -> None:
     advice = after(scene(LATE, jobs, count), 480)
