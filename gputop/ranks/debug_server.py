@@ -69,7 +69,7 @@ _LIST_BYTES = 64 << 10
 _MAX_THREADS = 10_000  # of a process, whose names are read
 _MAX_PORTS = 4  # of a process
 _MAX_PATH = 100  # bytes of a UNIX socket's path (unix(7): 108)
-_AT_ONCE = 8
+_AT_ONCE = 16
 _NAME = "the answer"
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 _LOOPBACKS = ("::1", "127.0.0.1")
@@ -90,7 +90,7 @@ class _NoServer(GputopError):
 
 def ask(pids: Iterable[int], proc: Path = _PROC) -> tuple[Answers, ...]:
     """What the servers of these processes answer now, job by job; jobs of which no process runs one are left out.
-    Blocks for 5 s for each eight processes at most."""
+    Blocks for 5 s for each sixteen processes at most."""
     jobs, _ = jobs_of(pids, proc)
     serving = [job for job in jobs if any(_serves(pid, proc) for pid in job)]
     return tuple(Answers(tuple(job), _of_job(job, proc)) for job in serving)
@@ -282,23 +282,23 @@ class _Server(Struct, frozen=True):
         return self._connect_tcp(timeout_s) if self.port else self._connect_unix(timeout_s)
 
     def _connect_tcp(self, timeout_s: float) -> socket.socket:
-        refused: OSError = ConnectionRefusedError("nobody listens")
+        refused: OSError | GputopError = ConnectionRefusedError("nobody listens")
         for host in _LOOPBACKS:
-            connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+            except OSError as error:  # a kernel without IPv6
+                refused = error
+                continue
             try:
                 connection.settimeout(timeout_s)
                 connection.connect((host, self.port))
                 listening = sockets.listening_inodes(self.proc, host, self.port)
-                if not listening or not listening <= sockets.open_inodes(self.proc, self.pid):
-                    raise GputopError(f"another process listens at port {self.port}")
+                if listening and listening <= sockets.open_inodes(self.proc, self.pid):
+                    return connection
+                refused = GputopError(f"another process listens at {self._address}")
             except OSError as error:
-                connection.close()
-                refused = error
-            except GputopError:
-                connection.close()
-                raise
-            else:
-                return connection
+                refused = refused if isinstance(refused, GputopError) else error
+            connection.close()
         raise refused
 
     def _connect_unix(self, timeout_s: float) -> socket.socket:

@@ -132,7 +132,7 @@ def test_processes_that_are_not_asked(with_torch: None) -> None:
     ({"/handler/": [names("ping")]}, "no handler"), ({"/handler/": [{"status": 404}]}, "answered 404"),
     ({"/handler/": [{"bytes": 1 << 20}]}, "too large"),
     ({"/handler/": [{"status": 302, "headers": {"Location": "http://127.0.0.1:1/"}}]}, "answered 302"),
-    ({**recorder({}), NCCL: [{"status": 500}]}, "answered 500"), ({**recorder({}), NCCL: [{"body": "[1"}]}, "pickle"),
+    ({**recorder({}), NCCL: [{"status": 500}]}, "answered 500"), ({**recorder({}), NCCL: [{"body": "[1"}]}, "plain values"),
     ({**recorder({}), NCCL: [{"body": '{"version": "2.10", "entries": [1]}'}]}, "damaged"),
     ({**recorder({}), NCCL: [{"body": "{" * 500}]}, "damaged"),
     ({**recorder({}), NCCL: [{"body": "cos\nsystem\n(S'true'\ntR."}]}, "GLOBAL"),

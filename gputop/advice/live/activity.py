@@ -7,7 +7,8 @@ They come after the rules that know a cause: a GPU whose state one of those acco
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from msgspec import Struct, field
 
@@ -17,7 +18,6 @@ from gputop.advice.live.own_best import SLICE_S, Fall, falls
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
-from gputop.telemetry.history import Series
 from gputop.text.units import counted, percent
 
 _MOST_MINUTES = 60  # of the history, in which is looked for the begin of a wait
@@ -156,27 +156,23 @@ def _spinning(view: NodeView, spins: list[_Spin], window_s: float) -> Spinning:
         gpus=tuple(sorted(indices)), severity="high" if stuck else "medium", window_s=window_s,
         gpu=gpus[0].info.index, figures=spins[0].evidence, sure=sure, stuck=stuck,
         faulty_gpus=view.gpus_explained_by("hardware_error") - indices, busy_gpus=tuple(busy),
-        pids=tuple(p.pid for p in here), lasts_s=min(_lasts_s(view, g) for g in gpus),
+        pids=tuple(p.pid for p in here), lasts_s=_lasts_s(view, gpus),
     )
 
 
-def _lasts_s(view: NodeView, gpu: GpuSample) -> float:
-    """For how many whole minutes until now the GPU has looked as it does, in seconds."""
-    column = view.column(gpu)
-
-    def minutes(metric: str) -> Series:
-        return view.history.slice_means(metric, SLICE_S, _MOST_MINUTES)[1][column]
-
-    allowed = gpu["power_limit_w"].value or math.inf
-    count = 0
-    for util, tensor, power in zip(*(reversed(minutes(metric)) for metric in ("gpu_util", "tensor_active", "power_w")),
-                                   strict=True):
+def _lasts_s(view: NodeView, gpus: Sequence[GpuSample]) -> float:
+    """For how many whole minutes until now all these GPUs have looked as they do, in seconds."""
+    minutes = [view.history.slice_means(metric, SLICE_S, _MOST_MINUTES)[1]
+               for metric in ("gpu_util", "tensor_active", "power_w")]
+    spin_minutes = _MOST_MINUTES
+    for gpu in gpus:
+        allowed, column = gpu["power_limit_w"].value or math.inf, view.column(gpu)
+        of_gpu = zip(*(reversed(means[column]) for means in minutes), strict=True)
         # A figure that is missing (NaN) is above no limit; without utilization nothing was seen.
-        if (not util >= limit("spinning.util_leave") or tensor > limit("spinning.tensor_leave")
-                or power > limit("spinning.power_leave") * allowed):
-            break
-        count += 1
-    return count * SLICE_S
+        spins = (util >= limit("spinning.util_leave") and not tensor > limit("spinning.tensor_leave")
+                 and not power > limit("spinning.power_leave") * allowed for util, tensor, power in of_gpu)
+        spin_minutes = min(spin_minutes, sum(1 for _ in takewhile(bool, spins)))
+    return spin_minutes * SLICE_S
 
 
 def _for_long(view: NodeView, gpu: GpuSample) -> bool:
