@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean, median, pstdev
-from typing import Literal
 
 from msgspec import Struct
 
@@ -38,12 +37,12 @@ class RankActivity(Struct, frozen=True):
 
 
 class SlowRank(Struct, frozen=True):
-    """``number`` of the GPU among those given. ``kind``: "late": it is idle for ``own`` of the time, the others for
-    ``others``; "slow": ``own`` and ``others`` are SM activity. ``slices``: the share in which it stood out.
-    ``clock``: its SM clock over the median of the others."""
+    """``number`` of the GPU among those given. ``late``: it is idle for ``own`` of the time, the others for ``others``;
+    not so: it is slow, and these are their SM activity. ``slices``: the share in which it stood out. ``clock``: its SM
+    clock over the median of the others."""
 
     number: int
-    kind: Literal["late", "slow"]
+    late: bool
     own: float
     others: float
     slices: float
@@ -91,10 +90,11 @@ def slow_rank(ranks: Sequence[RankActivity], limits: Limits) -> SlowRank | str |
     idle = [[1.0 - rank.util[n] for n in known] for rank in ranks]
     late = _first(idle, limits)
     if late is not None and max(fmean(own) for number, own in enumerate(idle) if number != late[0]) <= _NEVER_IDLE:
-        return _found("late", idle, *late, ranks, known)
-    slow = _first([[rank.sm_active[n] for n in known] for rank in ranks], limits)
+        return _found(True, idle, *late, ranks, known)
+    active = [[rank.sm_active[n] for n in known] for rank in ranks]
+    slow = _first(active, limits)
     if slow is not None and max(map(fmean, idle)) <= _NEVER_IDLE:
-        return _found("slow", [[rank.sm_active[n] for n in known] for rank in ranks], *slow, ranks, known)
+        return _found(False, active, *slow, ranks, known)
     return None
 
 
@@ -108,9 +108,9 @@ def _first(values: Sequence[Sequence[float]], limits: Limits) -> tuple[int, floa
     return (number, share) if share >= limits.slices else None
 
 
-def _found(kind: Literal["late", "slow"], values: Sequence[Sequence[float]], number: int, share: float,
+def _found(late: bool, values: Sequence[Sequence[float]], number: int, share: float,
            ranks: Sequence[RankActivity], known: Sequence[int]) -> SlowRank:
     clocks = [fmean([rank.sm_clock_hz[n] for n in known]) for rank in ranks]
     others = [rank for rank in range(len(ranks)) if rank != number]
-    return SlowRank(number, kind, fmean(values[number]), fmean([fmean(values[rank]) for rank in others]), share,
+    return SlowRank(number, late, fmean(values[number]), fmean([fmean(values[rank]) for rank in others]), share,
                     clocks[number] / median([clocks[rank] for rank in others]))

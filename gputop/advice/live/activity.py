@@ -40,7 +40,7 @@ class Spinning(Verdict, frozen=True, kw_only=True):
     faulty_gpus: frozenset[int]  # others, which reported a fault
     busy_gpus: tuple[int, ...]  # others of the job, which work
     pids: tuple[int, ...]
-    lasts_s: float  # in whole minutes, as far as the history reaches
+    minutes: int  # for which they have looked like this, of the last hour
 
 
 def judge_spinning(view: NodeView) -> Spinning | Missing | None:
@@ -156,23 +156,23 @@ def _spinning(view: NodeView, spins: list[_Spin], window_s: float) -> Spinning:
         gpus=tuple(sorted(indices)), severity="high" if stuck else "medium", window_s=window_s,
         gpu=gpus[0].info.index, figures=spins[0].evidence, sure=sure, stuck=stuck,
         faulty_gpus=view.gpus_explained_by("hardware_error") - indices, busy_gpus=tuple(busy),
-        pids=tuple(p.pid for p in here), lasts_s=_lasts_s(view, gpus),
+        pids=tuple(p.pid for p in here), minutes=_minutes(view, gpus),
     )
 
 
-def _lasts_s(view: NodeView, gpus: Sequence[GpuSample]) -> float:
-    """For how many whole minutes until now all these GPUs have looked as they do, in seconds."""
-    minutes = [view.history.slice_means(metric, SLICE_S, _MOST_MINUTES)[1]
+def _minutes(view: NodeView, gpus: Sequence[GpuSample]) -> int:
+    """For how many whole minutes until now all these GPUs have looked as they do."""
+    means_by_gpu = [view.history.slice_means(metric, SLICE_S, _MOST_MINUTES)[1]
                for metric in ("gpu_util", "tensor_active", "power_w")]
     spin_minutes = _MOST_MINUTES
     for gpu in gpus:
         allowed, column = gpu["power_limit_w"].value or math.inf, view.column(gpu)
-        of_gpu = zip(*(reversed(means[column]) for means in minutes), strict=True)
+        of_gpu = zip(*(reversed(means[column]) for means in means_by_gpu), strict=True)
         # A figure that is missing (NaN) is above no limit; without utilization nothing was seen.
         spins = (util >= limit("spinning.util_leave") and not tensor > limit("spinning.tensor_leave")
                  and not power > limit("spinning.power_leave") * allowed for util, tensor, power in of_gpu)
         spin_minutes = min(spin_minutes, sum(1 for _ in takewhile(bool, spins)))
-    return spin_minutes * SLICE_S
+    return spin_minutes
 
 
 def _for_long(view: NodeView, gpu: GpuSample) -> bool:
@@ -186,8 +186,7 @@ def describe_spinning(v: Spinning) -> Explanation:
     figures = v.figures
     idle = "tensor pipe, memory and NVLink" if "nvlink_bytes_per_s" in figures else "tensor pipe and memory"
     low = (f"SM activity {percent(figures['sm_active_ratio'])}, {idle} idle, " if "sm_active_ratio" in figures else "")
-    minutes = round(v.lasts_s / SLICE_S)
-    lasts = f" This has lasted for {minutes} min." if minutes > 1 else ""
+    lasts = f" This has lasted for {v.minutes} min." if v.minutes > 1 else ""
     wait = (f"They may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
             f"They may wait for {gpus_text(v.busy_gpus)} of the same job, which "
             f"{'works' if len(v.busy_gpus) == 1 else 'work'}." if v.busy_gpus else
@@ -198,7 +197,7 @@ def describe_spinning(v: Spinning) -> Explanation:
         title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
             f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant.{lasts} {wait}",
-        evidence=figures | ({"lasts_s": v.lasts_s} if minutes > 1 else {}),
+        evidence={**figures, **({"lasts_s": v.minutes * SLICE_S} if v.minutes > 1 else {})},
         brief=f"SM activity {percent(figures['sm_active_ratio'])} at {percent(figures['gpu_util_ratio'])} utilization: "
               "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
               f"{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant: the GPUs may wait in a "

@@ -77,7 +77,7 @@ def _verdict(view: NodeView, gpus: list[GpuSample], rank: Rank, window_s: float)
     own = [process for process in view.processes if gpu in view.compute_gpus(process)]
     alone = [process for process in own if len(view.compute_gpus(process)) == 1]
     return SlowRank(
-        gpus=(gpu.info.index,), severity="medium" if rank.kind == "late" else "low", window_s=window_s, rank=rank,
+        gpus=(gpu.info.index,), severity="medium" if rank.late else "low", window_s=window_s, rank=rank,
         peers=tuple(sorted(other.info.index for other in gpus if other is not gpu)), host=view.sample.host.hostname,
         process=alone[0] if len(alone) == 1 else None)
 
@@ -88,10 +88,10 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
     who = f"{name_of(v.process)} with {gpu}" if v.process is not None else gpu
     evidence = {"window_s": v.window_s, "slices_share_ratio": rank.slices}
     same = "All of them do the same work on their tensor cores"
-    if rank.kind == "late":
+    if rank.late:
         evidence |= {"idle_ratio": rank.own, "peers_idle_ratio": rank.others}
         why = (f"{who}{where} was idle {percent(rank.own)} of the last {minutes} min; {others} of the same job "
-               f"{percent(rank.others)}. {same}: the others spend the difference in kernels that wait for this rank.")
+               f"{percent(rank.others)}. {same}. The others spend the difference in kernels that wait for this rank.")
         action = ("Look at this rank's host side: its input pipeline, what only this rank does (logging, checkpoints), "
                   "and whether its CPUs are shared or far from the GPU. Compare its stack with the others'.")
         brief = f"Idle {percent(rank.own)} of the time, the others {percent(rank.others)}: they wait for its host."
@@ -101,15 +101,15 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
                      rank.clock}
         clock = (f" Its SM clock is {percent(rank.clock)} of the others'." if rank.clock < _SLOWER else "")
         why = (f"{who}{where} had {percent(rank.own)} SM activity in the last {minutes} min; {others} of the same job "
-               f"{percent(rank.others)}. {same} and none is idle: the others spend the difference in kernels that wait "
-               f"for this GPU.{clock}")
+               f"{percent(rank.others)}. {same}, and none is idle. The others spend the difference in kernels that "
+               f"wait for this GPU.{clock}")
         action = ("Run nvidia-smi -q -d PERFORMANCE: it shows what limits this GPU's clocks. If they are like the "
                   "others', look for work that only this rank does on its GPU.")
         brief = f"SM activity {percent(rank.own)}, the others {percent(rank.others)}: they wait for it."
         gain = "how long a step is without this wait is not known"
     return Explanation(
         title=f"{gpu} is always last: the other GPUs of its job wait for it",
-        why=why, evidence=evidence, brief=brief, unknown="why is this rank late?" if rank.kind == "late" else
+        why=why, evidence=evidence, brief=brief, unknown="why is this rank late?" if rank.late else
         "a lower clock, or more work?", action=action,
         snippet=f"gputop stacks {v.process.pid}" if v.process is not None else "gputop stacks", gain=gain,
         source="utilization, SM and tensor activity and SM clocks of the job's GPUs compared; "

@@ -35,13 +35,13 @@ def scene(figures: Mapping[str, float], jobs: Sequence[Job] | None = None, count
 def test_the_late_rank_and_its_process() -> None:
     finding, seen = get(after(scene(LATE), 480), "slow_rank"), verdict(scene(LATE), 480, "slow_rank")
     assert finding.gpus == (1,) and finding.severity == "medium" and finding.snippet == "gputop stacks 101"
-    assert (seen.rank.kind, seen.peers, seen.host) == ("late", (0, 2, 3, 4, 5, 6, 7), "test")
+    assert (seen.rank.late, seen.peers, seen.host) == (True, (0, 2, 3, 4, 5, 6, 7), "test")
     assert finding.evidence["idle_ratio"] == pytest.approx(0.14) and finding.evidence["peers_idle_ratio"] == 0.0
 
 
 def test_the_slow_gpu_of_one_process() -> None:
     seen = verdict(scene(SLOW, [Job()]), 480, "slow_rank")
-    assert (seen.rank.kind, seen.severity, seen.process) == ("slow", "low", None)
+    assert (seen.rank.late, seen.severity, seen.process) == (False, "low", None)
     assert seen.rank.clock == pytest.approx(1.6 / 1.98, rel=1e-3)
 
 
