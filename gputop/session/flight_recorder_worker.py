@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         if answers:
             time.sleep(max(0.0, APART_S - (time.monotonic() - began_s)))
             answers = compared(answers, ask(pids))
-        said = [*lines(dumps, time.time())]
-        return (*said, *server_lines(answers, time.time())) if said else ()
+        of_dumps = [*lines(dumps, time.time())]
+        return (*of_dumps, *server_lines(answers, time.time())) if of_dumps else ()
 
     return answer(work)
