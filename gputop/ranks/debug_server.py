@@ -60,7 +60,7 @@ _HANDLERS = (("dump_nccl_trace_json", "?includecollectives=true&onlyactive=false
 _TRACEBACK = "dump_traceback"  # the same folder, PythonHandlers.cpp: what Python's faulthandler writes
 _TRACEBACK_BYTES, _MAX_LINES = 4 << 20, 20_000  # it writes 100 threads with 100 frames each at most
 _THREAD_LINE = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[(.{0,100})\])? \(most recent call first\):")
-_FRAME_LINE = re.compile(r' {2}File "(.{0,1000})", line (\d{1,9}|\?\?\?) in (.{0,1000})')
+_FRAME_LINE = re.compile(r' {2}File "([^"]{0,1000})", line (\d{1,9}|\?\?\?) in (.{0,1000})')
 _CUT = "..."  # more threads than it shows
 _NAME_CHARS = 300
 _TIMEOUT_S = 5.0  # of a process, for all its requests
@@ -128,11 +128,12 @@ def read_stacks(pids: Iterable[int], *, native: bool = False, proc: Path = _PROC
         if process.problem is None or not _serves(process.pid, proc):
             return process
         ends_s = time.monotonic() + _TIMEOUT_S
-        with contextlib.suppress(GputopError, OSError, http.client.HTTPException):
+        with contextlib.suppress(GputopError):
             for server in _servers(process.pid, proc):
-                if threads := server.threads(ends_s):
-                    note = f"the stacks are by PyTorch's debug server, as {process.problem.message}."
-                    return replace(process, threads=threads, problem=None, note=note)
+                with contextlib.suppress(GputopError, OSError, http.client.HTTPException):
+                    if threads := server.threads(ends_s):
+                        note = f"the stacks are by PyTorch's debug server, as {process.problem.message}."
+                        return replace(process, threads=threads, problem=None, note=note)
         return process
 
     with ThreadPoolExecutor(_AT_ONCE, "gputop-debug-servers") as threads:

@@ -221,6 +221,7 @@ def test_without_the_last_threads_none_is_the_main_one() -> None:
     assert read_traceback("x" * 10_000_000) == () == read_traceback("")
     (one,) = read_traceback("Thread 0x1 (most recent call first):\n" + '  File "a", line 1 in f\n' * 100_000)
     assert len(one.frames) < 20_000
+    assert read_traceback("Thread 0x1 (most recent call first):\n" + '  File "a", line 1 in ' * 100_000) == ()
 
 
 def test_a_real_job_in_which_one_rank_does_not_come(tmp_path: Path) -> None:
