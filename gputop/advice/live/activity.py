@@ -92,6 +92,11 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
     evidence = {"window_s": window_s, "gpu_util_ratio": util}
     if len(known) == 2:
         evidence["pcie_bytes_per_s"] = sum(known)
+    links = [view.mean(gpu, metric, window_s) for metric in ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")]
+    if on_links := [t for t in links if t is not None]:
+        if sum(on_links) > view.limit(rule, "nvlink_", index):
+            return None
+        evidence["nvlink_bytes_per_s"] = sum(on_links)
     sm = view.mean(gpu, "sm_active", window_s)
     if sm is None:  # coarse figures alone: only what is far from any work
         if of_limit is None:
@@ -108,12 +113,6 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
         return None
     if of_limit is not None and of_limit > view.limit(rule, "coarse_power_" if fills_gpu else "power_", index):
         return None
-    between = [view.mean(gpu, metric, window_s) for metric in ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")]
-    known = [t for t in between if t is not None]
-    if known:
-        if sum(known) > view.limit(rule, "nvlink_", index):
-            return None
-        evidence["nvlink_bytes_per_s"] = sum(known)
     evidence["sm_active_ratio"] = sm
     for metric in ("tensor", "dram"):
         mean = view.mean(gpu, f"{metric}_active", window_s)

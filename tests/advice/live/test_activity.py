@@ -180,6 +180,7 @@ def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work() -> None:
     assert finding.severity == "medium" and "sm_active_ratio" not in finding.evidence
     assert "spinning" not in ids(coarse(power_w=250.0))
     assert "spinning" not in ids(coarse(pcie_rx_bytes_per_s=4e7))
+    assert "spinning" not in ids(coarse(nvlink_rx_bytes_per_s=2e8))
     assert "PCIe traffic" in abstained(coarse(pcie_rx_bytes_per_s=None))["spinning"]
     assert "power" in abstained(coarse(power_w=None))["spinning"]
 
