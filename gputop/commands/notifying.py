@@ -73,9 +73,8 @@ def _tell_capture(args: argparse.Namespace, title: str, text: str, *, simulated:
     from gputop.session.notifications import Notification
     from gputop.session.notifier import parse_ways, tell
     from gputop.simulation.node import HOSTNAME
-    from gputop.text.units import printable
 
     host = HOSTNAME if simulated else os.uname().nodename
-    notification = Notification("capture", time.time(), host, printable(title), printable(text.strip()), simulated)
+    notification = Notification.of("capture", time.time(), host, title, text, simulated)
     if problem := tell(parse_ways(args.notify), notification):
         say(problem)

@@ -19,9 +19,10 @@ from gputop.cluster.model import Fleet
 from gputop.core.findings import Abstained
 from gputop.core.version import __version__
 from gputop.diagnosis.rule_trials import Trial
+from gputop.doctor.report import DoctorDocument
 from gputop.goodput.model import Report
 from gputop.replay.snapshot_document import Document as Snapshot
-from gputop.session.notifications import Kind
+from gputop.session.notifications import Notification
 from gputop.timeline.model import IdleTotal
 
 _Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
@@ -238,14 +239,6 @@ class CompareDocument(Struct, kw_only=True):
     gates: list[Gate] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Check(Struct):
-    id: str
-    status: Literal["ok", "warn", "fail", "unknown"]
-    title: str
-    detail: str
-    fix: str | None
-
-
 class SavedBaseline(Struct):
     """``median_s`` is the step time, null where there are no steps or the file cannot be read."""
 
@@ -261,13 +254,6 @@ class BaselinesDocument(Struct):
 
     schema: Literal["gputop.baselines/1"]
     baselines: list[SavedBaseline]
-
-
-class DoctorDocument(Struct):
-    """gputop doctor --json."""
-
-    schema: Literal["gputop.doctor/1"]
-    checks: list[Check]
 
 
 class ListedRule(Struct):
@@ -445,26 +431,11 @@ class StacksDocument(Struct):
     processes: list[StacksProcess]
 
 
-class NotificationDocument(Struct):
-    """What a command or a webhook of --notify gets; ``text`` and ``content`` are its line, as chats show it."""
-
-    schema: Literal["gputop.notification/1"]
-    kind: Kind
-    time_s: float
-    host: str
-    title: str
-    details: str
-    simulated: bool
-    left_out: int
-    text: str
-    content: str
-
-
 # By the command that prints them.
 SCHEMAS: Mapping[str, type] = {
     "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "baselines": BaselinesDocument,
     "capture": CaptureDocument, "cluster": ClusterDocument, "compare": CompareDocument, "doctor": DoctorDocument,
-    "notification": NotificationDocument, "report": Report, "rules": RulesDocument, "rules-test": TrialsDocument,
+    "notification": Notification, "report": Report, "rules": RulesDocument, "rules-test": TrialsDocument,
     "snapshot": Snapshot, "stacks": StacksDocument,
 }
 
@@ -472,5 +443,9 @@ SCHEMAS: Mapping[str, type] = {
 def json_schema(name: str) -> dict[str, Any]:
     """The JSON Schema (2020-12) of a document; raises KeyError for a name that is not in :data:`SCHEMAS`."""
     schema = msgspec.json.schema(SCHEMAS[name])
+    for definition in schema["$defs"].values():  # a default is for reading: what is written has every key
+        required = {*definition.get("required", ())}
+        definition["required"] = [key for key, value in definition.get("properties", {}).items()
+                                  if key in required or "default" in value]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"gputop {name}",
             "$comment": f"gputop {__version__}", **schema}
