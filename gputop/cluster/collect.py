@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputop.cluster import slurm
 from gputop.cluster.answers import FleetSeries, figure_of

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gputop.cluster.model import Problem
 from gputop.core.errors import GputopError
@@ -29,8 +30,7 @@ _INDICES = re.compile(r"\([^)]*\)")
 _GRES = re.compile(r"gpu(?::[^:]+)?:(\d{1,5})")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmJob:
+class SlurmJob(Struct, frozen=True):
     """A job that runs. ``gpus``: how many it holds on each of its nodes."""
 
     id: str  # as squeue prints it

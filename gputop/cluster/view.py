@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from gputop.cluster.model import Fleet
 
@@ -20,8 +21,7 @@ class Limits(NamedTuple):
     clock: float
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """What somebody looks at. ``jobs``: those whose history is wanted first; none: all."""
 
     span_s: float = 3 * 3600.0

@@ -6,7 +6,9 @@ import argparse
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import UNSET, Struct, UnsetType
 
 from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
@@ -33,6 +35,41 @@ _ACTIONS = {
 }
 
 
+class ListedRule(Struct, frozen=True):
+    """``when``, ``hold_s``, ``severity`` and ``title`` are of a rule of the user's own."""
+
+    id: str
+    on: Literal["live", "trace", "fleet"]
+    origin: str
+    when: str | UnsetType = UNSET
+    hold_s: float | UnsetType = UNSET
+    severity: str | UnsetType = UNSET
+    title: str | UnsetType = UNSET
+
+
+class ListedLimit(Struct, frozen=True):
+    id: str
+    value: float
+    unit: str
+    default: float
+    source: str
+    yours: bool
+
+
+class ListedBudget(Struct, frozen=True):
+    id: str
+    keep: str
+    origin: str
+
+
+class RulesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.rules/1"):
+    """gputop rules list --json."""
+
+    rules: tuple[ListedRule, ...]
+    limits: tuple[ListedLimit, ...]
+    budgets: tuple[ListedBudget, ...]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, rules_options)
     parser.add_argument("action", choices=tuple(_ACTIONS), nargs="?", default="list", metavar="ACTION",
@@ -55,17 +92,18 @@ def _list(args: argparse.Namespace) -> int:
     from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
     from gputop.advice.registry import RULES, default_limits, limit_record
+    from gputop.core.codec import document_of
 
     built_in = [*RULES, *python_rules("live"), *python_rules("trace")]
     defaults = default_limits()
     shown = list(map(limit_record, defaults if args.limits or args.json else Own.limits))
     if args.json:
-        console.write_json({
-            "schema": "gputop.rules/1",
-            "rules": [_rule_json(rule) for rule in Own.rules] + [
-                {"id": rule.id, "on": rule.origin, "origin": _by(rule)} for rule in built_in],
-            "limits": [_limit_json(own, defaults[own.id]) for own in shown],
-            "budgets": [{"id": own.id, "keep": own.condition.text, "origin": own.origin} for own in Own.budgets]})
+        console.write_json(RulesDocument(
+            tuple(document_of(ListedRule, rule, on=rule.condition.source, when=rule.condition.text)
+                  for rule in Own.rules) + tuple(ListedRule(rule.id, rule.origin, _by(rule)) for rule in built_in),
+            tuple(document_of(ListedLimit, limit, default=(default := defaults[limit.id]).value,
+                              yours=limit is not default) for limit in shown),
+            tuple(document_of(ListedBudget, budget, keep=budget.condition.text) for budget in Own.budgets)))
         return EXIT_OK
     lines = [f"{'rule':<26}{'on':<7}from"]
     lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in Own.rules]
@@ -89,16 +127,6 @@ def _by(rule: Rule) -> str:
 
 def _value(own: Limit) -> str:
     return f"{own.value:g} {own.unit}"
-
-
-def _rule_json(rule: RuleText) -> dict[str, Any]:
-    return {"id": rule.id, "on": rule.condition.source, "origin": rule.origin, "when": rule.condition.text,
-            "hold_s": rule.hold_s, "severity": rule.severity, "title": rule.title}
-
-
-def _limit_json(own: Limit, default: Limit) -> dict[str, Any]:
-    return {"id": own.id, "value": own.value, "unit": own.unit, "default": default.value, "source": own.source,
-            "yours": own is not default}
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -231,7 +259,7 @@ def _test(args: argparse.Namespace) -> int:
     """What the rules of a file say of a trace or a recording."""
     from gputop.advice.own_registry import Own
     from gputop.diagnosis.own_rules import use_rules
-    from gputop.diagnosis.rule_trials import over_samples, over_trace, to_json
+    from gputop.diagnosis.rule_trials import TrialsDocument, over_samples, over_trace
     from gputop.rules.files import RulePath
 
     if not args.words or (args.demo is None) != (len(args.words) == 2):
@@ -248,7 +276,7 @@ def _test(args: argparse.Namespace) -> int:
     trials = [*(over_trace(analysis) if analysis is not None else ()),
               *(over_samples(samples) if samples is not None else ())]
     if args.json:
-        console.write_json(to_json(trials))
+        console.write_json(TrialsDocument(tuple(trials)))
         return EXIT_OK
     left_out = [rule.id for rule in Own.rules if rule.id not in {trial.id for trial in trials}]
     for trial in trials:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.comparison.job import batch_factor, other_batch
 from gputop.comparison.rows import Row
@@ -28,8 +30,7 @@ _AT_AN_EDGE = frozenset({"unfinished_step", "input_bound"})
 _IN_STEPS_TOO = frozenset({"input_bound"})
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
+class Followed(Struct, frozen=True):
     """One finding of A or B. Gains are shares of A's mean step (or, ``per`` "sample", of its time per sample). With
     ``per`` "recording" ``promised`` is a share of A's recorded time, all else of its wall time per training step.
 
@@ -56,13 +57,8 @@ class Followed:
     together: tuple[float, float] | None = None
     fulfilled: Fulfilled | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
+class _Measured(Struct, frozen=True):
     """What became of the time: the rows of the mean step and of the wall time per training step, and B's batch size in
     A's. ``wall_of_recorded`` is how much of A's recording the wall time of its steps is."""
 

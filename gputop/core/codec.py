@@ -12,13 +12,16 @@ import json
 import math
 import re
 import threading
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from gputop.core.errors import GputopError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
+UnixTime = Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME_S)]
 MAX_VALUES = 5_000_000  # of a document; each takes some 100 bytes as an object, and as little as two in the text
 MAX_DEPTH = 200
 MAX_NUMBER = 1e30  # above what anything measures, and still safe to add and to multiply
@@ -43,6 +46,11 @@ def encode(value: object) -> bytes:
     Raises ValueError for a number that is not finite.
     """
     return json.dumps(msgspec.to_builtins(value, str_keys=True), allow_nan=False, separators=(",", ":")).encode()
+
+
+def document_of(kind: type[S], value: object, **other: Any) -> S:
+    """A document of type ``kind``: the attributes of ``value`` that have its fields' names, but for ``other``."""
+    return kind(**{name: other[name] if name in other else getattr(value, name) for name in kind.__struct_fields__})
 
 
 def to_document(value: object, *, finite: bool = False) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct
+
 Severity = Literal["high", "medium", "low"]
 
 # Share of the step a cure would save, from the contract in docs/concepts/how-it-decides.md.
@@ -115,6 +117,13 @@ class Finding:
     def ids(self) -> frozenset[str]:
         """Its own id and those of all that it explains."""
         return frozenset({self.id}).union(*(f.ids for f in self.consequences))
+
+
+class Problem(Struct, frozen=True):
+    """What could not be had, and how to fix it: an error as documents have it."""
+
+    message: str
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from msgspec import Struct
 
@@ -35,6 +34,12 @@ class Trial(Struct, kw_only=True):
     times: int = 0
     first_s: float | None = None
     held_ratio: float | None = None
+
+
+class TrialsDocument(Struct, frozen=True, tag_field="schema", tag="gputop.rule-trials/1"):
+    """gputop rules test --json."""
+
+    trials: tuple[Trial, ...]
 
 
 def over_trace(analysis: Analysis) -> list[Trial]:
@@ -109,10 +114,3 @@ def _tell(trial: Trial, outcome: Finding | Abstained | None) -> Trial:
     elif isinstance(outcome, Abstained):
         trial.outcome, trial.missing = "cannot be told", outcome.missing
     return trial
-
-
-def to_json(trials: Iterable[Trial]) -> dict[str, Any]:
-    """The document gputop.rule-trials/1."""
-    from gputop.core.codec import to_document
-
-    return {"schema": "gputop.rule-trials/1", "trials": to_document(list(trials))}

@@ -1,9 +1,8 @@
-"""What the dumps of PyTorch's flight recorder say of a hang, as lines and for JSON. Pure."""
+"""What the dumps of PyTorch's flight recorder say of a hang, as lines. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from gputop.ranks.desync import WORLD, GroupState, RankState, compare, not_compared
 from gputop.ranks.flight_recorder import Collective, Dumps
@@ -115,29 +114,3 @@ def _launched(own: Collective | None) -> str:
         return "nothing that its dump still holds"
     size = f" of {own.elements:,} elements" if own.elements is not None else ""
     return f"{own.operation}{size}{_at(own.line)}"
-
-
-def documents(jobs: Sequence[Dumps]) -> list[dict[str, Any]]:
-    """The same, for JSON."""
-    return [{"ranks": [dump.rank for dump in job.dumps],
-             "missing_ranks": sorted(frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
-                                     - {dump.rank for dump in job.dumps}),
-             "problems": list(job.problems),
-             "groups_not_compared": list(not_compared(job.dumps)),
-             "groups": [_document(state) for state in compare(job.dumps)]} for job in jobs]
-
-
-def _document(state: GroupState) -> dict[str, Any]:
-    def ranks(own: Sequence[RankState]) -> list[dict[str, Any]]:
-        return [{"rank": r.rank, "scheduled": r.scheduled, "started": r.started, "completed": r.completed,
-                 "last": _collective(r.last), "launched": _collective(r.at)} for r in own]
-
-    return {"name": state.name, "description": state.description, "verdict": state.verdict, "number": state.seq,
-            "operation": state.operation or None, "apart": ranks(state.apart), "others": ranks(state.others),
-            "without_dump": list(state.without_dump) if state.without_dump is not None else None}
-
-
-def _collective(own: Collective | None) -> dict[str, Any] | None:
-    if own is None:
-        return None
-    return {"number": own.seq, "operation": own.operation, "elements": own.elements, "line": own.line or None}

@@ -39,7 +39,7 @@ class StackGroup:
         called = " → ".join(dict.fromkeys(named[:1] + named[-1:]))
         if self.line is None:
             return called or "native code only"
-        return f"{called or self.line.function} at {short_file(self.line.file)}:{self.line.line}"
+        return f"{called or self.line.function} at {_where(self.line)}"
 
 
 def group(processes: Sequence[ProcessStacks]) -> tuple[StackGroup, ...]:
@@ -137,8 +137,11 @@ def _other_threads(processes: Sequence[ProcessStacks]) -> Iterator[str]:
 
 def _frames(thread: ThreadStack, line: Frame | None) -> Iterator[str]:
     for frame in thread.frames:
-        where = short_file(frame.file) + (f":{frame.line}" if frame.line else "")
-        yield f"  {'→' if frame == line else ' '} {fit(frame.function, _FUNCTION_COLUMNS)} {where}"
+        yield f"  {'→' if frame == line else ' '} {fit(frame.function, _FUNCTION_COLUMNS)} {_where(frame)}"
+
+
+def _where(frame: Frame) -> str:
+    return short_file(frame.file) + (f":{frame.line}" if frame.line else "")
 
 
 def is_library(file: str) -> bool:

@@ -37,18 +37,16 @@ _MAX_BYTES = 16 << 20
 _MAX_THREADS, _MAX_FRAMES, _NAME_CHARS = 2000, 500, 300
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """``file`` is a library where it is ``native``; ``line`` 0: not known."""
+class Frame(Struct, frozen=True):
+    """``file`` is a library if it is ``native``; ``line`` None: not known."""
 
     function: str
     file: str
-    line: int
+    line: int | None
     native: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadStack:
+class ThreadStack(Struct, frozen=True):
     """``frames``, innermost first. ``active``: it was running, by what the system says of it."""
 
     name: str
@@ -167,7 +165,7 @@ def read_dump(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
 def _frame(own: _Frame) -> Frame:
     # What was made at run time has neither name nor file.
     native = own.module is not None or own.name.startswith("0x")
-    return Frame(_text(own.name), _text(own.filename), max(0, own.line), native)
+    return Frame(_text(own.name), _text(own.filename), own.line if own.line > 0 else None, native)
 
 
 def _text(text: str) -> str:

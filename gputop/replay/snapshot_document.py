@@ -14,23 +14,22 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
+from msgspec import Meta, Struct, field, structs
 
 from gputop.analysis.results import Analysis
 from gputop.core import samples
-from gputop.core.codec import convert
+from gputop.core.codec import LAST_TIME_S, UnixTime, convert, document_of
 from gputop.core.errors import GputopError
-from gputop.core.findings import Abstained, Finding
+from gputop.core.findings import Abstained, Finding, Problem
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
 from gputop.profiler.capture import records
+from gputop.profiler.capture.facts import CaptureFacts, facts_of
 from gputop.telemetry.ring_buffers import LEVELS
 from gputop.text.markup import lines
 from gputop.text.units import devices, printable
 
 SCHEMA = "gputop.snapshot/1"
 _MAX_GPUS, _MAX_SLICES = 1024, 10_000
-_LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
-_Time = Annotated[float, Meta(ge=0, le=_LAST_TIME_S)]
 V = TypeVar("V")
 S = TypeVar("S", bound=Struct)
 
@@ -121,7 +120,7 @@ class GpuProcess(Struct):
 
 
 class Xid(Struct):
-    time_s: _Time
+    time_s: UnixTime
     xid: int
 
 
@@ -229,7 +228,7 @@ class Process(Struct, kw_only=True):
     command: str | None
     reason: str | None
     note: str | None
-    started_s: _Time | None
+    started_s: UnixTime | None
     container: str | None
     cuda_visible_devices: str | None
     cuda_device_order: str | None = None
@@ -278,12 +277,12 @@ def _track(metric: str, lane: Lane | LevelLane, slices: int) -> Track:
 
 
 class Slices(Struct):
-    start_s: _Time
+    start_s: UnixTime
     slice_s: Annotated[float, Meta(ge=0.1, le=86_400)]
     slices: Annotated[int, Meta(gt=0, le=_MAX_SLICES)]
 
     def _grid(self, gpus: Mapping[str, tuple[Track, ...]]) -> Grid:
-        if self.start_s + self.slices * self.slice_s > _LAST_TIME_S:
+        if self.start_s + self.slices * self.slice_s > LAST_TIME_S:
             raise ValueError(f"{self.slices} slices of {self.slice_s} s from {self.start_s}")
         return Grid(self.start_s, self.slice_s, self.slices, gpus)
 
@@ -341,28 +340,7 @@ class Server(Struct):
     asked: bool = False
 
 
-class Problem(Struct):
-    message: str
-    fix: str
-
-
-class Capture(Struct, kw_only=True):
-    """First the fields of :meth:`CaptureRecord.to_json`, of which those that can be UNSET tell what it cost."""
-
-    address: str
-    path: str
-    time_s: _Time
-    asked_s: float
-    took_s: float
-    notes: tuple[str, ...]
-    chosen_s: float | UnsetType = UNSET
-    overview_s: float | UnsetType = UNSET
-    why: str | UnsetType = UNSET
-    ended: str | UnsetType = UNSET
-    unknown: tuple[str, ...] | UnsetType = UNSET
-    probe: dict[str, Any] | UnsetType | None = UNSET
-    cost: dict[str, Any] | UnsetType = UNSET
-    workers: tuple[dict[str, Any], ...] | UnsetType = UNSET
+class Capture(CaptureFacts, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     analysis: Analysis | None
     report: str = ""
@@ -372,8 +350,8 @@ class Capture(Struct, kw_only=True):
     @classmethod
     def of(cls, record: records.CaptureRecord) -> Capture:
         problem = record.problem
-        return cls(**record.to_json(), remarks=record.remarks, analysis=record.analysis, report=record.report,
-                   limit=record.limit, problem=None if problem is None else Problem(problem.message, problem.fix))
+        return document_of(cls, record, **structs.asdict(facts_of(record)),
+                           problem=problem and Problem(problem.message, problem.fix))
 
     def record(self) -> records.CaptureRecord:
         problem = None if self.problem is None else GputopError(printable(self.problem.message),
@@ -386,7 +364,7 @@ class Document(Struct, kw_only=True):
     schema: str = SCHEMA
     gputop: str
     simulated: bool
-    time_s: _Time
+    time_s: UnixTime
     interval_s: float
     source: str
     own_cpu_ratio: float | None

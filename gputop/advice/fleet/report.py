@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gputop.advice.fleet.advise import FleetFinding, fleet_advice
 from gputop.cluster.model import Fleet
@@ -20,6 +21,14 @@ class Report(NamedTuple):
 
     def of_job(self, job: str) -> list[FleetFinding]:
         return [finding for finding in self.findings if finding.job == job]
+
+
+class ClusterDocument(Fleet, frozen=True, kw_only=True, tag_field="schema", tag="gputop.cluster/1"):
+    """gputop cluster --json."""
+
+    version: str
+    findings: tuple[FleetFinding, ...]
+    abstained: tuple[Abstained, ...]
 
 
 def report_of(fleet: Fleet, job: str) -> Report:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.job_memory import Cost
@@ -28,17 +27,6 @@ class Outcome:
     clock: HostClock | None = None
     began_s: float | None = None
     overview_s: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        result, clock, error = self.result, self.clock, self.error
-        return {
-            "address": self.address, "path": str(result.path) if result else None,
-            "took_s": result.took_s if result else None, "began_s": self.began_s, "overview_s": self.overview_s,
-            "clock_offset_s": clock.offset_ns / 1e9 if clock else None,
-            "clock_error_s": clock.error_ns / 1e9 if clock else None,
-            "cost": self.cost.to_json() if self.cost else None,
-            "error": {"message": error.message, "fix": error.fix} if error else None,
-        }
 
 
 @dataclass(frozen=True, slots=True)

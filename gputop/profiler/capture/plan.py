@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.profiler.recording import RecorderLimits
@@ -75,11 +74,13 @@ class Probe:
     def events_per_s(self) -> float:
         return (self.host_events + self.device_events) / self.seconds
 
-    def to_json(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "took_s": self.took_s, "bytes": self.bytes,
-                "host_events_per_s": self.host_events / self.seconds,
-                "device_events_per_s": self.device_events / self.seconds, "step_s": self.step_s,
-                "growth_bytes": self.growth_bytes}
+    @property
+    def host_events_per_s(self) -> float:
+        return self.host_events / self.seconds
+
+    @property
+    def device_events_per_s(self) -> float:
+        return self.device_events / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,6 @@ class Plan:
     def shortened(self) -> bool:
         return self.chosen_s < self.asked_s
 
-    def to_json(self) -> dict[str, Any]:
-        return {"asked_s": self.asked_s, "chosen_s": self.chosen_s, "overview_s": self.overview_s, "why": self.why,
-                "ended": self.ended, "unknown": list(self.notes), "probe": self.probe.to_json() if self.probe else None}
-
 
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
     """Whether a probe could shorten it at all."""
@@ -163,7 +160,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
         least_s, what = max((min(MIN_CAPTURE_S, limits.least_s), "the shortest possible"), _for_steps(probe))
         if chosen_s < least_s:
             chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"full length, {makes}")
-    device_rate = probe.device_events / probe.seconds
+    device_rate = probe.device_events_per_s
     if device_rate * chosen_s > limits.device_events:
         chosen_s = limits.device_events / device_rate
         why = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"

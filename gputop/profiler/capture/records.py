@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
@@ -141,14 +141,3 @@ class CaptureRecord:
         if slowed is not None and slowed[1] > 1.1 * slowed[0]:
             lines.append(f"steps took {seconds(slowed[0])} at its beginning and {seconds(slowed[1])} at its end")
         return (*lines, self.uncaptured) if self.uncaptured else tuple(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        out = {"address": self.address, "path": str(self.path), "time_s": self.time_s, "asked_s": self.asked_s,
-               "took_s": self.took_s, "notes": list(self.notes)}
-        out |= self.plan.to_json() if self.plan else {}
-        first_s, last_s = self.steps_slowed_s or (None, None)
-        if self.cost is not None:
-            out["cost"] = {**self.cost.to_json(), "first_steps_s": first_s, "last_steps_s": last_s}
-        if self.workers:
-            out["workers"] = [worker.to_json() for worker in self.workers]
-        return out

@@ -11,9 +11,10 @@ import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.advice.fleet.report import Report
-from gputop.cluster.model import NO_JOB, Problem, together
+from gputop.cluster.model import NO_JOB, together
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
+from gputop.core.findings import Problem
 from gputop.core.own_program import gputop_command
 from gputop.export.cluster import to_html, to_text
 from gputop.tui.cluster import app, rows
