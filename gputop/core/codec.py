@@ -12,7 +12,7 @@ import json
 import math
 import re
 import threading
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,8 +20,6 @@ from gputop.core.errors import GputopError
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
-LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
-UnixTime = Annotated[float, msgspec.Meta(ge=0, le=LAST_TIME_S)]
 MAX_VALUES = 5_000_000  # of a document; each takes some 100 bytes as an object, and as little as two in the text
 MAX_DEPTH = 200
 MAX_NUMBER = 1e30  # above what anything measures, and still safe to add and to multiply

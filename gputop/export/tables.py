@@ -325,7 +325,7 @@ def _gpu_row(g: GpuSample) -> str:
 
 
 def _figure(r: Reading, text: str = "") -> str:
-    why = (r.reason or r.source) + (" (coarse)" if r.coarse else "")
+    why = (r.reason or r.source or "") + (" (coarse)" if r.coarse else "")
     if r.value is None:
         return _none(why)
     level = f' class="level" style="--v:{100 * min(1.0, max(0.0, r.value)):.0f}%"' if r.unit == RATIO else ""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from gputop.core.codec import UnixTime, document_of
+from gputop.core.codec import document_of
 from gputop.core.findings import Problem
+from gputop.core.samples import UnixTime
 from gputop.profiler.capture.job_memory import Cost
 
 if TYPE_CHECKING:
