@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from gputop.comparison.advice import Followed, followed
+from gputop.comparison.advice import FollowedAdvice, followed
 from gputop.comparison.document import CompareDocument, CompareMethod, CompareRow, CompareSide, GateResult
 from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_SPREAD_MOST, drift_of
 from gputop.comparison.job import Note, batch_factor, notes, other_batch
@@ -57,7 +57,7 @@ class Comparison(Struct, frozen=True):
     b: Side
     notes: tuple[Note, ...]
     rows: tuple[Row, ...]
-    advice: tuple[Followed, ...]
+    advice: tuple[FollowedAdvice, ...]
 
     @property
     def step(self) -> Row | None:

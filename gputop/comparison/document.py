@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gputop.comparison.advice import Followed
+from gputop.comparison.advice import FollowedAdvice
 from gputop.comparison.job import Note, gpu_count
 from gputop.comparison.rows import Group, Row, Verdict
 from gputop.comparison.sides import Kind, Side
@@ -102,6 +102,6 @@ class CompareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag
     work_ratio: float | None
     sample_time_change_ratio: float | None
     rows: tuple[CompareRow, ...]
-    advice: tuple[Followed, ...]
+    advice: tuple[FollowedAdvice, ...]
     method: CompareMethod
     gates: tuple[GateResult, ...] | UnsetType = UNSET
