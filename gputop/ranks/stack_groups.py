@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
 from gputop.text.commands import short_command
@@ -22,8 +23,7 @@ _FEW = 4  # of more processes that stand alike the numbers alone are told
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|^<")
 
 
-@dataclass(frozen=True, slots=True)
-class StackGroup:
+class StackGroup(Struct, frozen=True):
     """Processes whose main threads stand alike. ``line`` is the innermost line of the program's own, None where there
     is none; ``calls`` are the functions called from there, outermost first. ``stack`` is one of theirs."""
 

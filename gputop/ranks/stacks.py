@@ -13,10 +13,10 @@ import shutil
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError, NoDataError
@@ -55,8 +55,7 @@ class ThreadStack(Struct, frozen=True):
     frames: tuple[Frame, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStacks:
+class ProcessStacks(Struct, frozen=True):
     """``rank`` is its place in the job, "" where that is not known; ``problem`` says why there are no threads.
     ``command`` has its secrets hidden."""
 

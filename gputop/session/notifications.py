@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -70,8 +69,7 @@ def captured(record: CaptureRecord) -> str:
     return f"captured {record.address} for {seconds(record.took_s)}" + (f": {first}" if first else "")
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     since_s: float
     seen_s: float
     reported: bool = False

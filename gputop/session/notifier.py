@@ -13,9 +13,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gputop.core.codec import to_document
 from gputop.core.errors import EXIT_USAGE, GputopError
@@ -31,8 +32,7 @@ URL, TOKEN = "GPUTOP_WEBHOOK_URL", "GPUTOP_WEBHOOK_TOKEN"
 _COMMAND = "command:"
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
+class Ways(Struct, frozen=True):
     """How to tell: by the terminal, by commands, by the webhook of the environment."""
 
     bell: bool = False

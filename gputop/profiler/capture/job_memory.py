@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from gputop.core.memory import resident_bytes
 from gputop.profiler.capture.plan import GrowthLimits, Plan
@@ -79,8 +79,7 @@ class JobMemory:
         return Cost(call_s, min(recorded_s, call_s), self.before, self.peak, after)
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Struct, frozen=True):
     """What is watched of a job while it is recorded, and what ends that."""
 
     memory: JobMemory

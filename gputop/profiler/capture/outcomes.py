@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.job_memory import Cost
@@ -13,8 +14,7 @@ from gputop.text.units import seconds as duration
 from gputop.trace.readers.clock_file import HostClock
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The outcome for one worker: ``result`` or ``error``. ``began_s`` is Unix time by gputop's clock, ``overview_s``
     the length of its overview."""
 
@@ -29,8 +29,7 @@ class Outcome:
     overview_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class MultiWorkerCapture:
+class MultiWorkerCapture(Struct, frozen=True):
     """A capture of several workers: the run folder, what was recorded and why, and what came of each."""
 
     run_dir: Path

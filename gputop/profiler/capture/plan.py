@@ -8,7 +8,9 @@ steps (TensorFlow 2.21, 4 M events), while a job of large steps notices nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.profiler.recording import RecorderLimits
@@ -51,8 +53,7 @@ _NO_SHAPES = "shapes of inputs are left out, as the job makes so many events"
 _USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """What a short recording showed. ``step_s`` is None where it held no whole steps.
 
     ``sure``: these are training steps, by the framework's own calls or marks; else they are no
@@ -83,8 +84,7 @@ class Probe:
         return self.device_events / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class FreeResources:
+class FreeResources(Struct, frozen=True):
     """Free bytes; None is unlimited or unknown.
 
     ``shared_bytes`` is the memory of the node, or of the container that job and gputop are both in;
@@ -101,8 +101,7 @@ class FreeResources:
     unknown: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """``chosen_s`` to record, and in ``why`` the reason as a person reads it; ``notes`` is what could not be known.
 
     ``enough``: the job could have borne a longer recording, which would also show rare work. ``overview_s`` is
@@ -212,8 +211,7 @@ def _for_steps(probe: Probe) -> tuple[float, str]:
     return (_STEPS_WORTH[0][1] / rate, "for steps too long to be probed") if probe.device_events else (0.0, "")
 
 
-@dataclass(frozen=True, slots=True)
-class GrowthLimits:
+class GrowthLimits(Struct, frozen=True):
     """Once ``after_s`` are recorded, the job is to have grown by no more than ``bytes``, at any time by no more than
     ``short_bytes``."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
@@ -22,8 +23,7 @@ _LONG_S = 60.0  # of an overview that most checkpoints and evaluations are in
 _FEW_STEPS = 5  # gputop.diagnosis.diagnose calls fewer a sample
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """A profiler server a capture can go to, or one asked for that does not answer (``problem``)."""
 
     address: str
@@ -43,8 +43,7 @@ def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
     return tuple(s for s in named or servers if s.problem is None)
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureStatus:
+class CaptureStatus(Struct, frozen=True):
     """Where the current or last capture stands."""
 
     phase: Literal["starting", "asking", "waiting", "connecting", "probing", "recording", "overview", "receiving",
@@ -69,8 +68,7 @@ class CaptureStatus:
         return self.running and self.phase != "waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureRecord:
+class CaptureRecord(Struct, frozen=True):
     """A finished capture: its raw trace on disk and, where the analysis succeeded, what it says."""
 
     address: str

@@ -22,9 +22,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import unnamed_file
@@ -195,16 +196,14 @@ class _WatchdogProcess:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingState:
+class RecordingState(Struct, frozen=True):
     """How long a recording has been on, and by how much the job's memory has grown since."""
 
     seconds: float
     growth_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """What a server has recorded and handed over: a file without a name, so that nothing is left behind."""
 
     file: BinaryIO
