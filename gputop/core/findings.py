@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 Severity = Literal["high", "medium", "low"]
 
@@ -17,8 +16,7 @@ MIN_SHARE = 0.01  # what a replay shows to save less is not raised
 LARGE_SHARE = 0.1  # of the step: what a rule judged so large does not vanish because a replay saves less of it
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(Struct, frozen=True):
     """Time to save, as a share of today's (0.31: 31 % less), and how it was computed.
 
     ``step_time`` is the share of the time per step or, with ``per`` "sample", of the time per
@@ -45,16 +43,14 @@ class Gain:
     estimate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CombinedGain:
+class CombinedGain(Struct, frozen=True):
     """What the cures of several findings (ids) save at once by a replay, as a share of today's step."""
 
     findings: tuple[str, ...]
     step_time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Culprit:
+class Culprit(Struct, frozen=True):
     """What a finding is about, by the name that the trace gives it.
 
     ``kind`` is "layer" (several ops whose names begin alike: "teacher/*"), "op", "host" (an event on the host), "stage"
@@ -80,8 +76,7 @@ class Culprit:
     more_on: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """One cause, with the numbers it rests on and what to do. ``origin`` is "trace", "live" or "fleet".
 
     The fields stand in the order in which documents have them.
@@ -126,16 +121,14 @@ class Problem(Struct, frozen=True):
     fix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Abstained:
+class Abstained(Struct, frozen=True):
     """A rule that could not judge: what it would have needed, and how to get that."""
 
     id: str
     missing: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """All a set of rules had to say: findings in order of what they save, and abstentions.
 
     ``limit`` says what bounds the job where nothing is wrong; empty where that is not known. ``what_if`` has sets of
