@@ -114,6 +114,14 @@ def test_the_checker_sees_what_is_wrong() -> None:
     assert problems("analyze", document)
 
 
+def test_a_key_with_a_default_is_always_written_and_one_that_may_be_left_out_is_not_required() -> None:
+    defs = json_schema("capture")["$defs"]
+    assert {"consequences", "culprits", "brief"} <= set(defs["Finding"]["required"])
+    facts = defs["CaptureFacts"]
+    assert set(facts["required"]) == {"address", "path", "time_s", "asked_s", "took_s", "notes"}
+    assert {"cost", "probe", "workers"} <= facts["properties"].keys()
+
+
 def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0 and capsys.readouterr().out.split() == list(SCHEMAS)
     assert main(["schema", "no_such"]) == 2
