@@ -9,12 +9,11 @@ renamed its labels).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from msgspec import Struct, field
 
 
-class Name(NamedTuple):
+class Name(Struct, frozen=True):
     """A metric, and what its value is multiplied by to have the base unit."""
 
     name: str

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
 from gputop.cluster.model import Fleet
 
 
-class Limits(NamedTuple):
+class Limits(Struct, frozen=True):
     """What is asked for: GPUs that have not passed the activity ``idle`` for ``idle_s``, and GPUs whose activity is
     ``below`` the median by so much; and those more active than ``busy`` whose SM clock is below ``clock`` of the
     median. The rules decide."""

@@ -91,7 +91,8 @@ def _list_baselines(logdir: Path, as_json: bool) -> int:
     if as_json:
         console.write_json(BaselinesDocument(tuple(
             SavedBaseline(name, saved_s, False, (), None) if analysis is None else
-            SavedBaseline(name, saved_s, True, analysis.trace.paths, analysis.steps and analysis.steps.median_s)
+            SavedBaseline(name, saved_s, True, analysis.trace.paths,
+                          None if analysis.steps is None else analysis.steps.median_s)
             for name, saved_s, analysis in found)))
         return EXIT_OK
     for name, saved_s, analysis in found:

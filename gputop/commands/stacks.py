@@ -154,7 +154,7 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
     absence = find_absence(first, last)
     still = unchanged(first, last)
     nccl = StacksNccl(version=last.nccl, apart_s=seconds, unchanged=still if last.counts_all else None,
-                      absence=absence and StacksAbsence.of(absence))
+                      absence=None if absence is None else StacksAbsence.of(absence))
     if absence is not None:
         places = [f"       {place_text(rank)}." for rank in absence.absent[:16]]
         moved = f"       {counts_text(absence)} No rank launched a collective for {seconds:.1f} s."

@@ -6,7 +6,9 @@ The screen, the text and the document (``headline``) are made from these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 from gputop.comparison.advice import FollowedAdvice
 from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, signed
@@ -44,7 +46,7 @@ Tone = Literal["", "head", "good", "bad", "warn", "dim"]
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
 
-class Line(NamedTuple):
+class Line(Struct, frozen=True):
     """A line of the report and what its color is to say; the words are clear without it."""
 
     text: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.cluster.model import brief
@@ -29,7 +30,7 @@ _SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # t
 _LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
 
 
-class Column(NamedTuple):
+class Column(Struct, frozen=True):
     heading: str
     width: int
     right: bool = True

@@ -54,7 +54,8 @@ class StacksCollective(Struct, frozen=True):
 
     @classmethod
     def of(cls, collective: Collective | None) -> StacksCollective | None:
-        return collective and document_of(cls, collective, number=collective.seq, line=collective.line or None)
+        return None if collective is None else document_of(
+            cls, collective, number=collective.seq, line=collective.line or None)
 
 
 class StacksRankState(Struct, frozen=True):
@@ -119,8 +120,8 @@ class StacksGroup(Struct, frozen=True):
 
     @classmethod
     def of(cls, alike: StackGroup) -> StacksGroup:
-        line = alike.line
-        return cls(alike.place, line and line.file, line and line.line, tuple(p.pid for p in alike.processes))
+        file, line = (None, None) if alike.line is None else (alike.line.file, alike.line.line)
+        return cls(alike.place, file, line, tuple(p.pid for p in alike.processes))
 
 
 class StacksJob(Struct, frozen=True):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.advice.fleet.advise import FleetFinding, fleet_advice
@@ -12,7 +11,7 @@ from gputop.core.errors import NoDataError
 from gputop.core.findings import Abstained
 
 
-class Report(NamedTuple):
+class Report(Struct, frozen=True):
     """A fleet, and what the rules say of it."""
 
     fleet: Fleet

@@ -114,7 +114,7 @@ class ClusterApp(TerminalApp):
             # The job that was asked for is not there any more: what is known stays.
             old = self._state.report
             problem = Problem(message.answer.message, message.answer.fix)
-            self._state.report = old._replace(fleet=_with_problem(old.fleet, problem))
+            self._state.report = replace(old, fleet=_with_problem(old.fleet, problem))
         else:
             self._state.report = message.answer
             self._main.answered()
