@@ -20,6 +20,7 @@ from gputop.trace.intervals import EMPTY, Spans, joined, merge, union
 from gputop.trace.model import I64, Trace
 
 _ORDER = (TRAINING, UNKNOWN, EVALUATION, PREDICTION)  # of the loops that steps are taken from, first to last
+_MIN_HELD = 3  # steps with a call of another loop, before it is taken for a part of each step. gputop's own figure
 # A pause of so many medians between two calls of one loop is still the loop's. gputop's own figure.
 _LOOP_PAUSE_FACTOR = 3.0
 
@@ -73,6 +74,14 @@ def _usual_reach(calls: Spans) -> int:
     length = float(np.median(calls.end - calls.start)) if len(calls.start) else 0.0
     pauses = calls.start[1:] - calls.end[:-1]
     return int(max(length, _LOOP_PAUSE_FACTOR * float(np.median(pauses)) if len(pauses) else 0.0))
+
+
+def run_in_most(call_start_ns: I64, step_start_ns: I64) -> bool:
+    """Whether a call begins in more than half of the times between two of these starts of steps, three of them or
+    more."""
+    held = np.unique(np.searchsorted(np.sort(step_start_ns), call_start_ns, side="right"))
+    held = held[(held > 0) & (held < len(step_start_ns))]
+    return len(held) >= _MIN_HELD and 2 * len(held) > len(step_start_ns) - 1
 
 
 def pauses_for_other_calls(start_ns: I64, other_start_ns: I64, other_end_ns: I64) -> Spans:
