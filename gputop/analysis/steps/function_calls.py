@@ -27,8 +27,8 @@ from gputop.analysis.steps.loop_selection import (
     other_loops,
     pauses_for_other_calls,
     phase_of_most,
-    run_in_most,
     select_loop,
+    within_each_step,
 )
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.int_map import IntMap
@@ -124,12 +124,8 @@ def _apart_from_calls_of_each_step(trace: Trace, calls: _KerasCalls) -> tuple[_K
     phase_of = phases(trace, calls.rows, calls.function)
     start = trace.host.start_ns[calls.rows]
     loop = select_loop(trace, calls.function, trace.host.end_ns[calls.rows] - start, phase_of).function
-    steps = start[calls.function == loop]
-    inside = [function for function, phase in phase_of.items() if function != loop and phase in (EVALUATION, PREDICTION)
-              and run_in_most(start[calls.function == function], steps)]
-    kept = ~np.isin(calls.function, inside)
-    return (calls._replace(rows=calls.rows[kept], function=calls.function[kept]),
-            tuple(sorted({phase_of[function] for function in inside})))
+    inside, phases_inside = within_each_step(start, calls.function, loop, phase_of)
+    return calls._replace(rows=calls.rows[~inside], function=calls.function[~inside]), phases_inside
 
 
 # -- loops of the user's own ----------------------------------------------------------------------------

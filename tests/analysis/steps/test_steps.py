@@ -268,6 +268,16 @@ def test_what_a_callback_predicts_after_each_batch_belongs_to_the_step(batches):
     assert steps.inside == ("prediction",) and not steps.other_loops and steps.call_spans.total == 5 * 40_000
 
 
+def test_markers_of_predictions_after_each_batch_belong_to_the_step():
+    """Keras 2 marks each batch of fit, evaluate and predict."""
+    b = Builder(gpus=0)
+    for i in range(6):
+        b.host("train", i * 1000, 40, step_num=i).host("predict", i * 1000 + 500, 300, step_num=0)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 5 and steps.times.mean_s == pytest.approx(1e-3)
+    assert steps.inside == ("prediction",) and not steps.times.left_out_s and not steps.other_loops
+
+
 def test_what_runs_after_every_other_step_is_no_part_of_each():
     b = Builder(gpus=0)
     for i in range(8):
