@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputop.cluster.model import Problem
 from gputop.core.errors import GputopError
+from gputop.core.findings import Problem
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
 from gputop.text.units import printable
 
