@@ -175,8 +175,7 @@ class Finder:
         listening: dict[Listener, list[str]] = {}
         for namespace, pid in networks.items():
             hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
-            found = sockets.own_listeners(namespace) if namespace == own and self._proc == Path("/proc") else None
-            for listener in sockets.listeners(self._proc, pid, namespace) if found is None else found:
+            for listener in sockets.listeners(self._proc, pid, namespace):
                 listening[listener] = hosts
         return listening, notes
 
