@@ -8,8 +8,9 @@ dataclass takes ten times as long to make.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from gputop.core.metrics import (
     ADAPTER_METRICS,
@@ -21,6 +22,9 @@ from gputop.core.metrics import (
     TENSOR_FLOP_PARTS,
     TENSOR_FLOP_UTIL,
 )
+
+LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
+Time = Annotated[float, Meta(ge=0, le=LAST_TIME_S)]  # Unix time, which a recording or a snapshot may claim to be any
 
 
 class Reading(Struct, frozen=True):
@@ -88,7 +92,7 @@ class GpuProcess(Struct, frozen=True):
 class XidEvent(Struct, frozen=True):
     """A fault that the driver reported while gputop watched. ``xid`` is NVIDIA's number for it."""
 
-    time_s: float
+    time_s: Time
     xid: int
 
 
@@ -205,7 +209,7 @@ class ProcessSample(Struct, frozen=True):
     gpus: Mapping[int, GpuProcess] = field(default_factory=dict)  # by GPU index
     reason: str | None = None
     parent_pid: int | None = None  # None: not known
-    started_s: float | None = None  # Unix time; None: not known
+    started_s: Time | None = None  # None: not known
     local_pid: int | None = None  # its PID where gputop runs, if that differs
     container: str | None = None  # the container it runs in: runtime and short id; None: none, or not known
     cuda_visible_devices: str | None = None  # of its environment; None: not set or not readable
@@ -306,7 +310,7 @@ class NodeSample(Struct, frozen=True):
     ``gpus_present`` is how many GPUs the node has, watched or not; None: ``gpus`` are all.
     """
 
-    time_s: float
+    time_s: Time
     gpus: tuple[GpuSample, ...]
     host: HostSample
     processes: tuple[ProcessSample, ...] = ()

@@ -22,6 +22,7 @@ from gputop.core.codec import convert
 from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Finding
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
+from gputop.core.samples import LAST_TIME_S, Time
 from gputop.profiler.capture import records
 from gputop.telemetry.ring_buffers import LEVELS
 from gputop.text.markup import lines
@@ -29,8 +30,6 @@ from gputop.text.units import devices, printable
 
 SCHEMA = "gputop.snapshot/1"
 _MAX_GPUS, _MAX_SLICES = 1024, 10_000
-_LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
-_Time = Annotated[float, Meta(ge=0, le=_LAST_TIME_S)]
 V = TypeVar("V")
 S = TypeVar("S", bound=Struct)
 
@@ -121,7 +120,7 @@ class GpuProcess(Struct):
 
 
 class Xid(Struct):
-    time_s: _Time
+    time_s: Time
     xid: int
 
 
@@ -229,7 +228,7 @@ class Process(Struct, kw_only=True):
     command: str | None
     reason: str | None
     note: str | None
-    started_s: _Time | None
+    started_s: Time | None
     container: str | None
     cuda_visible_devices: str | None
     cuda_device_order: str | None = None
@@ -278,12 +277,12 @@ def _track(metric: str, lane: Lane | LevelLane, slices: int) -> Track:
 
 
 class Slices(Struct):
-    start_s: _Time
+    start_s: Time
     slice_s: Annotated[float, Meta(ge=0.1, le=86_400)]
     slices: Annotated[int, Meta(gt=0, le=_MAX_SLICES)]
 
     def _grid(self, gpus: Mapping[str, tuple[Track, ...]]) -> Grid:
-        if self.start_s + self.slices * self.slice_s > _LAST_TIME_S:
+        if self.start_s + self.slices * self.slice_s > LAST_TIME_S:
             raise ValueError(f"{self.slices} slices of {self.slice_s} s from {self.start_s}")
         return Grid(self.start_s, self.slice_s, self.slices, gpus)
 
@@ -351,7 +350,7 @@ class Capture(Struct, kw_only=True):
 
     address: str
     path: str
-    time_s: _Time
+    time_s: Time
     asked_s: float
     took_s: float
     notes: tuple[str, ...]
@@ -386,7 +385,7 @@ class Document(Struct, kw_only=True):
     schema: str = SCHEMA
     gputop: str
     simulated: bool
-    time_s: _Time
+    time_s: Time
     interval_s: float
     source: str
     own_cpu_ratio: float | None
