@@ -57,8 +57,8 @@ def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
     users = {uid for pid in found if (uid := owner(pid, proc)) is not None}
     if len(users) > 1:
         uids = ", ".join(map(str, sorted(users)))
-        raise GputopError(f"processes of several users (uid {uids}) say that they meet at {address}: gputop cannot tell "
-                          "whose job it is", "Run gputop as the job's user there.")
+        raise GputopError(f"processes of several users (uid {uids}) say that they meet at {address}: gputop cannot "
+                          "tell whose job it is", "Run gputop as the job's user there.")
     return sorted(found, key=ranks.__getitem__)[:MAX_RANKS]
 
 
