@@ -557,6 +557,9 @@ def test_a_forked_worker_of_a_job_is_no_job_and_neither_is_one_of_another_user(p
     ({"LOCAL_RANK": "1"}, "rank 1"), ({"RANK": "x"}, None), ({"OMPI_COMM_WORLD_RANK": "0"}, "rank 0"),
     ({"TF_CONFIG": '{"task": {"type": "worker", "index": 2}}', "RANK": "9"}, "worker 2"),
     ({"TF_CONFIG": "{", "RANK": "9"}, "rank 9"), ({"TF_CONFIG": '{"cluster": {}}'}, None),
+    ({"RANK": "9" * 5000, "LOCAL_RANK": "1"}, "rank 1"),  # more digits than int() takes
+    ({"TF_CONFIG": '{"task": {"type": "rank", "index": %s}}' % ("9" * 4000)}, None),
+    ({"TF_CONFIG": '{"task": {"type": "rank", "index": -1}}'}, None),
 ])
 def test_the_place_in_the_job(environ, rank):
     assert discovery.rank_of(environ) == rank

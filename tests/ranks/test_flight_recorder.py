@@ -167,6 +167,7 @@ def test_dumps_that_are_not_taken_from_a_process(tmp_path: Path, with_torch: Non
     assert "cannot be opened" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/x/../d_"})
     assert "relative" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": "d_"})
     assert "no rank" in problem({"TORCH_FR_DUMP_TEMP_FILE": prefix})
+    assert "no rank" in problem({**environ, "RANK": "9" * 5000}), "more digits than int() takes"
     monkeypatch.setattr(flight_recorder, "owner", lambda pid, proc: os.getuid() + 1)
     assert "another user" in problem(environ)
 
