@@ -266,6 +266,17 @@ def test_hostile_sizes_are_bounded() -> None:
         decoder.advance(struct.pack("<d", 0.0))
 
 
+def test_many_small_records_of_a_segment_do_not_fill_memory() -> None:
+    """Six of these, of 18 kB each, took 700 MB, and a recording may hold any number."""
+    many = zlib.compress(json.dumps({"texts": ["aaaaa"] * 1_500_000, "shapes": []}).encode(), 9)
+    decoder = Decoder()
+    decoder.learn(many)
+    assert len(many) < 50_000
+    with pytest.raises(Damaged, match="too many texts"):
+        for _ in range(3):
+            decoder.learn(many)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_change_of_the_words_gives_a_sample_or_damage(data: st.DataObject) -> None:
