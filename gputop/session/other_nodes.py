@@ -239,11 +239,11 @@ class OtherNodes:
             if rank.problem:
                 outcome = replace(outcome, error=GputopError(printable(rank.problem)[:500], printable(rank.fix)[:500]))
             else:
-                path = self._save(rank, from_node, request.logdir)
                 took_s = min(max(rank.took_s, 0.0), node.start.seconds + _AFTER_S)
                 cost = Cost(took_s, min(took_s, node.start.seconds))
                 began_s = None if rank.began_s is None else sent_s + _offset_s(rank.began_s, sent_s) - (
                     clock.offset_ns / 1e9)
+                path = self._save(rank, from_node, request.logdir)
                 outcome = replace(outcome, name=path.name, cost=cost, began_s=began_s, result=CaptureResult(
                     outcome.address, path, path.parent, path.parent.name, node.start.seconds, took_s, rank.size, False,
                     "response"))
