@@ -23,6 +23,7 @@ from gputop.core.metrics import (
     TENSOR_FLOP_UTIL,
 )
 
+MAX_GPUS = 1024  # of a node in a recording or snapshot; each has a history
 LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
 Time = Annotated[float, Meta(ge=0, le=LAST_TIME_S)]  # Unix time, which a recording or a snapshot may claim to be any
 
@@ -311,7 +312,7 @@ class NodeSample(Struct, frozen=True):
     """
 
     time_s: Time
-    gpus: tuple[GpuSample, ...]
+    gpus: Annotated[tuple[GpuSample, ...], Meta(max_length=MAX_GPUS)]
     host: HostSample
     processes: tuple[ProcessSample, ...] = ()
     interval_s: float | None = None

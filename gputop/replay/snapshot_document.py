@@ -22,14 +22,14 @@ from gputop.core.codec import convert
 from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Finding
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
-from gputop.core.samples import LAST_TIME_S, Time
+from gputop.core.samples import LAST_TIME_S, MAX_GPUS, Time
 from gputop.profiler.capture import records
 from gputop.telemetry.ring_buffers import LEVELS
 from gputop.text.markup import lines
 from gputop.text.units import devices, printable
 
 SCHEMA = "gputop.snapshot/1"
-_MAX_GPUS, _MAX_SLICES = 1024, 10_000
+_MAX_SLICES = 10_000
 V = TypeVar("V")
 S = TypeVar("S", bound=Struct)
 
@@ -390,7 +390,7 @@ class Document(Struct, kw_only=True):
     source: str
     own_cpu_ratio: float | None
     host: Host
-    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=_MAX_GPUS)]
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_GPUS)]
     processes: tuple[Process, ...]
     history: History | None
     spectrogram: Spectrogram | None = None

@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
+    MAX_GPUS,
     AdapterSample,
     CgroupSample,
     GpuInfo,
@@ -143,6 +144,15 @@ def test_a_time_that_no_calendar_has_is_damage(place: str, time_s: float) -> Non
     assert decode(Encoder().encode(sample))
     with pytest.raises(Damaged, match="not a number"):
         decode(Encoder().encode(changed))
+
+
+def test_a_node_has_no_more_gpus_than_a_snapshot_takes() -> None:
+    """Each has a history of some hundred kilobytes: 30 kB of a file held 4,000."""
+    sample = node_sample(0, 1)
+    many = tuple(replace(sample.gpus[0], info=GpuInfo(i, f"GPU-{i}", "H100")) for i in range(MAX_GPUS + 1))
+    assert len(decode(Encoder().encode(replace(sample, gpus=many[:-1])))[0].gpus) == MAX_GPUS
+    with pytest.raises(Damaged, match="1024"):
+        decode(Encoder().encode(replace(sample, gpus=many)))
 
 
 def test_what_stays_the_same_costs_next_to_nothing() -> None:
