@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -110,10 +112,18 @@ def test_a_monitor_that_does_not_read_its_keys_is_ended_all_the_same() -> None:
     with subprocess.Popen(child_command("gputop.launch.web_terminal:main", "--demo", "healthy"), stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"__GANGLION__\n"
-        next(_packets(process))
+        packets = _packets(process)
+        next(packets)
         (monitor,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        terminal = os.open(f"/proc/{monitor}/fd/0", os.O_RDWR | os.O_NOCTTY)
+        while termios.tcgetattr(terminal)[3] & termios.ICANON:  # until then it drops keys that nobody reads
+            next(packets)
+        os.close(terminal)
         os.kill(int(monitor), signal.SIGSTOP)
         _send(process, b"D", b"x" * 500_000)  # a terminal takes less than a tenth of it
+        assert process.stdin is not None
+        while any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4))):
+            pass  # until it has taken all of that
         _send(process, b"M", b'{"type": "quit"}')
         try:
             assert process.wait(60) == 0
