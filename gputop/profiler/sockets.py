@@ -328,7 +328,7 @@ def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
     """Which processes have these sockets open, as far as that may be read, the oldest first. Of very many open files
     of a process, and of a user's processes, the first ones are looked at."""
     found: dict[int, list[int]] = {inode: [] for inode in inodes}
-    looked_at: Counter[bytes] = Counter()  # by user, at the descriptors of processes that have many
+    counted: Counter[bytes] = Counter()  # descriptors by user, of processes that have many
     for pid in process_ids(proc):
         for count, link in enumerate(_links(f"{proc}/{pid}/fd"), 1):
             match = _SOCKET.fullmatch(link)
@@ -336,8 +336,8 @@ def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
                 found[int(match[1])].append(pid)
             if count % _MANY_DESCRIPTORS == 0:
                 user = _real_user(proc, pid)
-                looked_at[user] += _MANY_DESCRIPTORS
-                if count >= _MAX_DESCRIPTORS or looked_at[user] > _MAX_DESCRIPTORS_OF_USER:
+                counted[user] += _MANY_DESCRIPTORS
+                if count >= _MAX_DESCRIPTORS or counted[user] > _MAX_DESCRIPTORS_OF_USER:
                     break
     for pids in found.values():
         pids.sort(key=lambda pid: (stat_fields(proc, pid) or (0, 0))[1])
