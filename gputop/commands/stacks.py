@@ -1,5 +1,5 @@
-"""``gputop stacks``: which rank did not come, by NCCL's RAS, by the dumps of PyTorch's flight recorder and by where the
-ranks of this node stand."""
+"""``gputop stacks``: which rank did not come, by NCCL's RAS, by PyTorch's flight recorder and debug server, and by
+where the ranks of this node stand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gputop.ranks.stacks import ProcessStacks
 
 SCHEMA = "gputop.stacks/1"
-_APART_S = 3.0  # between the two answers of NCCL: a job that works launches some collectives meanwhile
+_APART_S = 3.0  # between two answers of a witness: a job that works launches some collectives meanwhile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.ranks.flight_recorder_report import documents
+    from gputop.ranks.debug_server import ask as ask_servers
+    from gputop.ranks.debug_server import compared, read_stacks
+    from gputop.ranks.flight_recorder_report import documents, server_documents, server_lines
     from gputop.ranks.flight_recorder_report import lines as report_lines
     from gputop.ranks.processes import local_addresses, training_processes
     from gputop.ranks.stack_groups import jobs, report
-    from gputop.ranks.stacks import read_all
 
     if args.flight_recorder and not args.pids:
         return _only_dumps(args.flight_recorder, args.json)
@@ -60,24 +61,30 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     hosts = local_addresses()
     first = _ask(pids, hosts, "asking")
+    servers = ask_servers(pids)
     began_s = time.monotonic()
     processes: Sequence[ProcessStacks] = ()
     problem = None
     try:
-        processes = read_all(pids, native=args.native)
+        processes = read_stacks(pids, native=args.native)
     except GputopError as error:  # what NCCL says is shown all the same
         problem = error
     last = first
-    if not isinstance(first, GputopError):
+    if servers or not isinstance(first, GputopError):
         time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
+    if not isinstance(first, GputopError):
         last = _ask(pids, hosts, "asking once more, to see what has moved,")
+    servers = compared(servers, ask_servers(pids)) if servers else ()
     lines, nccl = _nccl(first, last)
     dumps = _dumps(pids, args.flight_recorder)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
     if args.json:
-        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents(dumps), **_stacks(by_job)})
+        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents(dumps),
+                            "debug_server": server_documents(servers), **_stacks(by_job)})
     else:
         witnesses = [*lines, *report_lines(dumps, time.time())]
+        if dumps:  # of PyTorch
+            witnesses += server_lines(servers, time.time())
         console.write_text("\n".join([*witnesses, "", *report(by_job, threads=args.threads)]).rstrip())
     if problem is None and not any(process.threads for process in processes):
         problem = next((process.problem for process in processes if process.problem is not None), None)
@@ -96,7 +103,8 @@ def _only_dumps(files: Sequence[str], as_json: bool) -> int:
         raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch wrote, such as nccl_trace_rank_0.")
     if as_json:
         nccl = {**dict.fromkeys(("version", "apart_s", "unchanged", "absence")), "problem": "not asked: no PID"}
-        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents([dumps]), **_stacks([])})
+        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents([dumps]),
+                            "debug_server": [], **_stacks([])})
     else:
         console.write_text("\n".join(lines([dumps], time.time())))
     return EXIT_OK
@@ -190,6 +198,7 @@ def _stacks(by_job: Sequence[Sequence[ProcessStacks]]) -> dict[str, Any]:
                              for one in groups]} for own, groups in found],
         "processes": [{
             "pid": p.pid, "rank": p.rank or None, "problem": p.problem.message if p.problem else None,
+            "note": p.note or None,
             "threads": [{"name": t.name, "main": t.main, "active": t.active,
                          "frames": [{"function": f.function, "file": f.file, "line": f.line or None,
                                      "native": f.native} for f in t.frames]} for t in p.threads]}

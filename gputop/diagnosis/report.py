@@ -327,7 +327,7 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str]:
                        "was found in this trace. What runs then is Python, or the loop waits.")
     most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
             if share >= _WORTH_NAMING]
-    return True, f"{shows}. Of the {table.basis} ops take: {', '.join(most)}."
+    return True, f"{shows}. Shares of the {table.basis}: {', '.join(most)}."
 
 
 def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:

@@ -21,7 +21,7 @@ _EQUAL_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base
 _ONE_RUN_S = 3600.0  # PyTorch gives up waiting after 10 minutes (NCCL) or 30 (gloo), unless told otherwise
 WORLD = "default_pg"  # what PyTorch calls the group of all ranks
 
-Verdict = Literal["absent", "mismatch", "inside", "idle", "unclear"]
+Verdict = Literal["absent", "mismatch", "inactive", "inside", "idle", "unclear"]
 
 
 class RankState(Struct, frozen=True):
@@ -42,7 +42,8 @@ class GroupState(Struct, frozen=True):
     that differs; ``operation`` is its name.
 
     ``verdict``: "absent": ``apart`` did not launch it and ``others`` wait in it; "mismatch": ``apart`` launched another
-    one than ``others``; "inside": all have launched it and not all ended it; "idle": all ended it; "unclear": the dumps
+    one than ``others``; "inactive": ``others`` wait in it and ``apart`` are inside none, of whose ended ones nothing is
+    known; "inside": all have launched it and not all ended it; "idle": all ended it; "unclear": the dumps
     contradict each other, as those of different times do. ``without_dump`` are members of which none was read; None
     where the dumps do not name the members.
     """
@@ -68,12 +69,24 @@ def compare(dumps: Sequence[Dump]) -> tuple[GroupState, ...]:
         for group in dump.groups:
             if group.ranks is not None or group.description == WORLD:
                 by_group[group.name, group.ranks].append((dump, group))
+    _add_inactive(by_group, dumps)
     states = [_state(own) for own in by_group.values() if len(own) > 1 and any(group.collectives for _, group in own)]
     waits = {own.rank for state in states if state.verdict == "absent" for own in state.others}
-    order = {"mismatch": 0, "absent": 1, "unclear": 3, "inside": 4, "idle": 5}
+    order = {"mismatch": 0, "absent": 1, "inactive": 3, "unclear": 4, "inside": 5, "idle": 6}
     return tuple(sorted(states, key=lambda state: (
         2 if state.verdict == "absent" and waits & {own.rank for own in state.apart} else order[state.verdict],
         -len(state.others), state.name)))
+
+
+def _add_inactive(by_group: dict[tuple[str, tuple[int, ...] | None], list[tuple[Dump, Group]]],
+                  dumps: Sequence[Dump]) -> None:
+    """Add the ranks that hold nothing of the group of all ranks, to which they belong, as what ended was left out."""
+    of_all = [key for key, own in by_group.items() if any(group.description == WORLD for _, group in own)]
+    if len(of_all) == 1:
+        ((name, ranks),) = of_all
+        there = {dump.rank for dump, _ in by_group[name, ranks]}
+        by_group[name, ranks] += [(dump, Group(name, WORLD, ranks, ())) for dump in dumps
+                                  if dump.only_active and dump.rank not in there]
 
 
 def not_compared(dumps: Sequence[Dump]) -> tuple[str, ...]:
@@ -98,6 +111,11 @@ def _verdict(own: Sequence[tuple[Dump, Group]],
     """The verdict, the number in question, its operation ("": the one of that number), and the ranks apart."""
     latest = {rank: max(by_seq, default=0) for rank, by_seq in launched.items()}
     least, furthest = min(latest.values()), max(latest.values())
+    inactive = frozenset(dump.rank for dump, _ in own if dump.only_active and not launched[dump.rank])
+    if inactive:
+        inside = [by_seq[max(by_seq)] for by_seq in launched.values() if by_seq]
+        waits = len({collective.seq for collective in inside}) == 1 and not any(one.ended for one in inside)
+        return ("inactive", inside[0].seq, "", inactive) if waits else ("unclear", furthest, "", frozenset())
     # A rank with no collective of the group has launched none, unless its recorder overwrote them.
     overwritten = any(not launched[dump.rank] and not dump.whole for dump, _ in own)
     if overwritten or _of_different_runs(launched):

@@ -111,6 +111,9 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
         yield from _frames(own.stack, own.line)
         if threads:
             yield from _other_threads(own.processes)
+    if noted := [process for process in processes if process.note]:
+        yield ""
+        yield f"{_labels(noted)}: {noted[0].note}"
     for process in processes:
         if process.problem is not None:
             yield f"{process.label}: {process.problem.message}. {process.problem.fix}".rstrip()

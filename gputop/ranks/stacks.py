@@ -60,13 +60,15 @@ class ThreadStack:
 @dataclass(frozen=True, slots=True)
 class ProcessStacks:
     """``rank`` is its place in the job, "" where that is not known; ``problem`` says why there are no threads.
-    ``command`` has its secrets hidden."""
+    ``command`` has its secrets hidden. ``note``: why another witness than py-spy shows the threads, "" if py-spy does.
+    """
 
     pid: int
     rank: str = ""
     command: str = ""
     threads: tuple[ThreadStack, ...] = ()
     problem: GputopError | None = None
+    note: str = ""
 
     @property
     def main(self) -> ThreadStack | None:

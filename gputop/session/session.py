@@ -257,12 +257,13 @@ class Session:
         return tuple(p.local_pid or p.pid for p in self.sample.processes) if self.sample is not None else ()
 
     def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
-        """Where these processes stand. Blocks; raises GputopError where py-spy is not installed."""
+        """Where these processes stand, by py-spy or else by PyTorch's debug servers. Blocks; raises GputopError where
+        nothing shows it, as py-spy is not installed."""
         if self._simulated_ranks is not None:
             return self._simulated_ranks.stacks(pids, native)
-        from gputop.ranks.stacks import read_all
+        from gputop.ranks.debug_server import read_stacks
 
-        return read_all(pids, native=native)
+        return read_stacks(pids, native=native)
 
     def read_flight_recorder(self, pids: Sequence[int]) -> tuple[str, ...]:
         """What the dumps of PyTorch's flight recorder say of these processes, as lines. Blocks."""

@@ -103,7 +103,7 @@ FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 # Findings of which the stacks of the ranks tell the cause: S is named while there is one.
-STACKS_TELL = frozenset({"collective_hang", "spinning", "idle_gpu"})
+STACKS_TELL = frozenset({"collective_hang", "spinning", "idle_gpu", "slow_rank"})
 
 # Actions that change the main screen; they have no effect while another screen covers it.
 MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "scroll", "scroll_to_now", "zoom", "seek", "sort",

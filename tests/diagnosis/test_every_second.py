@@ -95,7 +95,7 @@ def test_a_cpu_that_runs_no_op_for_a_good_part_of_the_step_gets_no_clean_bill(
             LayerRow("no op runs", None, 0.0, no_op_runs, 0, 0))
     text = limit_of(structs.replace(clean(), cpu_layers=Layers("step", 1.0, 0, rows)))
     if clean_bill:
-        assert text.startswith("Nothing to advise") and text.endswith("ops take: forward 54 %, backward 36 %.")
+        assert text.startswith("Nothing to advise") and text.endswith("step: forward 54 %, backward 36 %.")
     else:
         assert text.startswith("The CPU runs no op of the model for 20 % of the step, and no cause was found")
 

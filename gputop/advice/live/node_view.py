@@ -27,6 +27,9 @@ _LONGEST = {"sm_active": "recurring_idle.window_s", "tensor_active": "tensor_idl
 
 # Servers that hold a GPU for others to share, not jobs.
 _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
+# What starts the ranks of inference servers: vLLM, SGLang, Triton, TensorRT-LLM, TGI, LMDeploy.
+_INFERENCE_SERVERS = re.compile(
+    r"\b(?:vllm|sglang|tritonserver|trtllm|tensorrt_llm|text[-_]generation|lmdeploy)\b", re.I)
 
 
 class Window(Struct, frozen=True):
@@ -334,6 +337,11 @@ class NodeView:
 
 def is_service(process: ProcessSample) -> bool:
     return any(name in (process.command or "") for name in _SERVICES)
+
+
+def is_inference_server(process: ProcessSample) -> bool:
+    """Whether its command names one, whose ranks wait for requests, some of them in a collective."""
+    return _INFERENCE_SERVERS.search(process.command or "") is not None
 
 
 def same_job(a: ProcessSample, b: ProcessSample, complete: bool = True) -> bool:
