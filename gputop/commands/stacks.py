@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _only_dumps(files: Sequence[str], as_json: bool) -> int:
-    """What the dumps alone say, of a job that may have ended or run elsewhere."""
+    """Write what the dumps alone say, of a job that may have ended or run elsewhere."""
     from gputop.ranks.flight_recorder import read_files
     from gputop.ranks.flight_recorder_report import documents, lines
 
@@ -122,16 +122,16 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
     from gputop.ranks.tracing_rights import user_name
 
     others = others_of(pids)
-    why = [WHAT_NATIVE_DOES] * native
+    reasons = [WHAT_NATIVE_DOES] * native
     if others:
-        why.append(f"process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))} of "
-                   + ", ".join(dict.fromkeys(map(user_name, others.values()))))
-    if not why:
+        reasons.append(f"process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))} of "
+                       + ", ".join(dict.fromkeys(map(user_name, others.values()))))
+    if not reasons:
         return True
     if not sys.stdin.isatty():
-        raise GputopError(f"gputop asks first, but there is no terminal to ask: {'; '.join(why)}",
+        raise GputopError(f"gputop asks first, but there is no terminal to ask: {'; '.join(reasons)}",
                           "If you want this: gputop stacks --yes", EXIT_USAGE)
-    console.note("\n".join(console.one_line(line, 300) for line in why))
+    console.note("\n".join(console.one_line(line, 300) for line in reasons))
     with contextlib.suppress(EOFError):
         return input("Read the stacks? [y/N] ").strip().lower() in ("y", "yes")
     return False
@@ -150,7 +150,7 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | Gpu
 
 
 def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list[str], dict[str, Any]]:
-    """What NCCL says, as lines and for JSON."""
+    """Answer of NCCL, as lines and for JSON."""
     from gputop.advice.live.collectives import counts_text, place_text, title
     from gputop.ranks.hang import find_absence, unchanged
 
@@ -178,8 +178,8 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
 
 
 def _absence(a: Absence) -> dict[str, Any]:
-    def ranks(own: Any) -> list[dict[str, Any]]:
-        return [{"rank": r.number, "host": r.host, "pid": r.pid, "gpu": r.gpu, "trouble": r.trouble} for r in own]
+    def ranks(listed: Any) -> list[dict[str, Any]]:
+        return [{"rank": r.number, "host": r.host, "pid": r.pid, "gpu": r.gpu, "trouble": r.trouble} for r in listed]
 
     return {"operation": a.operation or None, "absent_at": a.absent_at, "waiting_at": a.waiting_at,
             "absent": ranks(a.absent), "absent_count": a.absent_count, "waiting": ranks(a.waiting),
@@ -189,18 +189,18 @@ def _absence(a: Absence) -> dict[str, Any]:
 def _stacks(by_job: Sequence[Sequence[ProcessStacks]]) -> dict[str, Any]:
     from gputop.ranks.stack_groups import group, odd_ones, sentence
 
-    found = [(own, group(own)) for own in by_job if own]
+    groups_of_jobs = [(processes, group(processes)) for processes in by_job if processes]
     return {
-        "jobs": [{"command": own[0].command, "summary": sentence(groups),
+        "jobs": [{"command": processes[0].command, "summary": sentence(groups),
                   "odd_pids": [p.pid for p in odd_ones(groups)],
                   "groups": [{"place": one.place, "file": one.line.file if one.line else None,
                               "line": one.line.line if one.line else None, "pids": [p.pid for p in one.processes]}
-                             for one in groups]} for own, groups in found],
+                             for one in groups]} for processes, groups in groups_of_jobs],
         "processes": [{
             "pid": p.pid, "rank": p.rank or None, "problem": p.problem.message if p.problem else None,
             "note": p.note or None,
             "threads": [{"name": t.name, "main": t.main, "active": t.active,
                          "frames": [{"function": f.function, "file": f.file, "line": f.line or None,
                                      "native": f.native} for f in t.frames]} for t in p.threads]}
-            for own in by_job for p in own],
+            for processes in by_job for p in processes],
     }

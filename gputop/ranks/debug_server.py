@@ -80,7 +80,7 @@ _READING = threading.Lock()  # one answer at a time: some megabytes become a hun
 
 
 class Answers(Struct, frozen=True):
-    """What the servers of one job's processes answered, and what could not be asked. ``moved``: ranks launched or ended
+    """Answers of the servers of one job's processes, and what could not be asked. ``moved``: ranks launched or ended
     collectives since they were asked before."""
 
     pids: tuple[int, ...]
@@ -93,8 +93,8 @@ class _NoServer(GputopError):
 
 
 def ask(pids: Iterable[int], proc: Path = _PROC) -> tuple[Answers, ...]:
-    """What the servers of these processes answer now, job by job; jobs of which no process runs one are left out.
-    Blocks for 5 s for each sixteen processes at most."""
+    """Ask the servers of these processes, job by job; jobs of which no process runs one are left out. Blocks for 5 s
+    for each sixteen processes at most."""
     jobs, _ = jobs_of(pids, proc)
     serving = [job for job in jobs if any(_serves(pid, proc) for pid in job)]
     return tuple(Answers(tuple(job), _of_job(job, proc)) for job in serving)
@@ -165,8 +165,8 @@ def read_traceback(text: str) -> tuple[ThreadStack, ...]:
 
 
 def _progress(dump: Dump) -> object:
-    """What differs once a rank has launched or ended anything: the recorder's newest number, and by group how many
-    collectives it holds that have ended, which the GPU may go on with while the host waits."""
+    """Value that differs once a rank has launched or ended anything: the recorder's newest number, and by group how
+    many collectives it holds that have ended, which the GPU may go on with while the host waits."""
     return dump.newest_record, dump.messages, [
         (group.name, len(group.collectives), sum(one.ended for one in group.collectives)) for group in dump.groups]
 
@@ -193,7 +193,7 @@ def _of_job(pids: Sequence[int], proc: Path) -> Dumps:
 
 
 def _serves(pid: int, proc: Path) -> bool:
-    """Whether a thread of the server runs in it."""
+    """Return whether a thread of the server runs in it."""
     with contextlib.suppress(OSError), os.scandir(proc / str(pid) / "task") as threads:
         for number, thread in enumerate(threads):
             if number == _MAX_THREADS:
@@ -223,7 +223,7 @@ def _of_process(pid: int, proc: Path) -> Dump:
 
 
 class _Server(Struct, frozen=True):
-    """Where a process listens: at a TCP port (0: none), or at a UNIX socket, whose path is that of its own root."""
+    """Server of a process: at a TCP port (0: none), or at a UNIX socket, whose path is that of its own root."""
 
     pid: int
     proc: Path
@@ -231,7 +231,7 @@ class _Server(Struct, frozen=True):
     path: str = ""
 
     def dump(self, rank: int, ends_s: float) -> Dump:
-        """What its recorder holds. Raises GputopError, OSError, HTTPException."""
+        """Dump of what its recorder holds. Raises GputopError, OSError, HTTPException."""
         names = self._handlers(ends_s)
         empty: Dump | None = None
         for handler, query, only_active in _HANDLERS:
@@ -331,7 +331,7 @@ class _Server(Struct, frozen=True):
 
 
 def _servers(pid: int, proc: Path) -> Iterator[_Server]:
-    """Where the server of a process may listen. Raises GputopError where gputop cannot get there."""
+    """Yield the servers that a process may run. Raises GputopError where gputop cannot get there."""
     environ = environment(pid, (_SOCKET_VARIABLE, _MEETING_PORT), proc)
     path = environ.get(_SOCKET_VARIABLE, "")
     if path.startswith("/") and len(os.fsencode(path)) <= _MAX_PATH:

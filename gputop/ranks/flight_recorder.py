@@ -74,10 +74,10 @@ class Group(Struct, frozen=True):
 
 
 class Dump(Struct, frozen=True):
-    """What one rank has recorded. ``whole``: nothing older was overwritten. ``job_ranks``: all that its groups name.
-    ``written_s``: Unix time of the file, or of the question to a server. ``messages``: how many sends and receives it
-    holds besides. ``only_active``: collectives that completed may be left out of it. ``newest_record``: the recorder's
-    number of the newest entry, which counts sends and receives, too; None: it holds none."""
+    """Dump of one rank's flight recorder. ``whole``: nothing older was overwritten. ``job_ranks``: all that its groups
+    name. ``written_s``: Unix time of the file, or of the question to a server. ``messages``: how many sends and
+    receives it holds besides. ``only_active``: collectives that completed may be left out of it. ``newest_record``: the
+    recorder's number of the newest entry, which counts sends and receives, too; None: it holds none."""
 
     rank: int
     written_s: float
@@ -138,8 +138,8 @@ def read_of_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[
     jobs, unknown = jobs_of(pids, proc)
     files: Counter[tuple[int, int]] = Counter()
     read = [_of_job(job, files, proc) for job in jobs]
-    found = tuple(_unshared(dumps, problems, files) for dumps, problems in read)
-    return (*found, Dumps((), unknown)) if unknown else found
+    dumps_of_jobs = tuple(_unshared(dumps, problems, files) for dumps, problems in read)
+    return (*dumps_of_jobs, Dumps((), unknown)) if unknown else dumps_of_jobs
 
 
 def jobs_of(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[list[list[int]], tuple[str, ...]]:
@@ -162,7 +162,7 @@ def jobs_of(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[list[list[
 
 
 def _without_helpers(pids: Sequence[int], proc: Path) -> list[int]:
-    """The processes but those that one of the same rank has started, such as its data loader's workers."""
+    """Leave out of the processes those that one of the same rank has started, such as its data loader's workers."""
     labels = {pid: rank_label(pid, proc) for pid in pids}
 
     def helps(pid: int) -> bool:
@@ -179,7 +179,7 @@ def _without_helpers(pids: Sequence[int], proc: Path) -> list[int]:
 
 
 def rank_of_process(pid: int, proc: Path = Path("/proc")) -> int:
-    """Its rank by its environment; raises GputopError."""
+    """Rank of a process by its environment; raises GputopError."""
     kind, _, number = rank_label(pid, proc).partition(" ")
     if kind != "rank" or not number.isdecimal():
         raise GputopError("its environment names no rank")
@@ -323,16 +323,16 @@ def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], ran
     for member_group in members:
         if member_group not in described:
             groups[member_group, ""] = []
-    found = tuple(Group(group, description, members.get(group), tuple(sorted(own, key=lambda c: c.seq)))
-                  for (group, description), own in groups.items())
-    return Dump(rank, written_s, found, min(records, default=0) == 0,
-                frozenset(member for own in members.values() for member in own), messages,
+    recorded = tuple(Group(group, description, members.get(group), tuple(sorted(collectives, key=lambda c: c.seq)))
+                     for (group, description), collectives in groups.items())
+    return Dump(rank, written_s, recorded, min(records, default=0) == 0,
+                frozenset(member for group_ranks in members.values() for member in group_ranks), messages,
                 newest_record=max(records, default=None))
 
 
 def _is_message(entry: Mapping[str, object], after_message: bool) -> bool:
-    """Whether it is a send or a receive, or ends a batch of them: older versions give that one the number of the last
-    collective, and do not mark it."""
+    """Return whether it is a send or a receive, or ends a batch of them: older versions give that one the number of the
+    last collective, and do not mark it."""
     called = entry.get("profiling_name")
     operation = called[:_PATH_CHARS].rpartition(":")[2].partition(" ")[0] if isinstance(called, str) else ""
     return bool(entry.get("is_p2p")) or operation in ("send", "recv") or (operation == "coalesced" and after_message)
@@ -343,8 +343,8 @@ def _members(config: object, name: str) -> Mapping[str, tuple[int, ...]]:
     for very many: a few bytes can name the same list again."""
     members = {}
     left = _MAX_MEMBER_CHARS
-    for group, own in (config.items() if isinstance(config, dict) else ()):
-        ranks = own.get("ranks") if isinstance(own, dict) else None
+    for group, settings in (config.items() if isinstance(config, dict) else ()):
+        ranks = settings.get("ranks") if isinstance(settings, dict) else None
         if not group or not isinstance(ranks, str):
             continue
         left -= len(ranks)
@@ -406,7 +406,7 @@ class _Entries:
 def _product(shape: object) -> int | None:
     if not isinstance(shape, (list, tuple)) or len(shape) > 64:
         return None
-    lengths = [known for length in shape if (known := _whole(length)) is not None]
+    lengths = [whole for length in shape if (whole := _whole(length)) is not None]
     return math.prod(lengths) if len(lengths) == len(shape) else None
 
 
@@ -418,7 +418,7 @@ def _line(frames: object) -> str:
     for frame in frames[:_MAX_FRAMES]:
         if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str):
             read.append((file[-_PATH_CHARS:], _whole(frame.get("line")) or 0))
-    chosen = next((own for own in read if not is_library(own[0])), read[0] if read else None)
+    chosen = next((file_line for file_line in read if not is_library(file_line[0])), read[0] if read else None)
     return f"{_text(short_file(chosen[0]))}:{chosen[1]}" if chosen is not None else ""
 
 

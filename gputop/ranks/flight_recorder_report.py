@@ -1,4 +1,4 @@
-"""What PyTorch's flight recorder says of a hang, by its dumps or by a debug server, as lines and for JSON. Pure."""
+"""Report of PyTorch's flight recorder on a hang, by its dumps or by a debug server, as lines and for JSON. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MAX_LINES = 16
 
 
 class Witness(Struct, frozen=True):
-    """Who tells what the recorder of a rank holds. ``dump``: what the telling of one rank is called. ``without`` says
-    how there comes to be one."""
+    """Witness of what the recorder of a rank holds. ``dump``: word for the report of one rank. ``without`` says how
+    there comes to be one."""
 
     head: str
     dump: str
@@ -104,15 +104,15 @@ def sentence(state: GroupState, witness: Witness = FILES) -> str:
 
 
 def _of_ranks(state: GroupState) -> Iterator[str]:
-    for own in state.apart[:_MAX_LINES]:
+    for rank in state.apart[:_MAX_LINES]:
         if state.verdict == "mismatch":
-            yield f"Rank {own.rank} launched {_launched(own.at)}."
+            yield f"Rank {rank.rank} launched {_launched(rank.at)}."
         elif state.verdict == "inactive":
             continue
-        elif own.last is None:
-            yield f"Rank {own.rank} launched nothing in this group."
+        elif rank.last is None:
+            yield f"Rank {rank.rank} launched nothing in this group."
         else:
-            yield f"Rank {own.rank} last launched {own.last.operation} {own.last.seq}{_at(own.last.line)}."
+            yield f"Rank {rank.rank} last launched {rank.last.operation} {rank.last.seq}{_at(rank.last.line)}."
     if len(state.apart) > _MAX_LINES:
         yield f"{len(state.apart) - _MAX_LINES} more ranks are like these."
 
@@ -138,24 +138,24 @@ def _group(state: GroupState) -> str:
 
 
 def _names(states: Sequence[RankState]) -> str:
-    return f"rank{'s' * (len(states) > 1)} {ranges((own.rank for own in states), ', ')}"
+    return f"rank{'s' * (len(states) > 1)} {ranges((state.rank for state in states), ', ')}"
 
 
 def _lines_at(states: Sequence[RankState]) -> str:
     """The line at which they launched it, where they agree on one."""
-    found = {own.at.line for own in states if own.at is not None and own.at.line}
-    return _at(found.pop()) if len(found) == 1 else ""
+    lines = {state.at.line for state in states if state.at is not None and state.at.line}
+    return _at(lines.pop()) if len(lines) == 1 else ""
 
 
 def _at(line: str) -> str:
     return f" at {line}" if line else ""
 
 
-def _launched(own: Collective | None) -> str:
-    if own is None:
+def _launched(collective: Collective | None) -> str:
+    if collective is None:
         return "nothing that its dump still holds"
-    size = f" of {own.elements:,} elements" if own.elements is not None else ""
-    return f"{own.operation}{size}{_at(own.line)}"
+    size = f" of {collective.elements:,} elements" if collective.elements is not None else ""
+    return f"{collective.operation}{size}{_at(collective.line)}"
 
 
 def documents(jobs: Sequence[Dumps]) -> list[dict[str, Any]]:
@@ -177,16 +177,17 @@ def _of_job(job: Dumps, groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _document(state: GroupState) -> dict[str, Any]:
-    def ranks(own: Sequence[RankState]) -> list[dict[str, Any]]:
+    def ranks(states: Sequence[RankState]) -> list[dict[str, Any]]:
         return [{"rank": r.rank, "scheduled": r.scheduled, "started": r.started, "completed": r.completed,
-                 "last": _collective(r.last), "launched": _collective(r.at)} for r in own]
+                 "last": _collective(r.last), "launched": _collective(r.at)} for r in states]
 
     return {"name": state.name, "description": state.description, "verdict": state.verdict, "number": state.seq,
             "operation": state.operation or None, "apart": ranks(state.apart), "others": ranks(state.others),
             "without_dump": list(state.without_dump) if state.without_dump is not None else None}
 
 
-def _collective(own: Collective | None) -> dict[str, Any] | None:
-    if own is None:
+def _collective(collective: Collective | None) -> dict[str, Any] | None:
+    if collective is None:
         return None
-    return {"number": own.seq, "operation": own.operation, "elements": own.elements, "line": own.line or None}
+    return {"number": collective.seq, "operation": collective.operation, "elements": collective.elements,
+            "line": collective.line or None}

@@ -16,7 +16,7 @@ _TIMEOUT_S = 60.0
 
 
 def read_in_worker(pids: Sequence[int]) -> tuple[str, ...]:
-    """What the dumps and the debug servers of these processes say, as lines. Blocks, for some seconds where a server
+    """Read the dumps and ask the debug servers of these processes, as lines. Blocks, for some seconds where a server
     answers; call it from a thread."""
     try:
         task = WorkerTask("gputop.session.flight_recorder_worker", tuple(map(str, pids)),

@@ -74,27 +74,28 @@ def slow_rank(ranks: Sequence[RankActivity], limits: Limits) -> SlowRank | str |
     """
     works = [rank.work for rank in ranks]
     of_job = [fmean(works_then) for works_then in zip(*works, strict=True)]
-    known = [n for n, work in enumerate(of_job) if work == work
-             and all(rank.util[n] == rank.util[n] and rank.sm_active[n] == rank.sm_active[n] for rank in ranks)]
-    usual = median([of_job[n] for n in known]) if known else 0.0
-    known = [n for n in known if of_job[n] >= _PAUSE * usual]
-    if len(known) < _SLICES_KNOWN * len(of_job):
+    slices = [n for n, work in enumerate(of_job) if work == work
+              and all(rank.util[n] == rank.util[n] and rank.sm_active[n] == rank.sm_active[n] for rank in ranks)]
+    usual = median([of_job[n] for n in slices]) if slices else 0.0
+    slices = [n for n in slices if of_job[n] >= _PAUSE * usual]
+    if len(slices) < _SLICES_KNOWN * len(of_job):
         return "minutes in which all GPUs of the job work, with utilization, SM and tensor activity and clocks"
-    if min(fmean([rank.tensor_active[n] for n in known]) for rank in ranks) < _LEAST_WORK:
+    if min(fmean([rank.tensor_active[n] for n in slices]) for rank in ranks) < _LEAST_WORK:
         return "work on tensor cores: by it the work of the ranks is compared"
-    means = [fmean([work[n] for n in known]) for work in works]
+    means = [fmean([work[n] for n in slices]) for work in works]
     if any(abs(mean - median(means)) > limits.alike * median(means) for mean in means):
         return "ranks that do the same work: stages of a pipeline and uneven shards differ by nature"
-    if pstdev([of_job[n] for n in known]) > _STEADY * fmean([of_job[n] for n in known]):
+    if pstdev([of_job[n] for n in slices]) > _STEADY * fmean([of_job[n] for n in slices]):
         return "steady work: the job's phases take turns"
-    idle = [[1.0 - rank.util[n] for n in known] for rank in ranks]
+    idle = [[1.0 - rank.util[n] for n in slices] for rank in ranks]
     late = _first(idle, limits)
-    if late is not None and max(fmean(own) for number, own in enumerate(idle) if number != late[0]) <= _NEVER_IDLE:
-        return _found(True, idle, *late, ranks, known)
-    active = [[rank.sm_active[n] for n in known] for rank in ranks]
+    if late is not None and (
+            max(fmean(ratios) for number, ratios in enumerate(idle) if number != late[0]) <= _NEVER_IDLE):
+        return _found(True, idle, *late, ranks, slices)
+    active = [[rank.sm_active[n] for n in slices] for rank in ranks]
     slow = _first(active, limits)
     if slow is not None and max(map(fmean, idle)) <= _NEVER_IDLE:
-        return _found(False, active, *slow, ranks, known)
+        return _found(False, active, *slow, ranks, slices)
     return None
 
 
@@ -102,15 +103,15 @@ def _first(values: Sequence[Sequence[float]], limits: Limits) -> tuple[int, floa
     """The rank whose value is above each other's by the gap, and the share of slices in which it is; None where that
     are too few."""
     number = max(range(len(values)), key=lambda rank: fmean(values[rank]))
-    others = [max(then) for then in zip(*(own for rank, own in enumerate(values) if rank != number), strict=True)]
-    above = sum(own - other >= limits.gap for own, other in zip(values[number], others, strict=True))
+    others = [max(then) for then in zip(*(work for rank, work in enumerate(values) if rank != number), strict=True)]
+    above = sum(work - other >= limits.gap for work, other in zip(values[number], others, strict=True))
     share = above / len(others)
     return (number, share) if share >= limits.slices else None
 
 
 def _found(late: bool, values: Sequence[Sequence[float]], number: int, share: float,
-           ranks: Sequence[RankActivity], known: Sequence[int]) -> SlowRank:
-    clocks = [fmean([rank.sm_clock_hz[n] for n in known]) for rank in ranks]
+           ranks: Sequence[RankActivity], slices: Sequence[int]) -> SlowRank:
+    clocks = [fmean([rank.sm_clock_hz[n] for n in slices]) for rank in ranks]
     others = [rank for rank in range(len(ranks)) if rank != number]
     return SlowRank(number, late, fmean(values[number]), fmean([fmean(values[rank]) for rank in others]), share,
                     clocks[number] / median([clocks[rank] for rank in others]))

@@ -87,11 +87,11 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
     power, allowed = view.mean(gpu, "power_w", window_s), gpu["power_limit_w"].value
     of_limit = power / allowed if power is not None and allowed else None
     traffic = [view.mean(gpu, metric, window_s) for metric in ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")]
-    known = [t for t in traffic if t is not None]
-    quiet = len(known) == 2 and sum(known) <= view.limit(rule, "traffic_", index)
+    readable = [t for t in traffic if t is not None]
+    quiet = len(readable) == 2 and sum(readable) <= view.limit(rule, "traffic_", index)
     evidence = {"window_s": window_s, "gpu_util_ratio": util}
-    if len(known) == 2:
-        evidence["pcie_bytes_per_s"] = sum(known)
+    if len(readable) == 2:
+        evidence["pcie_bytes_per_s"] = sum(readable)
     links = [view.mean(gpu, metric, window_s) for metric in ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")]
     if on_links := [t for t in links if t is not None]:
         if sum(on_links) > view.limit(rule, "nvlink_", index):
@@ -103,7 +103,7 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
             return f"power and its limit: {gpu['power_w'].reason or gpu['power_limit_w'].reason}"
         if of_limit > view.limit(rule, "coarse_power_", index):
             return None
-        if len(known) < 2:
+        if len(readable) < 2:
             return f"SM activity ({gpu['sm_active'].reason}) or PCIe traffic ({gpu['pcie_rx_bytes_per_s'].reason})"
         if not quiet or _varies(view, gpu, "power_w", window_s) > view.limit(rule, "varies_", index):
             return None
@@ -129,7 +129,7 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
 
 
 def _computes_nothing(view: NodeView, gpu: GpuSample) -> bool:
-    """Whether the pipes for numbers stand still now; tensor cores and memory are judged over the window."""
+    """Return whether the pipes for numbers stand still now; tensor cores and memory are judged over the window."""
     most = view.limit("spinning", "tensor_", gpu.info.index)
     return all((value := gpu[metric].value) is not None and value <= most
                for metric in ("fp64_active", "fp32_active", "fp16_active"))
@@ -160,7 +160,7 @@ def _spinning(view: NodeView, spins: list[_Spin], window_s: float) -> Spinning:
 
 
 def _minutes(view: NodeView, gpus: Sequence[GpuSample]) -> int:
-    """For how many whole minutes until now all these GPUs have looked as they do."""
+    """Number of whole minutes until now in which all these GPUs have looked as they do."""
     means_by_gpu = [view.history.slice_means(metric, SLICE_S, _MOST_MINUTES)[1]
                for metric in ("gpu_util", "tensor_active", "power_w")]
     spin_minutes = _MOST_MINUTES
@@ -253,7 +253,7 @@ def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
 
 
 def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> bool:
-    """Whether the GPU was at work for most of the window, and that at low activity."""
+    """Return whether the GPU was at work for most of the window, and that at low activity."""
     index, rule = gpu.info.index, "low_sm_active"
     slices = view.slice_table(gpu, metric, window_s)
     at_work = [mean for mean in slices if mean >= limit(f"{rule}.pause")]
@@ -265,7 +265,7 @@ def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) ->
 
 def _low(view: NodeView, low: dict[int, tuple[GpuSample, str, float]], rest: dict[int, float],
          window_s: float) -> LowSmActive:
-    worst, metric, activity = min(low.values(), key=lambda found: found[2])
+    worst, metric, activity = min(low.values(), key=lambda gpu_activity: gpu_activity[2])
     peers = {g.info.index for p in view.processes if worst.info.index in p.gpus for g in view.compute_gpus(p)}
     return LowSmActive(
         gpus=tuple(sorted(low)), severity="low", window_s=window_s, gpu=worst.info.index, metric=metric,
@@ -412,7 +412,7 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
 
 
 class _Seen(Struct):
-    """What has been found while all GPUs are gone through."""
+    """Results of a walk over all GPUs."""
 
     found: list[_Pipes] = field(default_factory=list)
     judged: bool = False
@@ -420,7 +420,7 @@ class _Seen(Struct):
 
     def verdict(self, view: NodeView, window_s: float) -> TensorSpare | Missing | None:
         if self.found:
-            return TensorSpare(gpus=tuple(sorted(own.gpu for own in self.found)), severity="low", window_s=window_s,
+            return TensorSpare(gpus=tuple(sorted(pipes.gpu for pipes in self.found)), severity="low", window_s=window_s,
                                worst=max(self.found, key=lambda g: g.busy))
         if self.missing:
             return Missing(self.missing)
@@ -428,7 +428,7 @@ class _Seen(Struct):
 
 
 def _without(gpu: GpuSample, means: dict[str, float | None]) -> str:
-    """Which of the metrics is missing and why; nothing where they only have to be watched for longer."""
+    """Metric that is missing, and why; nothing where they only have to be watched for longer."""
     for metric, mean in means.items():
         reason = gpu[metric].reason
         if mean is None and reason is not None:

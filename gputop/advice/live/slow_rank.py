@@ -51,7 +51,7 @@ def _jobs(view: NodeView) -> list[list[GpuSample]]:
     for requests, which one of them receives: such jobs are left out."""
     jobs: list[list[ProcessSample]] = []
     for process in view.processes:
-        job = next((own for own in jobs if any(same_job(process, other) for other in own)), None)
+        job = next((members for members in jobs if any(same_job(process, other) for other in members)), None)
         if job is None:
             jobs.append([process])
         else:
@@ -74,8 +74,8 @@ def _slow(view: NodeView, gpus: list[GpuSample], window_s: float) -> Rank | str 
 
 def _verdict(view: NodeView, gpus: list[GpuSample], rank: Rank, window_s: float) -> SlowRank:
     gpu = gpus[rank.number]
-    own = [process for process in view.processes if gpu in view.compute_gpus(process)]
-    alone = [process for process in own if len(view.compute_gpus(process)) == 1]
+    on_gpu = [process for process in view.processes if gpu in view.compute_gpus(process)]
+    alone = [process for process in on_gpu if len(view.compute_gpus(process)) == 1]
     return SlowRank(
         gpus=(gpu.info.index,), severity="medium" if rank.late else "low", window_s=window_s, rank=rank,
         peers=tuple(sorted(other.info.index for other in gpus if other is not gpu)), host=view.sample.host.hostname,
