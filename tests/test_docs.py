@@ -425,11 +425,36 @@ def test_each_page_is_in_the_navigation() -> None:
         "start", "tasks", "concepts", "project", "troubleshooting.md", "faq.md")]
 
 
-def test_links_of_the_site_lead_to_its_copies_or_to_the_repository() -> None:
+def _site_pages() -> Any:
     spec = importlib.util.spec_from_file_location("site_pages", ROOT / "tools" / "site_pages.py")
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
+    return tool
+
+
+def test_a_link_in_docs_puts_no_other_file_on_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = _site_pages()
+    (tmp_path / "secret").write_text("a key")
+    for name in ("docs", "docs/contributing", "screenshots"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "docs" / "a.md").write_text("page")
+    (tmp_path / "CONTRIBUTING.md").write_text("page")
+    for name, value in (("ROOT", tmp_path), ("DOCS", tmp_path / "docs"), ("PAGES", tmp_path / "build" / "pages")):
+        monkeypatch.setattr(tool, name, value)
+    assert tool.main() == 0 and (tmp_path / "build" / "pages" / "a.md").exists()
+    (tmp_path / "docs" / "b.md").symlink_to(tmp_path / "secret")
+    with pytest.raises(SystemExit, match=r"b\.md is a symbolic link"):
+        tool.main()
+    (tmp_path / "docs" / "b.md").unlink()
+    (tmp_path / "CONTRIBUTING.md").unlink()
+    (tmp_path / "CONTRIBUTING.md").symlink_to("secret")
+    with pytest.raises(SystemExit, match=r"CONTRIBUTING\.md is a symbolic link"):
+        tool.main()
+
+
+def test_links_of_the_site_lead_to_its_copies_or_to_the_repository() -> None:
+    tool = _site_pages()
     page = ROOT / "docs" / "tasks" / "hang.md"
     text = "[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) [h](https://i.j)"
     assert tool.rewritten(text, page, Path("tasks/hang.md")) == (

@@ -38,7 +38,16 @@ def rewritten(text: str, source: Path, target: Path) -> str:
     return _LINK.sub(link, text)
 
 
+def refuse_links(folder: Path) -> None:
+    """A link in a patch would put a file of whoever builds the site on it. Ends the program."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            sys.exit(f"{path} is a symbolic link: the site has copies alone")
+
+
 def main() -> int:
+    for name in ("docs", *COPIED):
+        refuse_links(ROOT / name)
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(DOCS, PAGES)
     for name, place in COPIED.items():

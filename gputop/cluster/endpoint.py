@@ -15,20 +15,19 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.core.files import read_regular, temporary_place, unnamed_file
+from gputop.core.files import read_regular, temporary_place
+from gputop.text.programs import ErrorTail
 from gputop.text.units import printable
 
 TUNNEL_S = 20.0  # for a connection to the login node; with a terminal, on which ssh may ask for a password, …
 TUNNEL_ASKING_S = 120.0
 _POLL_S = 0.05
 _MAX_SECRET_BYTES = 64 * 1024  # tokens of service accounts have some kB
-_ERROR_CHARS = 300  # of what ssh says
 _LOGIN = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._][A-Za-z0-9._-]*")
 _HOW = "Write http://HOST:9090, https://HOST/PREFIX or ssh://LOGIN/http://HOST:9090."
 
@@ -163,7 +162,7 @@ class Tunnel:
         self._endpoint = endpoint
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors: BinaryIO | None = None  # what ssh says; a pipe that nobody reads would stop it one day
+        self._errors: ErrorTail | None = None  # what ssh says
 
     def path(self, *, may_ask: bool = False) -> str:
         """The socket, with a connection behind it: a new one where the last has ended.
@@ -175,17 +174,18 @@ class Tunnel:
         self.close()
         self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-", dir=temporary_place())  # 0700
         path = f"{self._folder.name}/socket"
-        self._errors = unnamed_file(Path(self._folder.name))
         try:
             self._process = subprocess.Popen(self._command(path, may_ask), stdin=subprocess.DEVNULL,
-                                             stdout=subprocess.DEVNULL, stderr=self._errors)
+                                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except OSError as error:
             self.close()
             raise self._failed(f"it cannot be started: {error.strerror or error}") from error
+        assert self._process.stderr is not None
+        self._errors = ErrorTail(self._process.stderr, self._process.kill)
         deadline_s = time.monotonic() + (TUNNEL_ASKING_S if may_ask else TUNNEL_S)
         while time.monotonic() < deadline_s:
             if self._process.poll() is not None:
-                raise self._failed(self._error_text())
+                raise self._failed(self._errors.text() or "it ended at once")
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as attempt:
                 attempt.connect(path)
                 return path
@@ -199,13 +199,7 @@ class Tunnel:
         quiet = [] if may_ask else ["-o", "BatchMode=yes"]
         target = f"[{host}]:{to.port}" if ":" in host else f"{host}:{to.port}"
         return ["ssh", "-N", "-T", *quiet, "-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15",
-                "-o", "ConnectTimeout=10", *port, "-L", f"{path}:{target}", "--", to.login]
-
-    def _error_text(self) -> str:
-        assert self._errors is not None
-        self._errors.seek(0)
-        reason = self._errors.read(1 << 16).decode(errors="replace").strip().splitlines()
-        return printable(" ".join(reason[-3:]))[-_ERROR_CHARS:] or "it ended at once"
+                "-o", "ConnectTimeout=10", "-o", "ForwardAgent=no", *port, "-L", f"{path}:{target}", "--", to.login]
 
     def _failed(self, why: str) -> GputopError:
         return GputopError(f"ssh to {self._endpoint.login} failed: {why}",

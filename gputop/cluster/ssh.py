@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import read_regular, temporary_place
 from gputop.core.findings import Problem
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
-from gputop.text.programs import NO_SUCH_PROGRAM, Ended, last_lines, run_program
+from gputop.text.programs import NO_SUCH_PROGRAM, Ended, ErrorTail, run_program
 from gputop.text.units import printable
 
 AT_ONCE = 16  # connections that ask at the same time
@@ -131,24 +131,26 @@ class Ssh(Generic[T]):
                                   "--version") from None
         raise self._problem(ended)
 
-    def talk(self, node: str, command: str, err: IO[bytes]) -> subprocess.Popen[bytes]:
-        """A program on a node whose standard input and output are pipes; whoever calls this ends it. What ssh and it
-        say on stderr goes to the file ``err``. Raises :class:`NodeProblem`."""
+    def talk(self, node: str, command: str) -> tuple[subprocess.Popen[bytes], ErrorTail]:
+        """A program on a node whose standard input and output are pipes, and what ssh and it say on stderr; whoever
+        calls this ends and closes them. Raises :class:`NodeProblem`."""
         words = [word for word in self._words(node) if word != "-n"]  # that is: standard input is not read
         try:
-            return subprocess.Popen([*words, "--", node, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                    stderr=err, env={**os.environ, "LC_ALL": "C"})
+            process = subprocess.Popen([*words, "--", node, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
         except OSError as error:
             raise NodeProblem(f"ssh cannot be started: {error.strerror or error}",
                               "Install OpenSSH's client here.") from None
+        assert process.stderr is not None
+        return process, ErrorTail(process.stderr, process.kill)
 
-    def problem_of(self, process: subprocess.Popen[bytes], err: IO[bytes]) -> NodeProblem | None:
+    def problem_of(self, process: subprocess.Popen[bytes], errors: ErrorTail) -> NodeProblem | None:
         """Why a program of :meth:`talk` ended; None where it goes on or did what it was to do. Blocks for a moment."""
         try:
             status = process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return None
-        return self._problem(Ended(b"", last_lines(err), status, True, True)) if status else None
+        return self._problem(Ended(b"", errors.text(), status, True, not errors.is_flood)) if status else None
 
     def _words(self, node: str) -> list[str]:
         quiet = ["ssh", "-T", "-n", "-C", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR",

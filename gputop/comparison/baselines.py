@@ -17,6 +17,7 @@ from gputop.analysis.results import Analysis
 from gputop.core.codec import encode, parse
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import open_regular, writable_folder
+from gputop.core.samples import LAST_TIME_S
 
 FOLDER = "baselines"
 MAX_BASELINES = 500  # of those that are listed
@@ -82,7 +83,7 @@ def baselines(logdir: Path) -> Iterator[tuple[str, float, Analysis | None]]:
         with contextlib.suppress(OSError, ValueError, GputopError), open_regular(path, _MAX_BYTES) as file:
             analysis = Analysis.from_json(parse(file.read(_MAX_BYTES)), str(path))
         with contextlib.suppress(OSError):
-            yield path.stem, path.stat().st_mtime, analysis
+            yield path.stem, min(path.stat().st_mtime, LAST_TIME_S), analysis  # any that its owner sets
 
 
 def _files(logdir: Path) -> list[Path]:

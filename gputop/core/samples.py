@@ -25,6 +25,7 @@ from gputop.core.metrics import (
     TENSOR_FLOP_UTIL,
 )
 
+MAX_GPUS = 1024  # of a node in a recording or snapshot; each has a history
 LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
 UnixTime = Annotated[float, Meta(ge=0, le=LAST_TIME_S)]
 
@@ -215,7 +216,7 @@ class ProcessSample(Struct, frozen=True):
     gpus: Mapping[int, GpuProcess] = field(default_factory=dict)  # by GPU index
     reason: str | None = None
     parent_pid: int | None = None  # None: not known
-    started_s: float | None = None  # Unix time; None: not known
+    started_s: UnixTime | None = None  # None: not known
     local_pid: int | None = None  # its PID where gputop runs, if that differs
     container: str | None = None  # the container it runs in: runtime and short id; None: none, or not known
     cuda_visible_devices: str | None = None  # of its environment; None: not set or not readable
@@ -316,8 +317,8 @@ class NodeSample(Struct, frozen=True):
     ``gpus_present`` is how many GPUs the node has, watched or not; None: ``gpus`` are all.
     """
 
-    time_s: float
-    gpus: tuple[GpuSample, ...]
+    time_s: UnixTime
+    gpus: Annotated[tuple[GpuSample, ...], Meta(max_length=MAX_GPUS)]
     host: HostSample
     processes: tuple[ProcessSample, ...] = ()
     interval_s: float | None = None

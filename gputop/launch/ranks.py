@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gputop.core.errors import GputopError
 from gputop.launch.serve import is_pytorch
 from gputop.profiler import sockets
 from gputop.profiler.kineto.jobs import environ_of
+from gputop.ranks.processes import owner
 
 MAX_RANKS = 64  # ranks of one node
 _PROC = Path("/proc")
@@ -40,7 +42,10 @@ def ranks_elsewhere(environ: Mapping[str, str]) -> int:
 
 
 def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
-    """The PIDs of the ranks on this node that meet at ``address``, by rank, as far as their environment may be read."""
+    """The PIDs of the ranks on this node that meet at ``address``, by rank, as far as their environment may be read.
+
+    Raises GputopError where they are of several users: a job is one user's, and anybody can set these variables.
+    """
     environs = {pid: environ_of(pid, proc) for pid in sockets.process_ids(proc)}
     ranks = {pid: int(environ["RANK"]) for pid, environ in environs.items() if meeting_address(environ) == address}
     rank_pids = []
@@ -49,6 +54,11 @@ def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
         # A rank's children, such as its DataLoader's workers, have its environment.
         if fields is not None and ranks.get(fields[0]) != ranks[pid] and is_pytorch(pid):
             rank_pids.append(pid)
+    users = {uid for pid in rank_pids if (uid := owner(pid, proc)) is not None}
+    if len(users) > 1:
+        uids = ", ".join(map(str, sorted(users)))
+        raise GputopError(f"processes of several users (uid {uids}) say that they meet at {address}: gputop cannot "
+                          "tell whose job it is", "Run gputop as the job's user there.")
     return sorted(rank_pids, key=ranks.__getitem__)[:MAX_RANKS]
 
 

@@ -51,13 +51,19 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
 def _carry(child: int, terminal: int) -> None:
     """Carry what is typed to the terminal and what it shows back, until either side ends."""
     os.set_blocking(1, False)
-    typed, shown = bytearray(), bytearray(_FIRST_LINE)
+    os.set_blocking(terminal, False)
+    typed, keys, shown = bytearray(), bytearray(), bytearray(_FIRST_LINE)
     while True:
-        # A browser that reads slowly leaves ``shown`` full: then the monitor waits, and keys and the end do not.
-        ready, writable, _ = select.select([0] if shown else [0, terminal], [1] if shown else [], [])
+        # A browser that reads slowly leaves ``shown`` full, and a monitor that does so ``keys``: then the other side
+        # waits, and the end does not.
+        ready, writable, _ = select.select([0] if shown else [0, terminal],
+                                           [*([1] if shown else []), *([terminal] if keys else [])], [])
         with contextlib.suppress(BlockingIOError):
-            if writable:
+            if 1 in writable:
                 del shown[:os.write(1, shown)]
+        with contextlib.suppress(OSError):  # it ends: what it shows says so
+            if terminal in writable:
+                del keys[:os.write(terminal, keys)]
         if terminal in ready:
             text = _read(terminal)
             shown += _packet(b"D", text) if text else _packet(b"M", b'{"type": "exit"}')
@@ -68,15 +74,15 @@ def _carry(child: int, terminal: int) -> None:
         if 0 in ready:
             data = _read(0)
             typed += data
-            if not data or len(typed) > _PACKET_MAX_BYTES or not _take(typed, child, terminal):
+            if not data or len(typed) + len(keys) > _PACKET_MAX_BYTES or not _take(typed, keys, child, terminal):
                 return
 
 
-def _take(typed: bytearray, child: int, terminal: int) -> bool:
-    """Pass on the whole packets in ``typed``; False where they end the monitor."""
+def _take(typed: bytearray, keys: bytearray, child: int, terminal: int) -> bool:
+    """Pass on the whole packets in ``typed``, the keys in them to ``keys``; False where they end the monitor."""
     for kind, payload in _packets(typed):
         if kind == b"D":
-            os.write(terminal, payload)
+            keys += payload
             continue
         try:
             message = parse(payload)
@@ -112,7 +118,10 @@ def _read(file: int) -> bytes:
 
 def _size(width: object, height: object) -> tuple[int, int]:
     def bounded(value: object, default: int) -> int:
-        return min(max(int(value), 1), 1000) if isinstance(value, (int, str)) and str(value).isdigit() else default
+        try:
+            return min(max(int(str(value)), 1), 1000) if str(value).isdecimal() else default
+        except ValueError:  # thousands of digits
+            return default
 
     return bounded(width, 80), bounded(height, 24)
 

@@ -38,6 +38,7 @@ _MAX_HOSTS = 4  # addresses of a container
 _PROBES_AT_ONCE, _PROBES_A_SEARCH = 16, 64  # the others' turn comes with the next search
 _SETTLED_S = 600.0
 _ROLE_CHARS = 64
+_MAX_RANK, _RANK = 10**9, re.compile(r"[0-9]{1,9}")  # whoever reads it as a number fails at thousands of digits
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _PACKAGES = frozenset({"tensorflow", "jaxlib", "libtpu", "torch_xla"})
 _LIBRARY = re.compile(r"libcuda\.so|libtensorflow.*\.so|libtorch_cpu\.so")  # the beginning of a file's name
@@ -101,9 +102,10 @@ def rank_of(environ: Mapping[str, str]) -> str | None:
     task = _tf_config(environ).get("task")
     if isinstance(task, dict) and isinstance(task.get("type"), str):
         with contextlib.suppress(ValueError, TypeError, OverflowError, KeyError):
-            return f"{task['type'][:_ROLE_CHARS]} {int(task['index'])}"
+            if 0 <= (index := int(task["index"])) < _MAX_RANK:
+                return f"{task['type'][:_ROLE_CHARS]} {index}"
     ranks = (environ.get(name, "") for name in RANK_VARIABLES)
-    return next((f"rank {rank}" for rank in ranks if rank.isascii() and rank.isdecimal()), None)
+    return next((f"rank {rank}" for rank in ranks if _RANK.fullmatch(rank)), None)
 
 
 def _tf_config(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -175,8 +177,7 @@ class Finder:
         listening: dict[Listener, list[str]] = {}
         for namespace, pid in networks.items():
             hosts = _OWN_HOSTS if namespace == here else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
-            listeners = sockets.own_listeners(namespace) if namespace == here and self._proc == Path("/proc") else None
-            for listener in sockets.listeners(self._proc, pid, namespace) if listeners is None else listeners:
+            for listener in sockets.listeners(self._proc, pid, namespace):
                 listening[listener] = hosts
         return listening, notes
 

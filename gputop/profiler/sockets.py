@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gputop.core.proc import read
+from gputop.core.proc import read, status_fields
 
 T = TypeVar("T")
 _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
@@ -40,6 +40,8 @@ _MAX_FOREIGN = 100  # messages that are not the kernel's
 _ETHERNET = "1"  # ARPHRD_ETHER in linux/if_arp.h: those of containers are, tunnels are not
 _MAX_NETWORKS = 64  # of one user: each costs a thread and some tables
 _MAX_CLAIMED = 256  # addresses of a container that are looked at
+# A job has thousands of files open; a user may have a million in each process, and each is a look of the kernel's.
+_MANY_DESCRIPTORS, _MAX_DESCRIPTORS, _MAX_DESCRIPTORS_OF_USER = 1 << 8, 1 << 16, 1 << 19
 _ARRIVALS, _ARRIVAL_PERIOD_S = 20, 0.01  # looks for a connection on the other side, which has it at once
 # A network's own user fills its tables at will: a line of tcp has 150 bytes, so that this holds 100,000 connections.
 _TABLE_BYTES = 16 << 20
@@ -132,19 +134,17 @@ class _Row(NamedTuple):
 
 def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
     """Wildcard listeners of the process's network. Others are not of interest: the profiler
-    servers of TensorFlow and JAX bind to all interfaces, NCCL's and other inner sockets to one."""
-    return _wildcards(_table_rows(f"{proc}/{pid}/net"), namespace)
+    servers of TensorFlow and JAX bind to all interfaces, NCCL's and other inner sockets to one.
 
-
-def own_listeners(namespace: int) -> list[Listener] | None:
-    """Listeners of gputop's own network, as :func:`listeners`, whose inode is ``namespace``; None where the kernel does
-    not say.
-
-    The tables of /proc hold all connections, and for them the kernel walks through all places that one could be in:
-    5 ms a table, even where there is none. Here it walks through the sockets that listen.
+    Of the kernel, if gputop may enter that network: the tables of /proc hold all connections, which its user makes as
+    many as they like, and for them the kernel walks through all places that one could be in: 5 ms a table, even where
+    there is none.
     """
-    rows = _kernel_rows()
-    return None if rows is None else _wildcards(rows, namespace)
+    rows = None
+    if proc == Path("/proc"):
+        with contextlib.suppress(OSError):  # the process is gone
+            rows = _in_network(pid, _kernel_rows)
+    return _wildcards(_table_rows(f"{proc}/{pid}/net") if rows is None else rows, namespace)
 
 
 def _wildcards(rows: Iterable[_Row], namespace: int) -> list[Listener]:
@@ -153,25 +153,24 @@ def _wildcards(rows: Iterable[_Row], namespace: int) -> list[Listener]:
 
 def _table_rows(folder: str) -> Iterator[_Row]:
     """The sockets that listen by the tables tcp and tcp6 of ``folder``, as far as these are read."""
-    for columns in _table_columns(folder):
-        with contextlib.suppress(ValueError, IndexError):  # the line at which the text is cut
-            if columns[3] == _LISTEN:
-                address, _, port = columns[1].partition(":")
-                yield _Row(_network_order(bytes.fromhex(address)), int(port, 16), int(columns[7]), int(columns[9]))
+    for table in _tables(folder):
+        for line in table.decode("ascii", "replace").splitlines()[1:]:
+            columns = line.split(None, 10)
+            with contextlib.suppress(ValueError, IndexError):  # the line at which the text is cut
+                if columns[3] == _LISTEN:
+                    address, _, port = columns[1].partition(":")
+                    yield _Row(_network_order(bytes.fromhex(address)), int(port, 16), int(columns[7]), int(columns[9]))
 
 
-def _table_columns(folder: str) -> Iterator[list[str]]:
-    """The lines of the tables tcp and tcp6 of ``folder``, in columns, as far as these are read."""
+def _tables(folder: str) -> Iterator[bytes]:
+    """The tables tcp and tcp6 of ``folder``, each as far as it is read."""
     for table in ("tcp", "tcp6"):
-        try:
-            text = read(f"{folder}/{table}", _TABLE_BYTES).decode("ascii", "replace")
-        except OSError:  # no IPv6 there, or the process is gone
-            continue
-        yield from (line.split(None, 10) for line in text.splitlines()[1:])
+        with contextlib.suppress(OSError):  # no IPv6 there, or the process is gone
+            yield read(f"{folder}/{table}", _TABLE_BYTES)
 
 
 def _kernel_rows() -> list[_Row] | None:
-    """The sockets that listen in gputop's own network; None where the kernel does not say."""
+    """The sockets that listen in this thread's network; None where the kernel does not say."""
     rows = []
     try:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -185,11 +184,17 @@ def _kernel_rows() -> list[_Row] | None:
 
 
 def _messages(query: bytes) -> Iterator[bytes]:
-    """Yield the kernel's answers to one query for all sockets of a kind. Raises OSError."""
+    """Yield the kernel's answers to one query for all sockets of a kind; of very many the rest is left out. Raises
+    OSError."""
+    left = _TABLE_BYTES
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(_NETLINK_TIMEOUT_S)
         kernel.send(_HEADER.pack(_HEADER.size + len(query), _DIAG_BY_FAMILY, _REQUEST | _DUMP, 0, 0) + query)
-        yield from _answers(kernel)
+        for message in _answers(kernel):
+            yield message
+            left -= len(message)
+            if left < 0:
+                return  # no error: what is used without the kernel can be forged
 
 
 def _answers(kernel: socket.socket) -> Iterator[bytes]:
@@ -277,16 +282,12 @@ def unix_names(proc: Path, pid: int) -> dict[int, bytes]:
 def _kernel_names() -> dict[int, bytes] | None:
     """None where the kernel does not say."""
     names = {}
-    left = _TABLE_BYTES
     try:
         for message in _messages(_UNIX_QUERY.pack(socket.AF_UNIX, 0, 0xffffffff, 0, _SHOW_NAME)):
             length, kind = _ATTRIBUTE.unpack_from(message, _UNIX_ANSWER.size) if len(message) > 16 else (0, -1)
             if kind == _NAME:
                 name = message[_UNIX_ANSWER.size + _ATTRIBUTE.size:_UNIX_ANSWER.size + length]
                 names[_UNIX_ANSWER.unpack_from(message)[0]] = name if name[:1] == b"\0" else name.rstrip(b"\0")
-            left -= len(message)
-            if left < 0:  # not None: the table can be forged
-                break
     except (OSError, struct.error):
         return None
     return names
@@ -329,34 +330,45 @@ def _table_names(table: bytes) -> dict[int, bytes]:
 
 
 def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
-    """Processes that have these sockets open, as far as that may be read, the oldest first."""
+    """Processes that have these sockets open, as far as that may be read, the oldest first. Of very many open files of
+    a process, and of a user's processes, the first ones are looked at."""
     pids_of: dict[int, list[int]] = {inode: [] for inode in inodes}
+    counted: Counter[bytes] = Counter()  # descriptors by user, of processes that have many
     for pid in process_ids(proc):
-        for link in _links(f"{proc}/{pid}/fd"):
+        for count, link in enumerate(_links(f"{proc}/{pid}/fd"), 1):
             match = _SOCKET.fullmatch(link)
             if match and int(match[1]) in pids_of and pid not in pids_of[int(match[1])]:
                 pids_of[int(match[1])].append(pid)
+            if count % _MANY_DESCRIPTORS == 0:
+                user = _real_user(proc, pid)
+                counted[user] += _MANY_DESCRIPTORS
+                if count >= _MAX_DESCRIPTORS or counted[user] > _MAX_DESCRIPTORS_OF_USER:
+                    break
     for pids in pids_of.values():
         pids.sort(key=lambda pid: (stat_fields(proc, pid) or (0, 0))[1])
     return pids_of
 
 
+def _real_user(proc: Path, pid: int) -> bytes:
+    """User of a process by its status: its folder is root's once it has made itself undumpable (prctl(2))."""
+    try:
+        return status_fields(pid, proc).get(b"Uid", b"").split()[0]
+    except (OSError, IndexError):
+        return b""
+
+
 def open_inodes(proc: Path, pid: int) -> set[int]:
     """The inodes of the sockets that a process has open; none where it may not be read."""
-    return {int(match[1]) for link in _links(f"{proc}/{pid}/fd") if (match := _SOCKET.fullmatch(link))}
+    return {int(match[1]) for link in itertools.islice(_links(f"{proc}/{pid}/fd"), _MAX_DESCRIPTORS)
+            if (match := _SOCKET.fullmatch(link))}
 
 
-def _links(folder: str) -> list[str]:
-    """Targets of a folder's links; strings all along, a job may have thousands of files open."""
-    links = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):  # closed meanwhile
-                    links.append(os.readlink(entry.path))  # noqa: PTH115
-    except OSError:  # someone else's process, or gone
-        pass
-    return links
+def _links(folder: str) -> Iterator[str]:
+    """Yield the targets of a folder's links; strings all along, a job may have thousands of files open."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # else someone else's process, or gone
+        for entry in entries:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                yield os.readlink(entry.path)  # noqa: PTH115
 
 
 def addresses_of(proc: Path, pid: int) -> list[str]:
@@ -387,29 +399,34 @@ def arrives_in(proc: Path, pid: int, host: str, port: int, timeout_s: float) -> 
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.bind(("", 0))
-        ends = (ipaddress.ip_address(host), port, connection.getsockname()[1])
-        if ends in _connections(proc, pid, port):
+        until_s = time.monotonic() + timeout_s
+        patterns = _connection_patterns(host, port, connection.getsockname()[1])
+        if _has_connection(proc, pid, patterns):
             return False
         try:
             connection.connect((host, port))
         except OSError:
             return False
         for _ in range(_ARRIVALS):
-            if ends in _connections(proc, pid, port):
+            if _has_connection(proc, pid, patterns):
                 return True
+            if time.monotonic() > until_s:  # its tables are long
+                return False
             time.sleep(_ARRIVAL_PERIOD_S)
     return False
 
 
-def _connections(proc: Path, pid: int, port: int) -> Iterator[tuple[_IpAddress, int, int]]:
-    """Local address, local port and remote port of the connections to ``port`` in a process's network."""
-    wanted = f":{port:04X}"
-    for columns in _table_columns(f"{proc}/{pid}/net"):
-        if len(columns) > 3 and columns[3] != _LISTEN and columns[1].endswith(wanted):
-            with contextlib.suppress(ValueError):
-                address = ipaddress.ip_address(_network_order(bytes.fromhex(columns[1].partition(":")[0])))
-                mapped = address.ipv4_mapped if address.version == 6 else None
-                yield mapped or address, port, int(columns[2].rpartition(":")[2], 16)
+def _connection_patterns(host: str, port: int, remote_port: int) -> tuple[re.Pattern[bytes], ...]:
+    """Match the line of a connection between these ends in the tables tcp and tcp6, whatever it calls the other end's
+    address. Each begins with a text: that is sought fast in a table of 100,000 lines that somebody made."""
+    address = ipaddress.ip_address(host).packed
+    local = (_network_order(packed).hex().upper() for packed in (address, bytes(10) + b"\xff\xff" + address))
+    return tuple(re.compile(f" {words}:{port:04X} [0-9A-F]{{8,32}}:{remote_port:04X} (?!{_LISTEN})".encode())
+                 for words in local)
+
+
+def _has_connection(proc: Path, pid: int, patterns: tuple[re.Pattern[bytes], ...]) -> bool:
+    return any(pattern.search(table) for table in _tables(f"{proc}/{pid}/net") for pattern in patterns)
 
 
 class _Route(NamedTuple):

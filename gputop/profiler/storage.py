@@ -197,11 +197,15 @@ class RunFolder:
         except FileNotFoundError:
             return False
 
+    def free_bytes(self) -> int:
+        """Number of bytes that its file system still takes. Raises OSError."""
+        disk = os.fstatvfs(self.folder.fd)
+        return disk.f_bavail * disk.f_frsize
+
     def _max_copy_bytes(self, source: BinaryIO) -> int:
         """Number of bytes that may be copied; raises OSError where ``source`` is larger."""
         size = os.fstat(source.fileno()).st_size
-        disk = os.fstatvfs(self.folder.fd)
-        free = disk.f_bavail * disk.f_frsize
+        free = self.free_bytes()
         if size > MAX_COPY_BYTES:
             raise OSError(errno.EFBIG, f"it is too large ({size / 1e6:,.0f} MB; at most {MAX_COPY_BYTES / 1e6:,.0f} "
                                        "MB are copied)")

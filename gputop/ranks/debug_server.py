@@ -23,11 +23,14 @@ Whoever wrote the job's programs chose what its server answers: it is bounded in
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import os
 import re
 import socket
+import stat
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,6 +76,7 @@ _AT_ONCE = 16
 _NAME = "the answer"
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 _LOOPBACKS = ("::1", "127.0.0.1")
+_READING = threading.Lock()  # one answer at a time: some megabytes become a hundred times as much for a moment
 
 
 class Answers(Struct, frozen=True):
@@ -235,7 +239,8 @@ class _Server(Struct, frozen=True):
                 continue
             asked_s = time.time()
             data = self._request("POST", f"/handler/{handler}{query}", ends_s, _MAX_BYTES)
-            dump = read_dump(data, rank, _NAME, asked_s, only_active=only_active)
+            with _READING:
+                dump = read_dump(data, rank, _NAME, asked_s, only_active=only_active)
             if any(group.collectives for group in dump.groups) or dump.messages:
                 return dump
             empty = empty or dump
@@ -307,8 +312,14 @@ class _Server(Struct, frozen=True):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with folder_of_process(self.pid, path.parent, self.proc) as folder:
-                connection.settimeout(timeout_s)
-                connection.connect(f"/proc/self/fd/{folder.fd}/{path.name}")
+                entry = os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+                try:
+                    if not stat.S_ISSOCK(os.fstat(entry).st_mode):  # a link would lead to any socket of root's
+                        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+                    connection.settimeout(timeout_s)
+                    connection.connect(f"/proc/self/fd/{entry}")
+                finally:
+                    os.close(entry)
             size = _CREDENTIALS.size
             pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
             if pid != self.pid:

@@ -40,7 +40,8 @@ _OLD_DEFAULT = "/tmp/nccl_trace_rank_"
 _NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # in the user's cache folder, of newer versions
 _FIX = "The job itself is not affected."
 _MAX_ENTRIES, _MAX_FRAMES, _MAX_SIZES, _MAX_RANKS = 50_000, 200, 10_000, 100_000
-_NAME_CHARS = 200
+_MAX_MEMBER_CHARS = 16 << 20  # of all groups together: 100,000 ranks in ten groups each take 7 MB
+_NAME_CHARS, _PATH_CHARS = 200, 4096
 _MAX_NUMBER = 1 << 62
 
 
@@ -293,7 +294,7 @@ def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None,
         raise GputopError(f"{name} has no entries that gputop can read", "The recorder may be off: "
                                                                           "TORCH_FR_BUFFER_SIZE sets its size.")
     written_s = time.time() if written_s is None else written_s
-    dump = _dump(entries, _members(document.get("pg_config")), rank, name, written_s)
+    dump = _dump(entries, _members(document.get("pg_config"), name), rank, name, written_s)
     return replace(dump, only_active=True, whole=dump.whole and bool(entries)) if only_active else dump
 
 
@@ -301,7 +302,7 @@ def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], ran
           written_s: float) -> Dump:
     groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
     records: list[int] = []
-    messages = 0
+    messages, reader = 0, _Entries()
     after_message: dict[object, bool] = {}  # by group: whether the entry before is a send or a receive
     for entry in entries:
         if not isinstance(entry, dict):
@@ -314,7 +315,7 @@ def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], ran
             messages += 1
             continue
         after_message[group] = False
-        collective = _collective(entry)
+        collective = reader.collective(entry)
         if group is None or collective is None:
             raise GputopError(f"an entry of {name} is damaged", _FIX)
         groups[group].append(collective)
@@ -333,17 +334,24 @@ def _is_message(entry: Mapping[str, object], after_message: bool) -> bool:
     """Return whether it is a send or a receive, or ends a batch of them: older versions give that one the number of the
     last collective, and do not mark it."""
     called = entry.get("profiling_name")
-    operation = called.rpartition(":")[2].partition(" ")[0] if isinstance(called, str) else ""
+    operation = called[:_PATH_CHARS].rpartition(":")[2].partition(" ")[0] if isinstance(called, str) else ""
     return bool(entry.get("is_p2p")) or operation in ("send", "recv") or (operation == "coalesced" and after_message)
 
 
-def _members(config: object) -> Mapping[str, tuple[int, ...]]:
-    """The members of each group. gloo writes all its groups under one empty name: that says nothing."""
+def _members(config: object, name: str) -> Mapping[str, tuple[int, ...]]:
+    """The members of each group. gloo writes all its groups under one empty name: that says nothing. Raises GputopError
+    for very many: a few bytes can name the same list again."""
     members = {}
-    for name, settings in (config.items() if isinstance(config, dict) else ()):
+    left = _MAX_MEMBER_CHARS
+    for group, settings in (config.items() if isinstance(config, dict) else ()):
         ranks = settings.get("ranks") if isinstance(settings, dict) else None
-        if name and isinstance(ranks, str) and (numbers := _numbers(ranks)):
-            members[_text(name)] = numbers
+        if not group or not isinstance(ranks, str):
+            continue
+        left -= len(ranks)
+        if left < 0:
+            raise GputopError(f"{name} names more members of groups than gputop reads", _FIX)
+        if numbers := _numbers(ranks):
+            members[_text(group)] = numbers
     return members
 
 
@@ -355,32 +363,51 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(number) for number in inner[1:-1].split(",")}))
 
 
-def _collective(entry: Mapping[str, object]) -> Collective | None:
-    seq, created_ns = _whole(entry.get("collective_seq_id")), _whole(entry.get("time_created_ns"))
-    called, state = entry.get("profiling_name"), entry.get("state")
-    if seq is None or not isinstance(called, str) or not isinstance(state, str):
-        return None
-    completed = state == "completed" or bool(_whole(entry.get("time_discovered_completed_ns")))
-    started = completed or state == "started" or bool(_whole(entry.get("time_discovered_started_ns")))
-    backend, _, operation = called.rpartition(":")
-    ended = completed or (entry.get("retired") is True and not backend.startswith("nccl"))
-    return Collective(seq, _text(operation), _elements(entry.get("input_sizes")), started, completed, ended,
-                      (created_ns or 0) / 1e9, _line(entry.get("frames")))
+class _Entries:
+    """Reads the entries of a dump. A pickle may use one list in all of them: what it says is worked out once, and kept
+    by the identity of the list, which the document holds."""
+
+    def __init__(self) -> None:
+        self._elements: dict[int, int | None] = {}  # by list of sizes
+        self._products: dict[int, int | None] = {}  # by size
+        self._lines: dict[int, str] = {}  # by list of frames
+
+    def collective(self, entry: Mapping[str, object]) -> Collective | None:
+        seq, created_ns = _whole(entry.get("collective_seq_id")), _whole(entry.get("time_created_ns"))
+        called, state = entry.get("profiling_name"), entry.get("state")
+        if seq is None or not isinstance(called, str) or not isinstance(state, str):
+            return None
+        completed = state == "completed" or bool(_whole(entry.get("time_discovered_completed_ns")))
+        started = completed or state == "started" or bool(_whole(entry.get("time_discovered_started_ns")))
+        backend, _, operation = called[:_PATH_CHARS].rpartition(":")
+        ended = completed or (entry.get("retired") is True and not backend.startswith("nccl"))
+        sizes, frames = entry.get("input_sizes"), entry.get("frames")
+        if id(sizes) not in self._elements:
+            self._elements[id(sizes)] = self._count(sizes)
+        if id(frames) not in self._lines:
+            self._lines[id(frames)] = _line(frames)
+        return Collective(seq, _text(operation), self._elements[id(sizes)], started, completed, ended,
+                          (created_ns or 0) / 1e9, self._lines[id(frames)])
+
+    def _count(self, sizes: object) -> int | None:
+        """The elements of all input tensors together."""
+        if not isinstance(sizes, (list, tuple)) or not sizes or len(sizes) > _MAX_SIZES:
+            return None
+        total = 0
+        for shape in sizes:
+            if id(shape) not in self._products:
+                self._products[id(shape)] = _product(shape)
+            if (elements := self._products[id(shape)]) is None:
+                return None
+            total += elements
+        return total
 
 
-def _elements(sizes: object) -> int | None:
-    """Number of elements of all input tensors together."""
-    if not isinstance(sizes, (list, tuple)) or not sizes or len(sizes) > _MAX_SIZES:
+def _product(shape: object) -> int | None:
+    if not isinstance(shape, (list, tuple)) or len(shape) > 64:
         return None
-    total = 0
-    for shape in sizes:
-        if not isinstance(shape, (list, tuple)) or len(shape) > 64:
-            return None
-        lengths = [_whole(length) for length in shape]
-        if None in lengths:
-            return None
-        total += math.prod(length for length in lengths if length is not None)
-    return total
+    lengths = [whole for length in shape if (whole := _whole(length)) is not None]
+    return math.prod(lengths) if len(lengths) == len(shape) else None
 
 
 def _line(frames: object) -> str:
@@ -390,7 +417,7 @@ def _line(frames: object) -> str:
     read: list[tuple[str, int]] = []
     for frame in frames[:_MAX_FRAMES]:
         if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str):
-            read.append((file, _whole(frame.get("line")) or 0))
+            read.append((file[-_PATH_CHARS:], _whole(frame.get("line")) or 0))
     chosen = next((file_line for file_line in read if not is_library(file_line[0])), read[0] if read else None)
     return f"{_text(short_file(chosen[0]))}:{chosen[1]}" if chosen is not None else ""
 

@@ -2,8 +2,9 @@
 
 Python's own ``pickle`` imports and calls what a file names; its C version also makes room for the memo that a file
 asks for. This machine knows only the opcodes of None, bool, int, float, str, bytes, tuple, list and dict (PEP 307,
-PEP 3154, CPython's Lib/pickletools.py): there is nothing in it that could import or call. Its memory and time are in
-proportion to the bytes that were read.
+PEP 3154, CPython's Lib/pickletools.py): there is nothing in it that could import or call. Its time is in proportion to
+the bytes that were read, and its memory bounded. What is used twice is one object: whoever looks at all uses of it may
+look for hours.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gputop.core.errors import GputopError
 
 MAX_BYTES = 32 << 20  # 2,000 entries with 20 frames each take some 3 MB
 MAX_OPCODES = 6_000_000
+MAX_CONTAINERS = 1_000_000  # each takes some 200 bytes, and as little as one in the file
 MAX_DEPTH = 32
 _MAX_INTEGER_BYTES = 16
 _MARK = object()
@@ -111,6 +113,8 @@ class _Machine:
         if depth > MAX_DEPTH:
             raise _Damaged(f"it is nested more than {MAX_DEPTH} deep")
         if id(container) not in self._depth:  # the empty tuple is one object
+            if len(self._kept) >= MAX_CONTAINERS:
+                raise _Damaged(f"it has more than {MAX_CONTAINERS:,} lists, tuples and dicts")
             self._kept.append(container)
         self._depth[id(container)] = depth
 

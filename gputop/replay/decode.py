@@ -22,11 +22,14 @@ from gputop.replay.format import (
     MAX_RECORD_BYTES,
     READINGS,
     SAMPLE_HEAD,
+    SEGMENT_DICTIONARY_BYTES,
     Dictionary,
     unpack,
 )
 
 _MAX_DEPTH = 8  # a sample has four levels
+# Of the dictionaries of a segment: the writer begins another after so much. 20 kB of a file may hold 16 MB.
+_MAX_DICTIONARY_BYTES = SEGMENT_DICTIONARY_BYTES + MAX_RECORD_BYTES
 _MAX_WORK = 1 << 20  # items of one sample; 16 GPUs with 10 processes each need about 2000
 
 
@@ -96,6 +99,7 @@ class Decoder:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._schemas: list[tuple[str, list[Any]]] = []
+        self._dictionary_bytes = 0
         self._previous: F64 = np.empty(0)
         self._numbers: list[float] = []
         self._at = 0
@@ -104,7 +108,11 @@ class Decoder:
     def learn(self, payload: bytes) -> None:
         """Learn strings and schemas. Raises :class:`Damaged`."""
         try:
-            dictionary = convert(parse(_inflate(payload, MAX_RECORD_BYTES)), Dictionary)
+            text = _inflate(payload, MAX_RECORD_BYTES)
+            self._dictionary_bytes += len(text)
+            if self._dictionary_bytes > _MAX_DICTIONARY_BYTES:
+                raise Damaged("a segment has too many texts")
+            dictionary = convert(parse(text), Dictionary)
             self._texts += dictionary.texts
             self._schemas += map(_schema, dictionary.shapes)
         except _WRONG as error:

@@ -29,7 +29,8 @@ from gputop.replay.format import (
 from gputop.text.local_time import clock_time
 from gputop.text.units import size
 
-_CHUNK_BYTES = 1 << 20
+_FIRST_CHUNK_BYTES, _CHUNK_BYTES = 1 << 12, 1 << 20  # looked through for the next segment
+_MAX_NOTES = 20
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
@@ -184,7 +185,7 @@ class Recording:
         assert self._file is not None
         size = self._file.seek(0, 2)
         offset = self._file.seek(HEADER.size)
-        segment = -1
+        segment, damaged = -1, 0
         notes = []
         while offset < size:
             try:
@@ -199,8 +200,12 @@ class Recording:
             except (Damaged, struct.error) as error:
                 segment = -1
                 following = self._find_segment(offset + 1)
-                notes.append(self._note(error, (following or size) - offset, following is None))
+                damaged += 1
+                if damaged <= _MAX_NOTES:
+                    notes.append(self._note(error, (following or size) - offset, following is None))
                 offset = self._file.seek(following or size)
+        if damaged > _MAX_NOTES:
+            notes.append(f"the recording is damaged at {damaged - _MAX_NOTES:,} more places")
         self.notes = tuple(notes)
         if not self.times_s:
             raise self._empty()
@@ -222,8 +227,9 @@ class Recording:
         """Where the next whole SEGMENT record begins."""
         assert self._file is not None
         self._file.seek(offset)
-        kept = b""
-        while chunk := self._file.read(_CHUNK_BYTES):
+        kept, size = b"", _FIRST_CHUNK_BYTES  # mostly it is near
+        while chunk := self._file.read(size):
+            size = min(2 * size, _CHUNK_BYTES)
             data = kept + chunk
             found = data.find(SYNC)
             while found >= 0:

@@ -22,7 +22,7 @@ from gputop.core.codec import convert, document_of
 from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Finding, Problem
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
-from gputop.core.samples import LAST_TIME_S, UnixTime
+from gputop.core.samples import LAST_TIME_S, MAX_GPUS, UnixTime
 from gputop.profiler.capture import records
 from gputop.profiler.capture.facts import CaptureFacts, facts_of
 from gputop.telemetry.ring_buffers import LEVELS
@@ -30,7 +30,7 @@ from gputop.text.markup import lines
 from gputop.text.units import devices, printable
 
 SCHEMA = "gputop.snapshot/1"
-_MAX_GPUS, _MAX_SLICES = 1024, 10_000
+_MAX_SLICES = 10_000
 _METRICS = GPU_METRICS.keys() | HOST_METRICS.keys() | CGROUP_METRICS.keys() | ADAPTER_METRICS.keys()
 S = TypeVar("S", bound=Struct)
 
@@ -255,7 +255,7 @@ class Document(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA
     source: str
     own_cpu_ratio: float | None
     host: Host
-    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=_MAX_GPUS)]
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_GPUS)]
     processes: tuple[Process, ...]
     history: History | None
     spectrogram: Spectrogram | None = None

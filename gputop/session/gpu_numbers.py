@@ -17,6 +17,7 @@ from gputop.core.samples import GpuInfo, NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.text.units import printable, ranges
 
+_DIGITS = 4  # of a GPU's number; int() refuses thousands
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -159,7 +160,7 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
         return GpuNumbers(by_ordinal, how)
     numbers: list[int] = []
     for entry in entries:
-        if not entry.isascii() or not entry.isdigit():
+        if not entry.isascii() or not entry.isdigit() or len(entry) > _DIGITS:
             break
         numbers.append(int(entry))
     if not numbers:

@@ -28,6 +28,7 @@ SECONDS = 5  # time that gputop on a node samples: some steps
 _MAX_WAIT_S = 120.0  # longest wait for all nodes; 16 at once, that is some 250
 _WINDOW_S = 120  # window that a Prometheus is asked for: some scrapes
 _POLL_S = 0.1
+_PORT_DIGITS = 5
 _MAX_NOTES = 6
 _MAX_PLAUSIBLE = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
 _KINDS = {"util": "gpu_util"}  # of a Prometheus, by other names than a sample has
@@ -47,7 +48,7 @@ def of_snapshot(snapshot: Snapshot) -> NodeAnswer:
     by_port: dict[int, set[int]] = {}
     for server in snapshot.servers:
         port = server.address.rpartition(":")[2]
-        if server.pid in processes and port.isdecimal():
+        if server.pid in processes and port.isdecimal() and len(port) <= _PORT_DIGITS:
             by_port.setdefault(int(port), set()).add(processes[server.pid].pid)
     computing = [p for p in snapshot.sample.processes if any("C" in gpu.kind for gpu in p.gpus.values())]
     return NodeAnswer({port: _figures(processes[pid], snapshot) for port, (pid, *more) in by_port.items() if not more},

@@ -10,12 +10,13 @@ hostile as a file.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import gettempdir
 from typing import IO, TypeVar
 
 from msgspec import Struct
@@ -41,6 +42,8 @@ MAX_NODES = 64
 _READY_TIMEOUT_S = 90.0  # switching on and probing: 30 s at most for a rank that does not answer, and some recordings
 _LINE_S = 0.5  # time for a line to get there
 _MAX_LEAD_S = 30.0
+_LEAST_S = 0.04  # length of a recording, less than any that gputop chooses: nothing would be left of all others
+_MAX_OFFSET_S = 2e9  # offset of a node's clock, which may begin in 1970; a file of clocks holds no more
 _AFTER_S = 600.0  # time to build the traces there, and for them to come here
 _POLL_S = 0.1
 _LINE_BYTES, _LINES_BEFORE = 1 << 20, 200  # a login may print more before
@@ -194,33 +197,40 @@ class OtherNodes:
 
     def _talk(self, node: _Node, asked: str, request: CaptureRequest) -> None:
         try:
-            with unnamed_file(Path(gettempdir())) as err:
-                node.process = process = self._ssh.talk(node.name, asked, err)
-                assert process.stdin is not None and process.stdout is not None
-                try:
-                    self._converse(node, process.stdin, process.stdout, request)
-                except (NodeProblem, OSError, ValueError) as error:
-                    node.problem = node.problem or self._ssh.problem_of(process, err) or (
-                        error if isinstance(error, NodeProblem) else NodeProblem("the connection broke off", ""))
-                finally:
-                    process.kill()
-                    process.wait()
+            process, errors = self._ssh.talk(node.name, asked)
+            node.process = process
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                self._converse(node, process.stdin, process.stdout, request)
+            except (NodeProblem, OSError, ValueError) as error:
+                node.problem = node.problem or self._ssh.problem_of(process, errors) or (
+                    error if isinstance(error, NodeProblem) else NodeProblem("the connection broke off", ""))
+            except GputopError as error:  # a trace could not be saved here
+                node.problem = NodeProblem(error.message, error.fix)
+            finally:
+                process.kill()
+                process.wait()
+                errors.close()
+        except NodeProblem as error:
+            node.problem = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other nodes go on
             node.problem = NodeProblem(f"a bug in gputop: {error!r}", "Please report this; the job itself goes on.")
 
     def _converse(self, node: _Node, to_node: IO[bytes], from_node: IO[bytes], request: CaptureRequest) -> None:
         """Raises NodeProblem, OSError or ValueError."""
         ready = read_line(from_node, Ready)
-        if not (0 < ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
+        least_s = min(_LEAST_S, request.seconds)
+        if not (least_s <= ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
             raise NodeProblem("gputop there names an odd length", "Check the version there: ssh NODE gputop --version")
-        node.low_s, node.ready = ready.time_s - time.time(), ready
+        node.low_s = _offset_s(ready.time_s)
+        node.ready = ready
         node.answered.wait()
         if node.start is None:
             return
         sent_s = time.time()
         write_line(to_node, node.start)
         last = read_line(from_node, Ranks)
-        high_s = last.received_s - sent_s
+        high_s = _offset_s(last.received_s, sent_s)
         clock = ClockBounds(min(node.low_s, high_s), max(node.low_s, high_s)).clock()
         self._collecting.wait()  # until this node's own ranks are recorded
         if self._run is None:
@@ -230,21 +240,25 @@ class OtherNodes:
             if rank.problem:
                 outcome = replace(outcome, error=GputopError(printable(rank.problem)[:500], printable(rank.fix)[:500]))
             else:
+                took_s = min(max(rank.took_s, 0.0), node.start.seconds + _AFTER_S)
+                cost = Cost(took_s, min(took_s, node.start.seconds))
+                began_s = None if rank.began_s is None else sent_s + _offset_s(rank.began_s, sent_s) - (
+                    clock.offset_ns / 1e9)
                 path = self._save(rank, from_node, request.logdir)
-                cost = Cost(rank.took_s, min(rank.took_s, node.start.seconds))
-                outcome = replace(outcome, name=path.name, cost=cost, began_s=None if rank.began_s is None else
-                                  rank.began_s - clock.offset_ns / 1e9, result=CaptureResult(
-                                      outcome.address, path, path.parent, path.parent.name, node.start.seconds,
-                                      rank.took_s, rank.size, False, "response"))
+                outcome = replace(outcome, name=path.name, cost=cost, began_s=began_s, result=CaptureResult(
+                    outcome.address, path, path.parent, path.parent.name, node.start.seconds, took_s, rank.size, False,
+                    "response"))
             node.outcomes.append(outcome)
 
     def _save(self, rank: Rank, source: IO[bytes], logdir: Path) -> Path:
-        """Raises NodeProblem, OSError, or GputopError where it cannot be saved here."""
+        """Raises NodeProblem, or GputopError where it cannot be saved here."""
         assert self._run is not None
         if not 0 < rank.size <= MAX_COPY_BYTES:
             raise NodeProblem("it announces a trace that is too large", "")
         run = RunFolder.create(logdir, rank.name[:100], self._run.name, ENDING)
         try:
+            if rank.size > run.free_bytes():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with unnamed_file(self._run) as whole:
                 left = rank.size
                 while left:
@@ -256,5 +270,17 @@ class OtherNodes:
                 whole.flush()
                 whole.seek(0)
                 return run.adopt(whole, Path(f"{rank.name[:100]}{ENDING}"))
+        except OSError as error:
+            raise NodeProblem(f"its traces cannot be saved here: {error.strerror or error}",
+                              "Make room or choose another --logdir.") from None
         finally:
             run.discard()
+
+
+def _offset_s(time_s: float, now_s: float | None = None) -> float:
+    """Distance of a time that a node names from ours. Raises NodeProblem for one that no clock shows: it would be of no
+    use in the file of all clocks."""
+    offset_s = time_s - (time.time() if now_s is None else now_s)
+    if abs(offset_s) > _MAX_OFFSET_S:
+        raise NodeProblem("gputop there names a time that no clock shows", "Check the clock there: ssh NODE date")
+    return offset_s

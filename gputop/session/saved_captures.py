@@ -15,6 +15,7 @@ from msgspec import Struct
 from gputop.core.errors import GputopError
 from gputop.core.files import Folder, refuse_untrusted
 from gputop.core.findings import Finding
+from gputop.core.samples import LAST_TIME_S
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.session.auto_capture.controller import FOLDER as AUTO_CAPTURES
 from gputop.session.auto_capture.retention import remove_run
@@ -74,7 +75,7 @@ def _read_run(run: Path) -> ListedCapture | None:
         traces = sorted(name for name in folder.names() if name.endswith(_TRACE) and not name.startswith("."))
         if not traces:
             return None
-        written_s = folder.state(traces[0]).st_mtime
+        written_s = min(folder.state(traces[0]).st_mtime, LAST_TIME_S)  # any that its owner sets
     about = read_capture(run, _MAX_ABOUT_BYTES)
     if set(about.files) - set(traces):  # it tells of other traces
         about = type(about)()

@@ -35,8 +35,9 @@ INPUTS_PER_PROCESS = 2000
 CPU_LIMIT_S, IDLE_LIMIT_S = 30.0, 300.0  # of one input: computing, and waiting for something on a loaded machine
 TARGET_NAMES = ("xspace", "xspace-gz", "chrome", "chrome-gz", "nsys", "analysis", "snapshot", "recording", "config",
                 "rules", "answer", "greeting", "dcgm", "nvml", "ras-text", "ras-json", "stacks", "prometheus",
-                "prometheus-slurm", "prometheus-raw", "squeue", "maps", "environ", "status", "cgroup", "elf", "runtime",
-                "ras", "report", "toml", "kineto-datagram", "kineto-sockets", "kineto-trace")
+                "prometheus-slurm", "prometheus-raw", "squeue", "nodes", "maps", "environ", "status", "cgroup", "elf",
+                "runtime", "ras", "report", "toml", "kineto-datagram", "kineto-sockets", "kineto-trace",
+                "flight-pickle", "flight-json", "node", "packets")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the campaign attacks of ``gputop cluster``: the answers of a Prometheus and of squeue."""
+"""What the campaign attacks of ``gputop cluster``: the answers of a Prometheus, of squeue, and of nodes by ssh."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from gputop.advice.fleet.report import Report
 from gputop.cluster.collect import Collector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import NO_JOB
+from gputop.cluster.nodes import NodesCollector
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.slurm import parse_squeue
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
+from gputop.core.samples import NodeSample
 from gputop.export.cluster import render
+from gputop.export.snapshot import render as render_snapshot
+from gputop.replay.snapshot import from_json
 from gputop.text import console
 from gputop.tui.cluster import rows
 from tests.campaign.target import Target
@@ -40,6 +44,19 @@ class _Answers(Client):
 
     def _post(self, path: str, form: bytes) -> tuple[int, bytearray]:
         return 200, bytearray(next(self._answers))
+
+
+class _Nodes:
+    """An Ssh that every node answers with one snapshot."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def ask(self, node: str) -> tuple[NodeSample, int]:
+        return from_json(self._answer).sample, len(self._answer)
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 class _Noted(CannedClient):
@@ -114,6 +131,24 @@ def _squeue(_: Path, data: bytes) -> None:
     _looks(Collector(_by_node(), LIMITS, lambda: data, clock=lambda: NOW))  # type: ignore[arg-type]
 
 
+def _nodes(_: Path, data: bytes) -> None:
+    """Two nodes of that snapshot, which hold the same GPUs, with Slurm's jobs and without."""
+    for slurm in (None, squeue):
+        clock = itertools.count(NOW, 15.0)
+        collector = NodesCollector(["n1", "n2"], _Nodes(data), LIMITS, slurm, 0.0,  # type: ignore[arg-type]
+                                   lambda clock=clock: float(next(clock)), 60.0)
+        try:
+            _looks(collector)  # type: ignore[arg-type]
+        finally:
+            collector.close()
+
+
+def _snapshot_of_a_node(_: Path) -> list[bytes]:
+    from tests.fakes import StillSession
+
+    return [render_snapshot(StillSession(20, gpus=2), "json").encode()]
+
+
 def _raw(_: Path, data: bytes) -> None:
     """One answer of any bytes, packed or not: what the client itself makes of it."""
     client = _Answers([data])
@@ -132,4 +167,5 @@ TARGETS = tuple(replace(target, most_cpu_s=_MOST_CPU_S, most_bytes=_MOST_BYTES) 
         _noted(by_label(), _no_slurm))[2:6]], _raw),
     Target("squeue", "json", lambda _: [SAID.read_bytes(), squeue(), squeue(
         nodes="n[1-2],m3", gres_detail=["gpu:1"] * 3)], _squeue, 2),
+    Target("nodes", "json", _snapshot_of_a_node, _nodes, 2),
 ))

@@ -92,7 +92,6 @@ def _table(folder: Path, data: bytes) -> None:
     (proc / "7" / "fd" / "4").symlink_to("socket:[42]")
     client = client_of(7, proc)
     if client is not None and client.folder is not None:
-        assert client.folder.is_absolute() or str(client.folder) == "."
         try:
             text = protocol.RecordingConfig(client.folder / "gputop-trace-0.json", 1).text()
         except ValueError:

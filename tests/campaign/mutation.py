@@ -29,6 +29,9 @@ _TEXTS = ("", "\x1b[2J\x1b]0;title\x07", "\x9b31m", "\u202eabc\u2066", "\ud800",
           "/device:GPU:0", "/host:CPU", "train", "ncclAllReduce", "🜲")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")  # in a text, as Prometheus has its values
 _NUMBER_TEXTS = ("0", "-1", "0.5", "-0.0", "1", "1e13", "-1e13", "9.9e13", "1e-300", "1e6", "99999999999", "1e999")
+_DIGITS = re.compile(rb"[0-9]+")
+# In names, too: more than int() takes, and such as only isdigit() or isdecimal() does.
+_OTHER_DIGITS = (b"0", b"00000000000000000001", b"9" * 30, b"9" * 5000, "\u00b2".encode(), "\u0663".encode())
 _TOKENS = (b"\xff" * 10, b"\x00" * 8, b"\x80" * 9 + b"\x01", b"\x1b]52;c;QQ==\x07", b"1e999", b"[" * 200,
            b'{"a":' * 200, b'"\\ud800"', b"null", b"-9223372036854775809", b"\xf0\x9f\x9c\xb2", b"'''",
            b"\x7f\xff\xff\xff", b"\x1f\x8b",
@@ -52,7 +55,9 @@ def _bytes(random_: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes
     at = random_.randrange(len(data) + 1)
     end = min(len(data), at + random_.choice((1, 2, 4, 8, 64, 1024)))
     piece = data[at:end]
-    how = random_.randrange(8)
+    how = random_.randrange(9)
+    if how == 8:
+        return _renumbered(random_, data, at)
     if how == 0 and piece:
         return data[:at] + bytes((piece[0] ^ 1 << random_.randrange(8),)) + data[at + 1:]
     if how == 1:
@@ -73,6 +78,12 @@ def _bytes(random_: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes
     if how == 6:
         return data[:at]
     return data[:at] + random_.randbytes(len(piece)) + data[end:]
+
+
+def _renumbered(random_: random.Random, data: bytes, at: int = 0) -> bytes:
+    """With other digits in the place of the next ones."""
+    found = _DIGITS.search(data, at)
+    return data[:found.start()] + random_.choice(_OTHER_DIGITS) + data[found.end():] if found else data
 
 
 # -- protobuf ------------------------------------------------------------------------------------
@@ -139,7 +150,8 @@ def protobuf(random_: random.Random, data: bytes, depth: int = 0) -> bytes:
             fields[at] = (number, 0, random_.choice((*_NUMBERS[:-2], value + 1, random_.getrandbits(64))) & (2**64 - 1))
         elif wire == 2:
             text = random_.choice(_TEXTS).encode("utf-8", "surrogatepass")
-            fields[at] = (number, 2, random_.choice((text, value + text, value[:len(value) // 2])))
+            fields[at] = (number, 2, random_.choice((text, value + text, value[:len(value) // 2],
+                                                         _renumbered(random_, value))))
         else:
             fields[at] = (number, wire, random_.randbytes(len(value)))
         if not fields:
@@ -179,6 +191,8 @@ def document(random_: random.Random, data: bytes) -> bytes:
 def _value(random_: random.Random, before: Any) -> Any:
     if isinstance(before, str) and _NUMBER.fullmatch(before) and random_.random() < 0.6:
         return random_.choice(_NUMBER_TEXTS)
+    if isinstance(before, str) and random_.random() < 0.3:
+        return _renumbered(random_, before.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
     how = random_.randrange(8)
     if how == 0:
         return random_.choice(_TEXTS)

@@ -28,6 +28,7 @@ from gputop import cli
 from gputop.advice.live.collectives import counts_text, place_text, title
 from gputop.analysis.results import Analysis
 from gputop.commands import settings
+from gputop.core.samples import XidEvent
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.diagnosis.rule_trials import over_samples, over_trace
 from gputop.diagnosis.user_rules import use_rules
@@ -52,7 +53,7 @@ from gputop.text import console
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.readers.load import load
-from tests.campaign import fuzz_cluster, fuzz_kineto, fuzz_process
+from tests.campaign import fuzz_cluster, fuzz_kineto, fuzz_process, fuzz_ranks
 from tests.campaign.target import Target
 from tests.dcgm_double import DOUBLES, INTEGERS
 from tests.dcgm_double.scene import Scene
@@ -181,7 +182,10 @@ def _recordings(folder: Path) -> list[bytes]:
     path = Path(tempfile.mkdtemp(dir=folder)) / "seed.gputop"
     writer = RecordingWriter(path)
     for tick in range(6):
-        writer.append(node_sample(tick, 2))
+        sample = node_sample(tick, 2)
+        if tick > 2:  # a fault
+            sample = replace(sample, gpus=(replace(sample.gpus[0], xids=(XidEvent(START_S, 79),)), *sample.gpus[1:]))
+        writer.append(sample)
     writer.close()
     return [path.read_bytes(), (DATA / "v0_1_0/demo.gputop").read_bytes()]
 
@@ -507,5 +511,6 @@ TARGETS = {target.name: target for target in (
     Target("stacks", "json", lambda _: [_DUMP], _stacks),
     *fuzz_cluster.TARGETS,
     *fuzz_kineto.TARGETS,
+    *fuzz_ranks.TARGETS,
     *fuzz_process.targets(_recordings, lambda f: [write(job) for job in _stuck(f) for write in (as_text, as_json)]),
 )}

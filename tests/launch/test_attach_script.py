@@ -59,6 +59,7 @@ def test_a_link_for_tmp_does_not_lead_out_of_the_job_s_root(
         root: Path, job: Target, tmp_path: Path, target: str) -> None:
     host = tmp_path / "host"
     host.mkdir()
+    host.chmod(0o1777)  # a folder such as the host's /tmp: that user's rights alone would do
     (root / "tmp").symlink_to(target.format(host=str(host).lstrip("/")))
     with pytest.raises(GputopError, match="no script can be put into /tmp") as caught, _script(job, "text"):
         pass

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from gputop.core.errors import GputopError
 from gputop.launch import ranks
 
 RANK = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
@@ -37,3 +40,20 @@ def test_ranks_are_found_by_it_and_their_children_are_not(tmp_path: Path, monkey
     assert ranks.find_ranks("n1:29500", tmp_path) == [11, 12]
     assert ranks.meeting_addresses([], tmp_path) == {"n1:29500", "n1:29501"}
     assert ranks.meeting_addresses([14], tmp_path) == {"n1:29501"}
+
+
+def test_ranks_of_several_users_are_nobody_s_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root sees the environment of all users, and anybody may claim to be a rank of the job."""
+    for pid, rank in ((11, "0"), (12, "1")):
+        (tmp_path / str(pid)).mkdir()
+        environ = {**RANK, "RANK": rank}
+        (tmp_path / str(pid) / "environ").write_bytes(b"".join(
+            f"{name}={value}\0".encode() for name, value in environ.items()))
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (python) S 1 " + " ".join(["0"] * 20))
+    monkeypatch.setattr(ranks, "is_pytorch", lambda pid: True)
+    users = {11: 1000, 12: 1000}
+    monkeypatch.setattr(ranks, "owner", lambda pid, proc: users[pid])
+    assert ranks.find_ranks("n1:29500", tmp_path) == [11, 12]
+    users[12] = 1001
+    with pytest.raises(GputopError, match=r"several users \(uid 1000, 1001\)"):
+        ranks.find_ranks("n1:29500", tmp_path)

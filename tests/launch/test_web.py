@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -88,7 +90,9 @@ def test_the_monitor_on_a_terminal_of_packets(end: str) -> None:
         while b"What to do" not in shown or b"SIMULATED" not in shown:
             shown += next(packets)[1]
         assert b"\x1b[21;" not in shown, "it has 20 lines"
-        for message in (b"{", b"\xff", b"[]", b"[" * 100_000, b'{"type": "resize", "width": [], "height": -5}'):
+        for message in (b"{", b"\xff", b"[]", b"[" * 100_000, b'{"type": "resize", "width": [], "height": -5}',
+                        '{"type": "resize", "width": "²", "height": "٣"}'.encode(),
+                        b'{"type": "resize", "width": "%s"}' % (b"9" * 5000)):
             _send(process, b"M", message)  # whoever is at the page: it neither ends the monitor nor resizes it
         _send(process, b"M", json.dumps({"type": "resize", "width": 120, "height": 30}).encode())
         shown = b""
@@ -102,6 +106,29 @@ def test_the_monitor_on_a_terminal_of_packets(end: str) -> None:
         else:
             process.stdin.close()
         assert process.wait(60) == 0
+
+
+def test_a_monitor_that_does_not_read_its_keys_is_ended_all_the_same() -> None:
+    with subprocess.Popen(child_command("gputop.launch.web_terminal:main", "--demo", "healthy"), stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"__GANGLION__\n"
+        packets = _packets(process)
+        next(packets)
+        (monitor,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        terminal = os.open(f"/proc/{monitor}/fd/0", os.O_RDWR | os.O_NOCTTY)
+        while termios.tcgetattr(terminal)[3] & termios.ICANON:  # until then it drops keys that nobody reads
+            next(packets)
+        os.close(terminal)
+        os.kill(int(monitor), signal.SIGSTOP)
+        _send(process, b"D", b"x" * 500_000)  # a terminal takes less than a tenth of it
+        assert process.stdin is not None
+        while any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4))):
+            pass  # until it has taken all of that
+        _send(process, b"M", b'{"type": "quit"}')
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 # -- the server, and who comes to it -------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import os
 import shutil
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,7 +146,8 @@ def test_the_kernel_lists_the_same_sockets_as_proc():
             socket.create_server(("127.0.0.1", 0)) as inner, socket.create_connection(inner.getsockname()):
         ports = {four.getsockname()[1], six.getsockname()[1], inner.getsockname()[1]}
         asked, read = ({listener for listener in found if listener.port in ports} for found in
-                       (sockets.own_listeners(own), sockets.listeners(Path("/proc"), os.getpid(), own)))
+                       (sockets.listeners(Path("/proc"), os.getpid(), own),
+                        sockets._wildcards(sockets._table_rows("/proc/self/net"), own)))
         assert asked == read
         assert {listener.inode for listener in asked} == {os.fstat(s.fileno()).st_ino for s in (four, six)}
 
@@ -169,6 +172,70 @@ def test_a_network_full_of_connections_is_read_up_to_a_bound(tmp_path, monkeypat
     assert [row.port for row in sockets.listeners(tmp_path, 1, 5)] == [*range(1, 11)], "not the line that is cut"
 
 
+def test_very_many_sockets_are_listed_up_to_a_bound(monkeypatch):
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        monkeypatch.setattr(sockets, "_TABLE_BYTES", 500)
+        rows = sockets._kernel_rows()
+    assert rows is not None and 1 <= len(rows) < 20
+
+
+def test_a_network_full_of_connections_is_not_read_for_those_that_listen(monkeypatch):
+    """The kernel says those alone."""
+    def tables(folder):
+        raise AssertionError(folder)
+
+    monkeypatch.setattr(sockets, "_tables", tables)
+    own = sockets.network_namespace(Path("/proc"), os.getpid())
+    with socket.create_server(("", 0)) as server:
+        found = sockets.listeners(Path("/proc"), os.getpid(), own)
+    assert server.fileno() == -1 and found
+
+
+def test_of_a_process_that_is_gone_nothing_listens():
+    assert sockets.listeners(Path("/proc"), 1 << 22, 7) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_those_that_listen_in_another_network_are_listed_by_the_kernel(monkeypatch):
+    code = "import socket, sys; s = socket.create_server(('', 6009)); print('up', flush=True); sys.stdin.read()"
+    with subprocess.Popen(["unshare", "--net", sys.executable, "-c", code], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+        if child.stdout.readline() != "up\n":
+            pytest.skip("no networks can be made here")
+        by_table = [*sockets._table_rows(f"/proc/{child.pid}/net")]
+        monkeypatch.setattr(sockets, "_tables", lambda folder: iter(()))
+        found = sockets.listeners(Path("/proc"), child.pid, 7)
+        child.stdin.close()
+    assert [(own.inode, own.port, own.namespace) for own in found] == [(by_table[0].inode, 6009, 7)]
+
+
+def test_a_user_s_many_open_files_hold_no_search_up(tmp_path, monkeypatch):
+    """Each is a question to the kernel: a million of them cost seconds, in each of a hundred processes."""
+    asked = []
+    real = os.readlink
+
+    def readlink(path):
+        asked.append(path)
+        return real(path)
+
+    for pid, uid in ((7, 1000), (8, 1000), (9, 1000), (10, 1001)):
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "status").write_text(f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) S 1 " + " ".join(["0"] * 20))
+        for number in range(100 if pid < 10 else 3):
+            (tmp_path / str(pid) / "fd" / str(number)).symlink_to(f"socket:[{pid}000{number}]")
+    monkeypatch.setattr(sockets, "_MANY_DESCRIPTORS", 8)
+    monkeypatch.setattr(sockets, "_MAX_DESCRIPTORS", 40)
+    monkeypatch.setattr(sockets, "_MAX_DESCRIPTORS_OF_USER", 64)
+    monkeypatch.setattr(sockets.os, "readlink", readlink)
+    assert sockets.holders(tmp_path, {100002}) == {100002: [10]}
+    assert len(asked) <= 40 + 40 + 8 + 3
+    asked.clear()
+    assert len(sockets.open_inodes(tmp_path, 7)) == len(asked) == 40
+
+
 def test_where_the_kernel_does_not_list_sockets_proc_does(monkeypatch):
     class Refused(socket.socket):
         def __init__(self, family, *more):
@@ -178,7 +245,7 @@ def test_where_the_kernel_does_not_list_sockets_proc_does(monkeypatch):
 
     with socket.create_server(("", 0)) as server:
         monkeypatch.setattr(sockets.socket, "socket", Refused)
-        assert sockets.own_listeners(1) is None
+        assert sockets._kernel_rows() is None
         listening, _ = Finder()._listening({os.getpid()})
         assert server.getsockname()[1] in {listener.port for listener in listening}
 
@@ -320,6 +387,17 @@ def test_container_out_of_reach_is_noted(proc, monkeypatch):
     found = Finder(proc).find()
     assert found.servers == ()
     assert "process 77 listens on port 6009 inside a container" in found.notes[0] and "no route" in found.notes[0]
+
+
+def test_long_tables_of_a_container_hold_no_search_up(proc, monkeypatch):
+    """Each look costs a tenth of a second with 100,000 connections."""
+    looks = []
+    monkeypatch.setattr(sockets, "_has_connection", lambda *_: bool(looks.append(1)))
+    seconds = itertools.count()
+    monkeypatch.setattr(sockets, "time", SimpleNamespace(monotonic=lambda: float(next(seconds)), sleep=lambda _: None))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not sockets.arrives_in(proc, 77, "127.0.0.1", server.getsockname()[1], 2.0)
+    assert 2 <= len(looks) <= 4
 
 
 def test_a_server_at_an_address_that_is_another_container_s_is_not_taken(proc, monkeypatch):
@@ -482,6 +560,9 @@ def test_a_forked_worker_of_a_job_is_no_job_and_neither_is_one_of_another_user(p
     ({"LOCAL_RANK": "1"}, "rank 1"), ({"RANK": "x"}, None), ({"OMPI_COMM_WORLD_RANK": "0"}, "rank 0"),
     ({"TF_CONFIG": '{"task": {"type": "worker", "index": 2}}', "RANK": "9"}, "worker 2"),
     ({"TF_CONFIG": "{", "RANK": "9"}, "rank 9"), ({"TF_CONFIG": '{"cluster": {}}'}, None),
+    ({"RANK": "9" * 5000, "LOCAL_RANK": "1"}, "rank 1"),  # more digits than int() takes
+    ({"TF_CONFIG": '{"task": {"type": "rank", "index": %s}}' % ("9" * 4000)}, None),
+    ({"TF_CONFIG": '{"task": {"type": "rank", "index": -1}}'}, None),
 ])
 def test_the_place_in_the_job(environ, rank):
     assert discovery.rank_of(environ) == rank

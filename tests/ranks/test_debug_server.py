@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,39 @@ def test_nothing_is_sent_to_the_socket_of_another_process(tmp_path: Path, with_t
 def test_a_path_that_is_no_socket_of_the_job(tmp_path: Path, with_torch: None) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     assert "does not answer" in _unix(tmp_path / "missing") and "does not answer" in _unix(tmp_path / "link" / "socket")
+
+
+def test_a_link_to_another_socket_is_not_followed(tmp_path: Path) -> None:
+    """It would have root connect to any daemon's."""
+    called: list[str] = []
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "daemon"))
+        daemon.listen()
+        daemon.settimeout(0.0)
+        (tmp_path / "link").symlink_to("daemon")
+        assert "does not answer" in _unix(tmp_path / "link")
+        with pytest.raises(BlockingIOError):
+            called.append(str(daemon.accept()))
+    assert not called
+
+
+def test_large_answers_are_read_one_at_a_time(with_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen of 16 MB each became gigabytes."""
+    together = threading.Barrier(2)
+    met: list[bool] = []
+
+    def read(*arguments: Any, **options: Any) -> flight_recorder.Dump:
+        try:
+            together.wait(1.0)
+            met.append(True)
+        except threading.BrokenBarrierError:
+            met.append(False)
+        return read_dump(*arguments, **options)
+
+    monkeypatch.setattr(debug_server, "read_dump", read)
+    with serving((rank(0), recorder(document(WAITS))), (rank(1), recorder(document(WAITS)))) as pids:
+        assert len(ask(pids)[0].dumps.dumps) == 2
+    assert met == [False, False]
 
 
 def _unix(path: Path) -> str:

@@ -129,6 +129,46 @@ def test_members_that_are_no_list_of_numbers_are_unknown() -> None:
         assert read_dump(pickle.dumps(damaged, 2), 0, "x").groups[0].ranks is None
 
 
+def test_what_all_entries_share_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle of 120 kB holds 50,000 entries with 10,000 sizes of 64 dimensions each: hours, looked at one by one."""
+    looked: list[object] = []
+    for name in ("_product", "_line"):
+        real = getattr(flight_recorder, name)
+        monkeypatch.setattr(flight_recorder, name, lambda own, real=real: looked.append(own) or real(own))
+    count = flight_recorder._Entries._count
+    monkeypatch.setattr(flight_recorder._Entries, "_count", lambda self, own: looked.append(own) or count(self, own))
+    shared = {**entry(1), "input_sizes": [[2] * 3] * 10_000, "frames": [{"filename": "a.py", "line": 7}] * 200}
+    data = pickle.dumps({"version": "2.10", "entries": [shared, {**shared, "collective_seq_id": 2}] * 100}, 2)
+    assert len(data) < 50_000
+    (group,) = read_dump(data, 0, "x", 5.0).groups
+    assert {(own.elements, own.line) for own in group.collectives} == {(80_000, "a.py:7")}
+    assert len(looked) == 3
+
+
+def test_a_list_of_sizes_that_is_a_size_elsewhere_is_not_mixed_up() -> None:
+    sizes = [3, 4]
+    entries = [{**entry(1), "input_sizes": sizes}, {**entry(2), "input_sizes": [sizes]}]
+    (group,) = read_dump(pickle.dumps({"version": "2.10", "entries": entries}, 2), 0, "x", 5.0).groups
+    assert [own.elements for own in group.collectives] == [None, 12]
+
+
+def test_one_list_of_members_in_very_many_groups_is_refused() -> None:
+    ranks = str([*range(50_000)])
+    data = pickle.dumps({"version": "2.10", "entries": [],
+                         "pg_config": {str(n): {"ranks": ranks} for n in range(1000)}}, 2)
+    assert len(data) < 400_000
+    with pytest.raises(GputopError, match="more members of groups than gputop reads"):
+        read_dump(data, 0, "x", 5.0)
+
+
+def test_names_of_megabytes_are_cut_before_they_are_looked_at() -> None:
+    long = {**entry(1), "profiling_name": "nccl:" + "x" * 3_000_000 + ":y", "frames": [
+        {"filename": "/" * 3_000_000 + "site-packages/torch/a.py", "line": 1}]}
+    (group,) = read_dump(pickle.dumps({"version": "2.10", "entries": [long]}, 2), 0, "x", 5.0).groups
+    (collective,) = group.collectives
+    assert collective.operation == "x" * 200 and len(collective.line) < 210
+
+
 def test_files_that_are_named(tmp_path: Path) -> None:
     paths = [save(tmp_path / f"rank_{rank}", history(2)) for rank in (0, 1)]
     os.mkfifo(tmp_path / "rank_2")
@@ -181,6 +221,7 @@ def test_dumps_that_are_not_taken_from_a_process(tmp_path: Path, with_torch: Non
     assert "cannot be opened" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/x/../d_"})
     assert "relative" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": "d_"})
     assert "no rank" in problem({"TORCH_FR_DUMP_TEMP_FILE": prefix})
+    assert "no rank" in problem({**environ, "RANK": "9" * 5000}), "more digits than int() takes"
     monkeypatch.setattr(flight_recorder, "owner", lambda pid, proc: os.getuid() + 1)
     assert "another user" in problem(environ)
 

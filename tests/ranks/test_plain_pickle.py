@@ -93,9 +93,13 @@ def test_depth_size_and_instructions_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert load(pickle.dumps(deep, 2), "dump") == deep
     with pytest.raises(GputopError, match="nested"):
         load(pickle.dumps([deep], 2), "dump")
-    monkeypatch.setattr(plain_pickle, "MAX_OPCODES", 100)
-    with pytest.raises(GputopError, match="100 instructions"):
-        load(b"N" * 101, "dump")
+    monkeypatch.setattr(plain_pickle, "MAX_OPCODES", 200)
+    with pytest.raises(GputopError, match="200 instructions"):
+        load(b"N" * 201, "dump")
+    monkeypatch.setattr(plain_pickle, "MAX_CONTAINERS", 50)
+    for container in (b"]", b"}", b"N\x85"):  # 200 bytes each, for one in the file
+        with pytest.raises(GputopError, match="more than 50 lists"):
+            load(container * 51, "dump")
     monkeypatch.setattr(plain_pickle, "MAX_BYTES", 10)
     with pytest.raises(GputopError, match="larger"):
         load(b"N" * 11, "dump")

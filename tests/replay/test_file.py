@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gputop.core.errors import EXIT_NO_DATA, GputopError, NoDataError
 from gputop.core.samples import NodeSample
-from gputop.replay.format import HEADER, RECORD, SEGMENT_SAMPLES, header
+from gputop.replay.format import HEADER, RECORD, SEGMENT, SEGMENT_SAMPLES, SYNC, header
+from gputop.replay.format import record as record_bytes
 from gputop.replay.reader import Recording
 from gputop.replay.record import record
 from gputop.replay.writer import SYNC_PERIOD_S, RecordingWriter
@@ -128,6 +129,17 @@ def test_behind_damage_it_goes_on_at_the_next_segment(tmp_path: Path) -> None:
     assert recording.sample(20) == node_sample(SEGMENT_SAMPLES, 1)
     assert recording.sample(len(recording) - 1) == node_sample(2 * SEGMENT_SAMPLES + 9, 1)
     assert len(recording.notes) == 1 and "skipped" in recording.notes[0] and "checksum" in recording.notes[0]
+
+
+def test_damage_at_very_many_places_is_counted(tmp_path: Path) -> None:
+    """A file of 10 MB took a minute, and each place a line."""
+    path = tmp_path / "a.rec"
+    write(path, 1)
+    damage = b"\x03\x00\x00\x00\x00abcd" + record_bytes(SEGMENT, SYNC)
+    path.write_bytes(path.read_bytes() + damage * 30)
+    with Recording(path) as opened:
+        assert len(opened) == 1 and len(opened.notes) == 21
+        assert opened.notes[-1] == "the recording is damaged at 10 more places"
 
 
 def test_a_length_without_end_is_damage_not_memory(tmp_path: Path) -> None:

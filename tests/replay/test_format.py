@@ -18,6 +18,7 @@ from msgspec.structs import force_setattr
 
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
+    MAX_GPUS,
     AdapterSample,
     CgroupSample,
     GpuInfo,
@@ -29,6 +30,7 @@ from gputop.core.samples import (
     PodContainer,
     ProcessSample,
     Reading,
+    XidEvent,
 )
 from gputop.replay.decode import Damaged, Decoder
 from gputop.replay.format import (
@@ -72,7 +74,7 @@ host_samples = st.builds(HostSample, texts, st.dictionaries(st.sampled_from(list
 process_samples = st.builds(ProcessSample, st.integers(0, 2**22), st.one_of(st.none(), texts),
                             st.one_of(st.none(), texts), recorded, recorded, counts,
                             st.dictionaries(st.integers(0, 31), processes, max_size=2), st.one_of(st.none(), texts),
-                            counts, st.one_of(st.none(), floats), cgroup=groups,
+                            counts, st.one_of(st.none(), st.floats(0, 4e9)), cgroup=groups,
                             numa_nodes=st.lists(st.integers(0, 7), max_size=2).map(tuple),
                             kubernetes=st.one_of(st.none(), st.builds(PodContainer, *([texts] * 2),
                                                                       *([st.one_of(st.none(), texts)] * 4))))
@@ -136,6 +138,29 @@ def test_a_value_that_is_no_number_is_not_shown_as_one() -> None:
     back = decode(Encoder().encode(node_sample(0, 1, change=odd)))[0].gpus[0]
     for reading in (back["sm_active"], back["power_w"], back.processes[0].sm_ratio):
         assert reading.value is None and "no measurement" in (reading.reason or "")
+
+
+@pytest.mark.parametrize("time_s", [math.nan, math.inf, -1.0, 1e12, 1e300])
+@pytest.mark.parametrize("place", ["sample", "xid", "process"])
+def test_a_time_that_no_calendar_has_is_damage(place: str, time_s: float) -> None:
+    """It ended the text of a snapshot and the box of details, which show it in local time."""
+    sample = node_sample(0, 1)
+    changed = {
+        "sample": replace(sample, time_s=time_s),
+        "xid": replace(sample, gpus=(replace(sample.gpus[0], xids=(XidEvent(time_s, 79),)),)),
+        "process": replace(sample, processes=(replace(sample.processes[0], started_s=time_s),))}[place]
+    assert decode(Encoder().encode(sample))
+    with pytest.raises(Damaged, match="not a number"):
+        decode(Encoder().encode(changed))
+
+
+def test_a_node_has_no_more_gpus_than_a_snapshot_takes() -> None:
+    """Each has a history of some hundred kilobytes: 30 kB of a file held 4,000."""
+    sample = node_sample(0, 1)
+    many = tuple(replace(sample.gpus[0], info=GpuInfo(i, f"GPU-{i}", "H100")) for i in range(MAX_GPUS + 1))
+    assert len(decode(Encoder().encode(replace(sample, gpus=many[:-1])))[0].gpus) == MAX_GPUS
+    with pytest.raises(Damaged, match="1024"):
+        decode(Encoder().encode(replace(sample, gpus=many)))
 
 
 def test_what_stays_the_same_costs_next_to_nothing() -> None:
@@ -257,6 +282,17 @@ def test_hostile_sizes_are_bounded() -> None:
         decoder.learn(zlib.compress(b" " * (64 << 20), 9))
     with pytest.raises(Damaged):
         decoder.advance(struct.pack("<d", 0.0))
+
+
+def test_many_small_records_of_a_segment_do_not_fill_memory() -> None:
+    """Six of these, of 18 kB each, took 700 MB, and a recording may hold any number."""
+    many = zlib.compress(json.dumps({"texts": ["aaaaa"] * 1_500_000, "shapes": []}).encode(), 9)
+    decoder = Decoder()
+    decoder.learn(many)
+    assert len(many) < 50_000
+    with pytest.raises(Damaged, match="too many texts"):
+        for _ in range(3):
+            decoder.learn(many)
 
 
 @settings(max_examples=150, deadline=None)

@@ -31,6 +31,7 @@ def process(held: Sequence[int], visible: str | None = None, order: str | None =
     ("2", [2], {0: 2}),
     ("3,1", [1, 3], {0: 3, 1: 1}),
     (" 4 , 5 ", [4, 5], {0: 4, 1: 5}),
+    (f"5,{'9' * 5000}", [5], {0: 5}), ("9" * 5000, [5], None),  # more digits than int() takes
     ("5,-1,6", [5], {0: 5}),  # what follows an invalid entry is hidden
     ("6,99,1", [6], {0: 6}),
     ("GPU-3333", [3], {0: 3}),  # a UUID may be cut while it is one device's

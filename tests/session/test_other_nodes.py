@@ -13,6 +13,7 @@ import pytest
 
 from gputop.profiler.capture.multi_worker import MultiWorkerCapture, capture_workers
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.storage import RunFolder
 from gputop.profiler.ways import recorder_of
 from gputop.session.other_nodes import OtherNodes
 from gputop.trace.readers.load import load
@@ -93,7 +94,15 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
     ("yes hm | head -5000", "ended without an answer"),
     (f"echo '{READY[:-1]}'", "ended without an answer"),
     ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "names an odd length"),
+    ("echo '" + READY.replace("0.2", "1e-9") + "'; cat", "names an odd length"),
+    ("echo '" + READY.replace(":1}", ":1e29}") + "'; cat", "a time that no clock shows"),
+    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":-1e29,"ranks":[]}}'; cat""",
+     "a time that no clock shows"),
+    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
+     f"""[{{"address":"pid:1","name":"a","began_s":1e29,"size":{len(TRACE)}}}]}}'; printf '%s' '{TRACE}'; cat""",
+     "a time that no clock shows"),
     (f"echo '{READY}'; read line; echo nothing", "ended without an answer"),
+    ("head -c 20000000 /dev/zero >&2; cat", "prints more than 8 MB"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":5000000000000}]}'; cat""", "too large"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
@@ -125,3 +134,29 @@ def test_the_shortest_plan_of_all_nodes_counts(folder, tmp_path, monkeypatch):
     with fake_job(folder) as here:
         captured, *_ = _capture(here.pid, tmp_path, ["n2"], "gputop", 0.3)
     assert captured.plan.chosen_s == 0.1 and '"seconds":0.1' in (tmp_path / "told").read_text()
+
+
+def test_a_trace_that_cannot_be_saved_here_is_a_problem_of_its_node(folder, tmp_path, monkeypatch):
+    """Two ranks of one name: the second trace would replace the first."""
+    rank = f'{{"address":"pid:1","name":"a","size":{len(TRACE)}}}'
+    line = f'{{"schema":"gputop.ranks/1","received_s":1,"ranks":[{rank},{rank}]}}'
+    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf '%s%s' '{TRACE}' '{TRACE}'")
+    with fake_job(folder) as here:
+        _, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
+    assert len(outcomes) == 1 and "there is a trace already" in missing and "bug" not in missing
+
+
+def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with fake_job(folder) as here:
+        _, _, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
+    assert missing.startswith("not captured: n2: ssh cannot be started") and "bug" not in missing
+
+
+def test_a_trace_larger_than_the_free_space_is_not_begun(folder, tmp_path, monkeypatch):
+    line = '{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1","name":"a","size":4000000000}]}'
+    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf begin; cat")
+    monkeypatch.setattr(RunFolder, "free_bytes", lambda self: 3_000_000_000)
+    with fake_job(folder) as here:
+        captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
+    assert len(captured.captured) == 1 and outcomes == () and "No space left on device" in missing

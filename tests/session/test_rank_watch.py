@@ -10,6 +10,7 @@ import pytest
 from gputop.advice.registry import limit
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding, Gain
+from gputop.ranks import nccl_ras
 from gputop.ranks.model import Answer
 from gputop.ranks.processes import environment
 from gputop.ranks.ras_answers import read_json
@@ -104,6 +105,13 @@ def test_of_an_environment_only_what_is_asked_for_is_read(tmp_path: Path) -> Non
     (tmp_path / "7" / "environ").write_bytes(b"TOKEN=secret\0NCCL_RAS_ADDR=localhost:1\0")
     assert environment(7, ["NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"], tmp_path) == {"NCCL_RAS_ADDR": "localhost:1"}
     assert environment(8, ["NCCL_RAS_ADDR"], tmp_path) == {}
+
+
+def test_the_monitor_has_answers_read_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[object] = []
+    monkeypatch.setattr(nccl_ras, "ask_job", lambda pids, hosts, read: readers.append(read) or answer(1))
+    assert rank_watch._ask((7,), frozenset()) == answer(1)
+    assert readers == [ras_worker.read_in_worker]
 
 
 def test_what_ras_says_is_read_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

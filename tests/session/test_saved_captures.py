@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,14 @@ def test_the_newest_first_with_what_is_known_of_each_and_none_is_read(tmp_path: 
     assert found[0].record.time_s == 1e9, "that of the file"
     assert found[2].record.path.name == "2026_01_01_00_00_03", "several workers: the run's folder"
     assert list(saved_captures.saved_captures(tmp_path / "none")) == []
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system that takes any time")
+def test_a_time_that_no_calendar_has_ends_no_list() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as logdir:
+        run(Path(logdir), "r", "vm.xplane.pb", time_s=2**60)
+        (found,) = saved_captures.saved_captures(Path(logdir))
+    assert time.localtime(found.record.time_s).tm_year in (9999, 10000)
 
 
 def test_only_the_newest_runs_are_looked_at_and_a_large_file_is_left_alone(

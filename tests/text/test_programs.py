@@ -31,3 +31,21 @@ def test_what_a_program_has_printed_counts_though_a_child_keeps_the_pipe() -> No
     started: list[subprocess.Popen[bytes]] = []
     ended = run_program(["sh", "-c", "echo all; sleep 60 &"], 0.5, 100, started.append)
     assert ended.out == b"all\n" and started[0].returncode == ended.status == 0
+
+
+def test_what_it_says_on_stderr_takes_no_disk() -> None:
+    """On a node that is asked by ssh it could fill /tmp here."""
+    ended = run_program(["sh", "-c", "head -c 6000000 /dev/zero >&2; echo last words >&2; stat -L -c %s /dev/fd/2"],
+                        LONG_S, 100)
+    assert ended.error.endswith("last words") and len(ended.error) <= 300 and ended.in_bounds
+    assert int(ended.out) < 1 << 20  # of a file: all of it
+
+
+def test_a_flood_on_stderr_ends_it() -> None:
+    ended = run_program(["sh", "-c", "exec yes >&2"], LONG_S, 100)
+    assert ended.status == -9 and ended.in_time and not ended.in_bounds
+
+
+def test_the_last_words_are_read_though_a_child_keeps_the_pipe() -> None:
+    ended = run_program(["sh", "-c", "echo gone >&2; sleep 60 >&- & exit 3"], LONG_S, 100)
+    assert (ended.error, ended.status, ended.in_time) == ("gone", 3, True)

@@ -9,7 +9,7 @@ from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts
 from gputop.analysis.results import AllocatorUse
 
 _GPU_ACTIVITY = "GPU activity in the trace"
-GPU_ALLOCATOR = re.compile(r"GPU_(\d+)_bfc$", re.IGNORECASE)
+GPU_ALLOCATOR = re.compile(r"GPU_(\d{1,4})_bfc$", re.IGNORECASE)
 _ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own "
                      "captures hold them, other tools' do not")
 _TORCH_MEMORY = "the GPU's memory, which this trace does not show; torch.cuda.max_memory_reserved() in the job does"

@@ -43,7 +43,7 @@ _NO_PRODUCT = re.compile(r"convert|(?<!broad)cast|copy|quanti[sz]e|codec|element
 _FLASH = re.compile(r"flash_?(?:fwd|bwd)", re.IGNORECASE)  # runs in 16 or 8 bits only
 _SIXTEEN_BITS = ("fp16", "bf16")
 _ATTENTION = re.compile(r"fmha|attention", re.IGNORECASE)
-_ALIGNED = re.compile(r"align(?:a)?(\d+)(?!\d)|_ldg(\d)_", re.IGNORECASE)
+_ALIGNED = re.compile(r"align(?:a)?(\d{1,4})(?!\d)|_ldg(\d)_", re.IGNORECASE)
 _ALIGNED_BYTES = 16
 _BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp8": 1, "int8": 1}
 

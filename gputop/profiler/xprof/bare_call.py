@@ -19,6 +19,7 @@ DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
 _ACK = _END_STREAM = 1
 _END_HEADERS = 4
 _STREAM = 1
+_STATUS_DIGITS = 3  # of a code; int() refuses thousands of digits
 _MAX_ANSWER_BYTES = 1 << 16  # of frames: an answer without a message takes some hundred
 
 
@@ -131,7 +132,7 @@ def _status(block: bytes) -> int:
             else:
                 name = string() if not integer(6 if kind & 64 else 4) else b""
                 value = string()
-                if name == b"grpc-status" and value.isdigit():
+                if name == b"grpc-status" and value.isdigit() and len(value) <= _STATUS_DIGITS:
                     return int(value)
     except IndexError:
         pass

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.registry import limit
+from gputop.advice.trace.inputs import GPU_ALLOCATOR
 from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, job, launched_ahead, verdict
@@ -173,3 +174,10 @@ def test_conversions_to_half_are_not_mixed_precision():
     analysis = analyze(str(CASES / "fp32_with_half_codec.pt.trace.json.gz"))
     assert {f.id for f in analysis.findings} & PRECISION == {"tensor_cores_unused"}
     assert analysis.kernels is not None and not any("fp64" in row.types for row in analysis.kernels.by_name)
+
+
+def test_numbers_in_names_have_few_digits() -> None:
+    """int() refuses more than 4,300: a trace with such a name was not analyzed."""
+    analysis = analyze_trace(on(mixed((TF32.replace("align4", "align" + "8" * 5000), 18_000)), (8, 0)))
+    assert analysis.kernels is not None and analysis.kernels.by_name
+    assert GPU_ALLOCATOR.match(f"GPU_{'1' * 5000}_bfc") is None and GPU_ALLOCATOR.match("GPU_12_bfc")

@@ -40,6 +40,7 @@ def test_status(block):
 @pytest.mark.parametrize("block", [
     b"", b"\x88", b"\x00\x0bgrpc-status\x02", b"\x00\x0bgrpc-status\x021x", b"\x40\x0bgrpc-stat",
     b"\x7f\xff\xff\xff\xff\xff",
+    b"\x00\x0bgrpc-status" + _integer(5000) + b"9" * 5000,  # more digits than int() takes: no search survived it
     b"\x40\x88\x9a\xca\xc8\xb2\x12\x34\xda\x8f\x0213",  # the name in Huffman's code, as Go's gRPC writes it
 ])
 def test_unreadable_status(block):
