@@ -114,13 +114,13 @@ def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Find
 def _rules_of(point: EntryPoint) -> Sequence[PythonRule]:
     place = os.path.realpath(str(point.dist.locate_file(""))) if point.dist is not None else ""
     if place not in _package_folders():
-        raise ImportError(f"it is no installed package: {printable(place)}")
+        raise ImportError(f"it is not an installed package: {printable(place)}")
     loaded = point.load()
     if callable(loaded):
         loaded = loaded()
     found = [loaded] if isinstance(loaded, PythonRule) else list(loaded)
     if not all(isinstance(rule, PythonRule) for rule in found):
-        raise TypeError("it is no gputop.advice.rule.PythonRule")
+        raise TypeError("it is not a gputop.advice.rule.PythonRule")
     return found
 
 
