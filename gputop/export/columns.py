@@ -62,7 +62,7 @@ class Table(NamedTuple):
         return f"CREATE TABLE {self.name} ({', '.join(' '.join(column).rstrip() for column in self.columns)})"
 
 
-NAMES = Table.of("names", "a name, which other tables refer to; in SQLite alone",
+NAMES = Table.of("names", "a name, which other tables refer to; only in SQLite",
                  "id INTEGER PRIMARY KEY, name TEXT NOT NULL")
 
 

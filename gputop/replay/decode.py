@@ -27,7 +27,7 @@ from gputop.replay.format import (
 )
 
 _MAX_DEPTH = 8  # a sample has four levels
-_NO_MEASUREMENT = "{} is no measurement"
+_NO_MEASUREMENT = "{} is not a measurement"
 _MAX_WORK = 1 << 20  # items of one sample; 16 GPUs with 10 processes each need about 2000
 
 
@@ -140,7 +140,7 @@ class Decoder:
         named, entries = self._schemas[int(self._next())]
         self._work += len(entries)
         if named != name or depth > _MAX_DEPTH or self._work > _MAX_WORK:
-            raise Damaged("a sample is not made as samples are")
+            raise Damaged("a sample has an invalid form")
         if name == READINGS:
             return self._readings(entries)
         return {field: self._item(item, depth + 1) for field, item in entries}

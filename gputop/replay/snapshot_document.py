@@ -98,7 +98,7 @@ class Reading(Struct):
     def of(cls, r: samples.Reading) -> Reading:
         finite = r.value is None or math.isfinite(r.value)
         return cls(r.value if finite else None, r.unit, r.source or None,
-                   r.reason if finite else f"{r.value} is no measurement", r.coarse)
+                   r.reason if finite else f"{r.value} is not a measurement", r.coarse)
 
     def sample(self) -> samples.Reading:
         return samples.Reading(self.value, self.unit, self.source or "", self.reason, self.coarse)

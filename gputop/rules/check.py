@@ -51,7 +51,7 @@ class Kind(NamedTuple):
 
     def __str__(self) -> str:
         return "a condition" if self.unit is None else "a number without a unit" if self.unit == NONE else (
-            f"a figure in {self.unit}")
+            f"a value in {self.unit}")
 
 
 _CONDITION = Kind(None)
@@ -74,11 +74,11 @@ class Checker:
         if isinstance(node, Truth):
             return _CONDITION
         if isinstance(node, Text):
-            raise Mistake('a text stands only in layer("…"), kernel("…"), op("…") and finding("…")', node.at)
+            raise Mistake('a text is allowed only in layer("…"), kernel("…"), op("…") and finding("…")', node.at)
         if isinstance(node, Unary):
             kind = self.kind(node.operand)
             if (kind.unit is None) != (node.operator == "not"):
-                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'figure'}, "
+                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'value'}, "
                               f"not {kind}", node.at)
             return kind
         return self._binary(node) if isinstance(node, Binary) else self._named(node)
@@ -93,7 +93,7 @@ class Checker:
         if left.unit is None or right.unit is None:
             twice = what in COMPARISONS and any(isinstance(n, Binary) and n.operator in COMPARISONS
                                                 for n in (node.left, node.right))
-            raise Mistake("write a < b and b < c" if twice else f"{what} takes figures, not conditions", node.at)
+            raise Mistake("write a < b and b < c" if twice else f"{what} takes values, not conditions", node.at)
         if what == "*":
             return Kind(self._unit(left.unit.times(right.unit), node.at))
         if what == "/":
@@ -113,7 +113,7 @@ class Checker:
         what = self._text(figure) if isinstance(figure, Name) else "this figure"
         percent = re.match(r"[^\s%]*\s?%", self._source[number.at:]) is not None
         instead = f": write {number.value:g}%" if not percent and number.value <= 100 else ""
-        return Mistake(f"{what} is a share, 100 % at most{instead}", number.at)
+        return Mistake(f"{what} is a share, at most 100 %{instead}", number.at)
 
     def _is_part(self, above: Node, below: Node) -> bool:
         """Whether one is a part of the other, so that their quotient is a share."""
@@ -123,7 +123,7 @@ class Checker:
 
     def _unit(self, unit: Unit, at: int) -> Unit:
         if max(map(abs, unit)) > 4:
-            raise Mistake(f"no figure is in {unit}", at)
+            raise Mistake(f"no value is in {unit}", at)
         return unit
 
     # -- names ------------------------------------------------------------------------------------
@@ -144,12 +144,12 @@ class Checker:
             raise Mistake(f"{call.name}(…) has no part {node.segments[1].name}", node.segments[1].at)
         if len(arguments) != _PLAIN[call.name]:
             instead = f"; over a time: name.{call.name}(30s)" if call.name in AGGREGATES else ""
-            raise Mistake(f"{call.name} takes {_PLAIN[call.name]} figure{'s' * (_PLAIN[call.name] > 1)}, "
+            raise Mistake(f"{call.name} takes {_PLAIN[call.name]} value{'s' * (_PLAIN[call.name] > 1)}, "
                           f"not {len(arguments)}{instead}", call.at)
         kinds = [self.kind(argument) for argument in arguments]
         units = {kind.unit for kind in kinds if not kind.zero}
         if None in units or len(units) > 1:
-            raise Mistake(f"{call.name} takes figures of one unit: {' and '.join(map(str, kinds))}", call.at)
+            raise Mistake(f"{call.name} takes values of one unit: {' and '.join(map(str, kinds))}", call.at)
         self.meanings[node.at] = Call(call.name, arguments)
         return Kind(units.pop(), share=all(kind.share for kind in kinds)) if units else kinds[0]
 
@@ -158,14 +158,14 @@ class Checker:
         if call.name not in _OVER_GPUS or call.arguments is None or len(node.segments) > 2:
             raise Mistake(f"there is no gpus.{call.name}: gpus." + ", gpus.".join(_OVER_GPUS), call.at)
         if len(call.arguments) != 1:
-            raise Mistake(f"gpus.{call.name} takes one figure or condition", call.at)
+            raise Mistake(f"gpus.{call.name} takes one value or condition", call.at)
         if self._over_gpus:
-            raise Mistake("gpus.… cannot stand inside gpus.…", node.at)
+            raise Mistake("gpus.… cannot be inside gpus.…", node.at)
         self._over_gpus = True
         kind = self.kind(call.arguments[0])
         self._over_gpus = False
         if (kind.unit is None) != (call.name in _OF_CONDITIONS):
-            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'figure'}, "
+            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'value'}, "
                           f"not {kind}", call.at)
         self.meanings[node.at] = Call(call.name, call.arguments, self._text(node), Quantity(
             "", kind.unit or NONE, "", ratio=call.name != "count" and self._is_ratio(call.arguments[0])))
@@ -223,7 +223,7 @@ class Checker:
                           call.at)
         if not quantity.past:
             why = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
-            raise Mistake(f"{why}: write {quantity.name} alone", call.at)
+            raise Mistake(f"{why}: write only {quantity.name}", call.at)
         seconds = call.arguments[0] if call.arguments and len(call.arguments) == 1 else None
         if not isinstance(seconds, Number) or seconds.unit != SECONDS:
             raise Mistake(f"{call.name} takes a time, as in {quantity.name}.{call.name}(30s)", call.at)

@@ -52,7 +52,7 @@ def load_rules(paths: Sequence[RulePath]) -> tuple[list[RuleFile], list[str]]:
                 owner, text = os.fstat(file.fileno()).st_uid, file.read(MAX_BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            mend = f"; --rules {own.path} reads it all the same" if own.by != "named" and isinstance(
+            mend = f"; --rules {own.path} reads it anyway" if own.by != "named" and isinstance(
                 error, UnsafeFile) else ""
             unread.append(f"{own.path} is not read: {why}{mend}")
         else:

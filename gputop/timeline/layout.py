@@ -142,7 +142,7 @@ def mapped(file: BinaryIO, place: Place | None = None) -> tuple[dict[str, npt.ND
             if version != VERSION:
                 raise ValueError(f"it is of version {version}, this gputop reads {VERSION}")
             if offset + length != size:
-                raise ValueError("it is cut off or longer than it says")
+                raise ValueError("it is cut off, or longer than its header says")
         else:
             offset, length, check = place
         text = whole[offset:offset + length].tobytes()
@@ -159,5 +159,5 @@ def mapped(file: BinaryIO, place: Place | None = None) -> tuple[dict[str, npt.ND
 
 
 def damaged(why: str) -> GputopError:
-    return GputopError(f"This is no timeline of gputop: {why}.",
-                       "Open the trace itself; a timeline is made new each time.")
+    return GputopError(f"This is not a timeline of gputop: {why}.",
+                       "Open the trace itself; gputop makes a new timeline each time.")

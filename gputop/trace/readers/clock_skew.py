@@ -127,7 +127,7 @@ def _offset(
         both = f"The clocks of {first.name} and {other.name}"
         if isinstance(found, str):
             by_capture = f"by the capture they are known to {seconds(sum(known) / 1e9)}" if len(known) == 2 else (
-                "they are used as they are")
+                "gputop uses them as they are")
             if len(known) == 2 or (len(own[0]) and len(others[0])):
                 notes.append(f"{both} cannot be compared by collectives ({found}): {by_capture}.")
         elif abs(found.offset_ns) <= found.error_ns:
