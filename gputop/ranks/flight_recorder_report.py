@@ -33,7 +33,7 @@ def _job(job: Dumps, now_s: float) -> Iterator[str]:
         if others := sum(state.verdict in ("absent", "mismatch") for state in states[1:]):
             yield f"{_INDENT}Ranks also differ in {counted(others, 'other group')}."
     elif len(job.dumps) == 1:
-        yield f"{HEAD}one dump alone does not show which rank is missing."
+        yield f"{HEAD}a single dump does not show which rank is missing."
     else:
         yield f"{HEAD}the dumps hold no collective that can be compared."
     read = ranges((dump.rank for dump in job.dumps), ", ")
@@ -80,8 +80,8 @@ def _not_asked(job: Dumps) -> Iterator[str]:
     named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
     if missing := named - {dump.rank for dump in job.dumps}:
         many = len(missing) > 1
-        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, of which no dump was read. "
-               f"{'They' if many else 'It'} may be what the others wait for.")
+        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, because gputop read no dump of "
+               f"{'them' if many else 'it'}. The others may wait for {'them' if many else 'it'}.")
     for problem in job.problems[:_MAX_LINES]:
         yield f"Not read: {problem}."
     if groups := not_compared(job.dumps):

@@ -99,7 +99,7 @@ case $node in n3|n4) echo "ssh: connect to host $node port 22: Connection refuse
     assert progress[0] == (0, 6) and progress[-1] == (6, 6)
     notes = "\n".join(asked.notes)
     assert "n3, n4: it refuses connections" in notes and "n5: its answer is not a snapshot" in notes
-    assert "n6:1, n6:2: gputop there finds no process on GPUs" in notes and "-n: ssh takes no such name" in notes
+    assert "n6:1, n6:2: gputop there finds no process on GPUs" in notes and "-n: ssh does not accept this name" in notes
 
 
 def test_who_does_not_wait_has_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:

@@ -92,7 +92,7 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
     ("exit 127", "is not installed there"),
     ("yes hm | head -5000", "ended without an answer"),
     (f"echo '{READY[:-1]}'", "ended without an answer"),
-    ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "names an odd length"),
+    ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "reports an invalid length"),
     (f"echo '{READY}'; read line; echo nothing", "ended without an answer"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":5000000000000}]}'; cat""", "too large"),

@@ -133,7 +133,7 @@ def load(installed: Installed) -> Bindings:
         if Path(module.__file__ or "").resolve().parent != installed.folder.resolve():
             raise GputopError(f"{name} was imported from {module.__file__}, not from {place}: an import hook of this "
                               "Python environment puts another module of that name in its place.",
-                              "Run gputop in an environment of its own.")
+                              "Run gputop in a separate environment.")
     lacking = [name for name in _NEEDED if not hasattr(agent, name)]
     if lacking:
         raise GputopError(f"the DCGM bindings in {place} lack {', '.join(lacking)}: too old", INSTALL)
