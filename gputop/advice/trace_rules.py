@@ -120,7 +120,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("collectives.share",),
         parts=("collectives",), events=_COLLECTIVE,
         # The transfer that nothing hides has a reason of its own.
-        follows_from=(Cause("allreduce_slow"), Cause("allreduce_count")),
+        follows_from=(Cause("accumulation_sync"), Cause("allreduce_slow"), Cause("allreduce_count")),
     ),
     Rule(
         id="allreduce_count", module="trace.collectives", origin="trace", severity="by_share_capped",
@@ -308,6 +308,37 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("onednn_off.batch", 16, "count",
                   "PyTorch's Convolution.cpp: smaller batches may run without oneDNN on one thread"),
             Limit("onednn_off.share", 0.1, "ratio", f"{OWN}a convolution that hardly counts is not reported"),
+        ),
+    ),
+    Rule(
+        id="accumulation_sync", module="trace.torch_loop", origin="trace", severity="by_share_capped",
+        silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
+        parts=("collectives", "host"), events=_COLLECTIVE,
+        limits=(
+            Limit("accumulation_sync.updates", 2, "count", f"{OWN}the passes between two updates are counted twice"),
+            Limit("accumulation_sync.reduced", 0.9, "ratio",
+                  f"{OWN}models of which some passes have no backward pass, as a generator's, make none"),
+            Limit("accumulation_sync.share", 0.05, "ratio", "contract of severities: 5% is medium"),
+        ),
+    ),
+    Rule(
+        id="gradients_zeroed", module="trace.torch_loop", origin="trace", severity="by_share_capped",
+        silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
+        parts=("compute", "host"),
+        limits=(
+            Limit("gradients_zeroed.share", 0.05, "ratio", "contract of severities: 5% is medium"),
+        ),
+    ),
+    Rule(
+        id="ops_without_gradient", module="trace.torch_loop", origin="trace", severity="by_share_capped",
+        silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
+        parts=("host",),
+        limits=(
+            Limit("ops_without_gradient.steps", 3, "count", f"{OWN}what one step does is not taken for all"),
+            Limit("ops_without_gradient.share", 0.1, "ratio", f"{OWN}a metric of a few percent makes none"),
+            Limit("ops_without_gradient.products", 0.3, "ratio",
+                  f"{OWN}a second model that runs without training, as a teacher's, makes none"),
+            Limit("ops_without_gradient.named", 0.1, "ratio", f"{OWN}only ops that count are named"),
         ),
     ),
     Rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gputop.advice.registry import ids_by_part
+from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
@@ -284,12 +285,15 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
         yield f"       {printable(f.ncu)}"
 
 
+_WORTH_NAMING = 0.01  # of the step, of a phase
+
+
 def limit_of(a: Analysis) -> str:
     """What bounds a job with which nothing large is wrong, in a sentence or two; where the trace is not enough to say
     that nothing is, why."""
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)
-    doubt = not_enough(a) if clean else ""
+    doubt = not_enough(a) if clean or not active else ""
     if doubt:
         text = f"{doubt} {text[:1].upper()}{text[1:]}".rstrip()
     elif clean:
@@ -306,13 +310,24 @@ def _has_verdict(a: Analysis) -> bool:
 
 def _limit_of_host(a: Analysis) -> tuple[bool, str]:
     """Of a trace without work on a GPU whether nothing is wrong with it, and what limits the job."""
-    if a.input is None:
-        return True, "this trace shows neither GPU work nor an input pipeline."
-    if any(abstained.id == "input_bound" for abstained in a.abstained):
+    if a.input is not None and any(abstained.id == "input_bound" for abstained in a.abstained):
         return False, ("This trace shows no GPU work, and gputop could not judge whether the job is bound by its "
                        f"input: the calls for a batch take {percent(a.input.wait_ratio)} of the "
                        f"{'step' if a.steps else 'window'}.")
-    return True, "this trace shows no GPU work, and the loop hardly waits for its input."
+    shows = ("this trace shows neither GPU work nor an input pipeline" if a.input is None else
+             "this trace shows no GPU work, and the loop hardly waits for its input")
+    table = a.cpu_layers
+    if table is None or table.total_s <= 0:
+        return True, f"{shows}."
+    phases = {row.name: (row.device_s + row.wait_s) / table.total_s for row in table.rows if row.parent is None}
+    idle = phases.pop(NO_OP_RUNS, 0.0)
+    if idle >= HIGH_SHARE:
+        large = "large " if a.findings else ""
+        return False, (f"The CPU runs no op of the model for {percent(idle)} of the {table.basis}, and no {large}cause "
+                       "was found in this trace. What runs then is Python, or the loop waits.")
+    most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
+            if share >= _WORTH_NAMING]
+    return True, f"{shows}. Shares of the {table.basis}: {', '.join(most)}."
 
 
 def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:

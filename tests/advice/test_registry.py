@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[2]
 GAPS = {*CAUSES, "after_copy", "held_up", "launching"}
 # These cost no time at any place of their own: memory, kernels that could be fewer, CPUs, and how a CPU's ops compute.
 NO_PLACE = {"cpu_contention", "memory_pressure", "memory_growth", "batch_size_headroom", "xla_off", "evaluation_share",
-            "unfinished_step", "threads_unused", "thread_oversubscription", "double_precision", "onednn_off"}
+            "unfinished_step", "threads_unused", "thread_oversubscription", "double_precision", "onednn_off",
+            "gradients_zeroed", "ops_without_gradient"}
 AROUND_STEPS = {"time_outside_steps", "evaluation_share", "unfinished_step"}  # no part of a step
 TRACE_IDS = {id_ for rule in TRACE_RULES for id_ in rule.ids}
 LIVE_IDS = {id_ for rule in LIVE_RULES for id_ in rule.ids}

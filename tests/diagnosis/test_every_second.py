@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gputop.analysis.results import Analysis, RankWallTime, TraceNote, WallPart, WallTime
+from gputop.analysis.results import Analysis, LayerRow, Layers, RankWallTime, TraceNote, WallPart, WallTime
 from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.diagnosis.report import limit_of, short_report, text_report
 from gputop.diagnosis.wall_text import ENOUGH_STEPS, WORTH_SAYING, not_enough, unnamed_parts, wall_rows, wall_sentence
@@ -82,7 +82,22 @@ def test_a_trace_without_a_gpu_and_without_an_input_pipeline_is_judged_by_its_ti
     few = Builder(gpus=0)
     train(few, 0, 5)
     assert limit_of(analyze_trace(few.build())).startswith("4 whole steps were seen")
-    assert limit_of(clean()).startswith("Nothing to advise: this trace shows neither GPU work nor an input pipeline")
+    assert limit_of(structs.replace(clean(), cpu_layers=None)) == (
+        "Nothing to advise: this trace shows neither GPU work nor an input pipeline.")
+
+
+@pytest.mark.parametrize(("no_op_runs", "clean_bill"), [(0.1, True), (0.2, False)])
+def test_a_cpu_that_runs_no_op_for_a_good_part_of_the_step_gets_no_clean_bill(
+        no_op_runs: float, clean_bill: bool) -> None:
+    computing = 1 - no_op_runs
+    rows = (LayerRow("forward", None, 0.6 * computing, 0.0, 0.6, 10.0), LayerRow("aten::mm", 0, 0.1, 0.0, 0.1, 1.0),
+            LayerRow("backward", None, 0.4 * computing, 0.0, 0.4, 10.0),
+            LayerRow("no op runs", None, 0.0, no_op_runs, 0, 0))
+    text = limit_of(structs.replace(clean(), cpu_layers=Layers("step", 1.0, 0, rows)))
+    if clean_bill:
+        assert text.startswith("Nothing to advise") and text.endswith("step: forward 54 %, backward 36 %.")
+    else:
+        assert text.startswith("The CPU runs no op of the model for 20 % of the step, and no cause was found")
 
 
 def test_what_ended_the_recording_is_said_in_the_verdict() -> None:

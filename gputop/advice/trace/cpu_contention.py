@@ -40,7 +40,9 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
     if not others_take(cpus) or host < limit("cpu_contention.share"):
         return None
     return CpuContention(
-        gpus=facts.active_numbers, share=_lost(facts, cpus, host), allowed=cpus.allowed, used=cpus.used,
+        # More than the CPU time itself: their work also empties caches and interrupts the job's threads.
+        gpus=facts.active_numbers, share=_lost(facts, cpus, host), frees_cpus=True, best_case=True,
+        allowed=cpus.allowed, used=cpus.used,
         programs=cpus.programs, children=cpus.children, held_up=cpus.held_up,
         busiest=tuple(user for user in cpus.busiest if user.cpus >= limit("cpu_contention.named") * cpus.programs))
 

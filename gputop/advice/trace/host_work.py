@@ -30,6 +30,10 @@ from gputop.trace.model import Trace
 _KERAS = (KERAS2, KERAS3)
 _WORTH_NAMING = 0.01  # of the gap; less is no part of the cause
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
+_INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
+    "evaluation": ("evaluate", "test_on_batch(x, y)"),
+    "prediction": ("predict", "predict_on_batch(x)"),
+}
 _SELDOM = (
     "if step % 100 == 0:\n"
     "    print(step, float(loss))  # reading a value waits for the GPU")
@@ -97,6 +101,7 @@ class StepGapHost(Verdict, frozen=True, kw_only=True):
     executor_work: Sequence[GapWork]  # of TensorFlow's executors
     input_s: float | None = None  # what the input pipeline takes for a step's batches, where the steps wait for it
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
+    inside: tuple[str, ...] = ()  # phases of Keras's that each step holds, in its callbacks
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
 
@@ -134,7 +139,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
-                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host, host.gap_rank), cure=Cure(
+                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host, host.gap_rank),
+                       inside=steps.inside, cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
 
@@ -192,6 +198,8 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     """What fills the gap, what to do, and the code."""
     most = limit("step_gap_host.named") * v.gap_s
     known = known_work(WORK, (*v.work, *v.executor_work), most)
+    if v.inside and (known is None or known[0].kind == "iterator"):
+        return _work_inside(v, loop, most)
     if known is not None:
         found, named = known
         return f"{found.what} ({named_work(named)})", found.action, found.snippets.get(loop)
@@ -209,6 +217,17 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
         return what, ("Move the work between the steps into the step's function, or do it every hundred steps. Do not "
                       "read results at each step, so that the loop runs ahead of the GPU."), _SELDOM
     return what, "Find out what Python does between the steps, and move it out of the loop.", _MEASURED
+
+
+def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str]:
+    """The same for steps whose callback predicts or evaluates each time."""
+    calls = [_INSIDE[phase] for phase in v.inside]
+    names, without_iterator = " and ".join(f"{name}()" for name, _ in calls), calls[0][1]
+    return (f"a callback calls {names} in each step, which makes a dataset and its iterator every time; "
+            + _gap_content(v, loop, most),
+            f"Call {names} every hundred steps. For a single batch use {without_iterator}, which makes no dataset.",
+            "def on_train_batch_end(self, batch, logs=None):\n"
+            f"    if batch % 100 == 0:\n        self.model.{without_iterator}")
 
 
 def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],

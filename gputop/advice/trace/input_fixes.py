@@ -57,10 +57,9 @@ _NO_PYTHON = ("ds = ds.map(fn)  # fn in TensorFlow ops (tf.strings, tf.io, tf.im
 _ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
                  "model.fit(ds.batch(batch_size).prefetch(2), steps_per_epoch=steps, epochs=epochs)\n"
                  "# in a custom loop: options.experimental_warm_start = True, the next iter(ds) before an epoch ends")
-_PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), and only one such call runs at a time, "
-               "whatever num_parallel_calls is. Write it in TensorFlow ops, or run it once and store TFRecords. If "
-               "CPUs are free, run it in separate processes. More parallel calls help only if the Python code waits "
-               "for storage or network.")
+_PYTHON_MAP = ("The map's function is Python (py_function or numpy_function). Its calls share Python's lock (GIL): "
+               "they compute one at a time, and only while they wait for storage or network do several run. Write it "
+               "in TensorFlow ops, or run it once and store TFRecords. If CPUs are free, run it in separate processes.")
 _MOST = 0.5  # of the time waited, or of a function's
 _CROWD = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for

@@ -214,7 +214,7 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
         reason = "the trace does not show when it was captured" if trace.stacks else trace.no_stacks
         return HostStacks(basis=basis, reason=reason) if reason else None
     window = Spans(*(np.array([edge], np.int64) for edge in trace.window_ns))
-    within = steps.spans if steps is not None else window
+    within = window if steps is None else steps.call_spans if steps.inside else steps.spans
     by_kind, gpus = gap_spans(trace, gpu_timelines, steps, causes)
     every = merge(EMPTY, *by_kind.values())
     processes = process_lines(python, within, every)

@@ -163,6 +163,11 @@ def _stacks(
     return code, innermost, stacks
 
 
+def linked_ops(trace: Trace) -> I64:
+    """Rows of the ops whose gradients the backward pass computes, in any order."""
+    return _linked(trace, autograd_functions(trace))[1]
+
+
 def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:
     """Rows of autograd's functions, and for each that of the op whose gradient it computes.
 

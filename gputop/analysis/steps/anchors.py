@@ -33,6 +33,7 @@ class Anchors(NamedTuple):
     phase: str = UNKNOWN
     left_out_s: Mapping[str, float] = {}
     other_loops: Mapping[str, Spans] = {}
+    inside: tuple[str, ...] = ()
 
 
 def first_to_last(name: npt.NDArray, start_ns: I64, end_ns: I64) -> tuple[I64, I64]:

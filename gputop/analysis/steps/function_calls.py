@@ -28,6 +28,7 @@ from gputop.analysis.steps.loop_selection import (
     pauses_for_other_calls,
     phase_of_most,
     select_loop,
+    within_each_step,
 )
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.int_map import IntMap
@@ -63,17 +64,19 @@ class _KerasCalls(NamedTuple):
 def keras_calls(trace: Trace) -> Anchors | None:
     """Calls of Keras's step functions, two or more. Not bare FunctionRun: most of those sit on tf.data's threads.
 
-    Training and validation are functions of their own, in Keras 3 by the same name. Calls of both end a step.
+    Training and validation are functions of their own, in Keras 3 by the same name. Calls of both end a step, unless
+    both belong to each step: a callback predicts after each batch.
     """
     host, calls = trace.host, _calls_of_keras(trace)
     if len(calls.rows) < 2:
         return None
     calls = calls._replace(function=_merge_retraced(trace, calls.rows, calls.function))
+    calls, inside = _apart_from_calls_of_each_step(trace, calls)
     loop, loops = _loops_of_keras(trace, calls)
     steps = calls.rows[calls.function == loop.function]
     which = {EVALUATION: ", which evaluates", PREDICTION: ", which predicts"}.get(loop.phase, "")
     return Anchors(calls.name + which, "high", host.start_ns[steps], host.end_ns[steps], host.start_ns[calls.rows],
-                   phase=loop.phase, left_out_s=loop.left_out_s, other_loops=loops)
+                   phase=loop.phase, left_out_s=loop.left_out_s, other_loops=loops, inside=inside)
 
 
 def few_keras_calls(trace: Trace) -> Anchors | None:
@@ -113,6 +116,16 @@ def _loops_of_keras(trace: Trace, calls: _KerasCalls) -> tuple[SelectedLoop, dic
     loop = select_loop(trace, calls.function, trace.host.end_ns[calls.rows] - trace.host.start_ns[calls.rows], phase_of)
     return loop, other_loops(trace, calls.rows, calls.function, {
         function: phase for function, phase in phase_of.items() if function != loop.function})
+
+
+def _apart_from_calls_of_each_step(trace: Trace, calls: _KerasCalls) -> tuple[_KerasCalls, tuple[str, ...]]:
+    """The calls without those that most steps of the selected loop hold, as the training waits for them each time; and
+    the phases of these."""
+    phase_of = phases(trace, calls.rows, calls.function)
+    start = trace.host.start_ns[calls.rows]
+    loop = select_loop(trace, calls.function, trace.host.end_ns[calls.rows] - start, phase_of).function
+    inside, phases_inside = within_each_step(start, calls.function, loop, phase_of)
+    return calls._replace(rows=calls.rows[~inside], function=calls.function[~inside]), phases_inside
 
 
 # -- loops of the user's own ----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from gputop.trace.intervals import EMPTY, Spans, joined, merge, union
 from gputop.trace.model import I64, Trace
 
 _ORDER = (TRAINING, UNKNOWN, EVALUATION, PREDICTION)  # of the loops that steps are taken from, first to last
+_MIN_HELD = 3  # steps with a call of another loop, before it is taken for a part of each step. gputop's own figure
 # A pause of so many medians between two calls of one loop is still the loop's. gputop's own figure.
 _LOOP_PAUSE_FACTOR = 3.0
 
@@ -73,6 +74,27 @@ def _usual_reach(calls: Spans) -> int:
     length = float(np.median(calls.end - calls.start)) if len(calls.start) else 0.0
     pauses = calls.start[1:] - calls.end[:-1]
     return int(max(length, _LOOP_PAUSE_FACTOR * float(np.median(pauses)) if len(pauses) else 0.0))
+
+
+def within_each_step(start_ns: I64, function: npt.NDArray, loop: int,
+                     phase_of: Mapping[int, str]) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
+    """Which of these calls belong to evaluations or predictions that most steps of the ``loop`` hold, as the training
+    waits for a callback that makes them after each batch; and their phases.
+
+    Most are more than half of the times between two starts of the loop's calls, and ``_MIN_HELD`` or more.
+    """
+    steps = np.sort(start_ns[function == loop])
+    inside = np.zeros(len(start_ns), bool)
+    phases_inside = set()
+    for other, phase in phase_of.items():
+        calls = function == other
+        held = np.unique(np.searchsorted(steps, start_ns[calls], side="right"))
+        held = held[(held > 0) & (held < len(steps))]
+        most = len(held) >= _MIN_HELD and 2 * len(held) > len(steps) - 1
+        if most and other != loop and phase in (EVALUATION, PREDICTION):
+            inside |= calls
+            phases_inside.add(phase)
+    return inside, tuple(sorted(phases_inside))
 
 
 def pauses_for_other_calls(start_ns: I64, other_start_ns: I64, other_end_ns: I64) -> Spans:

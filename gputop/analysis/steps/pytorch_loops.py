@@ -132,8 +132,8 @@ def _steps_of_calls(ops: Ops, calls: _StepCalls) -> Anchors:
     batches = np.concatenate(([0], np.cumsum(ops.is_batch)))
     fetched = batches[calls.first_op[1:]] - batches[calls.next_op[:-1]]
     usual, often = Counter(fetched.tolist()).most_common(1)[0]
-    begins = (_begins_by_batch(ops, calls, usual) if usual and 2 * often >= len(fetched)
-              else _begins_by_sequence(ops, calls))
+    by_batch = usual > 0 and 2 * often >= len(fetched)
+    begins = _begins_by_batch(ops, calls, usual) if by_batch else _begins_by_sequence(ops, calls)
     start_ns = np.array([first_ns if begin == first_op else int(ops.start[begin]) for begin, first_op, first_ns in zip(
         begins, calls.first_op.tolist(), calls.first_ns.tolist(), strict=True)], np.int64)
     recorded = np.array(begins) >= 0
@@ -142,7 +142,7 @@ def _steps_of_calls(ops: Ops, calls: _StepCalls) -> Anchors:
     between = [(int(calls.next_op[i]) + usually, begins[i + 1])
                for i in np.flatnonzero(ops_between > 2 * usually + 2).tolist()]
     loops = [(phase, *span) for span in between if (phase := _phase(ops, *span)) is not None]
-    tail = _tail(ops, int(calls.next_op[-1]), usually, by_batch=bool(usual))
+    tail = _tail(ops, int(calls.next_op[-1]), usually, by_batch=by_batch)
     edges = np.concatenate((start_ns[recorded], ops.start[[first for _, first, _ in loops]], ops.start[tail]))
     return Anchors("calls of Optimizer.step", "medium", start_ns[recorded], calls.last_end_ns[recorded], edges,
                    other_loops=_spans_by_phase(ops, loops))

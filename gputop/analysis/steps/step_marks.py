@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.analysis.steps.anchors import Anchors, first_to_last, steps_of_ranks
-from gputop.analysis.steps.loop_selection import other_loops, select_loop
+from gputop.analysis.steps.loop_selection import other_loops, select_loop, within_each_step
 from gputop.analysis.steps.numbered_ranges import numbered_ranges
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
 from gputop.trace.intervals import joined, union
@@ -31,7 +31,7 @@ def step_markers(trace: Trace) -> Anchors | None:
 
     1. Of the thread with most of them.
     2. Of ``train``, ``test`` and ``predict`` the first; of other names the one that takes most time.
-    3. Markers of each name end a step.
+    3. Markers of each name end a step, but those of evaluations and predictions that each step holds.
     """
     host = trace.host
     rows, _ = host_stat(host, "step_num")
@@ -41,6 +41,10 @@ def step_markers(trace: Trace) -> Anchors | None:
     name = host.name[rows]
     phase_of = {marker: _KERAS2_MARKERS.get(trace.names[marker], UNKNOWN) for marker in np.unique(name).tolist()}
     loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)
+    inside, phases_inside = within_each_step(host.start_ns[rows], name, loop.function, phase_of)
+    if phases_inside:
+        rows, name = rows[~inside], name[~inside]
+        loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)
     steps = rows[name == loop.function]
     return Anchors(
         f"{trace.names[loop.function]} markers with step_num", "high", host.start_ns[steps], host.end_ns[steps],
@@ -48,7 +52,9 @@ def step_markers(trace: Trace) -> Anchors | None:
         # Markers of other names may be of epochs, around those of the steps.
         left_out_s={phase: time_s for phase, time_s in loop.left_out_s.items() if phase != UNKNOWN},
         other_loops=other_loops(trace, rows, name, {
-            marker: phase for marker, phase in phase_of.items() if marker != loop.function and phase != UNKNOWN}))
+            marker: phase for marker, phase in phase_of.items()
+            if marker != loop.function and phase != UNKNOWN and phase not in phases_inside}),
+        inside=phases_inside)
 
 
 def numbered_steps(trace: Trace) -> Anchors | None:

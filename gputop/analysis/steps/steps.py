@@ -45,6 +45,7 @@ from gputop.analysis.steps.start_up import past_start, start_up_in_all, start_up
 from gputop.analysis.steps.step_marks import numbered_steps, profiler_steps, step_markers, viewer_steps
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.analysis.steps.whole_steps import WholeSteps, whole_steps
+from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import distinct, host_rows
 from gputop.trace.model import I64, Kind, Trace
 
@@ -171,7 +172,7 @@ def _steps(trace: Trace, detector: StepDetector, anchors: Anchors, whole: WholeS
         p95_s=float(np.percentile(length_s, 95)),
         durations_s=tuple(length_s.tolist()),
         dropped=len(whole.warm_up_ns) + whole.incomplete,
-        iterations_per_step=_iterations(trace, whole.bounds_ns) if detector.packs_iterations else 1.0,
+        iterations_per_step=_iterations(trace, anchors, whole.bounds_ns) if detector.packs_iterations else 1.0,
         phase=anchors.phase, left_out_s=anchors.left_out_s, unit=anchors.unit,
         start_up=start_up_in_all(trace, bounds),
     )
@@ -179,7 +180,8 @@ def _steps(trace: Trace, detector: StepDetector, anchors: Anchors, whole: WholeS
     call_ends = _call_ends(anchors, bounds) if on_gpu is None else ()
     return Steps(tuple(map(tuple, bounds.tolist())), times, call_ends,
                  last_call_ns=int(anchors.end_ns.max()) if call_ends else None,
-                 warm_up_ns=tuple(map(tuple, whole.warm_up_ns.tolist())), other_loops=anchors.other_loops)
+                 warm_up_ns=tuple(map(tuple, whole.warm_up_ns.tolist())), other_loops=anchors.other_loops,
+                 inside=anchors.inside)
 
 
 def _call_ends(anchors: Anchors, bounds: I64) -> tuple[int, ...]:
@@ -191,13 +193,17 @@ def _call_ends(anchors: Anchors, bounds: I64) -> tuple[int, ...]:
     return tuple(anchors.end_ns[order][begins_step].tolist())
 
 
-def _iterations(trace: Trace, bounds: I64) -> float:
-    """Optimizer steps in one call (Keras' steps_per_execution), by its calls of IteratorGetNext.
+def _iterations(trace: Trace, anchors: Anchors, bounds: I64) -> float:
+    """Optimizer steps in one call (Keras' steps_per_execution), by the calls of IteratorGetNext during it, or in the
+    step if there are none: a callback may read batches as well.
 
     Every replica of a MirroredStrategy has its own iterator, so the count is divided by the GPUs that ran kernels, or
     on CPUs by the replicas that ops are named for, where that leaves whole iterations.
     """
     start = trace.host.start_ns[host_rows(trace, GET_NEXT)]
+    of_calls = union(anchors.start_ns, anchors.end_ns)
+    during = start[coverage(of_calls, start, start + 1) > 0]
+    start = during if len(during) else start
     calls = np.searchsorted(start, bounds[:, 1]) - np.searchsorted(start, bounds[:, 0])
     count = float(np.median(calls))
     replicas = len(distinct(trace.device.gpu[trace.device.kind == Kind.COMPUTE]))

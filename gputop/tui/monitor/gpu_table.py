@@ -75,6 +75,9 @@ class Pane(CachedLinesWidget):
         return self._table.lines
 
 
+_RESERVED = (" GiB reserved", " reserved")  # behind "76.4/79.6", the longest that has room
+
+
 class GpuTable(Widget, can_focus=True):
     """All GPUs. :meth:`update_view` brings it to the newest sample, repainting only what changed."""
 
@@ -341,7 +344,8 @@ class GpuTable(Widget, can_focus=True):
             figures = self._stacked_figures(gpu)
             key = figure_key("memory", "note")
             if reserved and key in figures:
-                figures[key] = fit(" GiB reserved", self._fields["note"].width), DIM
+                width = self._fields["note"].width
+                figures[key] = fit(next((note for note in _RESERVED if len(note) <= width), ""), width), DIM
             return figures
         figures = figures_of(gpu, self.metric, self._fields)
         if self.rows_per_gpu > 1:

@@ -11,7 +11,8 @@ from gputop.advice.trace_rules import TRACE_RULES
 NOT_SIMULATED = frozenset(("elementwise_unfused", "managed_memory", "default_stream", "cpu_contention",
                            "time_outside_steps", "evaluation_share", "unfinished_step", "sixteen_bit_unused",
                            "graph_recapture", "threads_unused", "thread_oversubscription", "anomaly_mode",
-                           "double_precision", "onednn_off", "memory_growth", "embedding_dense"))
+                           "double_precision", "onednn_off", "memory_growth", "embedding_dense", "accumulation_sync",
+                           "gradients_zeroed", "ops_without_gradient"))
 
 
 def ids_with_rules() -> frozenset[str]:

@@ -141,6 +141,23 @@ def test_what_fills_the_gap_decides_the_cure(name, api):
     assert api in (found(gap(0.3, name=name))["step_gap_host"].snippet or "")
 
 
+@pytest.mark.parametrize(("function", "ops", "calls", "instead"), [
+    ("__inference_one_step_on_data_distributed_3", (), "predict()", "predict_on_batch"),
+    ("__inference_multi_step_on_iterator_7", ("m/dense/MatMul:MatMul",), "evaluate()", "test_on_batch"),
+])
+def test_what_a_callback_predicts_or_evaluates_in_each_step_is_named(function, ops, calls, instead):
+    """Most of the gap is the iterator that it makes: to make it once is no fix for these."""
+    b = gap(0.3, name="AnonymousIteratorV3")
+    for i in range(STEPS):
+        at = (i + 0.9) * STEP
+        b.host("EagerExecute", at, 20, is_func=1, eager_op=function)
+        for op in ops:
+            b.host(op, at + 5, 5, "tf_Compute/1")
+    f = found(b)["step_gap_host"]
+    assert f"a callback calls {calls} in each step" in f.why and f.action.startswith(f"Call {calls} every")
+    assert instead in (f.snippet or "") and ".repeat()" not in (f.snippet or "")
+
+
 def test_a_gap_that_the_gpu_works_through_costs_nothing():
     b = gap(0.3)
     for i in range(STEPS + 1):

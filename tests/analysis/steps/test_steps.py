@@ -252,6 +252,42 @@ def test_training_and_evaluation_are_distinguished_by_their_ops():
     assert [note.id for note in evaluation_note(steps.times)] == ["evaluation"]
 
 
+@pytest.mark.parametrize("batches", [1, 3])
+def test_what_a_callback_predicts_after_each_batch_belongs_to_the_step(batches):
+    """Each batch is read inside the step's call, and outside by the prediction, as Keras 3 does."""
+    b = Builder(gpus=0)
+    for i in range(6):
+        _call(b, i * 1000, 40, FIT, FORWARD, BACKWARD)
+        b.host("IteratorGetNextAsOptionalOp::DoCompute", i * 1000 + 3, 2, line="tf_data_iterator_get_next/1")
+        for batch in range(batches):
+            b.host("IteratorGetNextOp::DoCompute", i * 1000 + 600 + batch * 60, 5)
+            _call(b, i * 1000 + 610 + batch * 60, 20, "__inference_one_step_on_data_distributed_3", FORWARD)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 5 and steps.times.phase == "training" and not steps.times.left_out_s
+    assert steps.times.mean_s == pytest.approx(1e-3) and steps.times.iterations_per_step == 1
+    assert steps.inside == ("prediction",) and not steps.other_loops and steps.call_spans.total == 5 * 40_000
+
+
+def test_markers_of_predictions_after_each_batch_belong_to_the_step():
+    """Keras 2 marks each batch of fit, evaluate and predict."""
+    b = Builder(gpus=0)
+    for i in range(6):
+        b.host("train", i * 1000, 40, step_num=i).host("predict", i * 1000 + 500, 300, step_num=0)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 5 and steps.times.mean_s == pytest.approx(1e-3)
+    assert steps.inside == ("prediction",) and not steps.times.left_out_s and not steps.other_loops
+
+
+def test_what_runs_after_every_other_step_is_no_part_of_each():
+    b = Builder(gpus=0)
+    for i in range(8):
+        _call(b, i * 1000, 40, FIT, FORWARD, BACKWARD)
+        if i % 2:
+            _call(b, i * 1000 + 600, 20, EVALUATE, FORWARD)
+    steps = find_steps(b.build())
+    assert steps is not None and not steps.inside and "evaluation" in steps.other_loops
+
+
 def test_evaluation_alone_is_said_to_be_that():
     b = Builder(gpus=0)
     for i in range(5):

@@ -1,0 +1,58 @@
+"""Ops of a PyTorch training loop that no gradient passes through: metrics, histograms, masks made anew.
+
+1. The backward pass shows by its sequence numbers which op made each of its functions
+   (:func:`gputop.analysis.layers.pytorch.linked_ops`). An op on the loop's thread that is such a one, or holds one, is
+   a part of the model or its loss.
+2. Ops in a function of autograd, in the optimizer and in the ``DataLoader`` are of these.
+3. Of the rest those count whose results are new. Ops in place (``add_``), on lists (``_foreach_norm``) and norms update
+   weights, averages of them and gradients; copies and what makes tensors prepare the batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.analysis.host.small_ops import outermost_ops
+from gputop.analysis.layers.pytorch import linked_ops
+from gputop.analysis.steps.pytorch_ops import thread_of_ops
+from gputop.analysis.steps.training_loops import LOADER
+from gputop.trace.intervals import coverage, union
+from gputop.trace.lookups import host_rows, name_mask
+from gputop.trace.model import I64, Trace
+
+_OP = r"(?!autograd::|c10d::|record_param_comms)[\w.]+::\S|\w+Backward\d*$|CompiledFunction|Torch-Compiled Region"
+_OTHER_PARTS = rf"autograd::engine::evaluate_function|Optimizer\.(?:step|zero_grad)#|{LOADER}"
+_NEW_RESULTS = (r"aten::(?!_foreach|_amp|(?:linalg_)?(?:vector_|matrix_)?norm$|\w+_$|_?to(?:_copy)?$|copy|contiguous$|"
+                r"clone$|detach$|empty|zeros|ones|full|stack$|cat$|item$|is_nonzero$|_local_scalar_dense$)")
+_PRODUCT = (r"aten::(?:addmm|mm|bmm|baddbmm|linear|matmul|_?convolution\w*|mkldnn_\w+|einsum|lstm|gru|"
+            r"_?scaled_dot_product\w*)$")
+
+
+class OpsWithoutGradient(NamedTuple):
+    """``rows`` of the host's events, in order of time; ``product_ns``: of their time goes into matrix products and
+    convolutions, as of a second model."""
+
+    rows: I64
+    product_ns: int
+
+
+def ops_without_gradient(trace: Trace) -> OpsWithoutGradient | None:
+    """Those of the loop's thread; None where it is not known, or no backward pass names its ops."""
+    line, linked = thread_of_ops(trace), linked_ops(trace)
+    if line is None or not len(linked):
+        return None
+    host = trace.host
+    rows, parts = host_rows(trace, _OP), host_rows(trace, _OTHER_PARTS)
+    parts = parts[host.line[parts] == line]
+    ops = outermost_ops(trace, rows[host.line[rows] == line])
+    elsewhere = union(host.start_ns[parts], host.end_ns[parts])
+    ops = ops[coverage(elsewhere, host.start_ns[ops], host.start_ns[ops] + 1) == 0]
+    linked_ns = np.sort(host.start_ns[linked[host.line[linked] == line]])
+    of_model = np.searchsorted(linked_ns, host.end_ns[ops]) > np.searchsorted(linked_ns, host.start_ns[ops])
+    ops = ops[~of_model & name_mask(trace, _NEW_RESULTS)[host.name[ops]]]
+    products = host_rows(trace, _PRODUCT)
+    products = products[host.line[products] == line]
+    computing = union(host.start_ns[products], host.end_ns[products])
+    return OpsWithoutGradient(ops, int(coverage(computing, host.start_ns[ops], host.end_ns[ops]).sum()))
