@@ -198,7 +198,7 @@ def test_a_prometheus_knows_nodes_and_it_is_said(monkeypatch: pytest.MonkeyPatch
 def test_fewer_than_three_nodes_do_not_tell_workers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     prometheus(monkeypatch, {"n1": {"sm_active": 0.9}, "n2": {"sm_active": 0.5}})
     asked = asked_prometheus([f"n{i}:{port}" for i in (1, 2) for port in (1, 2, 3)])
-    assert asked.by_address == {} and "knows 2 of the nodes" in asked.notes[0]
+    assert asked.by_address == {} and "has 2 of these workers' nodes" in asked.notes[0]
 
 
 def test_power_where_the_activity_is_coarse(monkeypatch: pytest.MonkeyPatch) -> None:
