@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.readers.xspace.reader import read_xspaces
-from tests.advice.labeled.case import TRACE_IDS, Case
+from tests.advice.labeled.case import Case
 from tests.advice.labeled.cases import all_cases
+from tests.advice.labeled.faults import FAULTS
 from tests.advice.labeled.rules import ids_with_rules
 from tests.advice.labeled.score import Verdict, judge, summary
 
@@ -77,7 +78,7 @@ def _print(document: dict[str, Any], seconds: float) -> None:
     print(f"{'false alarms on healthy':24s} {document['false_alarms_on_healthy']} of {document['healthy']} traces")
     print(f"{'contradictions':24s} {document['contradictions']}\n")
     print(f"{'id':24s} {'wanted':>7s} {'found':>6s} {'false':>6s} {'severity off':>13s} {'first':>9s}")
-    for id_ in sorted({*TRACE_IDS, *document["ids"]} - {"-"}):
+    for id_ in sorted({*FAULTS, *document["ids"]} - {"-"}):
         row = document["ids"].get(id_)
         if row is None:
             print(f"{id_:24s} {'no rule, nothing asked':>30s}" if id_ not in ids_with_rules() else f"{id_:24s}")

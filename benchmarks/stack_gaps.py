@@ -93,7 +93,7 @@ class Job:
 def named(job: Job, logdir: Path) -> dict[str, float]:
     """One capture: its gaps, those that the samples tell of, and those whose first line is the callback's."""
     from gputop.analysis.host.stack_lines import gap_spans, lines_of_gaps, process_lines, python_of
-    from gputop.diagnosis.diagnose import examine
+    from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.trace.intervals import EMPTY, merge
     from gputop.trace.readers.load import load
 
@@ -102,10 +102,10 @@ def named(job: Job, logdir: Path) -> dict[str, float]:
     if done.returncode:
         raise SystemExit(done.stderr)
     document = json.loads(done.stdout)
-    facts = examine(load([logdir]))
+    facts = analyze_to_facts(load([logdir]))
     spans, _ = gap_spans(facts.trace, facts.gpu_timelines, facts.steps, facts.host)
     gaps = list(zip(spans["gap"].start.tolist(), spans["gap"].end.tolist(), strict=True))
-    processes = process_lines(python_of(facts.trace), facts.judged_spans, merge(EMPTY, *spans.values()))
+    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, merge(EMPTY, *spans.values()))
     lines = lines_of_gaps(processes, [(a, b, "gap") for a, b in gaps])
     calls = [step[:2] for step in list(job.steps)]
     right = ran = 0

@@ -32,7 +32,7 @@ _SCREENS, _PLAIN = 500, 30  # how many are drawn, and how many of them the plain
 
 def make(paths: list[str], out: Path) -> dict[str, float]:
     """In a process of its own: what the worker does, stage by stage."""
-    from gputop.diagnosis.diagnose import examine
+    from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.timeline.build import build
     from gputop.timeline.idle_gaps import rank_idle_gaps
     from gputop.trace.readers.load import load
@@ -40,7 +40,7 @@ def make(paths: list[str], out: Path) -> dict[str, float]:
     begin = time.perf_counter()
     trace = load(paths)
     read = time.perf_counter()
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     analyzed = time.perf_counter()
     rank_idle_gaps(facts)
     sought = time.perf_counter()

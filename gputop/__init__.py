@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _page_in_frame(analysis: Analysis) -> str:
-    """What a notebook shows of an analysis: its page, in a frame that keeps styles and script to itself."""
+    """Page of an analysis for a notebook, in a frame that keeps styles and script to itself."""
     from html import escape
 
     from gputop.export.html import analysis_page

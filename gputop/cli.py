@@ -14,8 +14,8 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from gputop.commands.arguments import parse
-from gputop.commands.own_rules import use_own_rules
 from gputop.commands.settings import apply_settings, config_path, load
+from gputop.commands.user_rules import use_user_rules
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
 from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, NUMPY_SETTINGS, keep_freed_memory, offer_to_oom_killer
 from gputop.text import console, crash
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in settings.warnings:
         console.say(warning)
     try:
-        problems = use_own_rules(args, settings)
+        problems = use_user_rules(args, settings)
     except GputopError as error:
         console.print_error(error)
         return error.exit_code

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gputop.advice.own_registry import Own
+from gputop.advice.user_registry import UserRules
 from tests.tf_job import TfJob, start_tf_job
 from tests.tui.textual_private import make_pilots_cheap
 
@@ -20,7 +20,7 @@ from tests.tui.textual_private import make_pilots_cheap
 def no_rules_of_the_user() -> Iterator[None]:
     """What a test takes into the registry is of that test alone."""
     yield
-    Own.clear()
+    UserRules.clear()
 
 
 # A loaded machine is no fault of a test.

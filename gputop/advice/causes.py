@@ -89,14 +89,14 @@ def fold_consequences(findings: Iterable[Finding], replayed_rest: Rest = lambda 
             continue
         if not CONDITIONS[relation.condition](cause, effect):
             continue
-        share, own = effect.gain.step_time or 0.0, cause.gain.step_time or 0.0
+        share, cause_share = effect.gain.step_time or 0.0, cause.gain.step_time or 0.0
         replayed = replayed_rest(effect_id, cause.id)
-        rest = share - own if replayed is None else replayed
+        rest = share - cause_share if replayed is None else replayed
         if relation.wholly or share <= 0 or rest <= max(limit("causes.rest") * share, MIN_SHARE):
             parent[effect.id] = cause.id
             if relation.keeps_cure:
                 keeps_cure.add(effect.id)
-        elif own > 0 and replayed is None:
+        elif cause_share > 0 and replayed is None:
             by_id[effect.id] = _without(effect, cause, rest)
     return ranked(_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values() if f.id not in parent)
 
@@ -117,9 +117,10 @@ def _without(effect: Finding, cause: Finding, rest: float) -> Finding:
 def _with_consequences(
     finding: Finding, by_id: dict[str, Finding], parent: dict[str, str], keeps_cure: set[str],
 ) -> Finding:
-    own = [_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values() if parent.get(f.id) == finding.id]
-    if not own:
+    consequences = [_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values()
+                    if parent.get(f.id) == finding.id]
+    if not consequences:
         return finding
-    curing = [finding, *(f for f in own if f.id in keeps_cure)]
-    return replace(finding, consequences=ranked(own), action=" ".join(f.action for f in curing),
+    curing = [finding, *(f for f in consequences if f.id in keeps_cure)]
+    return replace(finding, consequences=ranked(consequences), action=" ".join(f.action for f in curing),
                    snippet="\n".join(dict.fromkeys(f.snippet for f in curing if f.snippet)) or None)

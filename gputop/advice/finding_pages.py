@@ -65,7 +65,7 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
         yield f"- Leaves out GPUs that these findings explain: {', '.join(f'`{id_}`' for id_ in rule.yields_to)}."
     if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:
         yield ""
-    limits = [limit(id_) for id_ in (*(own.id for own in rule.limits), *rule.shared_limits)]
+    limits = [limit(id_) for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits)]
     if limits:
         yield "| threshold | value | source |"
         yield "|---|---|---|"

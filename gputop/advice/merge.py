@@ -20,7 +20,7 @@ def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_
     known. A live finding on any other GPU has a cause of its own.
     """
     top = list(ranked(trace))
-    known = {id_ for f in top for id_ in f.ids}
+    trace_ids = {id_ for f in top for id_ in f.ids}
     fresh = trace_age_s <= limit("merge.fresh_s")
     only_live = []
     for finding in live:
@@ -31,12 +31,12 @@ def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_
             continue
         rule = rule_of(finding.id, "live")
         # The trace knows more of a cause that both see, so its finding stays.
-        if known & {finding.id, *(rule.same_as if rule is not None else ())}:
+        if trace_ids & {finding.id, *(rule.same_as if rule is not None else ())}:
             continue
         causes = {cause.id for cause in rule.follows_from} if rule is not None and fresh else set()
-        place = next((i for i, f in enumerate(top) if f.severity != "low" and f.ids & causes), None)
-        if place is None:
+        index = next((i for i, f in enumerate(top) if f.severity != "low" and f.ids & causes), None)
+        if index is None:
             only_live.append(finding)
         else:
-            top[place] = replace(top[place], consequences=(*top[place].consequences, finding))
+            top[index] = replace(top[index], consequences=(*top[index].consequences, finding))
     return ranked([*top, *only_live])

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from gputop.advice.own_registry import Own
 from gputop.advice.registry import FINDING_IDS, LIMITS
 from gputop.advice.rule import Origin, PythonRule, Rule
+from gputop.advice.user_registry import UserRules
 from gputop.core.files import read_regular
 from gputop.core.findings import Abstained, Finding
 from gputop.text.units import printable
@@ -38,10 +38,10 @@ _ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 def python_rules(origin: Origin) -> tuple[PythonRule, ...]:
     """The user's rules in Python, imported when they are asked for first."""
-    if Own.python_rules is None:
-        Own.python_rules, Own.not_loaded = _load()
-        Own.python_limits = {own.id: own for rule in Own.python_rules for own in rule.limits}
-    return tuple(rule for rule in Own.python_rules if rule.origin == origin)
+    if UserRules.python_rules is None:
+        UserRules.python_rules, UserRules.not_loaded = _load()
+        UserRules.python_limits = {limit.id: limit for rule in UserRules.python_rules for limit in rule.limits}
+    return tuple(rule for rule in UserRules.python_rules if rule.origin == origin)
 
 
 def _load() -> tuple[tuple[PythonRule, ...], tuple[Abstained, ...]]:
@@ -55,16 +55,16 @@ def _load() -> tuple[tuple[PythonRule, ...], tuple[Abstained, ...]]:
         except Exception as error:  # noqa: BLE001  somebody else's code
             failed.append(Abstained(name, f"the rules of {_package(point)}: {_failure(error)}"))
             continue
-        for rule, why in loaded:
-            if why is None and rule.id not in rules:
+        for rule, flaw in loaded:
+            if flaw is None and rule.id not in rules:
                 rules[rule.id] = structs.replace(rule, package=_package(point))
             else:
-                failed.append(Abstained(name, why or f"another id for its second rule {rule.id}"))
+                failed.append(Abstained(name, flaw or f"another id for its second rule {rule.id}"))
     return tuple(rules.values()), tuple(failed)
 
 
 def _unusable(rule: PythonRule, loaded: Container[str]) -> str | None:
-    """What a rule has to have that it has not; None where it can be used."""
+    """Requirement that a rule does not meet; None where it can be used."""
     shown = printable(str(rule.id))[:64]
     if _ID.fullmatch(rule.id) is None:
         return f"an id of a-z, 0-9 and _ for its rule {shown}"
@@ -72,14 +72,15 @@ def _unusable(rule: PythonRule, loaded: Container[str]) -> str | None:
         return f"another id for its rule {shown}, which is taken"
     if rule.origin not in ("trace", "live"):
         return f'origin "trace" or "live" in its rule {shown}, not {printable(str(rule.origin))[:64]}'
-    for own in rule.limits:
-        if not own.id.startswith(f"{rule.id}.") or own.id in LIMITS:
-            return f"limits whose ids begin with {shown}. in its rule {shown}, not {printable(own.id)[:64]}"
+    for rule_limit in rule.limits:
+        if not rule_limit.id.startswith(f"{rule.id}.") or rule_limit.id in LIMITS:
+            return f"limits whose ids begin with {shown}. in its rule {shown}, not {printable(rule_limit.id)[:64]}"
     return None
 
 
 def _entry_points() -> Iterable[EntryPoint]:
-    """Those of the group. importlib.metadata takes 1.4 MB of the monitor: it is asked where a package names it."""
+    """Entry points of the group. importlib.metadata takes 1.4 MB of the monitor: it is asked where a package names
+    it."""
     if not any(GROUP.encode() in text for folder in sys.path for text in _declared(folder)):
         return ()
     from importlib.metadata import entry_points
@@ -88,7 +89,7 @@ def _entry_points() -> Iterable[EntryPoint]:
 
 
 def _declared(folder: str) -> Iterable[bytes]:
-    """What the packages of a folder of sys.path say of their entry points."""
+    """Entry points that the packages of a folder of sys.path declare."""
     with contextlib.suppress(OSError):  # an archive, or nothing there
         for package in Path(folder or os.curdir).iterdir():
             if package.name.lower().endswith("-info"):
@@ -97,7 +98,7 @@ def _declared(folder: str) -> Iterable[bytes]:
 
 
 def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Finding | Abstained | None:
-    """What a rule says. One in Python may fail, or return what is no finding: it abstains then."""
+    """Call a rule. One in Python may fail, or return what is no finding: it abstains then."""
     if not isinstance(rule, PythonRule):
         return judge()
     try:
@@ -112,16 +113,16 @@ def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Find
 
 
 def _rules_of(point: EntryPoint) -> Sequence[PythonRule]:
-    place = os.path.realpath(str(point.dist.locate_file(""))) if point.dist is not None else ""
-    if place not in _package_folders():
-        raise ImportError(f"it is not an installed package: {printable(place)}")
+    folder = os.path.realpath(str(point.dist.locate_file(""))) if point.dist is not None else ""
+    if folder not in _package_folders():
+        raise ImportError(f"it is not an installed package: {printable(folder)}")
     loaded = point.load()
     if callable(loaded):
         loaded = loaded()
-    found = [loaded] if isinstance(loaded, PythonRule) else list(loaded)
-    if not all(isinstance(rule, PythonRule) for rule in found):
+    rules = [loaded] if isinstance(loaded, PythonRule) else list(loaded)
+    if not all(isinstance(rule, PythonRule) for rule in rules):
         raise TypeError("it is not a gputop.advice.rule.PythonRule")
-    return found
+    return rules
 
 
 def _package_folders() -> set[str]:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
-from gputop.advice.own_registry import Own
 from gputop.advice.rule import OWN, Limit, Origin, Rule
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.user_registry import UserRules
 
 RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 
@@ -53,7 +53,8 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace describes the job that runs now, not an earlier one"),
 )
 
-LIMITS: Mapping[str, Limit] = {own.id: own for own in (*SHARED_LIMITS, *(own for rule in RULES for own in rule.limits))}
+LIMITS: Mapping[str, Limit] = {
+    limit.id: limit for limit in (*SHARED_LIMITS, *(limit for rule in RULES for limit in rule.limits))}
 FINDING_IDS: frozenset[str] = frozenset(id_ for rule in RULES for id_ in rule.ids)
 # Findings that explain a figure or name a limit: none of them costs time.
 EXPLANATIONS: frozenset[str] = frozenset(id_ for rule in RULES if not rule.costs_time for id_ in rule.ids)
@@ -68,16 +69,16 @@ def limit(limit_id: str) -> float:
 
 def limit_record(limit_id: str) -> Limit:
     """A limit as it counts: the user's where there is one; raises KeyError for an id that is not in the tables."""
-    return Own.limits.get(limit_id) or default_limits()[limit_id]
+    return UserRules.limits.get(limit_id) or default_limits()[limit_id]
 
 
 def default_limits() -> Mapping[str, Limit]:
     """All limits as the rules bring them, those in Python too where these have been loaded."""
-    return {**LIMITS, **Own.python_limits} if Own.python_limits else LIMITS
+    return {**LIMITS, **UserRules.python_limits} if UserRules.python_limits else LIMITS
 
 
 def source(*limit_ids: str) -> str:
-    """Where these limits come from, in one line."""
+    """Sources of these limits, in one line."""
     return "; ".join(dict.fromkeys(limit_record(id_).source for id_ in limit_ids))
 
 
@@ -94,5 +95,5 @@ def ids_by_part(part: str) -> frozenset[str]:
 
 def ids_by_idle_gap(cause: str) -> tuple[str, ...]:
     """Ids of the findings that an idle gap with this cause can belong to, the surest first."""
-    found = sorted((rule for rule in TRACE_RULES if cause in rule.idle_gaps), key=lambda rule: rule.idle_gaps[cause])
-    return tuple(id_ for rule in found for id_ in rule.ids)
+    rules = sorted((rule for rule in TRACE_RULES if cause in rule.idle_gaps), key=lambda rule: rule.idle_gaps[cause])
+    return tuple(id_ for rule in rules for id_ in rule.ids)

@@ -1,4 +1,4 @@
-"""What a rule is: one record with everything the rest of gputop has to know about it.
+"""The record of a rule, one with everything the rest of gputop has to know about it.
 
 The records stand in :mod:`gputop.advice.trace_rules`, :mod:`gputop.advice.live_rules` and
 :mod:`gputop.advice.fleet_rules`; :mod:`gputop.advice.registry` joins them and finds one by its id. A record imports no

@@ -1,4 +1,4 @@
-"""What a fix would save: arithmetic on figures of the step, each function one assumption.
+"""Estimated savings of fixes: arithmetic on figures of the step, each function one assumption.
 
 All results are shares of ``step_s``, between 0 and 1; a length of 0 saves nothing. They are bounds by
 the one thing that is changed: nothing else of the step is assumed to get better or worse.

@@ -1,4 +1,4 @@
-"""What the two functions of a rule hand back: a verdict in numbers, and the words written from it.
+"""The results of a rule's two functions: a verdict in numbers, and the words written from it.
 
 A verdict has no sentence and the words compute nothing, so either can change without the other.
 """
@@ -62,7 +62,7 @@ class Explanation(Struct, frozen=True):
 
 
 def of_type(value: Any, wanted: type[_T], function: str) -> _T:
-    """What a rule's function has returned; raises TypeError with a sentence where it is something else."""
+    """Return the result of a rule's function; raises TypeError with a sentence where it is something else."""
     if not isinstance(value, wanted):
         raise TypeError(f"{function} returned {type(value).__name__}, and {wanted.__name__} of gputop.advice.verdict "
                         "belongs there")
@@ -70,7 +70,7 @@ def of_type(value: Any, wanted: type[_T], function: str) -> _T:
 
 
 class Basis(Struct, frozen=True):
-    """What a finding rests on besides its verdict."""
+    """Basis of a finding besides its verdict."""
 
     caveat: str | None = None  # a sentence that says what little it is: it caps the severity where the rule's does
     remark: str | None = None  # a sentence that caps nothing
@@ -101,7 +101,7 @@ def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VE
 
 
 def bound(verdict: Verdict) -> float | None:
-    """At most this share of the step is saved; None where no figure can be given."""
+    """Upper bound of the share of the step that is saved; None where no figure can be given."""
     if verdict.saving_unknown:
         return None
     return (verdict.share or None) if verdict.saving is None else verdict.saving

@@ -1,4 +1,4 @@
-"""What the analyses of a trace yield: the document ``gputop.analysis/1``, typed.
+"""Results of the analyses of a trace: the document ``gputop.analysis/1``, typed.
 
 Times are seconds, sizes bytes, shares ratios 0-1, unknown is None. GPUs go by the numbers the job gives them
 (:func:`gputop.analysis.gpu.device_time.gpu_number`). The fields, their names and their order are the document's:
@@ -30,7 +30,7 @@ class TraceNote(Struct, frozen=True):
 
 
 class TraceSummary(Struct, frozen=True):
-    """Which trace was analyzed.
+    """Summary of the trace that was analyzed.
 
     ``start_s`` is the Unix time of its first event, None where the format has no wall clock; ``unrecorded_s`` of
     ``window_s`` are missing, between recordings that were joined. ``job_cpus`` is None for captures of other tools,
@@ -126,7 +126,7 @@ class RankWallTime(Struct, frozen=True):
 
 
 class WallTime(Struct, frozen=True):
-    """Where the recorded time went (:mod:`gputop.analysis.host.wall_time`): ``parts`` sum to ``total_s``, from its
+    """Division of the recorded time (:mod:`gputop.analysis.host.wall_time`): ``parts`` sum to ``total_s``, from its
     begin to its end, the mean of the ``ranks``, which are listed where there are several. ``recorded_s`` is that
     without what was not recorded: shares are of it.
 
@@ -152,8 +152,8 @@ class WallTime(Struct, frozen=True):
         return sum(part.count for part in self.parts if part.id in ("steps", "periods"))
 
     def pauses_show(self, mean_step_s: float) -> bool:
-        """Whether ``per_step_s`` is longer than the steps alone by 2 % and more: of a recording in which no pause lies
-        between two steps it is not."""
+        """Return whether ``per_step_s`` is longer than the steps alone by 2 % and more: of a recording in which no
+        pause lies between two steps it is not."""
         return self.per_step_s is not None and self.per_step_s > 1.02 * mean_step_s
 
     def share(self, *ids: str) -> float:
@@ -344,7 +344,7 @@ class LaunchThread(Struct, frozen=True):
 
 
 class LaunchThreads(Struct, frozen=True):
-    """Who launches, and who else wants the CPU then.
+    """Threads that launch, and others that want the CPU at the same time.
 
     ``mode`` is what TF_GPU_THREAD_MODE amounts to: gpu_private, gpu_shared, global or unknown.
     ``input_busy_late`` is the share of the GPUs' idle time with a late launch during which at least one
@@ -461,7 +461,7 @@ class AllocatorUse(Struct, frozen=True):
 
 
 class KernelShape(Struct, frozen=True):
-    """How a kernel was launched. ``occupancy`` is the share of an SM's warps that can be resident."""
+    """Launch shape of a kernel. ``occupancy`` is the share of an SM's warps that can be resident."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -561,9 +561,9 @@ class FewBlocks(Struct, frozen=True):
 
 
 class BatchScaling(Struct, frozen=True):
-    """Of one GPU's compute kernels what does not grow with the batch, and what a larger one fills. Per step, or in
-    the window without steps. None: launch shapes, the number of SMs or what an SM holds, or the optimizer's kernels are
-    not known.
+    """Time of one GPU's compute kernels that does not grow with the batch, and that a larger batch fills. Per step, or
+    in the window without steps. None: launch shapes, the number of SMs or what an SM holds, or the optimizer's kernels
+    are not known.
 
     ``few_blocks_s`` is the time of kernels with fewer blocks than SMs, the longest in ``few_blocks``; ``filled_s`` what
     of it the short ones would save per sample, by the factor of the batch. ``last_wave_s`` is the part of the kernels'
@@ -595,8 +595,8 @@ class NarrowKernel(Struct, frozen=True):
 
 
 class SmUse(Struct, frozen=True):
-    """How much of one GPU its compute kernels use while they run (:mod:`gputop.analysis.gpu.sm_use`). Seconds per step,
-    or in the window without steps.
+    """Part of one GPU that its compute kernels use while they run (:mod:`gputop.analysis.gpu.sm_use`). Seconds per
+    step, or in the window without steps.
 
     ``compute_s`` is the time in which any runs, ``used_s`` the same weighted by the share of the GPU that has a warp;
     ``tail_s`` is the part of that in which last waves leave the GPU empty, if all blocks of a kernel take equally long.
@@ -649,7 +649,7 @@ class CopyTable(Struct, frozen=True):
 
 
 class ReplicaWork(Struct, frozen=True):
-    """What one GPU did per step, or in the window. Ratios are to the median of the other GPUs, None where that is 0."""
+    """Work of one GPU per step, or in the window. Ratios are to the median of the other GPUs, None where that is 0."""
 
     gpu: int
     host: str
@@ -673,7 +673,7 @@ class PairOverlap(Struct, frozen=True):
 
 
 class Concurrency(Struct, frozen=True):
-    """How many GPUs are active at once, over the steps or, without them, from the first GPU event to the last.
+    """Number of GPUs that are active at once, over the steps or, without them, from the first GPU event to the last.
 
     ``exactly[k]`` is the share of the time in which k GPUs are, ``by_chance[k]`` what it
     would be were they independent. ``serial`` is the share of the time with any active in
@@ -698,7 +698,7 @@ class StepSkew(Struct, frozen=True):
 
 
 class LaunchOrder(Struct, frozen=True):
-    """How the host launches to several GPUs, by the compute kernels whose launch is in the trace.
+    """Order in which the host launches to several GPUs, by the compute kernels whose launch is in the trace.
 
     ``threads`` counts the launching threads of each GPU; ``shared_launches`` is the share of
     launches by threads that serve several GPUs. Half of those are made in runs of at least
@@ -737,7 +737,7 @@ class Replicas(Struct, frozen=True):
 
 
 class RankTimes(Struct, frozen=True):
-    """What one rank does in the mean step (:mod:`gputop.analysis.gpu.rank_times`). ``waiting_s`` is None where its
+    """Times of one rank in the mean step (:mod:`gputop.analysis.gpu.rank_times`). ``waiting_s`` is None where its
     collectives could not be matched with those of the others: ``communication_s`` includes it then. ``most_steps``
     counts the steps in which its load was the largest."""
 
@@ -783,9 +783,9 @@ class SourceLine(Struct, frozen=True):
 
 
 class Layers(Struct, frozen=True):
-    """Where the step goes by phase and layer, mean of the ``gpus`` that worked: ``basis`` says whether it is the
-    "step", the "period" or the "window", ``total_s`` its length. ``sources``: by line of source, None where no
-    program names one.
+    """Time of the step by phase and layer, mean of the ``gpus`` that worked: ``basis`` says whether it is the "step",
+    the "period" or the "window", ``total_s`` its length. ``sources``: by line of source, None where no program names
+    one.
 
     With ``gpus`` 0 it is the CPU of a job without GPUs (:mod:`gputop.analysis.layers.cpu_layers`): ``device_s`` is the
     time of ops on the CPU, ``kernels`` counts them, and ``wait_s`` is that of the row for time in which none runs."""
@@ -804,7 +804,7 @@ class Layers(Struct, frozen=True):
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """How many rows are above each."""
+        """Number of rows above each row in the tree."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent is None else depths[parent] + 1)
@@ -836,7 +836,7 @@ class RooflinePoint(Struct, frozen=True):
 
 
 class Limits(Struct, frozen=True):
-    """From the mean step down to what its work takes at the GPU's limit; ``steps`` sum to ``step_s``.
+    """Ladder from the mean step down to what its work takes at the GPU's limit; ``steps`` sum to ``step_s``.
 
     ``flops`` are the model's per step and GPU, without what is computed again; ``flops_source`` is "programs" (XLA's,
     in the trace) or "given" (--flops-per-step). ``coverage`` is the share of the compute time whose work is known;
@@ -900,8 +900,8 @@ class PathSegment(Struct, frozen=True):
 
 
 class Slack(Struct, frozen=True):
-    """What ran in the step beside its critical path under one name at one place. ``slack_s``: each of it could take
-    that much longer, once, and the GPUs would not end the next step later; None: any time."""
+    """Work beside the critical path of the step, under one name at one place. ``slack_s``: each of it could take that
+    much longer, once, and the GPUs would not end the next step later; None: any time."""
 
     kind: str
     name: str
@@ -912,7 +912,7 @@ class Slack(Struct, frozen=True):
 
 
 class CriticalPath(Struct, frozen=True):
-    """What the length of a typical step is made of: each of ``segments`` was waited for by the one after it.
+    """Critical path of a typical step: each of ``segments`` was waited for by the one after it.
 
     ``step`` counts from 0 in the trace; it lasts from ``start_ns`` to ``end_ns`` of the trace's own clock, as the
     segments and the times of ``kinds`` do together. ``slack`` lists what is not on the path, longest first.
@@ -995,7 +995,7 @@ class HostStacks(Struct, frozen=True):
 
     @property
     def traced(self) -> bool:
-        """Whether every call was recorded, not samples of them."""
+        """Return whether every call was recorded, not samples of them."""
         return self.source.startswith("tracer")
 
 

@@ -113,11 +113,11 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
          results: list[GateResult]) -> dict[str, Any] | None:
     """The report of one trace, printed, or with --json its document. ``results`` takes what became of the gates."""
     from gputop.comparison.gates import budgets, gate_lines, gates_of_analysis
-    from gputop.diagnosis.diagnose import examine
+    from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.diagnosis.report import short_report, text_report
     from gputop.trace.readers.load import load
 
-    facts = examine(load(paths, run), args.params, _flops_per_step(args))
+    facts = analyze_to_facts(load(paths, run), args.params, _flops_per_step(args))
     analysis = facts.analysis
     idle_gaps = None
     if args.idle_gaps is not None:
@@ -136,10 +136,10 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
     if args.json:
         document = analysis.to_json()
         if idle_gaps is not None:
-            document["bubbles"] = report.to_json([found.idle_gap for found in idle_gaps.ranked], facts, origin_ns)
+            document["bubbles"] = report.to_json([ranked.idle_gap for ranked in idle_gaps.ranked], facts, origin_ns)
             document["idle_gap_causes"] = report.totals_to_json(idle_gaps.totals)
         if shown:
-            document["gates"] = [own.to_json() for own in shown]
+            document["gates"] = [gate.to_json() for gate in shown]
         return document
     console.write_text(text_report(analysis, width(), verbose=args.verbose) if args.full or args.verbose
                        else short_report(analysis, width()))
@@ -151,7 +151,7 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
 
 
 def _flops_per_step(args: argparse.Namespace) -> float | None:
-    """What the user says of the work of a step. Forward and backward pass of a transformer take 6 FLOPs per token and
+    """FLOPs of a step that the user gives. Forward and backward pass of a transformer take 6 FLOPs per token and
     parameter (Kaplan et al., "Scaling Laws for Neural Language Models", 2020, section 2.1)."""
     if args.tokens_per_step is None:
         given: float | None = args.flops_per_step

@@ -92,8 +92,8 @@ COMMANDS: Mapping[str, Command] = {
                       "Start a profiler server in a running TensorFlow or JAX process. gputop asks first.",
                       "gputop attach 41231"),
     "stacks": Command("show where the ranks of a job are: which rank the others wait for",
-                      "Ask NCCL and the dumps of PyTorch's flight recorder which rank is missing. Read the stacks of "
-                      f"this node's ranks with py-spy ({install_command('stacks')}).",
+                      "Ask NCCL, PyTorch's flight recorder and its debug server which rank is missing. Read the stacks "
+                      f"of this node's ranks with py-spy ({install_command('stacks')}).",
                       "gputop stacks"),
     "xprof": Command("open a captured trace with XProf in the browser",
                      f"Start XProf ({install_command('xprof')}) on the captured traces.",
@@ -145,27 +145,27 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, but what is mistyped is answered with the word that was meant."""
+        """Parse as argparse does, but answer a mistyped word with the one that was meant."""
         for option in (word.partition("=")[0] for word in takewhile(lambda w: w not in self._commands.choices, args)):
-            if option.startswith("--") and not any(own.startswith(option) for own in self._option_string_actions):
+            if option.startswith("--") and not any(word.startswith(option) for word in self._option_string_actions):
                 self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
                            "gputop --help lists them")
-        known, unknown = self.parse_known_args(args, namespace)
-        if not any(word.startswith("-") for word in unknown) and isinstance(getattr(known, "paths", None), list):
-            known.paths += unknown  # behind an option: argparse takes several words only where they stand together
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if not any(word.startswith("-") for word in unknown) and isinstance(getattr(parsed, "paths", None), list):
+            parsed.paths += unknown  # behind an option: argparse takes several words only where they stand together
             unknown = []
-        if known.command == "capture" and all(_ADDRESS.fullmatch(word) or _PID.fullmatch(word) for word in unknown):
-            known.attach += [word for word in unknown if not _PID.fullmatch(word)]
-            known.pids, unknown = [int(word) for word in unknown if _PID.fullmatch(word)], []
+        if parsed.command == "capture" and all(_ADDRESS.fullmatch(word) or _PID.fullmatch(word) for word in unknown):
+            parsed.attach += [word for word in unknown if not _PID.fullmatch(word)]
+            parsed.pids, unknown = [int(word) for word in unknown if _PID.fullmatch(word)], []
         if unknown:
             word = unknown[0].partition("=")[0]
-            of = f"gputop {known.command}" if known.command else "gputop"
-            own = self._commands.choices[known.command] if known.command else self
+            of = f"gputop {parsed.command}" if parsed.command else "gputop"
+            subparser = self._commands.choices[parsed.command] if parsed.command else self
             if word.startswith("-"):
-                meant = _meant(word, own._option_string_actions)
-                own.error(f"{of} has no option {word}.{meant} {of} --help lists them")
-            own.error(f"{of} takes no argument {word}.{_belongs(word, own)} {of} --help has an example")
-        return known
+                meant = _meant(word, subparser._option_string_actions)
+                subparser.error(f"{of} has no option {word}.{meant} {of} --help lists them")
+            subparser.error(f"{of} takes no argument {word}.{_belongs(word, subparser)} {of} --help has an example")
+        return parsed
 
     def add_commands(self, **settings: Any) -> Any:
         """Subparsers, one for each command."""
@@ -198,12 +198,12 @@ def _belongs(word: str, parser: argparse.ArgumentParser) -> str:
 def _meant(word: str, words: Iterable[str]) -> str:
     from difflib import get_close_matches
 
-    found = get_close_matches(word, [own for own in words if own != "-h"], 1)
-    return f" Did you mean {found[0]}?" if found else ""
+    close = get_close_matches(word, [candidate for candidate in words if candidate != "-h"], 1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def watch_options(watch: argparse._ActionsContainer) -> None:
-    """What to watch and how."""
+    """Add the options of what to watch and how."""
     watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
                        help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
                             "socket that leads to one. Several addresses (repeat the option, use commas, or write "
@@ -242,14 +242,14 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
 
 
 def rules_options(rules: argparse._ActionsContainer) -> None:
-    """What is judged by, beside gputop's own rules."""
+    """Add the options of rules besides gputop's own."""
     rules.add_argument("--rules", action="append", default=[], metavar="FILE",
                        help="also use the rules, limits and budgets of this file, in addition to rules.toml in the "
                             "config folder and gputop.toml here; see gputop rules")
 
 
 def dip_options(dips: argparse._ActionsContainer) -> None:
-    """When to capture automatically."""
+    """Add the options of automatic captures."""
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help="capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', "
@@ -266,7 +266,7 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
 
 
 def worker_options(workers: argparse._ActionsContainer) -> None:
-    """Which of many workers to capture."""
+    """Add the options of which of many workers to capture."""
     workers.add_argument("--worker-figures", choices=("none", "ssh", "prometheus"), default=None,
                          help="pick three of more than eight workers on other nodes by their activity: from gputop "
                               "there (ssh, without a password), or from the means in Prometheus (prometheus). The "
@@ -274,7 +274,7 @@ def worker_options(workers: argparse._ActionsContainer) -> None:
 
 
 def cluster_options(cluster: argparse._ActionsContainer) -> None:
-    """How other nodes are asked."""
+    """Add the options of how other nodes are asked."""
     cluster.add_argument("--prometheus", default=None, metavar="URL",
                          help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
                               "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
@@ -297,13 +297,13 @@ def screen_options(screen: argparse._ActionsContainer) -> None:
 
 
 def export_options(export: argparse._ActionsContainer) -> None:
-    """What the monitor serves while it runs."""
+    """Add the options of what the monitor serves while it runs."""
     export.add_argument("--export", type=listen_address, default=None, metavar="[HOST:]PORT",
                         help="also serve the metrics to Prometheus, as gputop export --listen does")
 
 
 def notify_options(notify: argparse._ActionsContainer) -> None:
-    """Who is told what happens."""
+    """Add the options of notifications."""
     notify.add_argument("--notify", action="append", default=[], metavar="WAY",
                         help="notify of findings that last, GPU faults, and the end of captures and jobs. bell: the "
                              "terminal's, with OSC 9. command:LINE: gets JSON on its standard input, and a text as "
@@ -334,11 +334,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
-    own, rest = words, []
+    own_words, rest = words, []
     if "--" in words and "run" in words[:words.index("--")]:
-        at = words.index("--")
-        own, rest = words[:at], words[at:]
-    args = parser(own).parse_args(own)
+        separator = words.index("--")
+        own_words, rest = words[:separator], words[separator:]
+    args = parser(own_words).parse_args(own_words)
     if args.command == "run":
         args.job = [*args.job, *rest] if args.job else rest[1:]
     return args

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def agreed(pid: int, user: str, command: str) -> bool:
-    """Whether the user answers yes; raises GputopError where nobody can be asked."""
+    """Return whether the user answers yes; raises GputopError where nobody can be asked."""
     if not sys.stdin.isatty():
         raise GputopError("gputop asks before it starts a server in a running process, and there is no terminal here",
                           "To start it without the question: --yes", EXIT_USAGE)
@@ -56,7 +56,7 @@ def agreed(pid: int, user: str, command: str) -> bool:
 
 
 def confirmed(note: str, question: str) -> bool:
-    """Whether the user answers yes."""
+    """Return whether the user answers yes."""
     console.note(note)
     try:
         return input(question).strip().lower() in ("y", "yes")

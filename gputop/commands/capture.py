@@ -96,15 +96,15 @@ def run(args: argparse.Namespace) -> int:
         ready = tuple(_ready(pid, yes=args.yes) for pid in args.pids)
         return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
     check_notify(args)
-    own: dict[str, str] = {}
+    endpoints: dict[str, str] = {}
     source = source_of(args)
     if source.simulated:
         source.open()
-        own.update(source.profiler_endpoints())
+        endpoints.update(source.profiler_endpoints())
     stop = threading.Event()
     pids, other_nodes = _with_other_nodes(args, options.worker_figures.remote_command, stop)
     attached = [*options.attach, *(_ready(pid, yes=args.yes) for pid in pids)]
-    servers, notes, _ = find_named_servers(attached, own, discover=not own and not attached)
+    servers, notes, _ = find_named_servers(attached, endpoints, discover=not endpoints and not attached)
     for note in notes:
         say(note)
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)

@@ -22,7 +22,7 @@ _POLL_PERIOD_S = 0.2
 
 
 def run(args: argparse.Namespace, options: Options) -> int:
-    """Until it has captured ``--dip-max`` times (1), or ctrl-c; that ends a running capture and keeps its data."""
+    """Capture on dips until ``--dip-max`` captures (1) or ctrl-c; that ends a running capture and keeps its data."""
     assert options.auto_capture is not None
     if args.json and options.auto_capture.max_captures > 1:
         raise GputopError("--json prints one document, so it needs --dip-max 1", "Leave out --dip-max or --json.",
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
         session.listen(changed)
         session.start()
         say(f"waiting for {options.auto_capture.rule.text}; ctrl-c ends it")
-        reported, known = "", session.last_capture
+        reported, last_reported = "", session.last_capture
         while session.failure is None:
             ended.wait(_POLL_PERIOD_S)
             if auto_capture.note != reported:
@@ -62,17 +62,17 @@ def run(args: argparse.Namespace, options: Options) -> int:
                 session.stop_capture()
             if ended.is_set() and not running:
                 ended.clear()
-                _report(session, known, as_json=args.json, full=args.full)
-                known = session.last_capture
+                _report(session, last_reported, as_json=args.json, full=args.full)
+                last_reported = session.last_capture
                 if auto_capture.done:
                     return EXIT_OK
         raise session.failure
 
 
-def _report(session: Session, known: CaptureRecord | None, *, as_json: bool, full: bool) -> None:
-    """Print the result of a capture newer than ``known``, or why it failed; the command then goes on waiting."""
+def _report(session: Session, last_reported: CaptureRecord | None, *, as_json: bool, full: bool) -> None:
+    """Print the result of a capture newer than ``last_reported``, or why it failed; the command goes on waiting."""
     status, record = session.status, session.last_capture
-    if record is None or record is known:
+    if record is None or record is last_reported:
         assert status is not None
         say(sentences(status.message, status.fix))
         return

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gputop.commands.arguments import add_shared, cluster_options, screen_options
 from gputop.commands.common import preferences_of, width
 from gputop.commands.option_types import hours, refresh_s
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS
@@ -31,8 +32,6 @@ _REFRESH_S, _REFRESH_NODES_S = 15.0, 30.0  # a look at a node takes three quarte
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from gputop.commands.arguments import add_shared, cluster_options, screen_options
-
     add_shared(parser, cluster_options, screen_options)
     parser.add_argument("--nodes", default=None, metavar="LIST",
                         help="without Prometheus: ask gputop on these nodes by ssh, without a password: n[01-16], "
@@ -83,18 +82,19 @@ def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) ->
     """The one job to show, "" for all: the one that was named, else the one that gputop runs in."""
     if named is not None:
         return "" if named == _ALL else named
-    own = environ.get("SLURM_JOB_ID", "")
-    return own if re.fullmatch(r"\d{1,12}", own) else ""
+    slurm_job = environ.get("SLURM_JOB_ID", "")
+    return slurm_job if re.fullmatch(r"\d{1,12}", slurm_job) else ""
 
 
 @contextlib.contextmanager
 def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]:
-    """What asks for the fleet, and the login node that leads to the others, with its port if it has one; "" without."""
+    """Yield the collector of the fleet, and the login node that leads to the others, with its port if it has one; ""
+    without."""
     if args.nodes is not None and args.prometheus:
         raise GputopError("--nodes and --prometheus cannot be combined", "", EXIT_USAGE)
     if args.nodes is None:
-        with _of_prometheus(args) as found:
-            yield found
+        with _of_prometheus(args) as collector:
+            yield collector
         return
     with contextlib.closing(_of_nodes(args)) as nodes:
         yield nodes, ""

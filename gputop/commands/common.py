@@ -13,6 +13,7 @@ from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS, save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.samples import OK
+from gputop.session.options import FigureOptions, Options
 from gputop.text import console
 from gputop.text.console import say
 
@@ -46,7 +47,8 @@ def source_of(args: argparse.Namespace) -> Source:
 
 
 def _has_screen_and_job(args: argparse.Namespace) -> bool:
-    """Whether it is the monitor on a terminal, and a job of this node can be captured from or be given a server."""
+    """Return whether this is the monitor on a terminal, and a job of this node can be captured from or be given a
+    server."""
     if args.command is not None or not sys.stdout.isatty():
         return False
     from gputop.profiler.discovery import TrainingProcesses, find_servers
@@ -55,15 +57,11 @@ def _has_screen_and_job(args: argparse.Namespace) -> bool:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    from gputop.session.options import Options
-
     return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir,
                    auto_capture=_auto_capture_options(args), stacks=args.stacks, worker_figures=_figure_options(args))
 
 
 def _figure_options(args: argparse.Namespace) -> FigureOptions:
-    from gputop.session.options import FigureOptions
-
     config: Config = args.config
     return FigureOptions(args.worker_figures, args.remote_command, args.prometheus or str(config["prometheus"]),
                          {name: str(config[name]) for name in PROMETHEUS_CREDENTIALS})

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _tell(path: str | os.PathLike[str]) -> None:
-    """On a terminal, what is being read: a large trace takes seconds."""
+    """Say on a terminal what is being read: a large trace takes seconds."""
     if sys.stderr.isatty():
         file = Path(path)
         console.say(f"reading {path}" + (f", {size(file.stat().st_size)}" if file.is_file() else ""))
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     results = gates_of_comparison(gates, comparison)
     if args.json:
         document = comparison.to_json()
-        console.write_json({**document, "gates": [own.to_json() for own in results]} if gates else document)
+        console.write_json({**document, "gates": [gate.to_json() for gate in results]} if gates else document)
     elif args.markdown:
         from gputop.comparison.markdown import markdown
 
@@ -88,20 +88,20 @@ def _sides(args: argparse.Namespace) -> tuple[str | Path, str]:
 def _list_baselines(logdir: Path, as_json: bool) -> int:
     from gputop.comparison.baselines import baselines
 
-    found = list(baselines(logdir))
+    saved = list(baselines(logdir))
     if as_json:
         console.write_json({"schema": "gputop.baselines/1", "baselines": [
             {"name": name, "time_s": saved_s, "readable": analysis is not None,
              "paths": list(analysis.trace.paths) if analysis is not None else [],
              "median_s": analysis.steps.median_s if analysis is not None and analysis.steps is not None else None}
-            for name, saved_s, analysis in found]})
+            for name, saved_s, analysis in saved]})
         return EXIT_OK
-    for name, saved_s, analysis in found:
+    for name, saved_s, analysis in saved:
         steps = analysis.steps if analysis is not None else None
         about = "cannot be read" if analysis is None else "no steps" if steps is None else (
             f"{steps.count} steps, median {seconds(steps.median_s)}")
         of = f"  {', '.join(analysis.trace.paths)}" if analysis is not None else ""
         console.write_text(f"{name:<24}{time.strftime('%Y-%m-%d %H:%M', time.localtime(saved_s))}  {about}{of}")
-    if not found:
+    if not saved:
         console.say(f"{logdir} has no baseline: gputop analyze TRACE --save-baseline NAME saves one")
     return EXIT_OK

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.core.files import replacing
+from gputop.core.files import named_folder, replacing
 from gputop.text import console
 from gputop.text.units import size
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _writer(name: str) -> Callable[[list[str], Path], int]:
-    """What writes a file of that name, and returns its size."""
+    """Writer of a file of that name, which returns its size."""
     for ending, write in ((".sqlite", _sqlite), (".db", _sqlite), (".parquet", _parquet), (".json", _chrome),
                           (".json.gz", _chrome), (".csv", _csv)):
         if name.lower().endswith(ending):
@@ -65,18 +65,18 @@ def _recording(paths: list[str], *, whole: bool = False) -> Iterator[Tables]:
 
 @contextmanager
 def _tables(paths: list[str]) -> Iterator[Tables]:
-    """Those of a recording or a trace."""
+    """Tables of a recording or a trace."""
     from gputop.replay.reader import is_recording
 
     if is_recording(paths[0]):
         with _recording(paths, whole=True) as made:
             yield made
     else:
-        from gputop.diagnosis.diagnose import examine
+        from gputop.diagnosis.diagnose import analyze_to_facts
         from gputop.export.trace_tables import trace_tables
         from gputop.trace.readers.load import load
 
-        yield trace_tables(examine(load(paths)))
+        yield trace_tables(analyze_to_facts(load(paths)))
 
 
 def _written(output: Path, write: Callable[[BinaryIO], object]) -> int:
@@ -93,7 +93,6 @@ def _sqlite(paths: list[str], output: Path) -> int:
 
 
 def _parquet(paths: list[str], output: Path) -> int:
-    from gputop.core.files import named_folder
     from gputop.export.write_tables import need_pyarrow, write_parquet, write_parquet_folder
     from gputop.replay.reader import is_recording
 

@@ -62,7 +62,7 @@ def import_asyncio_without_ssl() -> None:
 
 
 def unfit_terminal() -> str:
-    """Why this terminal cannot show the monitor or take its keys; empty where it can."""
+    """Reason why this terminal cannot show the monitor or take its keys; empty where it can."""
     if not sys.stdout.isatty():
         return "standard output is not a terminal"
     if not sys.stdin.isatty():
@@ -74,7 +74,7 @@ def unfit_terminal() -> str:
 
 
 def _has_driver() -> bool:
-    """Whether NVML's library can be loaded at all: a cheap check before the first frame."""
+    """Return whether NVML's library can be loaded at all: a cheap check before the first frame."""
     import ctypes
 
     try:

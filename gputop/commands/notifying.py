@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.text.console import say
+from gputop.text.units import printable
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
@@ -21,7 +22,7 @@ _SCREEN_WAIT_S = 1.0
 
 
 def check_notify(args: argparse.Namespace) -> None:
-    """What can be said of ``--notify`` before the first frame. Raises GputopError (wrong usage)."""
+    """Check ``--notify`` before the first frame. Raises GputopError (wrong usage)."""
     if args.notify:
         from gputop.session.notifier import parse_ways
 
@@ -73,7 +74,6 @@ def _tell_capture(args: argparse.Namespace, title: str, text: str, *, simulated:
     from gputop.session.notifications import Notification
     from gputop.session.notifier import parse_ways, tell
     from gputop.simulation.node import HOSTNAME
-    from gputop.text.units import printable
 
     host = HOSTNAME if simulated else os.uname().nodename
     notification = Notification("capture", time.time(), host, printable(title), printable(text.strip()), simulated)

@@ -1,4 +1,4 @@
-"""What options of the command line take, for argparse: each function converts a text or says what is wrong with it."""
+"""Types of the command line's options, for argparse: each function converts a text or says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def port(text: str) -> int:
 
 
 def pid(text: str) -> int:
-    why = (f"; for a server at an address: gputop --attach {text}" if ":" in text else
-           f"; pgrep -f {text} finds it" if text and text.isprintable() and " " not in text else "")
-    return _digits(text, 1, 2**31 - 1, f"{text!r} is not the number of a process{why}")
+    hint = (f"; for a server at an address: gputop --attach {text}" if ":" in text else
+            f"; pgrep -f {text} finds it" if text and text.isprintable() and " " not in text else "")
+    return _digits(text, 1, 2**31 - 1, f"{text!r} is not the number of a process{hint}")
 
 
 def parameter_count(text: str) -> int:
@@ -111,11 +111,11 @@ def parsed_bounds(text: str) -> dict[str, float]:
     """Ages, sizes and numbers of parts, with commas (14d,2G,40), by the names of gputop.replay.parts.Bounds."""
     out: dict[str, float] = {}
     for word in text.split(","):
-        found = re.fullmatch(r"(\d{1,6})([a-zA-Z]?)", word.strip())
-        number, unit = (int(found[1]), found[2]) if found else (0, "")
-        known = {"age_s": number * _AGE_S.get(unit, 0.0), "size_bytes": number * _SIZE_BYTES.get(unit.upper(), 0),
-                 "parts": number * (not unit)}
-        bound = next(((name, value) for name, value in known.items() if value), None)
+        match = re.fullmatch(r"(\d{1,6})([a-zA-Z]?)", word.strip())
+        number, unit = (int(match[1]), match[2]) if match else (0, "")
+        meanings = {"age_s": number * _AGE_S.get(unit, 0.0), "size_bytes": number * _SIZE_BYTES.get(unit.upper(), 0),
+                    "parts": number * (not unit)}
+        bound = next(((name, value) for name, value in meanings.items() if value), None)
         if bound is None or bound[0] in out:
             raise argparse.ArgumentTypeError(f"{text[:60]!r} is not an age (12h, 7d), a size (64M, 2G), or both with a "
                                              "comma: 7d,2G")

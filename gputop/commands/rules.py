@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
-from gputop.text.units import printable
+from gputop.text.units import counted, figure, percent, printable, ranges
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -52,29 +53,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
     from gputop.advice.registry import RULES, default_limits, limit_record
+    from gputop.advice.user_registry import UserRules
 
     built_in = [*RULES, *python_rules("live"), *python_rules("trace")]
     defaults = default_limits()
-    shown = list(map(limit_record, defaults if args.limits or args.json else Own.limits))
+    shown = list(map(limit_record, defaults if args.limits or args.json else UserRules.limits))
     if args.json:
         console.write_json({
             "schema": "gputop.rules/1",
-            "rules": [_rule_json(rule) for rule in Own.rules] + [
+            "rules": [_rule_json(rule) for rule in UserRules.rules] + [
                 {"id": rule.id, "on": rule.origin, "origin": _by(rule)} for rule in built_in],
-            "limits": [_limit_json(own, defaults[own.id]) for own in shown],
-            "budgets": [{"id": own.id, "keep": own.condition.text, "origin": own.origin} for own in Own.budgets]})
+            "limits": [_limit_json(used, defaults[used.id]) for used in shown],
+            "budgets": [{"id": budget.id, "keep": budget.condition.text, "origin": budget.origin}
+                        for budget in UserRules.budgets]})
         return EXIT_OK
     lines = [f"{'rule':<26}{'on':<7}from"]
-    lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in Own.rules]
-    lines += [f"{own.id:<26}{'budget':<7}{own.origin}" for own in Own.budgets]
+    lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in UserRules.rules]
+    lines += [f"{budget.id:<26}{'budget':<7}{budget.origin}" for budget in UserRules.budgets]
     lines += [f"{rule.id:<26}{rule.origin:<7}{_by(rule)}" for rule in built_in]
-    lines += [f"{failed.id:<26}{'?':<7}not loaded: {failed.missing}" for failed in Own.not_loaded]
+    lines += [f"{failed.id:<26}{'?':<7}not loaded: {failed.missing}" for failed in UserRules.not_loaded]
     if shown:
         lines += ["", f"{'limit':<34}{'value':>12} {'default':>12}  source"]
-        lines += [f"{own.id:<34}{_value(own):>12} {_value(defaults[own.id]):>12}  {own.source}" for own in shown]
+        lines += [f"{used.id:<34}{_value(used):>12} {_value(defaults[used.id]):>12}  {used.source}" for used in shown]
     elif not args.limits:
         lines += ["", "You have set no limit; --limits shows all."]
     console.write_text("\n".join(lines))
@@ -87,8 +89,8 @@ def _by(rule: Rule) -> str:
     return rule.package if isinstance(rule, PythonRule) else "gputop"
 
 
-def _value(own: Limit) -> str:
-    return f"{own.value:g} {own.unit}"
+def _value(used: Limit) -> str:
+    return f"{used.value:g} {used.unit}"
 
 
 def _rule_json(rule: RuleText) -> dict[str, Any]:
@@ -96,19 +98,18 @@ def _rule_json(rule: RuleText) -> dict[str, Any]:
             "hold_s": rule.hold_s, "severity": rule.severity, "title": rule.title}
 
 
-def _limit_json(own: Limit, default: Limit) -> dict[str, Any]:
-    return {"id": own.id, "value": own.value, "unit": own.unit, "default": default.value, "source": own.source,
-            "yours": own is not default}
+def _limit_json(used: Limit, default: Limit) -> dict[str, Any]:
+    return {"id": used.id, "value": used.value, "unit": used.unit, "default": default.value, "source": used.source,
+            "yours": used is not default}
 
 
 def _check(args: argparse.Namespace) -> int:
     """Mistakes with their lines; exit status 1 where there is one."""
-    from gputop.advice.own import install
-    from gputop.advice.own_registry import Own
+    from gputop.advice.user_registry import UserRules
+    from gputop.advice.user_rules import install
     from gputop.rules.files import RulePath, load_rules
-    from gputop.text.units import counted
 
-    paths = [RulePath(word, "named") for word in args.words] or list(Own.paths or ())
+    paths = [RulePath(word, "named") for word in args.words] or list(UserRules.paths or ())
     if not paths:
         console.say("there is no rules file: name one, or write gputop.toml here")
         return EXIT_OK
@@ -116,7 +117,7 @@ def _check(args: argparse.Namespace) -> int:
     problems = install(files)
     for text in unread:
         console.say(text)
-    sources = {own.path: _lines_of(own.path) for own in paths}
+    sources = {rule_path.path: _lines_of(rule_path.path) for rule_path in paths}
     for problem in problems:
         console.write_text(str(problem))
         lines = sources[problem.file]
@@ -127,7 +128,7 @@ def _check(args: argparse.Namespace) -> int:
         whose = "" if file.owner in (os.geteuid(), 0) else f" (belongs to another user, uid {file.owner})"
         counts = ((len(file.rules), "rule"), (len(file.limits), "limit"), (len(file.budgets), "budget"),
                   (sum(problem.file == file.name for problem in problems), "mistake"))
-        console.write_text(f"{file.name}{whose}: {', '.join(counted(*own) for own in counts)}")
+        console.write_text(f"{file.name}{whose}: {', '.join(counted(*count_and_word) for count_and_word in counts)}")
     return EXIT_FAILED if problems or unread else EXIT_OK
 
 
@@ -143,21 +144,21 @@ def _lines_of(path: str) -> list[str]:
 
 def _explain(args: argparse.Namespace) -> int:
     from gputop.advice.finding_pages import page
-    from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
     from gputop.advice.registry import FINDING_IDS, limit_record
+    from gputop.advice.user_registry import UserRules
     from gputop.text.markdown_text import plain_lines
 
     if len(args.words) != 1:
         raise GputopError("explain takes the id of one rule", "gputop rules list shows all.", EXIT_USAGE)
     id_ = args.words[0]
-    own = [rule for rule in Own.rules if rule.id == id_]
+    rules_of_user = [rule for rule in UserRules.rules if rule.id == id_]
     of_packages = [rule for rule in (*python_rules("live"), *python_rules("trace")) if id_ in rule.ids]
-    if not own and not of_packages and id_ not in FINDING_IDS:
-        raise GputopError(f"there is no rule {id_}", _near(id_, [rule.id for rule in Own.rules]), EXIT_USAGE)
+    if not rules_of_user and not of_packages and id_ not in FINDING_IDS:
+        raise GputopError(f"there is no rule {id_}", _near(id_, [rule.id for rule in UserRules.rules]), EXIT_USAGE)
     if id_ in FINDING_IDS:
         console.write_text("\n".join(plain_lines(page(id_, limit_record), width())).rstrip())
-    lines = [line for rule in own for line in _about_own(rule)]
+    lines = [line for rule in rules_of_user for line in _about_own(rule)]
     lines += [line for rule in of_packages for line in _about(rule)]
     if lines:
         console.write_text("\n".join(lines))
@@ -172,7 +173,7 @@ def _near(id_: str, own_ids: Iterable[str]) -> str:
 
     ids = sorted({*own_ids, *FINDING_IDS})
     words = {word for word in id_.lower().split("_") if len(word) > 2}
-    alike = [known for known in ids if any(word in known for word in words)][:3]
+    alike = [other for other in ids if any(word in other for word in words)][:3]
     near = get_close_matches(id_.lower(), ids, 3) or alike
     return f"Did you mean {' or '.join(near)}?" if near else "gputop rules list shows all."
 
@@ -181,9 +182,9 @@ def _about_own(rule: RuleText) -> Iterator[str]:
     yield f"{rule.id}   {rule.severity}, on {rule.condition.source}, from {rule.origin}"
     yield from wrap(rule.title, width(), "  ")
     yield from wrap(rule.condition.text + (f" for {rule.hold_s:g} s" if rule.hold_s else ""), width(), "  when  ")
-    for own in {reference.quantity.name: reference for reference in rule.condition.references}.values():
-        if not own.finding:
-            yield from wrap(f"{own.text}   {own.quantity.unit}   {own.quantity.help}", width(), "  ", "      ")
+    for name in {reference.quantity.name: reference for reference in rule.condition.references}.values():
+        if not name.finding:
+            yield from wrap(f"{name.text}   {name.quantity.unit}   {name.quantity.help}", width(), "  ", "      ")
     yield from wrap(rule.action, width(), "  → ") if rule.action else ()
 
 
@@ -199,7 +200,7 @@ def _about(rule: Rule) -> Iterator[str]:
         yield f"  needs {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}"
     if rule.follows_from:
         yield from wrap(", ".join(dict.fromkeys(cause.id for cause in rule.follows_from)), width(), "  follows from ")
-    for id_ in (*(own.id for own in rule.limits), *rule.shared_limits):
+    for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits):
         yield from wrap(f"{id_} = {_value(limit_record(id_))}   {limit_record(id_).source}", width(), "  ", "      ")
 
 
@@ -214,34 +215,34 @@ def names_table() -> Iterator[str]:
 
     for source, title in (("live", "on = \"live\""), ("trace", "on = \"trace\", and budgets")):
         yield title
-        for own in NAMES[source].values():  # type: ignore[index]
-            marks = f"{'g' if own.per_gpu else ' '}{'t' if own.past else ' '}"
-            yield f"  {own.name:<28}{own.unit!s:<9}{marks}  {own.help}"
+        for quantity in NAMES[source].values():  # type: ignore[index]
+            marks = f"{'g' if quantity.per_gpu else ' '}{'t' if quantity.past else ' '}"
+            yield f"  {quantity.name:<28}{quantity.unit!s:<9}{marks}  {quantity.help}"
         if source == "trace":
             for table in TABLES.values():
-                for own in table.fields.values():
-                    name = f'{table.name}("…").{own.name}'
-                    yield f"  {name:<28}{own.unit!s:<9}    {own.help}"
+                for quantity in table.fields.values():
+                    name = f'{table.name}("…").{quantity.name}'
+                    yield f"  {name:<28}{quantity.unit!s:<9}    {quantity.help}"
         yield ""
     yield f"g: each GPU has its own. t: also over a time: name.{'(30s), name.'.join(AGGREGATES)}(30s)"
     yield from (f"{name:<18}{text}" for name, text in FUNCTIONS.items())
 
 
 def _test(args: argparse.Namespace) -> int:
-    """What the rules of a file say of a trace or a recording."""
-    from gputop.advice.own_registry import Own
-    from gputop.diagnosis.own_rules import use_rules
+    """Try the rules of a file on a trace or a recording."""
+    from gputop.advice.user_registry import UserRules
     from gputop.diagnosis.rule_trials import over_samples, over_trace, to_json
+    from gputop.diagnosis.user_rules import use_rules
     from gputop.rules.files import RulePath
 
     if not args.words or (args.demo is None) != (len(args.words) == 2):
         raise GputopError("test takes a file of rules and a trace, a recording, or --demo",
                           "gputop rules test FILE TRACE, or gputop rules test FILE --demo", EXIT_USAGE)
     problems = use_rules([RulePath(args.words[0], "named")])
-    Own.python_rules = ()
+    UserRules.python_rules = ()
     if problems:
         raise GputopError(problems[0], "\n  ".join(problems[1:]), EXIT_USAGE)
-    if not Own.rules and not Own.budgets:
+    if not UserRules.rules and not UserRules.budgets:
         raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/tasks/custom-rules.md shows some.",
                           EXIT_USAGE)
     analysis, samples = _demo(args.demo) if args.demo is not None else _subject(args.words[1])
@@ -250,7 +251,7 @@ def _test(args: argparse.Namespace) -> int:
     if args.json:
         console.write_json(to_json(trials))
         return EXIT_OK
-    left_out = [rule.id for rule in Own.rules if rule.id not in {trial.id for trial in trials}]
+    left_out = [rule.id for rule in UserRules.rules if rule.id not in {trial.id for trial in trials}]
     for trial in trials:
         console.write_text("\n".join(_trial(trial)))
     if left_out:
@@ -263,7 +264,6 @@ def _test(args: argparse.Namespace) -> int:
 def _trial(trial: Trial) -> Iterator[str]:
     from gputop.render.evidence_words import evidence_label
     from gputop.text.local_time import clock_time
-    from gputop.text.units import figure, percent, ranges
 
     gpus = f" on GPU {ranges(trial.gpus, ', ')}" if trial.gpus else ""
     yield from wrap(f"{trial.id}: {trial.outcome.upper()}{gpus}   {trial.when}", width(), "", "    ")
@@ -279,7 +279,7 @@ def _trial(trial: Trial) -> Iterator[str]:
 
 
 def _subject(path: str) -> tuple[Analysis | None, Iterable[NodeSample] | None]:
-    """What a file holds: of a trace or a document its analysis, of a recording its samples."""
+    """Content of a file: of a trace or a document its analysis, of a recording its samples."""
     from gputop.comparison.sides import read_side
     from gputop.replay.reader import is_recording
 
@@ -303,7 +303,6 @@ def _samples(path: str) -> Iterator[NodeSample]:
 def _demo(scenario: str) -> tuple[Analysis, Iterable[NodeSample]]:
     """Five minutes of the simulated job, and a trace of it."""
     import tempfile
-    import time
 
     from gputop.core.files import temporary_place
     from gputop.diagnosis.diagnose import analyze

@@ -82,7 +82,7 @@ def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | 
     """Replace gputop's process by the job, so that it has the same parent, terminal and PID."""
     sys.stdout.flush()
     sys.stderr.flush()
-    own = os.dup(2)  # not the job's
+    own_stderr = os.dup(2)  # not the job's
     if output is not None:
         from gputop.launch.job import open_log
 
@@ -95,7 +95,7 @@ def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | 
     try:
         os.execve(file, argv, environ)
     except OSError as error:
-        os.dup2(own, 2)
+        os.dup2(own_stderr, 2)
         if output is not None:
             output.unlink(missing_ok=True)
         raise GputopError(f"{argv[0]} cannot be started: {error.strerror}",

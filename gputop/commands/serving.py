@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import GputopError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_export(args: argparse.Namespace) -> None:
-    """What can be told of ``--export`` before the first frame. Raises GputopError."""
+    """Check ``--export`` before the first frame. Raises GputopError."""
     if args.export is not None:
         check(args.export)
 
@@ -56,8 +57,6 @@ def check(address: tuple[str, int] | None) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    from ipaddress import ip_address
-
     try:
         return ip_address(host).is_loopback
     except ValueError:

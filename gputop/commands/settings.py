@@ -125,7 +125,7 @@ class Config(Struct, frozen=True):
 
 
 def config_path() -> Path | None:
-    """Where the settings are; None for a user without a home. A relative XDG_CONFIG_HOME is ignored (XDG)."""
+    """Path of the settings; None for a user without a home. A relative XDG_CONFIG_HOME is ignored (XDG)."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not folder.is_absolute():
         try:
@@ -149,8 +149,8 @@ def load(path: Path | None) -> Config:
     except FileNotFoundError:
         return Config(path)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        return Config(path, warnings=(f"{path} is not used: {why}; gputop uses the defaults",))
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        return Config(path, warnings=(f"{path} is not used: {reason}; gputop uses the defaults",))
     return _checked(path, text.splitlines(), *_parse(text))
 
 
@@ -161,23 +161,23 @@ def _parse(text: str) -> tuple[list[tuple[int, str, object]], list[tuple[int, st
         settings = _parse_toml(text)
     except ValueError:
         return _parse_lines(lines)
-    at = {match[1]: number for number, line in enumerate(lines, 1) if (match := _ASSIGNMENT.fullmatch(line))}
-    return [(at.get(key, 1), key, value) for key, value in settings.items()], []
+    line_of = {match[1]: number for number, line in enumerate(lines, 1) if (match := _ASSIGNMENT.fullmatch(line))}
+    return [(line_of.get(key, 1), key, value) for key, value in settings.items()], []
 
 
 def _parse_lines(lines: list[str]) -> tuple[list[tuple[int, str, object]], list[tuple[int, str]]]:
-    found: list[tuple[int, str, object]] = []
+    settings: list[tuple[int, str, object]] = []
     problems: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):
         try:
-            found += [(number, key, value) for key, value in _parse_toml(line).items()]
+            settings += [(number, key, value) for key, value in _parse_toml(line).items()]
         except ValueError:
             match = _ASSIGNMENT.fullmatch(line.strip())
             if match is None:
                 problems.append((number, f"{_shown(line.strip())} is not KEY = VALUE; gputop ignores the line"))
             else:
-                found.append((number, match[1], _NO_VALUE))
-    return found, problems
+                settings.append((number, match[1], _NO_VALUE))
+    return settings, problems
 
 
 def _parse_toml(text: str) -> dict[str, object]:
@@ -190,12 +190,12 @@ def _parse_toml(text: str) -> dict[str, object]:
     return settings
 
 
-def _checked(path: Path, lines: list[str], found: list[tuple[int, str, object]],
+def _checked(path: Path, lines: list[str], settings: list[tuple[int, str, object]],
              problems: list[tuple[int, str]]) -> Config:
     """The settings that can be used; a warning for each of the others, and for each of the ``problems``."""
     config = Config(path)
     problems = [*problems]
-    for number, key, value in found:
+    for number, key, value in settings:
         setting = SETTINGS.get(key.replace("-", "_"))
         if setting is None:
             from difflib import get_close_matches
@@ -283,9 +283,10 @@ def save_setting(path: Path | None, key: str, value: str) -> str:
     line = f"{key} = {_toml(value)}"
     try:
         lines = read_regular(path, _MAX_BYTES).decode("utf-8").splitlines() if path.exists() else []
-        at = [i for i, old in enumerate(lines) if (m := _ASSIGNMENT.fullmatch(old)) and m[1].replace("-", "_") == key]
-        if at:
-            lines[at[-1]] = line
+        lines_of_key = [i for i, old in enumerate(lines)
+                        if (m := _ASSIGNMENT.fullmatch(old)) and m[1].replace("-", "_") == key]
+        if lines_of_key:
+            lines[lines_of_key[-1]] = line
         else:
             lines.append(line)
     except (OSError, UnicodeDecodeError) as error:

@@ -23,8 +23,8 @@ from gputop.text.console import say
 _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))
 
 
-SERVERS_S = 20.0  # for the profiler servers' answers, once the samples are there
-RENDER_S = 60.0  # for the document
+SERVERS_S = 20.0  # time for the profiler servers' answers, once the samples are there
+RENDER_S = 60.0  # time to render the document
 _SLOW_S = 5.0  # what takes longer is named
 _T = TypeVar("_T")
 
@@ -71,15 +71,15 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         console.write_document(text)
     else:
-        there = args.output.is_file()
+        replaces = args.output.is_file()
         write_file(args.output, text.encode(), devices=True)
-        say(f"wrote {args.output}{', and replaced the old file' if there else ''}")
+        say(f"wrote {args.output}{', and replaced the old file' if replaces else ''}")
     return EXIT_OK
 
 
 def _within(limit_s: float, what: str, work: Callable[[], _T]) -> _T:
-    """What ``work`` returns. Raises _TooLong after ``limit_s``: the work is left to its thread. Work that is done but
-    took long is named."""
+    """Return the result of ``work``. Raises _TooLong after ``limit_s``: the work is left to its thread. Work that is
+    done but took long is named."""
     done: list[_T] = []
     failed: list[BaseException] = []
 
@@ -106,5 +106,5 @@ def _within(limit_s: float, what: str, work: Callable[[], _T]) -> _T:
 def _place(thread: threading.Thread) -> str:
     """The function of gputop that a thread is in: "; it is in render (snapshot.py, line 291)"."""
     frame = sys._current_frames().get(thread.ident or 0)
-    own = [step for step in traceback.extract_stack(frame) if "gputop" in Path(step.filename).parts] if frame else []
-    return f"; it is in {own[-1].name} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    calls = [step for step in traceback.extract_stack(frame) if "gputop" in Path(step.filename).parts] if frame else []
+    return f"; it is in {calls[-1].name} ({Path(calls[-1].filename).name}, line {calls[-1].lineno})" if calls else ""

@@ -1,5 +1,5 @@
-"""``gputop stacks``: which rank did not come, by NCCL's RAS, by the dumps of PyTorch's flight recorder and by where the
-ranks of this node stand."""
+"""``gputop stacks``: which rank did not come, by NCCL's RAS, by PyTorch's flight recorder and debug server, and by
+where the ranks of this node stand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gputop.ranks.stacks import ProcessStacks
 
 SCHEMA = "gputop.stacks/1"
-_APART_S = 3.0  # between the two answers of NCCL: a job that works launches some collectives meanwhile
+_APART_S = 3.0  # between two answers of a witness: a job that works launches some collectives meanwhile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.ranks.flight_recorder_report import documents
+    from gputop.ranks.debug_server import ask as ask_servers
+    from gputop.ranks.debug_server import compared, read_stacks
+    from gputop.ranks.flight_recorder_report import documents, server_documents, server_lines
     from gputop.ranks.flight_recorder_report import lines as report_lines
     from gputop.ranks.processes import local_addresses, training_processes
     from gputop.ranks.stack_groups import jobs, report
-    from gputop.ranks.stacks import read_all
 
     if args.flight_recorder and not args.pids:
         return _only_dumps(args.flight_recorder, args.json)
@@ -60,24 +61,30 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     hosts = local_addresses()
     first = _ask(pids, hosts, "asking")
+    servers = ask_servers(pids)
     began_s = time.monotonic()
     processes: Sequence[ProcessStacks] = ()
     problem = None
     try:
-        processes = read_all(pids, native=args.native)
+        processes = read_stacks(pids, native=args.native)
     except GputopError as error:  # what NCCL says is shown all the same
         problem = error
     last = first
-    if not isinstance(first, GputopError):
+    if servers or not isinstance(first, GputopError):
         time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
+    if not isinstance(first, GputopError):
         last = _ask(pids, hosts, "asking once more, to see what has moved,")
+    servers = compared(servers, ask_servers(pids)) if servers else ()
     lines, nccl = _nccl(first, last)
     dumps = _dumps(pids, args.flight_recorder)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
     if args.json:
-        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents(dumps), **_stacks(by_job)})
+        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents(dumps),
+                            "debug_server": server_documents(servers), **_stacks(by_job)})
     else:
         witnesses = [*lines, *report_lines(dumps, time.time())]
+        if dumps:  # of PyTorch
+            witnesses += server_lines(servers, time.time())
         console.write_text("\n".join([*witnesses, "", *report(by_job, threads=args.threads)]).rstrip())
     if problem is None and not any(process.threads for process in processes):
         problem = next((process.problem for process in processes if process.problem is not None), None)
@@ -87,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _only_dumps(files: Sequence[str], as_json: bool) -> int:
-    """What the dumps alone say, of a job that may have ended or run elsewhere."""
+    """Write what the dumps alone say, of a job that may have ended or run elsewhere."""
     from gputop.ranks.flight_recorder import read_files
     from gputop.ranks.flight_recorder_report import documents, lines
 
@@ -96,7 +103,8 @@ def _only_dumps(files: Sequence[str], as_json: bool) -> int:
         raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch wrote, such as nccl_trace_rank_0.")
     if as_json:
         nccl = {**dict.fromkeys(("version", "apart_s", "unchanged", "absence")), "problem": "not asked: no PID"}
-        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents([dumps]), **_stacks([])})
+        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents([dumps]),
+                            "debug_server": [], **_stacks([])})
     else:
         console.write_text("\n".join(lines([dumps], time.time())))
     return EXIT_OK
@@ -114,16 +122,16 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
     from gputop.ranks.tracing_rights import user_name
 
     others = others_of(pids)
-    why = [WHAT_NATIVE_DOES] * native
+    reasons = [WHAT_NATIVE_DOES] * native
     if others:
-        why.append(f"process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))} of "
-                   + ", ".join(dict.fromkeys(map(user_name, others.values()))))
-    if not why:
+        reasons.append(f"process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))} of "
+                       + ", ".join(dict.fromkeys(map(user_name, others.values()))))
+    if not reasons:
         return True
     if not sys.stdin.isatty():
-        raise GputopError(f"gputop asks first, but there is no terminal to ask: {'; '.join(why)}",
+        raise GputopError(f"gputop asks first, but there is no terminal to ask: {'; '.join(reasons)}",
                           "If you want this: gputop stacks --yes", EXIT_USAGE)
-    console.note("\n".join(console.one_line(line, 300) for line in why))
+    console.note("\n".join(console.one_line(line, 300) for line in reasons))
     with contextlib.suppress(EOFError):
         return input("Read the stacks? [y/N] ").strip().lower() in ("y", "yes")
     return False
@@ -142,7 +150,7 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | Gpu
 
 
 def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list[str], dict[str, Any]]:
-    """What NCCL says, as lines and for JSON."""
+    """Answer of NCCL, as lines and for JSON."""
     from gputop.advice.live.collectives import counts_text, place_text, title
     from gputop.ranks.hang import find_absence, unchanged
 
@@ -170,8 +178,8 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
 
 
 def _absence(a: Absence) -> dict[str, Any]:
-    def ranks(own: Any) -> list[dict[str, Any]]:
-        return [{"rank": r.number, "host": r.host, "pid": r.pid, "gpu": r.gpu, "trouble": r.trouble} for r in own]
+    def ranks(listed: Any) -> list[dict[str, Any]]:
+        return [{"rank": r.number, "host": r.host, "pid": r.pid, "gpu": r.gpu, "trouble": r.trouble} for r in listed]
 
     return {"operation": a.operation or None, "absent_at": a.absent_at, "waiting_at": a.waiting_at,
             "absent": ranks(a.absent), "absent_count": a.absent_count, "waiting": ranks(a.waiting),
@@ -181,17 +189,18 @@ def _absence(a: Absence) -> dict[str, Any]:
 def _stacks(by_job: Sequence[Sequence[ProcessStacks]]) -> dict[str, Any]:
     from gputop.ranks.stack_groups import group, odd_ones, sentence
 
-    found = [(own, group(own)) for own in by_job if own]
+    groups_of_jobs = [(processes, group(processes)) for processes in by_job if processes]
     return {
-        "jobs": [{"command": own[0].command, "summary": sentence(groups),
+        "jobs": [{"command": processes[0].command, "summary": sentence(groups),
                   "odd_pids": [p.pid for p in odd_ones(groups)],
                   "groups": [{"place": one.place, "file": one.line.file if one.line else None,
                               "line": one.line.line if one.line else None, "pids": [p.pid for p in one.processes]}
-                             for one in groups]} for own, groups in found],
+                             for one in groups]} for processes, groups in groups_of_jobs],
         "processes": [{
             "pid": p.pid, "rank": p.rank or None, "problem": p.problem.message if p.problem else None,
+            "note": p.note or None,
             "threads": [{"name": t.name, "main": t.main, "active": t.active,
                          "frames": [{"function": f.function, "file": f.file, "line": f.line or None,
                                      "native": f.native} for f in t.frames]} for t in p.threads]}
-            for own in by_job for p in own],
+            for processes in by_job for p in processes],
     }

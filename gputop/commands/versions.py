@@ -1,4 +1,4 @@
-"""What ``gputop --version`` tells beside the version: what a report of a fault has to name."""
+"""The rows of ``gputop --version`` besides the version: what a report of a fault has to name."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def _driver() -> str:
         text = proc_files.read(_DRIVER).decode("ascii", "replace")
     except OSError:
         return "not loaded"
-    found = re.search(r"\b\d{3}\.[\d.]+\b", text)
-    return found[0] if found else "loaded, version unknown"
+    version = re.search(r"\b\d{3}\.[\d.]+\b", text)
+    return version[0] if version else "loaded, version unknown"

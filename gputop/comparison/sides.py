@@ -86,10 +86,10 @@ def read_side(path: str | os.PathLike[str]) -> Side:
 
 
 def _from_trace(path: str) -> Side:
-    from gputop.diagnosis.diagnose import compared_trace, examine
+    from gputop.diagnosis.diagnose import analyze_to_facts, compared_trace
     from gputop.trace.readers.load import load
 
-    facts = examine(load([path]))
+    facts = analyze_to_facts(load([path]))
     return side_of_trace(path, facts.analysis, compared_trace(facts))
 
 

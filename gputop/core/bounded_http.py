@@ -34,10 +34,10 @@ class TooManyBytes(OSError):
 
 
 class _Bounded(io.RawIOBase):
-    """What comes over a socket. ``file`` is its own one, which keeps it open."""
+    """Stream of what comes over a socket. ``file`` is its own one, which keeps it open."""
 
-    def __init__(self, own: socket.socket, file: io.RawIOBase, limits: Limits) -> None:
-        self._own, self._file, self._limits = own, file, limits
+    def __init__(self, connected: socket.socket, file: io.RawIOBase, limits: Limits) -> None:
+        self._own, self._file, self._limits = connected, file, limits
 
     def readable(self) -> bool:
         return True
@@ -75,18 +75,18 @@ class Connection(http.client.HTTPConnection):
         self.sock.settimeout(self.limits.left_s())  # of a handshake
 
     def _open(self, address: tuple[str, int], *ignored: object) -> socket.socket:
-        """As socket.create_connection, whose timeout is of each of a name's addresses."""
+        """Open a socket as socket.create_connection does, whose timeout is for each of a name's addresses."""
         failed: OSError = OSError("the name has no address")
-        for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
-            own = socket.socket(family, kind, protocol)
+        for family, kind, protocol, _, socket_address in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+            opened = socket.socket(family, kind, protocol)
             try:
-                own.settimeout(self.limits.left_s())
-                own.connect(place)
+                opened.settimeout(self.limits.left_s())
+                opened.connect(socket_address)
             except OSError as error:
-                own.close()
+                opened.close()
                 failed = error
             else:
-                return own
+                return opened
         raise failed
 
     def send(self, data: Any) -> None:
@@ -97,10 +97,10 @@ class Connection(http.client.HTTPConnection):
             self.sock.settimeout(self.limits.left_s())
             rest = rest[self.sock.send(rest[:1 << 16]):]
 
-    def _response(self, own: socket.socket, *arguments: Any, **options: Any) -> http.client.HTTPResponse:
-        response = http.client.HTTPResponse(own, *arguments, **options)
+    def _response(self, connected: socket.socket, *arguments: Any, **options: Any) -> http.client.HTTPResponse:
+        response = http.client.HTTPResponse(connected, *arguments, **options)
         response.fp.close()
-        response.fp = io.BufferedReader(_Bounded(own, own.makefile("rb", buffering=0), self.limits))
+        response.fp = io.BufferedReader(_Bounded(connected, connected.makefile("rb", buffering=0), self.limits))
         return response
 
 

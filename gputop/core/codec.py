@@ -136,13 +136,13 @@ def _refuse(constant: str) -> float:
 
 def _plain(message: str) -> str:
     """msgspec's message with the place first: ``gpus[0].index: null where a whole number belongs``."""
-    what, place = _PLACE.fullmatch(message).groups()  # type: ignore[union-attr]
-    if found := _MISMATCH.match(what):
-        kinds = re.findall(r"\w+", found[1])
-        belongs = " or ".join(_NAMES[k] for k in kinds if k in _NAMES) or found[1]
-        what = f"{found[2].strip('`')} where {belongs} belongs"
-    elif found := _MISSING.match(what):
-        what = f"{found[1]} is missing"
-    elif found := _OUT_OF_BOUNDS.match(what):
-        what = f"not {_NAMES.get(found[1], found[1])} {found[2]}"
-    return f"{place}: {what}" if place else what
+    what, path = _PLACE.fullmatch(message).groups()  # type: ignore[union-attr]
+    if match := _MISMATCH.match(what):
+        kinds = re.findall(r"\w+", match[1])
+        belongs = " or ".join(_NAMES[k] for k in kinds if k in _NAMES) or match[1]
+        what = f"{match[2].strip('`')} where {belongs} belongs"
+    elif match := _MISSING.match(what):
+        what = f"{match[1]} is missing"
+    elif match := _OUT_OF_BOUNDS.match(what):
+        what = f"not {_NAMES.get(match[1], match[1])} {match[2]}"
+    return f"{path}: {what}" if path else what

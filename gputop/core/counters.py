@@ -1,4 +1,4 @@
-"""What the monitor sampled of a job's GPUs while the job was captured."""
+"""Samples of a job's GPUs that the monitor took while the job was captured."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def joined(workers: Mapping[int, tuple[GpuCounters, str]], gpus: Mapping[int, tu
     """
     if not workers:
         return None
-    times = max((found.times_s for found, _ in workers.values()), key=len)
-    reasons = [f"{name}: {found.reason or 'sampled at other times than the others'}"
-               for found, name in workers.values() if not found.gpus or found.times_s != times]
-    lanes = {number: workers[worker][0].gpus[own] for number, (worker, own) in gpus.items()
-             if worker in workers and workers[worker][0].times_s == times and own in workers[worker][0].gpus}
+    times = max((counters.times_s for counters, _ in workers.values()), key=len)
+    reasons = [f"{name}: {counters.reason or 'sampled at other times than the others'}"
+               for counters, name in workers.values() if not counters.gpus or counters.times_s != times]
+    lanes = {number: workers[worker][0].gpus[index] for number, (worker, index) in gpus.items()
+             if worker in workers and workers[worker][0].times_s == times and index in workers[worker][0].gpus}
     every = max(1, math.ceil(len(times) * sum(map(len, lanes.values())) / MAX_VALUES))  # of many each n-th
     return GpuCounters(
-        times_s=times[::every], interval_s=every * max(found.interval_s for found, _ in workers.values()),
-        gpus={number: {metric: CounterLane(lane.values[::every], lane.full_scale) for metric, lane in own.items()}
-              for number, own in lanes.items()}, reason="; ".join(reasons))
+        times_s=times[::every], interval_s=every * max(counters.interval_s for counters, _ in workers.values()),
+        gpus={number: {metric: CounterLane(lane.values[::every], lane.full_scale) for metric, lane in index.items()}
+              for number, index in lanes.items()}, reason="; ".join(reasons))

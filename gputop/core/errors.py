@@ -44,7 +44,7 @@ def _shortened(text: str) -> str:
 
 
 class NoDataError(GputopError):
-    """There is no GPU, no profiler server or no trace event (exit status 3)."""
+    """Error where there is no GPU, no profiler server or no trace event (exit status 3)."""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message, fix, EXIT_NO_DATA)

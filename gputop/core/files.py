@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import stat
@@ -96,9 +97,9 @@ def open_trusted(path: Path, max_bytes: int, *, follow_links: bool = True) -> Bi
     Raises :class:`UnsafeFile`, or OSError as :func:`open_regular`.
     """
     is_root = _is_root_of_the_machine()
-    if is_root and (found := untrusted_ancestor(path)) is not None:
-        place, why = found
-        raise UnsafeFile(f"{'it' if place == path.absolute() else place} {why}", path)
+    if is_root and (untrusted := untrusted_ancestor(path)) is not None:
+        ancestor, reason = untrusted
+        raise UnsafeFile(f"{'it' if ancestor == path.absolute() else ancestor} {reason}", path)
     file = open_regular(path, max_bytes, follow_links=follow_links, owners=frozenset({os.geteuid(), 0}))
     if os.fstat(file.fileno()).st_mode & (stat.S_IWOTH | (stat.S_IWGRP if is_root else 0)):
         file.close()
@@ -161,8 +162,6 @@ class Folder:
         None on a file system without locks. ``holder`` is what others are told: raises BlockingIOError with it as the
         reason where the lock is held.
         """
-        import fcntl  # not for the first frame
-
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, PRIVATE_FILE, dir_fd=self.fd)
@@ -178,9 +177,9 @@ class Folder:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, holder.encode())
         except BlockingIOError as error:
-            known = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
+            text = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
             os.close(descriptor)
-            raise BlockingIOError(error.errno, known or "its process is unknown", str(self.path / name)) from None
+            raise BlockingIOError(error.errno, text or "its process is unknown", str(self.path / name)) from None
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
@@ -194,8 +193,6 @@ class Folder:
         The file is private and ``uid``'s: whoever can read the folder could lock the folder itself. Raises
         BlockingIOError where another process has the lock, and OSError, on a file system without locks, too.
         """
-        import fcntl  # not for the first frame
-
         try:
             descriptor = self.create(name)
             if os.fstat(descriptor).st_uid != uid:
@@ -255,7 +252,7 @@ class Folder:
     def making(self, name: str) -> Iterator[Folder]:
         """A new private folder that gets ``name`` once it is whole; nothing is left of it after an exception.
 
-        Raises OSError, FileExistsError where there is something of that name already.
+        Raises OSError, FileExistsError where something of that name already exists.
         """
         if self.has(name):
             raise FileExistsError(errno.EEXIST, "something of that name already exists", str(self.path / name))
@@ -269,7 +266,7 @@ class Folder:
             raise
 
     def has(self, name: str) -> bool:
-        """Whether there is an entry of that name, a broken link included."""
+        """Return whether there is an entry of that name, a broken link included."""
         try:
             os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -340,8 +337,8 @@ def temporary_place() -> str:
     """The folder for temporary ones: TMPDIR, unless another user could exchange what is there, as with sudo -E."""
     import tempfile  # not for the first frame
 
-    place = tempfile.gettempdir()
-    return place if untrusted_ancestor(Path(place)) is None else "/tmp"
+    folder = tempfile.gettempdir()
+    return folder if untrusted_ancestor(Path(folder)) is None else "/tmp"
 
 
 def named_folder(path: Path) -> Folder:
@@ -371,7 +368,7 @@ def named_folder(path: Path) -> Folder:
 
 
 def _root_s_link(folder: Folder, name: str) -> Path:
-    """Where a link in a folder leads. Raises :class:`UnsafeFile` unless it is root's."""
+    """Target of a link in a folder. Raises :class:`UnsafeFile` unless it is root's."""
     link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
     try:
         owner = os.fstat(link).st_uid
@@ -399,8 +396,8 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
     Raises GputopError with the cause; no partial file is left behind.
     """
     try:
-        if devices and (own := _own_descriptor(path)) is not None:
-            with os.fdopen(os.dup(own), "wb", buffering=0) as stream:
+        if devices and (own_descriptor := _own_descriptor(path)) is not None:
+            with os.fdopen(os.dup(own_descriptor), "wb", buffering=0) as stream:
                 stream.write(data)
             return
         if devices and _is_special(path):
@@ -417,10 +414,11 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """That which /dev/stdout or /dev/fd/N leads to. Redirected to a file it is no device, and may not be replaced."""
+    """Descriptor that /dev/stdout or /dev/fd/N leads to. Redirected to a file it is no device, and may not be
+    replaced."""
     try:
-        place = path.readlink() if path.parent == Path("/dev") else path
-        return int(place.name) if place.parent.resolve() == Path(f"/proc/{os.getpid()}/fd") else None
+        target = path.readlink() if path.parent == Path("/dev") else path
+        return int(target.name) if target.parent.resolve() == Path(f"/proc/{os.getpid()}/fd") else None
     except (OSError, ValueError):
         return None
 
@@ -494,16 +492,16 @@ def untrusted_ancestor(path: Path) -> tuple[Path, str] | None:
     """
     is_root = _is_root_of_the_machine()
     writable = stat.S_IWOTH | stat.S_IWGRP if is_root else stat.S_IWOTH
-    for place, state in _on_the_way(path):
+    for ancestor, state in _on_the_way(path):
         if is_root and state.st_uid != 0:
-            return place, f"belongs to another user (uid {state.st_uid})"
+            return ancestor, f"belongs to another user (uid {state.st_uid})"
         if stat.S_ISDIR(state.st_mode) and state.st_mode & writable and not state.st_mode & stat.S_ISVTX:
-            return place, "can be written by other users"
+            return ancestor, "can be written by other users"
     return None
 
 
 def _is_root_of_the_machine() -> bool:
-    """Whether gputop runs as root, and not as the root of a user namespace (rootless containers, fakeroot).
+    """Return whether gputop runs as root, and not as the root of a user namespace (rootless containers, fakeroot).
 
     That one has the rights of an ordinary user outside, and sees the folders of root as those of nobody.
     """
@@ -525,15 +523,15 @@ def _on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
         if part == "..":
             current = current.parent
             continue
-        place = current / part
+        entry = current / part
         try:
-            state = place.lstat()
-            target = place.readlink() if stat.S_ISLNK(state.st_mode) else None
+            state = entry.lstat()
+            target = entry.readlink() if stat.S_ISLNK(state.st_mode) else None
         except OSError:
             return  # not there yet: it will be made in a folder that has been judged
-        yield place, state
+        yield entry, state
         if target is None:
-            current = place
+            current = entry
             continue
         links += 1
         if links > _MAX_LINKS:
@@ -545,11 +543,11 @@ def _on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 def refuse_untrusted(path: Path, option: str) -> None:
     """Raises GputopError where another user could exchange what gputop writes below ``path``."""
-    found = untrusted_ancestor(path)
-    if found is not None:
-        folder, why = found
+    untrusted = untrusted_ancestor(path)
+    if untrusted is not None:
+        folder, reason = untrusted
         raise GputopError(
-            f"{path} is not safe to write to: {folder} {why}, who could replace gputop's files there",
+            f"{path} is not safe to write to: {folder} {reason}, who could replace gputop's files there",
             f"Choose a folder below which only you and root can write, with {option}, for example in your home.",
             EXIT_USAGE)
 

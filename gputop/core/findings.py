@@ -1,4 +1,4 @@
-"""What the adviser says: a finding with its evidence, or an abstention with what is missing."""
+"""Results of the rules: a finding with its evidence, or an abstention with what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Severity = Literal["high", "medium", "low"]
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
 MIN_SHARE = 0.01  # what a replay shows to save less is not raised
-LARGE_SHARE = 0.1  # of the step: what a rule judged so large does not vanish because a replay saves less of it
+LARGE_SHARE = 0.1  # share of the step: what a rule judged so large does not vanish because a replay saves less of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class CombinedGain:
-    """What the cures of several findings (ids) save at once by a replay, as a share of today's step."""
+    """Saving of the fixes of several findings (ids) at once by a replay, as a share of today's step."""
 
     findings: tuple[str, ...]
     step_time: float
@@ -53,7 +53,7 @@ class CombinedGain:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """What a finding is about, by the name that the trace gives it.
+    """Event or op that a finding is about, by the name that the trace gives it.
 
     ``kind`` is "layer" (several ops whose names begin alike: "teacher/*"), "op", "host" (an event on the host), "stage"
     (of tf.data), "thread" (that launches), or "line" (of Python: "metrics.py:112 confusion_matrix").
@@ -113,7 +113,7 @@ class Finding:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Its own id and those of all that it explains."""
+        """Ids of this finding and of all that it explains."""
         return frozenset({self.id}).union(*(f.ids for f in self.consequences))
 
 

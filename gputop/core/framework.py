@@ -8,7 +8,7 @@ _LIBRARIES = {"tensorflow": b"/libtensorflow_", "jax": b"/jaxlib/", "pytorch": b
 
 
 def loaded_frameworks(maps: bytes) -> frozenset[str]:
-    """Those keys of :data:`LABELS` whose libraries stand in this /proc/PID/maps (proc_pid_maps(5))."""
+    """Keys of :data:`LABELS` whose libraries stand in this /proc/PID/maps (proc_pid_maps(5))."""
     return frozenset(framework for framework, library in _LIBRARIES.items() if library in maps)
 
 
@@ -18,7 +18,7 @@ def framework_of(maps: bytes) -> str:
     A JAX job often maps TensorFlow too, for tf.data; the other way round is rare. Of PyTorch and another one either may
     be there for its data loaders or its summaries alone.
     """
-    found = loaded_frameworks(maps)
-    if found == {"tensorflow", "jax"}:
+    loaded = loaded_frameworks(maps)
+    if loaded == {"tensorflow", "jax"}:
         return "jax"
-    return next(iter(found)) if len(found) == 1 else ""
+    return next(iter(loaded)) if len(loaded) == 1 else ""

@@ -63,7 +63,7 @@ class StackSamples(Struct, frozen=True):
         if sum(len(thread.times_us) for thread in self.threads) > MAX_CHANGES:
             raise ValueError("too many changes of stacks")
         for thread in self.threads:
-            if len(thread.times_us) != len(thread.stacks) or any(not -1 <= at < stacks for at in thread.stacks):
+            if len(thread.times_us) != len(thread.stacks) or any(not -1 <= stack < stacks for stack in thread.stacks):
                 raise ValueError("a thread with missing stacks")
             if any(a >= b for a, b in zip((-1, *thread.times_us), (*thread.times_us, _LONGEST_US), strict=True)):
                 raise ValueError("times of stacks that do not rise")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without(name: str) -> Iterator[None]:
-    """Within the block an import of this module fails, as where it is not installed. One that is imported already
+    """Make imports of this module fail within the block, as where it is not installed. One that is imported already
     stays, and who imports it after the block gets it."""
     if name in sys.modules:
         yield

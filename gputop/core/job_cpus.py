@@ -47,14 +47,14 @@ class JobCpus:
 
     @property
     def busy(self) -> float | None:
-        """Of the allowed CPUs those that were busy, whoever used them; None: not measured."""
+        """Number of the allowed CPUs that were busy, whoever used them; None: not measured."""
         return None if self.used is None or self.others is None else self.used + self.others
 
     @property
     def stretch(self) -> float | None:
-        """By what factor the job's work on CPUs took longer because its threads waited for them: for each second that a
-        thread ran, the seconds that it was ready to run. Its own threads' waiting for each other counts, too. None: not
-        measured."""
+        """Factor by which the job's work on CPUs took longer because its threads waited for them: for each second that
+        a thread ran, the seconds that it was ready to run. Its own threads' waiting for each other counts, too. None:
+        not measured."""
         return None if not self.used or self.waited is None else (self.used + self.waited) / self.used
 
     @property
@@ -64,10 +64,10 @@ class JobCpus:
 
     @property
     def limit(self) -> float:
-        """No more than this, however little else runs."""
+        """CPUs that the job can use at most, however little else runs."""
         return self.allowed if self.quota is None else min(self.allowed, self.quota)
 
     @property
     def free(self) -> float:
-        """For the job beside what else runs: no less than it used, or than one."""
+        """CPUs for the job beside what else runs: no less than it used, or than one."""
         return max(min(self.limit, self.allowed - (self.others or 0.0)), self.used or 0.0, min(1.0, self.limit))

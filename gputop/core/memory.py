@@ -1,5 +1,5 @@
-"""What this process may take of the node: its memory, and whom the kernel kills first where there is none left; and the
-threads of libraries."""
+"""Limits of what this process takes of the node: its memory, and whom the kernel kills first where there is none left;
+and the threads of libraries."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _KEEP_FREED = {**_ONE_HEAP, -3: 32 << 20, -1: 1 << 30}  # M_MMAP_THRESHOLD, M_TR
 def free_bytes(proc: Path = _PROC, root: Path = _CGROUPS) -> float:
     """The least of what is free on the node, in each control group of this process up to the top (which a job may
     share with it), and below its own limits of address space and data (setrlimit(2))."""
-    own = proc / "self"
+    process_folder = proc / "self"
     left = [left_in(cgroup) for cgroup in memory_cgroups("self", proc, root)]
     with contextlib.suppress(OSError, ValueError, IndexError):
         meminfo = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         left.append(int(meminfo["MemAvailable"].split()[0]) * 1024.0)
     with contextlib.suppress(OSError, ValueError, IndexError):
-        pages = (own / "statm").read_text().split()
+        pages = (process_folder / "statm").read_text().split()
         for limit, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
             soft = resource.getrlimit(limit)[0]
             if soft != resource.RLIM_INFINITY:
@@ -68,7 +68,7 @@ def memory_cgroups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS) ->
             text = file.read(_CGROUP_BYTES)
     except OSError:
         return frozenset()
-    found: set[Path] = set()
+    cgroups: set[Path] = set()
     for line in os.fsdecode(text).split("\n"):  # a group's name may be of any bytes but this one
         number, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
@@ -78,8 +78,8 @@ def memory_cgroups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS) ->
             path = ""
         top = root / "memory" if controllers else root
         # Inside a container the path is often the host's; its own limit then stands at the top.
-        found |= {top, *(p for p in (top / path.lstrip("/"), *(top / path.lstrip("/")).parents) if top in p.parents)}
-    return frozenset(d for d in found if os.path.isdir(d))  # noqa: PTH112  Path.is_dir raises for too long a name
+        cgroups |= {top, *(p for p in (top / path.lstrip("/"), *(top / path.lstrip("/")).parents) if top in p.parents)}
+    return frozenset(d for d in cgroups if os.path.isdir(d))  # noqa: PTH112  Path.is_dir raises for too long a name
 
 
 def left_in(cgroup: Path) -> float | None:
@@ -105,7 +105,7 @@ def offer_to_oom_killer(score: int, file: Path = _PROC / "self" / "oom_score_adj
 
 
 def oom_score(file: Path = _PROC / "self" / "oom_score_adj") -> bytes:
-    """That of this process, as :func:`set_oom_score` writes it; empty where it cannot be read."""
+    """OOM score of this process, as :func:`set_oom_score` writes it; empty where it cannot be read."""
     try:
         return file.read_bytes()
     except OSError:

@@ -18,7 +18,7 @@ COUNT = "count"
 
 
 class Fault(NamedTuple):
-    """What a metric that counts faults of the hardware says where it is not zero."""
+    """Words for a metric that counts faults of the hardware and is not zero."""
 
     event: str = ""  # what happened when it rises; empty where another metric counts the same event
     flag: str = ""  # a word that marks the GPU; empty where the fault is over: the GPU is sound

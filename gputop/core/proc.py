@@ -34,7 +34,7 @@ def read(path: str, limit: int = 4096) -> bytes:
 
 
 def read_maps(pid: int | str, proc: Path = Path("/proc")) -> bytes:
-    """Its /proc/PID/maps up to a bound. Raises OSError."""
+    """Read /proc/PID/maps of a process up to a bound. Raises OSError."""
     return read(f"{proc}/{pid}/maps", MAPS_BYTES)
 
 

@@ -46,7 +46,7 @@ class Reading(Struct, frozen=True):
 
 
 class GpuInfo(Struct, frozen=True):
-    """What does not change while gputop runs. ``index`` is NVML's; devices are keyed by ``uuid``.
+    """Facts about a GPU that do not change while gputop runs. ``index`` is NVML's; devices are keyed by ``uuid``.
 
     A MIG instance is a device of its own: it has its GPU's ``index``, ``mig`` is its number
     there and ``uuid`` begins with "MIG-".
@@ -133,9 +133,9 @@ class GpuSample(Struct, frozen=True):
         parts = [self[metric] for metric in TENSOR_FLOP_PARTS]
         for metric, part in zip(TENSOR_FLOP_PARTS, parts, strict=True):
             if not part.value and (part.reason is not None or metric == TENSOR_FLOP_PARTS[-1]):
-                why = part.reason if part.reason == self.message else (
+                reason = part.reason if part.reason == self.message else (
                     f"{GPU_METRICS[metric].label}: {part.reason or 'the driver gives 0'}")
-                return Reading.missing(RATIO, why or "", part.source)
+                return Reading.missing(RATIO, reason or "", part.source)
         active, clock, highest = (part.value or 0.0 for part in parts)
         sources = ", ".join(dict.fromkeys(part.source for part in parts if part.source))
         return Reading(min(1.0, active * clock / highest), RATIO, f"estimate from {sources}")
@@ -153,7 +153,7 @@ class GpuSample(Struct, frozen=True):
 
 
 class CgroupSample(Struct, frozen=True):
-    """What the control groups of a process (a container, a batch job) grant it, and how much of that is used.
+    """Limits of a process's control groups (a container, a batch job), and how much of them is used.
 
     A limit that does not exist is missing, with the reason :data:`NO_LIMIT`.
     """
@@ -224,14 +224,14 @@ class ProcessSample(Struct, frozen=True):
     @property
     def gpu_memory_bytes(self) -> float | None:
         """GPU memory over all GPUs; None where no GPU reports it."""
-        known = [p.memory_bytes.value for p in self.gpus.values() if p.memory_bytes.value is not None]
-        return sum(known) if known else None
+        reported = [p.memory_bytes.value for p in self.gpus.values() if p.memory_bytes.value is not None]
+        return sum(reported) if reported else None
 
     @property
     def mean_sm_ratio(self) -> float | None:
         """Mean SM share over the GPUs it holds; None where no GPU reports it."""
-        known = [p.sm_ratio.value for p in self.gpus.values() if p.sm_ratio.value is not None]
-        return sum(known) / len(known) if known else None
+        reported = [p.sm_ratio.value for p in self.gpus.values() if p.sm_ratio.value is not None]
+        return sum(reported) / len(reported) if reported else None
 
     @property
     def io_bytes_per_s(self) -> float | None:
@@ -270,8 +270,8 @@ class AdapterSample(Struct, frozen=True):
     def load_ratio(self) -> float | None:
         """The fuller direction's traffic, of what the link carries; None where that is not known."""
         link = self["rdma_max_bytes_per_s"].value
-        known = [v for m in ("rdma_rx_bytes_per_s", "rdma_tx_bytes_per_s") if (v := self[m].value) is not None]
-        return max(known) / link if known and link else None
+        reported = [v for m in ("rdma_rx_bytes_per_s", "rdma_tx_bytes_per_s") if (v := self[m].value) is not None]
+        return max(reported) / link if reported and link else None
 
 
 class HostSample(Struct, frozen=True):
@@ -290,7 +290,7 @@ class HostSample(Struct, frozen=True):
 
     @property
     def full_cores(self) -> int:
-        """How many cores are busy at least :data:`FULL_CORE_RATIO` of the time."""
+        """Number of cores that are busy at least :data:`FULL_CORE_RATIO` of the time."""
         return sum(core >= FULL_CORE_RATIO for core in self.core_ratios)
 
     def __getitem__(self, metric_id: str) -> Reading:
@@ -318,13 +318,13 @@ class NodeSample(Struct, frozen=True):
 
     @property
     def gpus_unwatched(self) -> int:
-        """How many of the node's GPUs ``--gpus`` left out."""
+        """Number of the node's GPUs that ``--gpus`` left out."""
         return 0 if self.gpus_present is None else max(0, self.gpus_present - len(self.gpus))
 
     @property
     def busy_without_gpu(self) -> list[HostProcess]:
         """The processes that use a core or more and hold no GPU, three at most, busiest first."""
         holders = {p.local_pid or p.pid for p in self.processes}
-        found = [(cores, p) for p in self.host.top_processes
-                 if p.pid not in holders and (cores := p.cpu_cores.value or 0.0) >= 1.0]
-        return [p for _, p in sorted(found, key=lambda pair: -pair[0])[:3]]
+        busy = [(cores, p) for p in self.host.top_processes
+                if p.pid not in holders and (cores := p.cpu_cores.value or 0.0) >= 1.0]
+        return [p for _, p in sorted(busy, key=lambda pair: -pair[0])[:3]]

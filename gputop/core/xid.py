@@ -1,4 +1,4 @@
-"""What the numbers of NVIDIA's GPU faults ("Xid") mean.
+"""Meanings of the numbers of NVIDIA's GPU faults ("Xid").
 
 The numbers and the kind of fault follow NVIDIA's Xid documentation
 (docs.nvidia.com/deploy/xid-errors); the words are ours. A number names a symptom: one fault
@@ -38,7 +38,7 @@ class Xid:
 
     @property
     def reset_helps(self) -> bool:
-        """Whether ``action`` is to reset the GPU now. One that fell off the bus, say, cannot be reset."""
+        """Return whether ``action`` is to reset the GPU now. One that fell off the bus, say, cannot be reset."""
         return self.fault in (HARDWARE, DRIVER) and not self.goes_on and "reset" in self.action.lower()
 
 
@@ -105,8 +105,8 @@ _KNOWN = {
 
 def explain(number: int) -> Xid:
     """The entry of an Xid; for one that is not in the table, an entry that says so and where to look it up."""
-    known = _KNOWN.get(number)
-    if known is not None:
-        return known
+    entry = _KNOWN.get(number)
+    if entry is not None:
+        return entry
     action = f"Look up the number in NVIDIA's Xid catalog: {CATALOG}."
     return Xid(number, "an error that gputop does not know", UNKNOWN, action)

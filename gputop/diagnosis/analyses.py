@@ -42,7 +42,7 @@ from gputop.trace.model import Trace
 
 
 class Given(Struct, frozen=True):
-    """What the analyses are given: the trace, its steps, and what most of them ask of both."""
+    """Input of the analyses: the trace, its steps, and what most of them ask of both."""
 
     trace: Trace
     recording: Trace  # with the job's start, if ``trace`` is what follows it
@@ -71,7 +71,7 @@ def _has_gpus(given: Given) -> bool:
 
 
 def _tells_parts(given: Given) -> bool:
-    """Whether the parts of the step are known: a GPU trace whose device planes are empty does not say."""
+    """Return whether the parts of the step are known: a GPU trace whose device planes are empty does not say."""
     return bool(given.steps) and (bool(given.gpu_timelines) or not given.trace.gpus)
 
 

@@ -1,4 +1,4 @@
-"""From trace files to an :class:`~gputop.analysis.results.Analysis`: load, analyze, advise."""
+"""Diagnosis of trace files, which yields an :class:`~gputop.analysis.results.Analysis`: load, analyze, advise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.results import Analysis, TraceNote, TraceSummary
-from gputop.analysis.steps.judged import with_steps
+from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
@@ -52,18 +52,18 @@ def analyze(
 
 def analyze_trace(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> Analysis:
     """The same of a trace in memory; a pure function of it."""
-    return examine(trace, params, flops_per_step).analysis
+    return analyze_to_facts(trace, params, flops_per_step).analysis
 
 
-def examine(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> TraceFacts:
+def analyze_to_facts(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
-    return examine_steps(*with_steps(trace), params, flops_per_step)
+    return analyze_with_steps(*detect_steps(trace), params, flops_per_step)
 
 
-def examine_steps(
+def analyze_with_steps(
     trace: Trace, steps: Steps | None, params: int | None = None, flops_per_step: float | None = None,
 ) -> TraceFacts:
-    """The same of what :func:`~gputop.analysis.steps.judged.with_steps` has found."""
+    """The same of what :func:`~gputop.analysis.steps.judged.detect_steps` has found."""
     started = start_up_spans(trace)
     over_ns = start_end_ns(trace, started)
     start_note = _start_note(trace, steps, started, over_ns)
@@ -109,7 +109,7 @@ def examine_steps(
 
 
 def compared_trace(facts: TraceFacts) -> ComparedTrace:
-    """What a comparison needs of the trace of these facts."""
+    """Figures that a comparison needs of the trace of these facts."""
     series = None
     if facts.steps is not None:
         series = step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts).packed()
@@ -120,7 +120,7 @@ def compared_trace(facts: TraceFacts) -> ComparedTrace:
 def _start_note(
     trace: Trace, steps: Steps | None, started: Sequence[StartUpSpan], over_ns: int | None,
 ) -> tuple[TraceNote, ...]:
-    """That the recording begins with the job's start, where what follows is judged by itself."""
+    """Note that the recording begins with the job's start, where what follows is judged by itself."""
     if over_ns is None or (steps is not None and (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
         return ()
     time = seconds((over_ns - trace.window_ns[0]) / 1e9)
@@ -130,7 +130,7 @@ def _start_note(
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
-    """What to bear in mind where the steps are not those of a job that trains steadily."""
+    """Notes for steps that are not those of a job that trains steadily."""
     notes = []
     if steps.times.unit == "period":
         notes.append(TraceNote("no_steps", (
@@ -151,7 +151,7 @@ def _notes(
 ) -> list[TraceNote]:
     """The reader's notes, and what the analyses themselves have to add to them."""
     notes = [TraceNote(note.id, note.message) for note in (*trace.quality, *clocks)]
-    known = {note.id for note in notes}
+    note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
             "No training steps found: no step markers, no calls of a step function, and no kernel sequence that "
@@ -166,7 +166,7 @@ def _notes(
     without = no_collectives(trace)
     if without is not None:
         notes.append(TraceNote("no_collectives", without))
-    if not device_events and trace.gpus and not known & {"empty_device_plane", "no_device_events"}:
+    if not device_events and trace.gpus and not note_ids & {"empty_device_plane", "no_device_events"}:
         notes.append(TraceNote("empty_device_plane", (
             "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
             "`gputop doctor` says how to grant it.")))

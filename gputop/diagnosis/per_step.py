@@ -1,4 +1,5 @@
-"""What sums over a trace and its GPUs are per step: of the whole steps where these are known, else of the window."""
+"""Conversion of totals over a trace and its GPUs to values per step: of the whole steps where these are known, else of
+the window."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import NamedTuple
 
 from gputop.analysis.results import Analysis, CollectiveOp, FunctionUse, KernelRow
 
-_FILLED = 0.8  # of the window's work by whole steps; less may be evaluation
+_FILLED = 0.8  # share of the window's work by whole steps; less may be evaluation
 _CUT_STEPS = 2.5  # parts of which are in the window: one at each end, either of them longer than the mean
 
 
 class PerStep(NamedTuple):
-    """What to divide by: a sum over the window by ``steps``, one over all GPUs, too, by ``both``.
+    """Divisors of totals: ``steps`` of a sum over the window, ``steps_times_gpus`` of one over all GPUs, too.
 
     ``unit`` is "step" or "period"; "window" where steps do not fill it, and then ``steps`` is 1. ``whole``: the sums
     are of whole steps alone, per step already.
@@ -26,11 +27,11 @@ class PerStep(NamedTuple):
     whole: bool = False
 
     @property
-    def both(self) -> float:
+    def steps_times_gpus(self) -> float:
         return self.steps * self.gpus
 
     def text(self, by_gpu: bool = True) -> str:
-        """What the quotients are: "per step and GPU"."""
+        """Words for the quotients: "per step and GPU"."""
         gpu = by_gpu and self.gpus > 1
         if self.unit == "window":
             return "per GPU in the window" if gpu else "in the window"
@@ -72,7 +73,7 @@ def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[Kern
             gpus = len(row.by_gpu) or by.gpus
             of = by.steps * gpus
             rows.append(KernelsPerStep(row, time_s / all_s if all_s else 0.0, count / of, time_s / of, gpus / by.gpus))
-    return sorted(rows, key=lambda own: (not own.row.name, -own.share)), by
+    return sorted(rows, key=lambda kernel: (not kernel.row.name, -kernel.share)), by
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +149,12 @@ class CollectivePerStep:
 
 
 def collectives_per_step(a: Analysis) -> tuple[list[CollectivePerStep], PerStep]:
-    """How many of each operation a step has, each as long as they are in the window on average."""
-    by, found = per_step(a), a.collectives.operations if a.collectives is not None else ()
-    whole = a.steps is not None and all(op.count_per_step is not None for op in found)
+    """Number of each operation per step, each as long as they are in the window on average."""
+    by, operations = per_step(a), a.collectives.operations if a.collectives is not None else ()
+    whole = a.steps is not None and all(op.count_per_step is not None for op in operations)
     rows = []
-    for op in found:
-        count = op.count_per_step if whole and op.count_per_step is not None else op.count / by.both
+    for op in operations:
+        count = op.count_per_step if whole and op.count_per_step is not None else op.count / by.steps_times_gpus
         if not count:
             continue
         each = count / op.count  # of the sums over all GPUs
@@ -175,12 +176,12 @@ class FunctionPerStep(NamedTuple):
 
 
 def functions_per_step(a: Analysis) -> tuple[list[FunctionPerStep], PerStep]:
-    """Those called within a step, or without steps all."""
-    by, found = per_step(a), a.functions.functions if a.functions is not None else ()
-    if a.steps is not None and all(use.calls_per_step is not None for use in found):
+    """Functions called within a step, or all of them without steps."""
+    by, functions = per_step(a), a.functions.functions if a.functions is not None else ()
+    if a.steps is not None and all(use.calls_per_step is not None for use in functions):
         by = PerStep(1.0, by.gpus, a.steps.unit, True)
     rows = []
-    for use in found:
+    for use in functions:
         calls, time_s = ((use.calls_per_step or 0.0, use.s_per_step or 0.0) if by.whole else
                          (use.calls / by.steps, use.seconds / by.steps))
         if calls or use.tracings:
@@ -200,7 +201,7 @@ def per_step(a: Analysis) -> PerStep:
 
 
 def _steps_worth(a: Analysis) -> float | None:
-    """By the work of the compute kernels in it, of which that of a step is known; else by its length."""
+    """Length of a window in steps, by the work of its compute kernels; where that of a step is not known, by time."""
     if a.steps is None or not a.steps.mean_s:
         return None
     in_steps = [sum(sizes.time_s_per_step or ()) for sizes in a.kernel_sizes]

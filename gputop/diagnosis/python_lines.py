@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gputop.analysis.results import GapLines, HostStacks, StackLine
 from gputop.text.units import percent, printable, seconds
 
-_WORTH = 0.01  # of the step: the gaps of one kind are listed
+_MIN_LISTED_SHARE = 0.01  # share of the step: the gaps of one kind are listed
 _SHOWN = 5
 GAP_NAMES = {
     "gap": "between two calls of the step", "input": "input wait", "tracing": "a function is traced or compiled",
@@ -36,7 +36,7 @@ def gap_words(gaps: GapLines, stacks: HostStacks) -> str:
 
 
 def cost_words(stacks: HostStacks, simulated: bool) -> str:
-    """How the stacks were had, and what that took."""
+    """Source of the stacks, and the cost of sampling them, in words."""
     if stacks.traced:
         line = ("the line of its call, or else by its first line" if stacks.source == "tracer with lines"
                 else "its first line")
@@ -51,11 +51,11 @@ def cost_words(stacks: HostStacks, simulated: bool) -> str:
 
 def worth_showing(stacks: HostStacks, period_s: float) -> list[GapLines]:
     """The kinds of gaps that take a part of the step, or of the window."""
-    return [gaps for gaps in stacks.gaps if gaps.s_per_step >= _WORTH * period_s]
+    return [gaps for gaps in stacks.gaps if gaps.s_per_step >= _MIN_LISTED_SHARE * period_s]
 
 
 def lines_of_gaps(gaps: GapLines, stacks: HostStacks, name_width: int | None = None) -> Iterator[str]:
-    """What ran in them, a line of text each."""
+    """Yield what ran in the gaps, a line of text for each kind."""
     if not gaps.seen:
         yield ("The tracer recorded no call near them." if stacks.traced else
                "These gaps are too short: no sample fell into them.")

@@ -73,7 +73,7 @@ _NOTE_LINES, _UNFOLDED, _WHY_LINES, _ACTION_LINES = 3, 3, 3, 2  # of the short r
 
 
 def _step_in_short(a: Analysis, width: int) -> Iterator[str]:
-    """How many steps, and a bar of the mean one; without steps, that there are none."""
+    """Yield the number of steps and a bar of the mean one; without steps, that there are none."""
     if a.steps is None:
         yield "Step     not found"
         return
@@ -132,7 +132,7 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
 
 
 def _recorded(a: Analysis, width: int) -> Iterator[str]:
-    """Where the recorded time went."""
+    """Yield the division of the recorded time."""
     wall = a.wall_time
     if wall is None:
         return
@@ -185,13 +185,13 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     if c is None:
         return
     rows, by = collectives_per_step(a)
-    text = f"{seconds(sum(own.time_s for own in rows))} {by.basis}"
+    text = f"{seconds(sum(operation.time_s for operation in rows))} {by.basis}"
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
         text += f"; how much of it is waiting is unknown: {c.reason}"
     else:
-        moving_s = sum(own.transfer_s or 0.0 for own in rows)
+        moving_s = sum(operation.transfer_s or 0.0 for operation in rows)
         text += f": {seconds(moving_s)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
         if c.last_to_arrive:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
@@ -243,7 +243,7 @@ def missing_figures(a: Analysis) -> dict[str, list[str]]:
 
 
 def not_judged(a: Analysis) -> str:
-    """How many causes this trace cannot show, in a sentence; empty where it can show all."""
+    """Number of causes that this trace cannot show, in a sentence; empty where it can show all."""
     n = len(a.abstained)
     return f"{counted(n, 'cause')} could not be judged from this trace." if n else ""
 
@@ -289,8 +289,8 @@ _WORTH_NAMING = 0.01  # of the step, of a phase
 
 
 def limit_of(a: Analysis) -> str:
-    """What bounds a job with which nothing large is wrong, in a sentence or two; where the trace is not enough to say
-    that nothing is, why."""
+    """Limit of a job without large findings, in a sentence or two; where the trace is not enough for that verdict, the
+    reason."""
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     doubt = not_enough(a) if clean or not active else ""
@@ -304,12 +304,12 @@ def limit_of(a: Analysis) -> str:
 
 
 def _has_verdict(a: Analysis) -> bool:
-    """Whether the report has :func:`limit_of`: no finding of weight says it."""
+    """Return whether the report has :func:`limit_of`: no finding of weight says it."""
     return not any(f.severity in ("high", "medium") for f in a.findings)
 
 
 def _limit_of_host(a: Analysis) -> tuple[bool, str]:
-    """Of a trace without work on a GPU whether nothing is wrong with it, and what limits the job."""
+    """Verdict for a trace without work on a GPU: whether nothing is wrong, and the limit of the job."""
     if a.input is not None and any(abstained.id == "input_bound" for abstained in a.abstained):
         return False, ("This trace shows no GPU work, and gputop could not judge whether the job is bound by its "
                        f"input: the calls for a batch take {percent(a.input.wait_ratio)} of the "
@@ -350,7 +350,7 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:
-    """How the GPUs spend their time, as ratios, and of what these are.
+    """Ratios of the GPUs' time by use, and what they are ratios of.
 
     Of the mean step; where there are no steps, of the time from each GPU's first event to its last.
     """

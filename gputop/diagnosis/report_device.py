@@ -79,11 +79,11 @@ def rank_label(rank: RankTimes, host: bool) -> str:
 
 def _work(r: Replicas) -> str:
     work = r.work or ()
-    known = [w for w in work if w.compute_ratio is not None]
-    if not known:
+    compared = [w for w in work if w.compute_ratio is not None]
+    if not compared:
         return f"compute per {r.basis} cannot be compared"
-    heavy = max(known, key=lambda w: w.compute_ratio or 0.0)
-    light = min(known, key=lambda w: w.compute_ratio or 0.0)
+    heavy = max(compared, key=lambda w: w.compute_ratio or 0.0)
+    light = min(compared, key=lambda w: w.compute_ratio or 0.0)
     low, high = light.compute_ratio or 0.0, heavy.compute_ratio or 0.0
     if high <= 1 + _EVEN and low >= 1 - _EVEN:
         return (f"even: the GPUs compute {seconds(heavy.compute_s)} per {r.basis} at most, each within "
@@ -136,15 +136,15 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     if k is None:
         return
     rows, by = kernels_per_step(a, k.by_name)
-    shown = [own for own in rows if own.row.name][:_KERNELS_SHOWN]
+    shown = [kernel for kernel in rows if kernel.row.name][:_KERNELS_SHOWN]
     occupancy = f"; occupancy {k.occupancy_is}" if k.occupancy_is else ""
-    on = "; each line: of a GPU that runs it" if any(0 < len(own.row.by_gpu) < by.gpus for own in shown) else ""
+    on = "; each line: of a GPU that runs it" if any(0 < len(kernel.row.by_gpu) < by.gpus for kernel in shown) else ""
     count, time_s = _sum(rows)
     yield from wrap(f"{_count(count)}, {seconds(time_s)} {by.basis}{occupancy}{on}", width, "Kernels  ")
     yield "      time    count     mean type     tensor occ. name"
-    for own in shown:
-        yield _kernel(own, width)
-    rest = [own for own in rows if own not in shown]
+    for kernel in shown:
+        yield _kernel(kernel, width)
+    rest = [kernel for kernel in rows if kernel not in shown]
     if rest:
         count, time_s = _sum(rest)
         yield f"  {seconds(time_s):>8} {_count(count):>8}  others"
@@ -153,7 +153,7 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
                if row.name and row.share >= _WORTH_NAMING][:_OPS_SHOWN]
         yield from _labeled("op types", ", ".join(ops), width)
     yield from _sizes(a, width)
-    command = next((own.row.ncu for own in shown if own.row.ncu), "")
+    command = next((kernel.row.ncu for kernel in shown if kernel.row.ncu), "")
     if command:
         yield from _labeled("Nsight", "Compute, of the kernel that takes most time (collectives aside):", width)
         yield f"{'':{_INDENT}}{printable(command)}"
@@ -161,17 +161,17 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
 
 def _sum(rows: Iterable[KernelsPerStep]) -> tuple[float, float]:
     """Count and seconds, the mean of all GPUs."""
-    figures = [own.of_all_gpus for own in rows]
+    figures = [kernel.of_all_gpus for kernel in rows]
     return sum(count for count, _ in figures), sum(time_s for _, time_s in figures)
 
 
-def _kernel(own: KernelsPerStep, width: int) -> str:
-    row = own.row
+def _kernel(k: KernelsPerStep, width: int) -> str:
+    row = k.row
     tensor = "?" if row.tensor_core is None else "yes" if row.tensor_core > 0.5 else "no"
     kind = "collect." if row.collective else next(iter(row.types), "unknown")
     occupancy = "?" if row.occupancy is None else ratio(row.occupancy)
     name = printable(row.name).removeprefix("void ")
-    return (f"  {seconds(own.time_s):>8} {_count(own.count):>8} {seconds(own.time_s / own.count):>8} {kind:<8} "
+    return (f"  {seconds(k.time_s):>8} {_count(k.count):>8} {seconds(k.time_s / k.count):>8} {kind:<8} "
             f"{tensor:<6} {occupancy:>4} " + fit(name, width - 50).rstrip())
 
 
@@ -193,7 +193,8 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
 
 
 def layers(a: Analysis, width: int) -> Iterator[str]:
-    """Where the step goes by phase and layer; the tree down to what costs some percent, and the lines of source."""
+    """Yield the time of the step by phase and layer: the tree down to what costs some percent, and the lines of
+    source."""
     table = a.layers or a.cpu_layers
     if table is None:
         return
@@ -219,7 +220,7 @@ def layers(a: Analysis, width: int) -> Iterator[str]:
 
 
 def critical_path(a: Analysis, width: int) -> Iterator[str]:
-    """What the length of a typical step is made of, and how much room what is beside it has."""
+    """Yield the critical path of a typical step, and the slack of what is beside it."""
     path = a.critical_path
     if path is None:
         return
@@ -242,33 +243,34 @@ def critical_path(a: Analysis, width: int) -> Iterator[str]:
 
 def limits(a: Analysis, width: int) -> Iterator[str]:
     """The limit ladder, and MFU."""
-    found = a.limits
-    if found is None:
+    gpu_limits = a.limits
+    if gpu_limits is None:
         return
-    if not found.gpu:  # without a peak it would repeat the step's parts
-        yield from wrap(f"unknown. {found.reason}", width, "Limit    ")
+    if not gpu_limits.gpu:  # without a peak it would repeat the step's parts
+        yield from wrap(f"unknown. {gpu_limits.reason}", width, "Limit    ")
         return
-    yield f"From the mean step down to the limit of the {found.gpu}"
-    for step in found.steps:
-        if step.time_s >= _WORTH_NAMING / 10 * found.step_s:
-            yield f"  {limit_step(step.id)[0]:<22}{seconds(step.time_s):>10} {step.time_s / found.step_s:>6.1%}"
-    yield from _labeled("MFU", mfu_text(found), width)
-    if found.points:
+    yield f"From the mean step down to the limit of the {gpu_limits.gpu}"
+    for step in gpu_limits.steps:
+        if step.time_s >= _WORTH_NAMING / 10 * gpu_limits.step_s:
+            yield f"  {limit_step(step.id)[0]:<22}{seconds(step.time_s):>10} {step.time_s / gpu_limits.step_s:>6.1%}"
+    yield from _labeled("MFU", mfu_text(gpu_limits), width)
+    if gpu_limits.points:
         yield "Roofline"
-        yield from (f"  {line}"[:width] for line in picture(found, width - 4))
+        yield from (f"  {line}"[:width] for line in picture(gpu_limits, width - 4))
 
 
-def mfu_text(found: Limits) -> str:
+def mfu_text(gpu_limits: Limits) -> str:
     """MFU with the peak and the coverage that it rests on, or why there is none."""
-    if found.mfu is None:
-        return f"unknown. {found.reason}"
-    peaks = ", ".join(f"{p.dtype} {p.flops_per_s / 1e12:,.4g} TFLOP/s" for p in found.peaks)
-    source = found.peaks[0].source if found.peaks else ""
-    again = f", HFU {found.hfu:.1%} with recomputation" if found.hfu and found.hfu > found.mfu else ""
-    flops = f"{(found.flops or 0.0) / 1e12:,.4g} TFLOP per step and GPU"
-    flops += (", as given" if found.flops_source == "given" else
-              f" by XLA's programs, which hold the work of {percent(found.coverage)} of the compute time")
-    return f"{found.mfu:.1%}{again}: {flops}, at {peaks} ({source})"
+    if gpu_limits.mfu is None:
+        return f"unknown. {gpu_limits.reason}"
+    peaks = ", ".join(f"{p.dtype} {p.flops_per_s / 1e12:,.4g} TFLOP/s" for p in gpu_limits.peaks)
+    source = gpu_limits.peaks[0].source if gpu_limits.peaks else ""
+    hfu = gpu_limits.hfu or 0.0
+    again = f", HFU {hfu:.1%} with recomputation" if hfu > gpu_limits.mfu else ""
+    flops = f"{(gpu_limits.flops or 0.0) / 1e12:,.4g} TFLOP per step and GPU"
+    flops += (", as given" if gpu_limits.flops_source == "given" else
+              f" by XLA's programs, which hold the work of {percent(gpu_limits.coverage)} of the compute time")
+    return f"{gpu_limits.mfu:.1%}{again}: {flops}, at {peaks} ({source})"
 
 
 def copies(a: Analysis, width: int) -> Iterator[str]:
@@ -302,13 +304,13 @@ def collective_operations(a: Analysis) -> Iterator[str]:
     if len(operations) < 2 and not any(op.bytes for op in operations):
         return
     yield "  operation       count     time exposed waiting     bytes"
-    for own in collectives_per_step(a)[0]:
-        op = own.op
+    for of_step in collectives_per_step(a)[0]:
+        op = of_step.op
         exposed = sum(op.exposed_s.values()) / op.time_s if op.time_s else 0.0
         waiting = "?" if op.waiting is None else ratio(op.waiting)
-        size = "?" if own.bytes is None else bytes_(own.bytes)
-        yield (f"  {op.operation:<13} {_count(own.count):>7} {seconds(own.time_s):>8} {ratio(exposed):>7} {waiting:>7} "
-               f"{size:>9}")
+        size = "?" if of_step.bytes is None else bytes_(of_step.bytes)
+        yield (f"  {op.operation:<13} {_count(of_step.count):>7} {seconds(of_step.time_s):>8} {ratio(exposed):>7} "
+               f"{waiting:>7} {size:>9}")
 
 
 def _labeled(label: str, text: str, width: int) -> list[str]:

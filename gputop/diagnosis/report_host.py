@@ -14,8 +14,8 @@ from gputop.text.wrapping import wrap
 _NAMES = 5  # shown in a list
 _STAGES = 14
 _NAME_WIDTH = 44
-_WORTH_A_TREE = 0.02  # of the step: below, a pipeline gets one line
-_WORTH_GAPS = 0.01  # of the step
+_WORTH_A_TREE = 0.02  # share of the step: below, a pipeline gets one line
+_WORTH_GAPS = 0.01  # share of the step
 _WORTH_EAGER = 0.01
 
 
@@ -38,8 +38,8 @@ def pipelines(a: Analysis, width: int) -> Iterator[str]:
 
 def _tree(pipeline: Pipeline, width: int, by: PerStep) -> Iterator[str]:
     name_width = min(_NAME_WIDTH, width - 34)
-    own = "own" if by.unit == "window" else f"own/{by.unit}"
-    yield f"  {'stage, root first':<{name_width}} {own:>8} per batch"
+    heading = "own" if by.unit == "window" else f"own/{by.unit}"
+    yield f"  {'stage, root first':<{name_width}} {heading:>8} per batch"
     for stage in pipeline.stages[:_STAGES]:
         name = "  " * stage.path.count("::") + printable(stage.name)
         cost = "?" if stage.cost_s_per_batch is None else seconds(stage.cost_s_per_batch)
@@ -60,7 +60,7 @@ def _facts(stage: Stage) -> str:
 
 
 def gaps(a: Analysis, width: int) -> Iterator[str]:
-    """What the host did in the steps' gaps."""
+    """Yield the work of the host in the steps' gaps."""
     g = a.gaps
     if g is None or a.steps is None or g.total_s_per_step < _WORTH_GAPS * a.steps.mean_s:
         return
@@ -69,8 +69,8 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
     if g.no_event_s_per_step is not None:
         parts.append(("(no event: Python)", g.no_event_s_per_step))
     parts.sort(key=lambda part: -part[1])
-    for label, found in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
-        shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in found[:_NAMES] if time > 0]
+    for label, times in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
+        shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in times[:_NAMES] if time > 0]
         if shown:
             yield from _labeled("", f"{label}: {', '.join(shown)}", width)
 
@@ -129,7 +129,7 @@ def functions(a: Analysis, width: int) -> Iterator[str]:
 
 
 def launch_threads(a: Analysis, width: int) -> Iterator[str]:
-    """Who launches, and whether tf.data was at work while launches were late."""
+    """Yield the threads that launch, and whether tf.data was at work while launches were late."""
     t = a.launch_threads
     if t is None:
         return

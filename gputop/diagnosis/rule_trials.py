@@ -1,4 +1,4 @@
-"""What the user's own rules would have said of a trace, or of the samples of a recording."""
+"""Trials of the user's own rules on a trace, or on the samples of a recording."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from msgspec import Struct
 
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import NodeView
-from gputop.advice.live.own_rules import HeldConditions, own_live_outcomes
-from gputop.advice.own_registry import Own
-from gputop.advice.trace.own_rules import missing, over_budget, own_outcome
+from gputop.advice.live.user_rules import HeldConditions, user_live_outcomes
+from gputop.advice.trace.user_rules import missing, over_budget, user_outcome
+from gputop.advice.user_registry import UserRules
 from gputop.analysis.results import Analysis
+from gputop.core.codec import to_document
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import NodeSample
 from gputop.telemetry.history import History
@@ -40,24 +41,24 @@ class Trial(Struct, kw_only=True):
 def over_trace(analysis: Analysis) -> list[Trial]:
     """The rules on traces, and the budgets."""
     trials = []
-    for rule in Own.rules:
+    for rule in UserRules.rules:
         if rule.condition.source == "trace":
             trials.append(_tell(Trial(id=rule.id, on="trace", when=rule.condition.text, outcome=""),
-                                own_outcome(rule, analysis)))
-    for budget in Own.budgets:
+                                user_outcome(rule, analysis)))
+    for budget in UserRules.budgets:
         over, outcomes = over_budget(budget, analysis)
         trials.append(Trial(
             id=budget.id, on="budget", when=budget.condition.text,
             outcome="cannot be told" if over is None else "exceeded" if over else "kept",
             missing=missing(outcomes) if over is None else "",
-            gpus=tuple(gpu for gpu, own in outcomes.items() if gpu is not None and own.holds is False)))
+            gpus=tuple(gpu for gpu, of_gpu in outcomes.items() if gpu is not None and of_gpu.holds is False)))
     return trials
 
 
 def over_samples(samples: Iterable[NodeSample]) -> list[Trial]:
     """The live rules, run as a session runs them, from the first sample to the last."""
     trials = {rule.id: Trial(id=rule.id, on="live", when=rule.condition.text, outcome="does not hold", held_ratio=0.0)
-              for rule in Own.rules if rule.condition.source == "live"}
+              for rule in UserRules.rules if rule.condition.source == "live"}
     held_in = dict.fromkeys(trials, 0)
     before: set[str] = set()
     judged = 0
@@ -85,8 +86,9 @@ def over_samples(samples: Iterable[NodeSample]) -> list[Trial]:
 
 
 def _outcomes(samples: Iterable[NodeSample]) -> Iterator[tuple[float, Sequence[Finding | Abstained]]]:
-    """What the live rules say, with the time of the sample; of gputop's own only where a rule of the user asks them."""
-    ask_all = any(own.finding for rule in Own.rules for own in rule.condition.references)
+    """Yield the verdicts of the live rules with the time of the sample; of gputop's own only where a rule of the user
+    asks for them."""
+    ask_all = any(reference.finding for rule in UserRules.rules for reference in rule.condition.references)
     history, held, previous = History(), HeldConditions(), tuple[Finding, ...]()
     judged_s = float("-inf")
     for sample in samples:
@@ -99,7 +101,7 @@ def _outcomes(samples: Iterable[NodeSample]) -> Iterator[tuple[float, Sequence[F
             previous = advice.findings
             yield judged_s, (*advice.findings, *advice.abstained)
         else:
-            yield judged_s, own_live_outcomes(NodeView(history, sample, ()), held)
+            yield judged_s, user_live_outcomes(NodeView(history, sample, ()), held)
 
 
 def _tell(trial: Trial, outcome: Finding | Abstained | None) -> Trial:
@@ -113,6 +115,4 @@ def _tell(trial: Trial, outcome: Finding | Abstained | None) -> Trial:
 
 def to_json(trials: Iterable[Trial]) -> dict[str, Any]:
     """The document gputop.rule-trials/1."""
-    from gputop.core.codec import to_document
-
     return {"schema": "gputop.rule-trials/1", "trials": to_document(list(trials))}

@@ -1,4 +1,4 @@
-"""Where the recorded time went, in words: the same in the report, on the screen and on the page."""
+"""Words for the division of the recorded time: the same in the report, on the screen and on the page."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
 from gputop.text.units import counted, percent, printable, seconds
 
-WORTH_SAYING = 0.05  # of the recording: a part that has to be named
+WORTH_SAYING = 0.05  # share of the recording: a part that has to be named
 _WORTH_A_ROW = 0.0005
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
-_MOST = 0.5  # of the recording in whole training steps: what is said of them is said of the job
+_MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: what is said of them is said of the job
 _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
 _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
@@ -53,8 +53,8 @@ def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
 
 
 def host_words(part: WallPart) -> str:
-    """What the host did: "saving checkpoints (train.py:88 save)", "train.py:11 Save.on_epoch_end"; "" where the part's
-    name says it all."""
+    """Words for the host's work: "saving checkpoints (train.py:88 save)", "train.py:11 Save.on_epoch_end"; "" where the
+    part's name says it all."""
     if not part.kind:
         return part.what
     if part.kind in ("line", "op") and part.what:
@@ -88,7 +88,7 @@ def wall_sentence(wall: WallTime) -> str:
 
 
 def worth_saying(wall: WallTime | None) -> bool:
-    """Whether something besides training steps takes a part of the recording that has to be named."""
+    """Return whether something besides training steps takes a part of the recording that has to be named."""
     return wall is not None and any(part.id not in _NO_NEWS and part.time_s >= WORTH_SAYING * wall.recorded_s
                                     for part in wall.parts)
 
@@ -112,8 +112,8 @@ def _untold_share(wall: WallTime | RankWallTime) -> float:
 
 
 def not_enough(a: Analysis) -> str:
-    """Why a trace without findings is no clean bill, in a sentence or two; "" where most of the recording is enough
-    whole training steps, and nothing of weight lies around them."""
+    """Reason why a trace without findings is no clean bill, in a sentence or two; "" where most of the recording is
+    enough whole training steps, and nothing of weight lies around them."""
     wall, steps = a.wall_time, a.steps
     if wall is None or wall.recorded_s <= 0:
         return "The trace does not show how its time was spent."
@@ -138,7 +138,7 @@ def not_enough(a: Analysis) -> str:
                 f"judge what happens every N steps. {SEE_MORE}")
     if _untold_share(untold) >= WORTH_SAYING:
         return f"Training steps are {percent(steps_share(untold))} of the {recorded}{_whose(untold)}. {_seen(untold)}"
-    if share < _MOST:
+    if share < _MIN_SHARE_IN_STEPS:
         least = min(ranks, key=steps_share)
         return f"Training steps are {percent(share)} of the {recorded}{_whose(least)}. {_seen(least)}"
     return ""

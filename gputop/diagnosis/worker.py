@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gputop.advice.own_registry import Own
+from gputop.advice.user_registry import UserRules
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, parse, to_document
@@ -38,7 +38,7 @@ T = TypeVar("T")
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
-REPORT_WIDTH = 70  # what the monitor can show on 80 columns
+REPORT_WIDTH = 70  # columns that the monitor can show on 80
 
 
 class WorkerFailed(GputopError):
@@ -54,15 +54,15 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a subprocess prints: what it was asked for, or why there is none."""
+    """Answer that a subprocess prints: the result, or why there is none."""
 
     result: Any = None
     error: Failure | None = None
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What a trace says: as data, as text, and in a sentence on what bounds the job; and what a later comparison needs
-    of it, so that the trace is not read again for one."""
+    """Diagnosis of a trace: as data, as text, and in a sentence on what bounds the job; and what a later comparison
+    needs of it, so that the trace is not read again for one."""
 
     analysis: Analysis
     report: str  # of REPORT_WIDTH columns
@@ -100,7 +100,7 @@ def run_in_worker(
     ``kind`` is the type of its result. ``on_line`` is called with each line that it prints before its answer
     (:func:`print_line`), as soon as it has. Else as :func:`analyze_in_worker`.
     """
-    rules = "" if Own.paths is None else json.dumps(Own.paths)
+    rules = "" if UserRules.paths is None else json.dumps(UserRules.paths)
     command = child_command("gputop.diagnosis.worker:child", str(os.getpid()), rules, task.module, *task.arguments)
     try:
         output, code, stderr = _run(command, task, stop, timeout_s, on_line)
@@ -180,13 +180,13 @@ def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> 
 
 
 def child() -> int:
-    """In the subprocess: its beginning, for each kind of work."""
+    """Begin a subprocess, for each kind of work."""
     _, parent, rules, module, *arguments = sys.argv
     offer_to_oom_killer(ANALYSIS_SCORE)
     keep_freed_memory()
     die_with(int(parent))
     if rules:
-        from gputop.diagnosis.own_rules import use_rules_of_parent
+        from gputop.diagnosis.user_rules import use_rules_of_parent
 
         use_rules_of_parent(rules)
     status: int = import_module(module).main(arguments)
@@ -207,13 +207,13 @@ def die_with(parent: int) -> None:
 
 
 def print_line(line: str) -> None:
-    """In the subprocess, before its answer: print a line for the ``on_line`` of :func:`run_in_worker`."""
+    """Print a line for the ``on_line`` of :func:`run_in_worker`, in the subprocess and before its answer."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def answer(work: Callable[[], object]) -> int:
-    """In the subprocess: print what ``work`` returns, or its error, as JSON; returns the status to end with."""
+    """Print the result of ``work``, or its error, as JSON, in the subprocess; returns the status to end with."""
     try:
         answered = Answer(work())
         status = EXIT_OK
@@ -231,14 +231,14 @@ def answer(work: Callable[[], object]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Analyze and print the :class:`Diagnosis`."""
-    from gputop.diagnosis.diagnose import examine
+    from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.trace.readers.load import load
 
-    return answer(lambda: diagnosis_of(examine(load(arguments))))
+    return answer(lambda: diagnosis_of(analyze_to_facts(load(arguments))))
 
 
 def diagnosis_of(facts: TraceFacts) -> Diagnosis:
-    """In the subprocess: what it answers of a trace that it has analyzed."""
+    """Make the subprocess's answer for a trace that it has analyzed."""
     from gputop.diagnosis.diagnose import compared_trace
     from gputop.diagnosis.report import limit_of, not_judged, text_report
 

@@ -382,7 +382,7 @@ class StacksProcessGroup(Struct):
 
     name: str
     description: str
-    verdict: Literal["absent", "mismatch", "inside", "idle", "unclear"]
+    verdict: Literal["absent", "mismatch", "inactive", "inside", "idle", "unclear"]
     number: int
     operation: str | None
     apart: list[StacksRankState]
@@ -398,6 +398,13 @@ class StacksDumps(Struct):
     problems: list[str]
     groups_not_compared: list[str]
     groups: list[StacksProcessGroup]
+
+
+class StacksAnswers(StacksDumps):
+    """What the debug servers of a job's ranks say, asked twice. ``moved``: ranks launched or ended collectives in
+    between; then ``groups`` is empty."""
+
+    moved: bool
 
 
 class StacksGroup(Struct):
@@ -429,9 +436,12 @@ class StacksThread(Struct):
 
 
 class StacksProcess(Struct):
+    """``note``: why PyTorch's debug server shows the threads; null: py-spy does."""
+
     pid: int
     rank: str | None
     problem: str | None
+    note: str | None
     threads: list[StacksThread]
 
 
@@ -441,6 +451,7 @@ class StacksDocument(Struct):
     schema: Literal["gputop.stacks/1"]
     nccl: StacksNccl
     flight_recorder: list[StacksDumps]
+    debug_server: list[StacksAnswers]
     jobs: list[StacksJob]
     processes: list[StacksProcess]
 

@@ -22,9 +22,9 @@ _FIRST_WIDTH_S = 1.0
 WARM_UP = 0.1  # share of a series that is passed over: start-up, first buffers
 MIN_POINTS = 40
 MIN_SPAN_S = 6 * 3600.0  # shorter, a cache or shuffle buffer that fills in the first epoch looks alike
-MIN_NEAR_SPAN_S = 60.0  # where the limit is as near as the beginning
+MIN_NEAR_SPAN_S = 60.0  # span if the limit is as near as the beginning
 NEAR_PARTS = 16  # over minutes: what has just stopped to rise is seen sooner
-PARTS = 8  # that all rise by chance once in 40,000 series without a trend
+PARTS = 8  # parts, which all rise by chance once in 40,000 series without a trend
 HALF_AGREES = 0.6  # each half's slope lies within this factor of the whole, and its inverse
 MIN_GROWTH_BYTES = 256 << 20
 MIN_GROWTH_OF_LIMIT = 0.02
@@ -61,17 +61,17 @@ class Series:
         if not self._slices:
             self.begin_s, self.first = time_s, value
         self.end_s, self.last = time_s, value
-        at = int(time_s // self._width_s)
-        own = self._slices.get(at, Slice(value, value))
-        self._slices[at] = Slice(min(value, own.low), max(value, own.high))
+        number = int(time_s // self._width_s)
+        extremes = self._slices.get(number, Slice(value, value))
+        self._slices[number] = Slice(min(value, extremes.low), max(value, extremes.high))
         if len(self._slices) > MAX_POINTS:
             self._widen()
 
     def _widen(self) -> None:
         slices: dict[int, Slice] = {}
-        for at, own in self._slices.items():
-            other = slices.get(at // 2, own)
-            slices[at // 2] = Slice(min(own.low, other.low), max(own.high, other.high))
+        for number, extremes in self._slices.items():
+            other = slices.get(number // 2, extremes)
+            slices[number // 2] = Slice(min(extremes.low, other.low), max(extremes.high, other.high))
         self._slices, self._width_s = slices, 2 * self._width_s
 
     def peak(self, bytes_per_s: float) -> float:
@@ -79,13 +79,13 @@ class Series:
         teeth on top of a leak, not by its floor."""
         last = sorted(self._slices.items())[-max(1, len(self._slices) // PARTS):]
         now = last[-1][0]
-        return max(own.high + bytes_per_s * self._width_s * (now - at) for at, own in last)
+        return max(extremes.high + bytes_per_s * self._width_s * (now - number) for number, extremes in last)
 
     def trend(self, limit_bytes: float | None) -> Trend | None:
-        """Its growth; None where it does not grow beyond doubt."""
+        """Growth of the series; None where it does not grow beyond doubt."""
         points = sorted(self._slices.items())[int(len(self._slices) * WARM_UP):]
-        times = np.array([at for at, _ in points], np.float64) * self._width_s
-        values = np.array([own.low for _, own in points], np.float64)
+        times = np.array([number for number, _ in points], np.float64) * self._width_s
+        values = np.array([extremes.low for _, extremes in points], np.float64)
         span_s = times[-1] - times[0] if len(points) >= MIN_POINTS else 0.0
         if span_s < MIN_NEAR_SPAN_S:
             return None
@@ -95,7 +95,7 @@ class Series:
             return None
         half = len(points) // 2
         whole, *halves = (slope(times[part], values[part]) for part in (slice(None), slice(half), slice(half, None)))
-        agree = all(HALF_AGREES * whole <= own <= whole / HALF_AGREES for own in halves)
+        agree = all(HALF_AGREES * whole <= half <= whole / HALF_AGREES for half in halves)
         enough = max(MIN_GROWTH_BYTES, MIN_GROWTH_OF_LIMIT * (limit_bytes or 0.0))
         if whole <= 0 or not agree or whole * span_s < enough:
             return None

@@ -68,30 +68,30 @@ class Memory:
         return name
 
     def _process(self, process: ProcessSample, group: str | None) -> _Process:
-        own = _bounded(self._processes, (process.pid, process.started_s),
-                       lambda: _Process(self._job_name(process), process.pid, group), lambda p: len(p.series))
-        own.group = group
-        return own
+        entry = _bounded(self._processes, (process.pid, process.started_s),
+                         lambda: _Process(self._job_name(process), process.pid, group), lambda p: len(p.series))
+        entry.group = group
+        return entry
 
     def creeps(self) -> Iterator[Creep]:
         """Processes, then the groups and the node in which no process accounts for it; fastest first."""
         explained: set[str | None] = set()
-        found = []
+        creeps = []
         for process in self._processes.values():
             trend = self._trend(process.series, process.group)
             if trend is not None:
                 explained |= {process.group, None}
-                found.append(self._creep("process", process.name, process.pid, process.series, trend, process.group))
+                creeps.append(self._creep("process", process.name, process.pid, process.series, trend, process.group))
         for name, series in self._groups.items():
             if name not in explained and (trend := self._trend(series, name)) is not None:
                 explained.add(None)
-                found.append(self._creep("cgroup", name, None, series, trend, name))
+                creeps.append(self._creep("cgroup", name, None, series, trend, name))
         if None not in explained and (trend := self._trend(self._node, None)) is not None:
-            found.append(self._creep("node", "all processes", None, self._node, trend, None))
-        yield from sorted(found, key=lambda creep: -creep.bytes_per_s)
+            creeps.append(self._creep("node", "all processes", None, self._node, trend, None))
+        yield from sorted(creeps, key=lambda creep: -creep.bytes_per_s)
 
     def _trend(self, series: Series, group: str | None) -> Trend | None:
-        """Over hours whatever its end; over minutes where it has come half the way to the limit."""
+        """Trend over hours whatever its end; over minutes where it has come half the way to the limit."""
         trend = series.trend(self._use(group).limit)
         if trend is None or trend.span_s >= MIN_SPAN_S:
             return trend
@@ -102,7 +102,7 @@ class Memory:
         return self._last.get(group, _Use(None, None))
 
     def _left_bytes(self, series: Series, group: str | None, bytes_per_s: float) -> float | None:
-        """What is left of the limit at the end; None where there is none, or the series had ended."""
+        """Bytes left of the limit at the end; None where there is none, or the series had ended."""
         use, whole = self._use(group), self._node if group is None else self._groups.get(group)
         if use.used is None or use.limit is None or self._end_s - series.end_s > _MISSED * self._interval_s:
             return None
@@ -114,7 +114,7 @@ class Memory:
         # What fills the limit is all that is under it; the process alone where that has no trend of its own.
         rate = (self._trend(whole, group) if whole is not None else None) or trend
         left = self._left_bytes(series, group, rate.bytes_per_s)
-        in_s = [None if left is None else left / own for own in (rate.bytes_per_s, rate.high, rate.low)]
+        in_s = [None if left is None else left / speed for speed in (rate.bytes_per_s, rate.high, rate.low)]
         return Creep(what=what, name=name, pid=pid, begin_s=series.begin_s, end_s=series.end_s,
                      first_bytes=series.first, last_bytes=series.last, bytes_per_s=trend.bytes_per_s,
                      limit=None if use.limit is None else "node" if group is None else "cgroup",
@@ -125,6 +125,6 @@ def _bounded(table: dict[_K, _V], key: _K, make: Callable[[], _V], size: Callabl
     """The entry of ``key``, made where there is none; the smallest gives way where there are too many."""
     if key not in table:
         if len(table) >= _MAX_SERIES:
-            del table[min(table, key=lambda own: size(table[own]))]
+            del table[min(table, key=lambda candidate: size(table[candidate]))]
         table[key] = make()
     return table[key]

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from gputop.advice.live.advise import live_advice
-from gputop.advice.live.own_rules import HeldConditions
+from gputop.advice.live.user_rules import HeldConditions
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import Finding
 from gputop.core.samples import NodeSample
 from gputop.core.version import __version__
 from gputop.goodput.model import HourFinding, RecordingPart, Report, WorstHour
-from gputop.goodput.own_rules import OwnRules
 from gputop.goodput.states import HOUR_S
 from gputop.goodput.survey import Survey
+from gputop.goodput.user_rules import OwnRules
 from gputop.replay.parts import recordings_in
 from gputop.replay.reader import open_recording
 from gputop.telemetry.history import History
@@ -51,7 +51,7 @@ def _part(path: Path, *, in_folder: bool) -> _Part:
 
 def _interval_s(times: Iterable[array[float]]) -> float:
     """The median time between samples."""
-    between = np.concatenate([np.diff(np.asarray(own)) for own in times])
+    between = np.concatenate([np.diff(np.asarray(of_part)) for of_part in times])
     forward = between[between > 0]
     return float(np.median(forward)) if len(forward) else 0.0
 
@@ -81,9 +81,9 @@ class Timeline:
             if not path.is_dir():
                 yield _part(path, in_folder=False)
                 continue
-            for own in recordings_in(path):
+            for recording in recordings_in(path):
                 try:
-                    yield _part(own, in_folder=True)
+                    yield _part(recording, in_folder=True)
                 except NoDataError:  # just begun, or killed at once
                     continue
                 except GputopError as error:
@@ -91,8 +91,8 @@ class Timeline:
 
     @property
     def parts(self) -> list[RecordingPart]:
-        return [RecordingPart(path=str(own.path), samples=len(own.times_s), begin_s=own.times_s[0],
-                              end_s=own.times_s[-1], notes=list(own.notes)) for own in self._parts]
+        return [RecordingPart(path=str(part.path), samples=len(part.times_s), begin_s=part.times_s[0],
+                              end_s=part.times_s[-1], notes=list(part.notes)) for part in self._parts]
 
     def samples(self) -> Iterator[tuple[NodeSample, float]]:
         """Each sample that is judged, with the time before it that it stands for: 0 behind a gap."""
@@ -137,7 +137,7 @@ class Timeline:
 
 
 def report(paths: Sequence[Path], price_per_kwh: float | None = None) -> Report:
-    """What became of the GPUs' time in these recordings of one node. Raises GputopError, NoDataError."""
+    """Report on the GPUs' time in these recordings of one node. Raises GputopError, NoDataError."""
     timeline = Timeline(paths)
     survey, own_rules = Survey(), OwnRules()
     times: list[float] = []
@@ -171,9 +171,10 @@ def _judge(hour: WorstHour, timeline: Timeline) -> None:
 
 
 def hour_findings(samples: Iterator[NodeSample]) -> list[HourFinding]:
-    """What the live rules say of the samples, as a session asks them but less often; that which held longest first."""
+    """Findings of the live rules on the samples, asked as a session does but less often; that which held longest
+    first."""
     history, previous, held = History(), tuple[Finding, ...](), HeldConditions()
-    found: dict[str, list[Finding]] = {}
+    by_id: dict[str, list[Finding]] = {}
     judged, judged_s = 0, float("-inf")
     for sample in samples:
         history.append(sample)
@@ -182,10 +183,10 @@ def hour_findings(samples: Iterator[NodeSample]) -> list[HourFinding]:
         judged, judged_s = judged + 1, sample.time_s
         previous = live_advice(history, sample, previous, held=held).findings
         for finding in previous:
-            found.setdefault(finding.id, []).append(finding)
-    return [HourFinding(id=id_, title=own[-1].title, gpus=sorted({gpu for one in own for gpu in one.gpus}),
-                        held_ratio=len(own) / judged)
-            for id_, own in sorted(found.items(), key=lambda pair: -len(pair[1]))]
+            by_id.setdefault(finding.id, []).append(finding)
+    return [HourFinding(id=id_, title=findings[-1].title, gpus=sorted({gpu for one in findings for gpu in one.gpus}),
+                        held_ratio=len(findings) / judged)
+            for id_, findings in sorted(by_id.items(), key=lambda pair: -len(pair[1]))]
 
 
 def _notes(timeline: Timeline, survey: Survey) -> Iterator[str]:

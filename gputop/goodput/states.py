@@ -1,4 +1,4 @@
-"""In which state a GPU is, sample by sample. A state is known when it ends: what follows decides it, too."""
+"""States of a GPU, sample by sample. A state is known when it ends: what follows decides it, too."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Job:
-    """What one user's processes of one command had; see :class:`gputop.goodput.model.JobReport`."""
+    """GPU time of one user's processes of one command; see :class:`gputop.goodput.model.JobReport`."""
 
     name: str
     user: str | None
@@ -159,7 +159,7 @@ class GpuTime:
 
 
 def kind_of(gpu: GpuSample, held: bool) -> int:
-    """What one sample shows. Activity of a GPU that nobody is seen to hold is work all the same."""
+    """State that one sample shows. Activity of a GPU that nobody is seen to hold is work all the same."""
     active = gpu.activity()[1].value
     if gpu.state != OK or active is None:
         return BLIND

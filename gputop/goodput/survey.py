@@ -27,7 +27,7 @@ from gputop.goodput.states import HOUR_S, GpuTime, Holder, Job, Tally
 MAX_JOBS = 200
 OTHERS = "other commands"
 WORST_HOURS = 5
-_WORTH_NAMING = 0.02  # of an hour's GPU time; less lost is a few checkpoints
+_WORTH_NAMING = 0.02  # share of an hour's GPU time; less lost is a few checkpoints
 _SCRIPT_CHARS = 300
 
 
@@ -64,27 +64,27 @@ class Survey:
 
     def _holder(self, gpu: GpuSample, before: Holder | None, processes: dict[int, ProcessSample],
                 writes: dict[tuple[str | None, str], float], time_s: float) -> Holder | None:
-        """Who has the GPU: the one that had it, as long as it does, else the one with most memory on it."""
-        held = [own for own in gpu.processes if "C" in own.kind]
+        """Holder of the GPU: the one that had it, as long as it does, else the one with most memory on it."""
+        held = [candidate for candidate in gpu.processes if "C" in candidate.kind]
         if not held:
             return None
-        own = next((own for own in held if before is not None and own.pid == before.pid), None) or max(
-            held, key=lambda own: (own.memory_bytes.value or 0.0, -own.pid))
-        process = processes.get(own.pid)
-        if before is not None and before.pid == own.pid and (process is None or process.command is None):
+        holder = next((holder for holder in held if before is not None and holder.pid == before.pid), None) or max(
+            held, key=lambda holder: (holder.memory_bytes.value or 0.0, -holder.pid))
+        process = processes.get(holder.pid)
+        if before is not None and before.pid == holder.pid and (process is None or process.command is None):
             before.job.end_s = time_s  # it ends: the host knows it no more, the driver still lists it
-            return Holder(own.pid, before.job, None)
-        key = (process.user, script_of(process)) if process is not None else (None, f"PID {own.pid}")
+            return Holder(holder.pid, before.job, None)
+        key = (process.user, script_of(process)) if process is not None else (None, f"PID {holder.pid}")
         if key not in self._jobs and len(self._jobs) >= MAX_JOBS:
             key = (None, OTHERS)
         job = self._jobs.setdefault(key, Job(key[1], key[0], time_s, time_s))
         job.end_s = time_s
         job.gpus[gpu.info.uuid] = gpu.info.label
-        return Holder(own.pid, job, writes.get(key))
+        return Holder(holder.pid, job, writes.get(key))
 
     @staticmethod
     def _writes(sample: NodeSample) -> dict[tuple[str | None, str], float]:
-        """What each job writes to storage: one rank saves while the others wait."""
+        """Bytes per second that each job writes to storage: one rank saves while the others wait."""
         writes: dict[tuple[str | None, str], float] = defaultdict(float)
         for process in sample.processes:
             writes[process.user, script_of(process)] += process.io_write_bytes_per_s.value or 0.0
@@ -104,7 +104,7 @@ class Survey:
             yield GpuReport(gpu=gpu.info.label, uuid=gpu.info.uuid, name=gpu.info.name, **asdict(_spent(time.tally)))
 
     def jobs(self) -> Iterator[JobReport]:
-        """Those with most GPU time first."""
+        """Jobs, those with most GPU time first."""
         for job in sorted(self._jobs.values(), key=lambda job: -sum(job.tally.states_s.values())):
             yield JobReport(job=job.name, user=job.user, gpus=sorted(set(job.gpus.values())), begin_s=job.begin_s,
                             end_s=job.end_s, restarts=max(job.restarts.values(), default=0),
@@ -115,7 +115,7 @@ class Survey:
                 for hour, tally in sorted(self._hours.items()) if sum(tally.states_s.values())]
 
     def worst_hours(self) -> list[WorstHour]:
-        """Those in which jobs lost most GPU time, worst first. Time without a job is no loss of a job."""
+        """Hours in which jobs lost most GPU time, worst first. Time without a job is no loss of a job."""
         hours = [(lost_s(hour), hour) for hour in self.hours()]
         bad = [(lost, hour) for lost, hour in hours if lost > _WORTH_NAMING * sum(hour.states_s.values())]
         return [WorstHour(begin_s=hour.begin_s, states_s=hour.states_s, lost_s=lost, findings=[])
@@ -136,14 +136,14 @@ def script_of(process: ProcessSample) -> str:
     return process.command.partition(" --")[0][:_SCRIPT_CHARS]
 
 
-def _add(total: Tally, own: Tally) -> None:
-    for state, seconds in own.states_s.items():
+def _add(total: Tally, tally: Tally) -> None:
+    for state, seconds in tally.states_s.items():
         total.add(state, seconds)
-    total.energy_j += own.energy_j
-    total.dark_s += own.dark_s
-    total.lit |= own.lit
-    total.active_s += own.active_s
-    total.coarse |= own.coarse
+    total.energy_j += tally.energy_j
+    total.dark_s += tally.dark_s
+    total.lit |= tally.lit
+    total.active_s += tally.active_s
+    total.coarse |= tally.coarse
 
 
 def _states(tally: Tally) -> dict[str, float]:

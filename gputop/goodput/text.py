@@ -80,12 +80,12 @@ def _header(report: Report) -> Iterator[str]:
     yield energy_sentence(report)
 
 
-def activity_text(own: Spent) -> str:
-    """How busy the GPUs were while a job trained on them: "44 % SM activity on average"; "" without training."""
-    if own.training_activity_ratio is None:
+def activity_text(spent: Spent) -> str:
+    """Activity of the GPUs while a job trained on them: "44 % SM activity on average"; "" without training."""
+    if spent.training_activity_ratio is None:
         return ""
-    what = "utilization (coarse)" if own.training_activity_coarse else "SM activity"
-    return f"{percent(own.training_activity_ratio)} {what} on average"
+    what = "utilization (coarse)" if spent.training_activity_coarse else "SM activity"
+    return f"{percent(spent.training_activity_ratio)} {what} on average"
 
 
 def energy_sentence(report: Report) -> str:
@@ -116,23 +116,23 @@ def _gpus(report: Report) -> Iterator[str]:
         return
     yield f"GPU  {_columns(shown)}"
     digits = energy_decimals(report.gpus)
-    yield from (f"{own.gpu:<5}{_row(own, shown, digits)}" for own in report.gpus)
+    yield from (f"{gpu.gpu:<5}{_row(gpu, shown, digits)}" for gpu in report.gpus)
 
 
 def _jobs(report: Report) -> Iterator[str]:
     if not report.jobs:
         return
-    shown = [state for state in STATES if any(own.states_s.get(state) for own in report.jobs)]
+    shown = [state for state in STATES if any(job_row.states_s.get(state) for job_row in report.jobs)]
     yield f"Job  {_columns(shown)}"
     digits = energy_decimals(report.jobs[:_MAX_ROWS])
-    for own in report.jobs[:_MAX_ROWS]:
-        yield f"     {_row(own, shown, digits)}"
-        hours = sum(own.states_s.values()) / 3600
-        restarts = "" if not own.restarts else ", restarted once" if own.restarts == 1 else (
-            f", restarted {own.restarts} times")
-        job = fit(printable(short_command(own.job)), 60).rstrip()
-        yield (f"  {job} ({printable(own.user or 'user unknown')}, GPU {','.join(own.gpus)}): "
-               f"{figure(hours)} GPU hours, goodput {_ratio(own)}{restarts}")
+    for job_row in report.jobs[:_MAX_ROWS]:
+        yield f"     {_row(job_row, shown, digits)}"
+        hours = sum(job_row.states_s.values()) / 3600
+        restarts = "" if not job_row.restarts else ", restarted once" if job_row.restarts == 1 else (
+            f", restarted {job_row.restarts} times")
+        job = fit(printable(short_command(job_row.job)), 60).rstrip()
+        yield (f"  {job} ({printable(job_row.user or 'user unknown')}, GPU {','.join(job_row.gpus)}): "
+               f"{figure(hours)} GPU hours, goodput {_ratio(job_row)}{restarts}")
     if len(report.jobs) > _MAX_ROWS:
         yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
 
@@ -141,10 +141,10 @@ def _columns(shown: Sequence[str]) -> str:
     return "".join(f"{state:>11}" for state in (*shown, "kWh"))
 
 
-def _row(own: Spent, shown: Sequence[str], digits: int) -> str:
-    all_s = sum(own.states_s.values())
-    cells = [share(seconds, all_s) if (seconds := own.states_s.get(state)) else "-" for state in shown]
-    return "".join(f"{cell:>11}" for cell in (*cells, energy_kwh(own, digits)))
+def _row(spent: Spent, shown: Sequence[str], digits: int) -> str:
+    all_s = sum(spent.states_s.values())
+    cells = [share(seconds, all_s) if (seconds := spent.states_s.get(state)) else "-" for state in shown]
+    return "".join(f"{cell:>11}" for cell in (*cells, energy_kwh(spent, digits)))
 
 
 def _grid(hours: Sequence[Hour]) -> Iterator[str]:
@@ -157,15 +157,15 @@ def _grid(hours: Sequence[Hour]) -> Iterator[str]:
     spent: dict[tuple[str, int], tuple[float, float]] = {}  # of both hours where the clock was set back
     set_back = []
     for hour in hours:
-        at = time.localtime(hour.begin_s)
-        day = time.strftime("%Y-%m-%d", at)
-        before = spent.get((day, at.tm_hour), (0.0, 0.0))
+        clock = time.localtime(hour.begin_s)
+        day = time.strftime("%Y-%m-%d", clock)
+        before = spent.get((day, clock.tm_hour), (0.0, 0.0))
         training_s = before[0] + hour.states_s.get(TRAINING, 0.0)
         all_s = before[1] + sum(hour.states_s.values())
-        spent[day, at.tm_hour] = training_s, all_s
-        days.setdefault(day, ["."] * _HOURS_A_DAY)[at.tm_hour] = str(min(9, int(10 * training_s / all_s)))
+        spent[day, clock.tm_hour] = training_s, all_s
+        days.setdefault(day, ["."] * _HOURS_A_DAY)[clock.tm_hour] = str(min(9, int(10 * training_s / all_s)))
         if before[1] and comes_twice(hour.begin_s):
-            set_back.append(f"  {day}: the clock was set back, {at.tm_hour:02d} is two hours")
+            set_back.append(f"  {day}: the clock was set back, {clock.tm_hour:02d} is two hours")
     yield from (f"  {day} {''.join(cells)}" for day, cells in days.items())
     yield from set_back
 
@@ -195,7 +195,7 @@ def _own_rules(rules: Sequence[OwnRuleReport]) -> Iterator[str]:
 
 
 def own_rule_sentence(rule: OwnRuleReport) -> str:
-    """For how long it held, how often, and where."""
+    """Sentence on how long a rule held, how often, and where."""
     title = printable(rule.title)
     if rule.missing is not None:
         return f"{title}: N/A, not judged without {printable(rule.missing)}."
@@ -215,14 +215,14 @@ def _memory(creeps: Sequence[Creep]) -> Iterator[str]:
 
 
 def creep_sentence(creep: Creep) -> str:
-    """Who grows, how fast, and when that meets the limit."""
+    """Sentence on what grows, how fast, and when that meets the limit."""
     who = {"process": f"{printable(creep.name)} (PID {creep.pid})", "cgroup": f"Control group {printable(creep.name)}",
            "node": "The node"}[creep.what]
     text = (f"{who}: from {size(creep.first_bytes)} to {size(creep.last_bytes)} in "
             f"{duration(creep.end_s - creep.begin_s)}, {size(creep.bytes_per_s * 3600)} an hour.")
     if creep.full_in_s is None or creep.full_in_low_s is None or creep.full_in_high_s is None:
-        why = "the limit is unknown" if creep.limit is None else "it has ended"
-        return f"{text} Time to out of memory: N/A, {why}."
+        reason = "the limit is unknown" if creep.limit is None else "it has ended"
+        return f"{text} Time to out of memory: N/A, {reason}."
     limit = f"{size(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
     low, high = duration(creep.full_in_low_s), duration(creep.full_in_high_s)
     between = f" ({low} to {high} by the faster and the slower half of its trend)" if low != high else ""
@@ -230,7 +230,7 @@ def creep_sentence(creep: Creep) -> str:
 
 
 def closing_sentences(report: Report) -> Iterator[str]:
-    """What could not be read, and what nobody could tell."""
+    """Yield what could not be read, and what could not be judged."""
     yield from (f"{printable(part.path)}: {printable(note)}" for part in report.recordings for note in part.notes)
     yield from (f"{printable(note[0].upper() + note[1:])}." for note in report.notes)
     yield ("Without code in the job, gputop cannot distinguish training from evaluation, from work lost at a crash, "
@@ -251,32 +251,32 @@ def share(seconds: float, of_s: float) -> str:
     return "<1%" if 0 < share < 0.005 else ratio(share)  # little is not none
 
 
-def _ratio(own: Spent) -> str:
-    return NA if own.goodput_ratio is None else percent(own.goodput_ratio)
+def _ratio(spent: Spent) -> str:
+    return NA if spent.goodput_ratio is None else percent(spent.goodput_ratio)
 
 
 def lost_hours(hour: WorstHour) -> str:
-    own, all_s = hour.lost_s / 3600, sum(hour.states_s.values()) / 3600
+    lost_h, all_s = hour.lost_s / 3600, sum(hour.states_s.values()) / 3600
     digits = decimals([all_s])
-    return f"lost {figure(own, digits)} of {figure(all_s, digits)} GPU hours"
+    return f"lost {figure(lost_h, digits)} of {figure(all_s, digits)} GPU hours"
 
 
-def energy_kwh(own: Spent, digits: int | None = None) -> str:
-    return NA if own.energy_j is None else figure(own.energy_j / JOULES_PER_KWH, digits)
+def energy_kwh(spent: Spent, digits: int | None = None) -> str:
+    return NA if spent.energy_j is None else figure(spent.energy_j / JOULES_PER_KWH, digits)
 
 
 def energy_decimals(rows: Iterable[Spent]) -> int:
-    return decimals(own.energy_j / JOULES_PER_KWH for own in rows if own.energy_j is not None)
+    return decimals(spent.energy_j / JOULES_PER_KWH for spent in rows if spent.energy_j is not None)
 
 
 def decimals(column: Iterable[float]) -> int:
-    """How many all figures of a column have: one, or as many as give the largest two digits."""
+    """Number of decimals of all figures in a column: one, or as many as give the largest two digits."""
     largest = max(column, default=0.0)
     return 1 if largest >= 1 or largest <= 0 else min(6, 1 - math.floor(math.log10(largest)))
 
 
 def figure(value: float, digits: int | None = None) -> str:
-    """With so many decimals; None: as if it stood alone. What would be rounded to 0 is not 0."""
+    """Format with so many decimals; None: as if it stood alone. What would be rounded to 0 is not 0."""
     digits = decimals([value]) if digits is None else digits
     least = 10.0**-digits
     return f"<{least:.{digits}f}" if 0 < value < least / 2 else f"{value:,.{digits}f}"

@@ -90,8 +90,8 @@ class Announcements:
 
 
 def _is_served_by(address: object, uid: int) -> bool:
-    """Whether a user listens at an address of this machine's loopback: gputop captures there without a question, and a
-    job may announce the server of another user, or another machine."""
+    """Return whether a user listens at an address of this machine's loopback: gputop captures there without a question,
+    and a job may announce the server of another user, or another machine."""
     try:
         host, port = split_address(parse_address(str(address)))
     except (GputopError, ValueError):

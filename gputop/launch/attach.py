@@ -118,8 +118,8 @@ def _add_pending_call(process: target.Target, memory: int, text: str) -> None:
 
 
 def _wait_for_listener(pid: int, before: set[int]) -> Announcement | None:
-    """For a process in a network namespace of its own, from which no announcement arrives: wait until it listens
-    with sockets other than ``before``, and check that the server is reachable."""
+    """Wait until a process in a network namespace of its own, from which no announcement arrives, listens with sockets
+    other than ``before``, and check that the server is reachable."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline:
         if _listening(pid) - before:

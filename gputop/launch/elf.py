@@ -32,8 +32,8 @@ _IN_PAGE = mmap.PAGESIZE - 1  # maps has whole pages: of 64 KiB with some kernel
 
 
 def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int], list[tuple[int, int]], bool]:
-    """Of a 64-bit little-endian ELF file: the addresses of ``names`` it defines, its loaded segments as
-    (file offset, address), and whether it is loaded anywhere (a library or PIE). Raises OSError, ValueError."""
+    """Read from a 64-bit little-endian ELF file the addresses of ``names`` it defines, its loaded segments as (file
+    offset, address), and whether it is loaded anywhere (a library or PIE). Raises OSError, ValueError."""
     size = file.seek(0, os.SEEK_END)
 
     def table(offset: int, length: int, max_bytes: int = _MAX_FILE_BYTES) -> bytes:
@@ -55,7 +55,7 @@ def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int]
     if len(loaded) > _MAX_SEGMENTS:
         raise ValueError(f"a damaged ELF file: {len(loaded)} loaded segments")
     sections = list(_SECTION.iter_unpack(table(header[6], header[12] * _SECTION.size)))
-    found: dict[str, int] = {}
+    addresses: dict[str, int] = {}
     for kind in (_DYNSYM, _SYMTAB):  # a file has at most one of each (gabi, "Special Sections")
         section = next((s for s in sections if s[1] == kind), None)
         if section is None:
@@ -65,27 +65,27 @@ def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int]
         text = sections[section[6]]
         wanted = _places(table(text[4], text[5], _MAX_NAMES_BYTES), names)
         symbols = table(section[4], section[5] - section[5] % _SYMBOL.size, _MAX_SYMBOLS_BYTES)
-        for place, _, _, defined_in, value, _ in _SYMBOL.iter_unpack(symbols):
-            if place in wanted and defined_in and value:
-                found[wanted[place]] = value
-    return found, loaded, header[1] == _ET_DYN
+        for name_offset, _, _, defined_in, value, _ in _SYMBOL.iter_unpack(symbols):
+            if name_offset in wanted and defined_in and value:
+                addresses[wanted[name_offset]] = value
+    return addresses, loaded, header[1] == _ET_DYN
 
 
 def _places(text: bytes, names: Collection[str]) -> dict[int, str]:
-    """Where ``names`` stand in a table of names."""
+    """Offsets of ``names`` in a table of names."""
     places: dict[int, str] = {}
     for name in names:
-        whole, at = name.encode() + b"\0", -1
+        whole, begin = name.encode() + b"\0", -1
         for _ in range(_MAX_PLACES):
-            at = text.find(whole, at + 1)
-            if at < 0:
+            begin = text.find(whole, begin + 1)
+            if begin < 0:
                 break
-            places[at] = name
+            places[begin] = name
     return places
 
 
 def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
-    """Where process ``pid`` has the functions ``names`` of CPython, in libpython or the executable itself.
+    """Addresses in process ``pid`` of the functions ``names`` of CPython, in libpython or the executable itself.
 
     Raises GputopError where some are missing: it is no Python, or one without these symbols.
     """
@@ -101,16 +101,16 @@ def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
             continue
         try:
             with _opened(pid, path, path == library) as file:
-                found, segments, anywhere = functions_of(file, names)
+                symbols, segments, anywhere = functions_of(file, names)
         except (OSError, ValueError) as error:
             raise GputopError(f"{path} of process {pid} cannot be read: {error}",
                               "An update may have replaced it since the process started.") from None
-        if len(found) < len(names):
+        if len(symbols) < len(names):
             continue
         shift = _shift(mapped, path, segments) if anywhere else 0
         if shift is None:
             continue
-        addresses = {name: shift + value for name, value in found.items()}
+        addresses = {name: shift + value for name, value in symbols.items()}
         if all(0 < address < _END_OF_ADDRESSES for address in addresses.values()):
             return addresses
     raise GputopError(f"process {pid} is not Python, or its Python does not show its functions",
@@ -126,6 +126,6 @@ def _opened(pid: int, path: str, is_library: bool) -> BinaryIO:
 
 
 def _shift(mapped: list[Mapping], path: str, segments: list[tuple[int, int]]) -> int | None:
-    """By how much a file's addresses are moved in the process; None where no mapping tells."""
+    """Distance by which a file's addresses are moved in the process; None where no mapping shows it."""
     by_page = {offset & ~_IN_PAGE: address & ~_IN_PAGE for offset, address in reversed(segments)}
     return next((m.start - by_page[m.offset] for m in mapped if m.path == path and m.offset in by_page), None)

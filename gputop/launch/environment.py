@@ -56,20 +56,20 @@ def inherited_environ() -> dict[str, str]:
 
 def find_command(argv: Sequence[str]) -> str:
     """The file that ``argv`` starts. Raises GputopError with a shell's exit status where there is none."""
-    found = shutil.which(argv[0])
-    if found is not None:
-        return found
+    command = shutil.which(argv[0])
+    if command is not None:
+        return command
     path = Path(argv[0])
     if "/" in argv[0] and path.exists():
-        why = "is a folder" if path.is_dir() else "is not executable"
-        raise GputopError(f"{argv[0]} {why}", f"For a Python script: gputop run -- python {argv[0]}",
+        reason = "is a folder" if path.is_dir() else "is not executable"
+        raise GputopError(f"{argv[0]} {reason}", f"For a Python script: gputop run -- python {argv[0]}",
                           EXIT_NOT_EXECUTABLE)
     raise GputopError(f"there is no command {argv[0]}", "Check the name and PATH; the job's command comes after --.",
                       EXIT_NOT_FOUND)
 
 
 def launch_warning(argv: Sequence[str], file: str) -> str | None:
-    """Why a server may not start in this command, judged by its arguments; None where no reason is found."""
+    """Reason why a server may not start in this command, judged by its arguments; None where no reason is found."""
     name = Path(argv[0]).name
     if name in _DROPS_ENVIRONMENT or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):
         return (f"{name} does not pass its environment on, so no profiler server may start in the job. "
@@ -107,12 +107,12 @@ def _option_ignoring_pythonpath(words: Sequence[str]) -> str | None:
             continue
         if not word.startswith("-") or word in ("-", "--") or word.startswith("--"):
             return None
-        for at, letter in enumerate(word[1:], 1):
+        for index, letter in enumerate(word[1:], 1):
             if letter in _IGNORING_PYTHONPATH:
                 return _IGNORING_PYTHONPATH[letter]
             if letter in "cm":
                 return None
             if letter in _WITH_VALUE:
-                skip = at == len(word) - 1
+                skip = index == len(word) - 1
                 break
     return None

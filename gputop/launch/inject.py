@@ -87,7 +87,7 @@ def _check_shadow_stack(pid: int) -> None:
 
 def _sleepers(pid: int) -> list[_Sleeper]:
     """Threads in a system call that can be restarted, with room on their stack, best first."""
-    found = []
+    sleepers = []
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
@@ -99,11 +99,11 @@ def _sleepers(pid: int) -> list[_Sleeper]:
             fields = (task / "syscall").read_text().split()  # "running" for those that are
             number, pointer = int(fields[0]), int(fields[-2], 16)
             rank = _RESTARTABLE.index(number)
-            at = bisect_right(starts, pointer) - 1
-            lowest = stacks[at].start if at >= 0 and pointer < stacks[at].end else pointer
+            stack = bisect_right(starts, pointer) - 1
+            lowest = stacks[stack].start if stack >= 0 and pointer < stacks[stack].end else pointer
             if pointer - lowest >= _STACK_BYTES:
-                found.append((rank, task.name == str(pid), _Sleeper(int(task.name), lowest)))
-    return [sleeper for *_, sleeper in sorted(found, key=lambda f: (f[0], f[1], f[2].tid))]
+                sleepers.append((rank, task.name == str(pid), _Sleeper(int(task.name), lowest)))
+    return [sleeper for *_, sleeper in sorted(sleepers, key=lambda f: (f[0], f[1], f[2].tid))]
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ class Job:
         return self.addresses[0] if self.addresses else None
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """From now on call ``on_change`` when the job ends or its server comes up; from any thread."""
+        """Call ``on_change`` from now on when the job ends or its server comes up; from any thread."""
         self._on_change = on_change
 
     def set_server(self, address: str | None, line: str) -> None:
@@ -130,7 +130,7 @@ class Job:
         return self._process.returncode
 
     def state(self) -> str:
-        """Whether the job runs or how it ended, in words."""
+        """State of the job in words: that it runs, or how it ended."""
         code = self.returncode
         if code is None:
             return "runs"
@@ -181,7 +181,7 @@ class Job:
 
 @contextlib.contextmanager
 def forward_signals(job: Job, others: Mapping[signal.Signals, Any] | None = None) -> Iterator[None]:
-    """For the block, forward the signals that would end gputop to the job; ``others`` are handlers of more signals."""
+    """Forward, for the block, the signals that would end gputop to the job; ``others`` are handlers of more signals."""
     def forward(number: int, _: FrameType | None) -> None:
         job.send(number)
 
@@ -190,7 +190,7 @@ def forward_signals(job: Job, others: Mapping[signal.Signals, Any] | None = None
 
 
 def wait_for_exit(job: Job, say: Callable[[str], None] = console.write_text, tail_lines: int = 20) -> None:
-    """After the monitor: show the end of the job's output and what follows, until the job exits.
+    """Show, after the monitor, the end of the job's output and what follows, until the job exits.
 
     Signals are forwarded meanwhile. Raw bytes go to stdout, as they would without gputop.
     """

@@ -103,7 +103,7 @@ def _inject(process: target.Target, folder: SocketFolder, function: str, stop: t
 
 
 def source_of(call: str) -> str:
-    """What the process is to run: gputop's code for it, and one call of that."""
+    """Source that the process is to run: gputop's code for it, and one call of that."""
     return f"{(environment.INSIDE / 'gputop_kineto.py').read_text()}\n{call}\n"
 
 

@@ -142,10 +142,10 @@ class Tracee:
         pause_s = _MIN_POLL_S
         while True:
             try:
-                found, status = os.waitpid(self.tid, os.WNOHANG | _WALL)
+                stopped, status = os.waitpid(self.tid, os.WNOHANG | _WALL)
             except ChildProcessError:  # another thread called exec
                 raise ProcessLookupError from None
-            if found:
+            if stopped:
                 if not os.WIFSTOPPED(status):
                     raise ProcessLookupError
                 self.stopped = True

@@ -10,7 +10,7 @@ from gputop.launch.serve import is_pytorch
 from gputop.profiler import sockets
 from gputop.profiler.kineto.jobs import environ_of
 
-MAX_RANKS = 64  # of one node
+MAX_RANKS = 64  # ranks of one node
 _PROC = Path("/proc")
 _MEETING = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}:[0-9]{1,5}")  # nothing that a shell or ssh reads otherwise
 _THIS_NODE = frozenset(("localhost", "127.0.0.1", "0.0.0.0"))
@@ -18,20 +18,20 @@ _NUMBER = re.compile(r"[0-9]{1,7}")
 
 
 def is_meeting_address(text: str) -> bool:
-    """Whether it can be the address at which the ranks of a job meet."""
+    """Return whether it can be the address at which the ranks of a job meet."""
     return _MEETING.fullmatch(text) is not None
 
 
 def meeting_address(environ: Mapping[str, str]) -> str | None:
-    """Where a rank meets the others (MASTER_ADDR and MASTER_PORT), the job's identity on all its nodes; None where it
-    is no rank, or no other node can reach that address."""
+    """Address where a rank meets the others (MASTER_ADDR and MASTER_PORT), the job's identity on all its nodes; None
+    where it is no rank, or no other node can reach that address."""
     text = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
-    known = is_meeting_address(text) and _NUMBER.fullmatch(environ.get("RANK", "")) is not None
-    return text if known and environ["MASTER_ADDR"] not in _THIS_NODE else None
+    is_rank = is_meeting_address(text) and _NUMBER.fullmatch(environ.get("RANK", "")) is not None
+    return text if is_rank and environ["MASTER_ADDR"] not in _THIS_NODE else None
 
 
 def ranks_elsewhere(environ: Mapping[str, str]) -> int:
-    """How many ranks of a process's job run on other nodes, as torchrun tells it; 0 where it does not."""
+    """Number of ranks of a process's job on other nodes, as torchrun says; 0 where it does not."""
     both = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
     if not all(_NUMBER.fullmatch(text) for text in both):
         return 0
@@ -43,16 +43,16 @@ def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
     """The PIDs of the ranks on this node that meet at ``address``, by rank, as far as their environment may be read."""
     environs = {pid: environ_of(pid, proc) for pid in sockets.process_ids(proc)}
     ranks = {pid: int(environ["RANK"]) for pid, environ in environs.items() if meeting_address(environ) == address}
-    found = []
+    rank_pids = []
     for pid in ranks:
         fields = sockets.stat_fields(proc, pid)
         # A rank's children, such as its DataLoader's workers, have its environment.
         if fields is not None and ranks.get(fields[0]) != ranks[pid] and is_pytorch(pid):
-            found.append(pid)
-    return sorted(found, key=ranks.__getitem__)[:MAX_RANKS]
+            rank_pids.append(pid)
+    return sorted(rank_pids, key=ranks.__getitem__)[:MAX_RANKS]
 
 
 def meeting_addresses(pids: Sequence[int], proc: Path = _PROC) -> set[str]:
-    """Where the jobs of these processes meet; of all that may be read, if none is named."""
+    """Addresses where the jobs of these processes meet; of all that may be read, if none is named."""
     environs = (environ_of(pid, proc) for pid in pids or sockets.process_ids(proc))
     return {address for environ in environs if (address := meeting_address(environ)) is not None}

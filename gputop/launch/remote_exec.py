@@ -71,7 +71,7 @@ def find_slot(pid: int, memory: int) -> Slot | None:
 
 
 def slot_at(memory: int, runtime: int) -> Slot | None:
-    """As :func:`find_slot`, for the address of ``_PyRuntime``. Raises OSError where that is none."""
+    """Read the slot at the address of ``_PyRuntime``, as :func:`find_slot`. Raises OSError where that is none."""
     cookie, version = _read(memory, runtime, 8), _word(memory, runtime + 8 * _VERSION)
     first = _SUPPORT.get(version >> 16 & 0xFF)
     if cookie != _COOKIE or version >> 24 != 3 or first is None or version >> 4 & 0xF != _FINAL:

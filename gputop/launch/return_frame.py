@@ -38,7 +38,7 @@ _SOFTWARE_AT, _HEADER_AT = 464, 512  # in the XSAVE area: what the kernel adds, 
 _MAGIC_1, _MAGIC_2 = 0x46505853, 0x46505845
 _TILES = 1 << 18  # AMX: a thread's frame has room for tiles only where it was granted them
 _BYTES_BEFORE_TILES = 2816
-NO_RESULT = -0x67707500  # what no function returns
+NO_RESULT = -0x67707500  # value that no function returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ReturnFrame:
 def gadgets_in(memory: int, mappings: Iterable[Mapping]) -> Gadgets:
     """Find the code in the libraries of a process, by its open memory and its mappings. What is read is bounded: a
     process may map more than there is memory."""
-    found: dict[str, int] = {}
+    addresses: dict[str, int] = {}
     codes = [mapping for mapping in mappings if mapping.permissions.startswith("r") and mapping.permissions[2:] == "xp"
              and (mapping.path.startswith("/") or mapping.path == "[vdso]")]
     codes.sort(key=lambda mapping: (_LIBC.search(mapping.path) is None, mapping.end - mapping.start))
@@ -75,17 +75,17 @@ def gadgets_in(memory: int, mappings: Iterable[Mapping]) -> Gadgets:
         except (OSError, OverflowError):  # [vsyscall] and addresses that no process has
             continue
         left_bytes -= len(code)
-        if "sigreturn" not in found and (match := _SIGRETURN.search(code)):
-            found |= {"sigreturn": start + match.start(), "after_sigreturn": start + match.end()}
+        if "sigreturn" not in addresses and (match := _SIGRETURN.search(code)):
+            addresses |= {"sigreturn": start + match.start(), "after_sigreturn": start + match.end()}
         for name, pattern in (("syscall", _SYSCALL_RET), ("store", _STORE_RESULT)):
-            if name not in found and (at := code.find(pattern)) >= 0:
-                found[name] = start + at
-        if len(found) == 4 or left_bytes <= 0:
+            if name not in addresses and (begin := code.find(pattern)) >= 0:
+                addresses[name] = start + begin
+        if len(addresses) == 4 or left_bytes <= 0:
             break
-    if "sigreturn" not in found or "syscall" not in found:
+    if "sigreturn" not in addresses or "syscall" not in addresses:
         raise GputopError("the job's C library has no code that returns a thread to its work",
                           "Restart the job with gputop run.")
-    return Gadgets(found["syscall"], found["sigreturn"], found["after_sigreturn"], found.get("store"))
+    return Gadgets(addresses["syscall"], addresses["sigreturn"], addresses["after_sigreturn"], addresses.get("store"))
 
 
 def frame_for(registers: Registers, mask: int, xstate: bytes, stack: int, gadgets: Gadgets) -> ReturnFrame:

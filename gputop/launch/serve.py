@@ -12,8 +12,6 @@ from gputop.core.proc import read_maps
 from gputop.launch import attach, kineto, target
 from gputop.text.units import printable
 
-_SERVED = frozenset({"tensorflow", "jax"})
-
 
 class Ready(Struct, frozen=True):
     """A process that can be captured at ``address``; ``line`` says that in words."""
@@ -23,24 +21,25 @@ class Ready(Struct, frozen=True):
 
 
 def is_pytorch(pid: int) -> bool:
-    """Whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its data."""
+    """Return whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its
+    data."""
     try:
         loaded = loaded_frameworks(read_maps(pid))
     except OSError:
         return False
-    return "pytorch" in loaded and not loaded & _SERVED
+    return "pytorch" in loaded and not loaded & target.SERVED
 
 
 def examine(pid: int, started: int | None = None) -> target.Target:
     """Inspect a process without touching it; raises GputopError with the reason why it cannot be made ready.
 
     ``started``: see :func:`gputop.launch.target.examine`."""
-    frameworks = kineto.FRAMEWORKS if is_pytorch(pid) else _SERVED
+    frameworks = kineto.FRAMEWORKS if is_pytorch(pid) else target.SERVED
     return target.examine(pid, frameworks=frameworks, started=started)
 
 
 def what_it_does(pid: int) -> str:
-    """What is done to the process, for the question."""
+    """Words for what is done to the process, for the question."""
     return kineto.WHAT_SWITCHING_ON_DOES if is_pytorch(pid) else target.WHAT_STARTING_DOES
 
 

@@ -21,7 +21,7 @@ WHAT_STARTING_DOES = (
     "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
     "Before Python 3.14 it pauses one idle thread for about 1 ms.")
 _ALTERNATIVE = "Or restart the job with gputop run."
-_SERVED = frozenset({"tensorflow", "jax"})  # whose profiler server gputop can start
+SERVED = frozenset({"tensorflow", "jax"})  # whose profiler server gputop can start
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Target:
 
 
 def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
-            frameworks: frozenset[str] = _SERVED, started: int | None = None) -> Target:
+            frameworks: frozenset[str] = SERVED, started: int | None = None) -> Target:
     """Inspect a process without touching it. Raises GputopError with the reason why it cannot be a target.
 
     ``frameworks``: those of :mod:`gputop.core.framework` that it must have loaded one of. ``started``: when the process

@@ -78,7 +78,7 @@ class Connections:
             self._end(next(iter(self._silent)))
 
     def asked(self, connection: object) -> None:
-        """It has asked for what is served: whoever does so knows the path."""
+        """Note that the client has asked for what is served: whoever does so knows the path."""
         self._silent.pop(connection, None)
 
     def closed(self, connection: object) -> None:
@@ -91,8 +91,8 @@ class Connections:
 
 
 def is_addressed(hosts: Sequence[str], origins: Sequence[str], names: frozenset[str], *, every: bool) -> bool:
-    """Whether a request with these Host and Origin fields comes from a page that this server itself has served, or from
-    none: the server's name is one of ``names``, or (``every``) any IP address, and the origin is the server."""
+    """Return whether a request with these Host and Origin fields comes from a page that this server itself has served,
+    or from none: the server's name is one of ``names``, or (``every``) any IP address, and the origin is the server."""
     if len(hosts) != 1 or len(origins) > 1:
         return False
     try:
@@ -114,10 +114,10 @@ def _is_ip_address(name: str) -> bool:
 
 
 def names_of(host: str) -> frozenset[str]:
-    """What the server at ``host`` may be called: its address, this machine's name, and the loopback's, which it has
-    behind ssh -L."""
-    own = socket.gethostname().lower()
-    return frozenset((host.lower(), own, own.partition(".")[0], "localhost", "127.0.0.1", "::1"))
+    """Names that the server at ``host`` may be called by: its address, this machine's name, and the loopback's, which
+    it has behind ssh -L."""
+    hostname = socket.gethostname().lower()
+    return frozenset((host.lower(), hostname, hostname.partition(".")[0], "localhost", "127.0.0.1", "::1"))
 
 
 def _server(command: str, host: str, port: int, local: bool) -> Any:
@@ -216,7 +216,7 @@ async def _add_headers(request: Any, response: Any) -> None:
 
 
 def where(host: str, port: int, token: str, local: bool) -> list[str]:
-    """What to open, and how to reach it from another machine."""
+    """Lines on what to open, and how to reach it from another machine."""
     every = host in _EVERY
     shown = socket.gethostname() if every else f"[{host}]" if ":" in host else host
     lines = [f"the monitor is at http://{shown}:{port}/{token}/ for everyone who has this address; ctrl-c ends it"]

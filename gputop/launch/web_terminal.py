@@ -43,8 +43,8 @@ def main() -> int:
     return 0
 
 
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in own.items() if name not in _NOT_INHERITED}
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
     return {**kept, "TERM": "xterm-256color", "COLORTERM": "truecolor"}  # of xterm.js
 
 

@@ -85,8 +85,8 @@ def _parse_unix(text: str, rest: str) -> str:
     return f"{scheme}:{name}"
 
 
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is not an address: {why}",
+def _usage(text: str, reason: str) -> GputopError:
+    return GputopError(f"{text!r} is not an address: {reason}",
                        "Write HOST:PORT, for example localhost:6009, or unix:/PATH.", EXIT_USAGE)
 
 
@@ -104,7 +104,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_local(address: str) -> bool:
-    """Whether an address belongs to this machine: its loopback, its name, one of its interfaces, a Unix socket."""
+    """Return whether an address belongs to this machine: its loopback, its name, one of its interfaces, a Unix
+    socket."""
     if unix_name(address) is not None or process_of(address) is not None:
         return True
     host = split_address(address)[0]

@@ -1,4 +1,4 @@
-"""How far a server's clock is from ours, from one of its captures. Pure functions.
+"""Offset of a server's clock from ours, by one of its captures. Pure functions.
 
 A recording begins after its request was sent and ends before its answer came. The trace tells both
 moments by the server's clock, we know the other two by ours: that bounds the difference, as a round
@@ -42,7 +42,7 @@ SAME_MACHINE = ClockBounds(0.0, 0.0)
 
 
 def bounds_of_call(sent_s: float, received_s: float, window_ns: tuple[int, int]) -> ClockBounds:
-    """From our Unix times of request and answer, and the server's of begin and end of the recording."""
+    """Bounds from our Unix times of request and answer, and the server's of begin and end of the recording."""
     began_s, ended_s = window_ns[0] / 1e9, window_ns[1] / 1e9
     low_s, high_s = ended_s - received_s, began_s - sent_s
     if low_s > high_s:  # one of the two clocks was set during the call: the offset lies between the two
@@ -51,7 +51,7 @@ def bounds_of_call(sent_s: float, received_s: float, window_ns: tuple[int, int])
 
 
 def intersect(a: ClockBounds | None, b: ClockBounds | None) -> ClockBounds | None:
-    """What holds if both do; the narrower one where they exclude each other: a clock was set between them."""
+    """Intersection of both bounds; the narrower one where they exclude each other: a clock was set between them."""
     if a is None or b is None:
         return a or b
     low_s, high_s = max(a.low_s, b.low_s), min(a.high_s, b.high_s)
@@ -61,7 +61,7 @@ def intersect(a: ClockBounds | None, b: ClockBounds | None) -> ClockBounds | Non
 
 
 def began_between(sent_s: float, received_s: float, recorded_s: float, start_s: float | None) -> HostClock:
-    """When a recording began by our clock, for a trace that does not tell: after the request and, where one
+    """Bounds of the begin of a recording by our clock, for a trace that does not say: after the request and, where one
     was agreed on, ``start_s``; and so early that ``recorded_s`` fit in before the answer."""
     earliest_s = sent_s if start_s is None else max(sent_s, start_s)
     latest_s = max(earliest_s, received_s - recorded_s)

@@ -79,11 +79,11 @@ class ProfilerServer:
         return self.user or str(self.uid)
 
     def about(self) -> str:
-        """For people: "TensorFlow 2.21.0, worker 1, ana: python train.py"; the user where it is another."""
+        """Description for people: "TensorFlow 2.21.0, worker 1, ana: python train.py"; the user where it is another."""
         framework = f"{self.framework} {self.version or ''}".strip() if self.framework else ""
         user = self.user if self.user is not None and self.user != _own_user() else ""
-        known = ", ".join(part for part in (framework, self.rank or "", user) if part)
-        return f"{known}: {self.command}" if known and self.command else known or self.command
+        description = ", ".join(part for part in (framework, self.rank or "", user) if part)
+        return f"{description}: {self.command}" if description and self.command else description or self.command
 
 
 def _own_user() -> str | None:
@@ -126,7 +126,7 @@ class Discovery:
 
 @dataclass(slots=True)
 class _SocketState:
-    """What is known of one listening socket."""
+    """State of one listening socket."""
 
     holders: tuple[int, ...]  # pids, the oldest first
     relevant: bool | None = None  # whether a holder may be a training job; None: not examined yet
@@ -171,12 +171,12 @@ class Finder:
             self._proc, sorted(sockets.process_ids(self._proc) if wanted is None else wanted))
         notes = [f"process {pid} belongs to {self._user(pid) or 'another user'}: its sockets may not be read. "
                  "Run gputop as that user or root, or attach to HOST:PORT." for pid in refused if wanted is not None]
-        own = sockets.network_namespace(self._proc, os.getpid())
+        here = sockets.network_namespace(self._proc, os.getpid())
         listening: dict[Listener, list[str]] = {}
         for namespace, pid in networks.items():
-            hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
-            found = sockets.own_listeners(namespace) if namespace == own and self._proc == Path("/proc") else None
-            for listener in sockets.listeners(self._proc, pid, namespace) if found is None else found:
+            hosts = _OWN_HOSTS if namespace == here else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
+            listeners = sockets.own_listeners(namespace) if namespace == here and self._proc == Path("/proc") else None
+            for listener in sockets.listeners(self._proc, pid, namespace) if listeners is None else listeners:
                 listening[listener] = hosts
         return listening, notes
 
@@ -196,10 +196,10 @@ class Finder:
         def attempt(listener: Listener) -> None:
             self._probe_listener(listener, self._sockets[listener], listening[listener])
 
-        known: dict[int, tuple[bool, Framework | None, str | None]] = {}  # by PID, for this search
+        libraries_of: dict[int, tuple[bool, Framework | None, str | None]] = {}  # by PID, for this search
         of_users: dict[int | None, list[Listener]] = {}
         for listener in sorted(listening, key=lambda listener: -self._sockets[listener].attempts_left):
-            if self._may_train(self._sockets[listener], named, known):
+            if self._may_train(self._sockets[listener], named, libraries_of):
                 of_users.setdefault(_effective_uid(self._proc, self._sockets[listener].holders[0]), []).append(listener)
         own_first = sorted(of_users, key=lambda uid: uid != os.geteuid())
         in_turn = itertools.chain.from_iterable(itertools.zip_longest(*(of_users[uid] for uid in own_first)))
@@ -214,14 +214,14 @@ class Finder:
             list(threads.map(attempt, asked))
 
     def _may_train(self, state: _SocketState, named: bool,
-                   known: dict[int, tuple[bool, Framework | None, str | None]]) -> bool:
-        """Whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``, and in
-        ``known`` for its other sockets."""
+                   libraries_of: dict[int, tuple[bool, Framework | None, str | None]]) -> bool:
+        """Return whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``,
+        and in ``libraries_of`` for its other sockets."""
         if named or state.relevant is not False:
             pid = state.holders[0]
-            if pid not in known:
-                known[pid] = self._libraries(pid)
-            state.relevant, state.framework, state.version = known[pid]
+            if pid not in libraries_of:
+                libraries_of[pid] = self._libraries(pid)
+            state.relevant, state.framework, state.version = libraries_of[pid]
         return named or bool(state.relevant)
 
     def _probe_listener(self, listener: Listener, state: _SocketState, hosts: list[str]) -> None:
@@ -251,12 +251,12 @@ class Finder:
             )
 
     def _libraries(self, pid: int) -> tuple[bool, Framework | None, str | None]:
-        """Whether the process may be a training job; its framework and version by the mapped libraries."""
+        """Return whether the process may be a training job; its framework and version by the mapped libraries."""
         paths = _mapped_libraries(self._proc, pid)
         packages: dict[str, str] = {}
         for path in paths or ():
-            if (found := _package_of(path)) is not None and found[0]:
-                packages.setdefault(*found)
+            if (package_and_folder := _package_of(path)) is not None and package_and_folder[0]:
+                packages.setdefault(*package_and_folder)
         # As gputop.core.framework has it, which needs no path and no version.
         framework: Framework
         for package, framework in (("jaxlib", "JAX"), ("tensorflow", "TensorFlow")):
@@ -283,7 +283,7 @@ class Finder:
                 f"do, whichever tool captures them ({_processes(at_risk)})")
 
     def _calls_workers(self, pid: int) -> bool:
-        """Whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""
+        """Return whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""
         try:
             maps = _read_maps(self._proc, pid)
         except OSError:
@@ -298,15 +298,16 @@ class Finder:
         return self._grpc_servers(pid) > 1
 
     def _grpc_servers(self, pid: int) -> int:
-        """How many ports of a process greet as gRPC servers do; blocks for up to a second for each that does not."""
+        """Number of ports of a process that greet as gRPC servers do; blocks for up to a second for each that does
+        not."""
         try:
             namespace = sockets.network_namespace(self._proc, pid)
-            own = sockets.network_namespace(self._proc, os.getpid())
+            here = sockets.network_namespace(self._proc, os.getpid())
         except OSError:
             return 0
         listening = sockets.listeners(self._proc, pid, namespace)
         held = sockets.holders(self._proc, {listener.inode for listener in listening})
-        hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
+        hosts = _OWN_HOSTS if namespace == here else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
         ports = sorted({listener.port for listener in listening if pid in held[listener.inode]})[:_MAX_GREETED]
         return sum(any(_greets(f"{host}:{port}") for host in hosts) for port in ports)
 
@@ -337,7 +338,7 @@ class Finder:
 
 
 def _greets(address: str) -> bool:
-    """Whether a gRPC server answers there; nothing is sent."""
+    """Return whether a gRPC server answers there; nothing is sent."""
     try:
         check_http2(address, _TIMEOUT_S, listen_only=True)
     except GputopError:
@@ -354,7 +355,7 @@ def _processes(pids: list[int]) -> str:
 
 
 def is_training(pid: int, proc: Path = Path("/proc")) -> bool | None:
-    """Whether a process has TensorFlow, JAX or CUDA mapped; None where that may not be read."""
+    """Return whether a process has TensorFlow, JAX or CUDA mapped; None where that may not be read."""
     paths = _mapped_libraries(proc, pid)
     return None if paths is None else bool(paths)
 
@@ -413,9 +414,9 @@ def _package_of(path: str) -> tuple[str, str] | None:
     none but counts all the same; None for any other file. In time linear in the path, which its user chose."""
     folder, _, name = path.rpartition("/")
     parts = folder.split("/")
-    at = next((i for i in range(len(parts) - 1, 0, -1) if parts[i] in _PACKAGES), 0)
-    if at and ".so" in name:
-        return parts[at], "/".join(parts[:at]) + "/"
+    index = next((i for i in range(len(parts) - 1, 0, -1) if parts[i] in _PACKAGES), 0)
+    if index and ".so" in name:
+        return parts[index], "/".join(parts[:index]) + "/"
     return ("", "") if _LIBRARY.match(name) else None
 
 
@@ -424,7 +425,7 @@ def _read_maps(proc: Path, pid: int) -> str:
 
 
 def _is_library(proc: Path, pid: int, path: Path) -> bool:
-    """Whether the file that a process has mapped is there and begins as a shared library does."""
+    """Return whether the file that a process has mapped is there and begins as a shared library does."""
     try:
         with folder_of_process(pid, path.parent, proc) as folder, open_regular(path.name, follow_links=False,
                                                                         folder_fd=folder.fd) as file:

@@ -22,8 +22,8 @@ Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a capture stands. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for;
-    ``more``: another recording follows this one."""
+    """Progress of a capture. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for; ``more``:
+    another recording follows this one."""
 
     phase: Phase
     elapsed_s: float
@@ -99,7 +99,7 @@ _CUPTI_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class RecorderLimits:
-    """What a way bears and takes, unless it says otherwise that of TensorFlow's and JAX's profiler server.
+    """Limits and costs of a way to record, unless it says otherwise that of TensorFlow's and JAX's profiler server.
 
     ``device_events`` are kept at most, ``device_limit`` says that in words; so many ``events`` of any kind are
     bearable, ``events_limit`` says why. The job grows by ``job_bytes_per_byte`` of the trace and by
@@ -131,7 +131,7 @@ class Recorder(Protocol):
 
     @property
     def address(self) -> str:
-        """What the user, the reports and the JSON call it: HOST:PORT, unix:PATH, or pid:PID without a server."""
+        """Address as the user, the reports and the JSON have it: HOST:PORT, unix:PATH, or pid:PID without a server."""
 
     @property
     def pid(self) -> int | None:
@@ -139,7 +139,7 @@ class Recorder(Protocol):
 
     @property
     def limits(self) -> RecorderLimits:
-        """What it bears and takes; the plan is made by it."""
+        """Limits and costs of the way; the plan is made by them."""
 
     def round_trip_s(self) -> float:
         """Check that it can record now, without disturbing the job; returns how long an answer takes."""
@@ -157,12 +157,12 @@ class Recorder(Protocol):
         """Events of the host and of the devices in a trace of its own, without decoding them; raises OSError."""
 
     def window_ns(self, path: Path) -> tuple[int, int] | None:
-        """When that recording began and ended, Unix time by the job's clock; None where the trace does not say."""
+        """Begin and end of that recording, Unix time by the job's clock; None where the trace does not say."""
 
 
 @runtime_checkable
 class JoinsOverviews(Protocol):
-    """What a recorder whose ``limits.overview`` says that it records overviews can do as well."""
+    """Abilities of a recorder whose ``limits.overview`` says that it records overviews."""
 
     def join(self, parts: Sequence[Path]) -> bytes:
         """One trace of several overviews, oldest first; raises OSError."""

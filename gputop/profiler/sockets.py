@@ -1,4 +1,4 @@
-"""Who listens where, read from /proc: without psutil's look at every open file each time."""
+"""Listening sockets and their processes, read from /proc: without psutil's look at every open file each time."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def with_children(proc: Path, pids: Iterable[int]) -> set[int]:
         fields = stat_fields(proc, pid)
         if fields is not None:
             children.setdefault(fields[0], []).append(pid)
-    found: set[int] = set()
+    family: set[int] = set()
     queue = list(pids)
     while queue:
         pid = queue.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in family:
+            family.add(pid)
             queue += children.get(pid, ())
-    return found
+    return family
 
 
 def network_namespace(proc: Path, pid: int) -> int:
@@ -137,7 +137,8 @@ def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
 
 
 def own_listeners(namespace: int) -> list[Listener] | None:
-    """As :func:`listeners` for gputop's own network, whose inode is ``namespace``; None where the kernel does not say.
+    """Listeners of gputop's own network, as :func:`listeners`, whose inode is ``namespace``; None where the kernel does
+    not say.
 
     The tables of /proc hold all connections, and for them the kernel walks through all places that one could be in:
     5 ms a table, even where there is none. Here it walks through the sockets that listen.
@@ -184,7 +185,7 @@ def _kernel_rows() -> list[_Row] | None:
 
 
 def _messages(query: bytes) -> Iterator[bytes]:
-    """What the kernel answers to one query for all sockets of a kind. Raises OSError."""
+    """Yield the kernel's answers to one query for all sockets of a kind. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
         kernel.settimeout(_NETLINK_TIMEOUT_S)
         kernel.send(_HEADER.pack(_HEADER.size + len(query), _DIAG_BY_FAMILY, _REQUEST | _DUMP, 0, 0) + query)
@@ -195,26 +196,31 @@ def _answers(kernel: socket.socket) -> Iterator[bytes]:
     """The messages of the kernel alone: who owns a network may send others to any socket in it (netlink(7))."""
     foreign = 0
     while True:
-        (answer, (sender, _)), at = kernel.recvfrom(1 << 16), 0
+        (answer, (sender, _)), pos = kernel.recvfrom(1 << 16), 0
         if sender != _KERNEL:
             foreign += 1
             if foreign > _MAX_FOREIGN:  # no error: what is used without the kernel can be forged
                 return
             continue
-        while at < len(answer):
-            length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+        while pos < len(answer):
+            length, kind, _, _, _ = _HEADER.unpack_from(answer, pos)
             if kind == _DONE:
                 return
             if kind == _ERROR or length < _HEADER.size:
                 raise OSError("the kernel does not list its sockets")
-            yield answer[at + _HEADER.size:at + length]
-            at += (length + 3) & ~3
+            yield answer[pos + _HEADER.size:pos + length]
+            pos += (length + 3) & ~3
 
 
 def listening_uids(proc: Path, host: str, port: int) -> frozenset[int]:
     """The users of the sockets that listen at a TCP port of this network, and at this very address where ``host`` is
     one. Mostly one user; none where nobody listens."""
     return frozenset(uid for uid, _ in _listening(proc, host, port))
+
+
+def listening_inodes(proc: Path, host: str, port: int) -> frozenset[int]:
+    """The sockets that the kernel lets answer there, as :func:`listening_uids`."""
+    return frozenset(inode for _, inode in _listening(proc, host, port))
 
 
 def listening_pid(proc: Path, host: str, port: int) -> int | None:
@@ -287,7 +293,7 @@ def _kernel_names() -> dict[int, bytes] | None:
 
 
 def _in_network(pid: int, call: Callable[[], T | None]) -> T | None:
-    """What ``call`` returns in the network of a process; None where gputop may not enter it. Raises OSError."""
+    """Return the result of ``call`` in the network of a process; None where gputop may not enter it. Raises OSError."""
     if network_namespace(Path("/proc"), pid) == network_namespace(Path("/proc"), os.getpid()):
         return call()
     results: list[T | None] = []
@@ -323,16 +329,16 @@ def _table_names(table: bytes) -> dict[int, bytes]:
 
 
 def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
-    """Which processes have these sockets open, as far as that may be read, the oldest first."""
-    found: dict[int, list[int]] = {inode: [] for inode in inodes}
+    """Processes that have these sockets open, as far as that may be read, the oldest first."""
+    pids_of: dict[int, list[int]] = {inode: [] for inode in inodes}
     for pid in process_ids(proc):
         for link in _links(f"{proc}/{pid}/fd"):
             match = _SOCKET.fullmatch(link)
-            if match and int(match[1]) in found and pid not in found[int(match[1])]:
-                found[int(match[1])].append(pid)
-    for pids in found.values():
+            if match and int(match[1]) in pids_of and pid not in pids_of[int(match[1])]:
+                pids_of[int(match[1])].append(pid)
+    for pids in pids_of.values():
         pids.sort(key=lambda pid: (stat_fields(proc, pid) or (0, 0))[1])
-    return found
+    return pids_of
 
 
 def open_inodes(proc: Path, pid: int) -> set[int]:
@@ -341,7 +347,7 @@ def open_inodes(proc: Path, pid: int) -> set[int]:
 
 
 def _links(folder: str) -> list[str]:
-    """What a folder's links point to; strings all along, a job may have thousands of files open."""
+    """Targets of a folder's links; strings all along, a job may have thousands of files open."""
     links = []
     try:
         with os.scandir(folder) as entries:
@@ -362,17 +368,18 @@ def addresses_of(proc: Path, pid: int) -> list[str]:
     """
     try:
         text = read(f"{proc}/{pid}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")
-        own = set(_LOCAL_ADDRESS.findall(read(f"{proc}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")))
+        local = set(_LOCAL_ADDRESS.findall(read(f"{proc}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")))
         routes = _routes(read(f"{proc}/net/route", _TABLE_BYTES).decode("ascii", "replace"))
     except OSError:
         return []
     claimed = dict.fromkeys(match[1] for match in itertools.islice(_LOCAL_ADDRESS.finditer(text), _MAX_CLAIMED))
     return [a for a in claimed
-            if not a.startswith("127.") and a not in own and _stays(a, own, routes, proc.parent / "sys/class/net")]
+            if not a.startswith("127.") and a not in local and _stays(a, local, routes, proc.parent / "sys/class/net")]
 
 
 def arrives_in(proc: Path, pid: int, host: str, port: int, timeout_s: float) -> bool:
-    """Whether what is sent to an IPv4 address and port arrives in the network of a process, which claims that address.
+    """Return whether what is sent to an IPv4 address and port arrives in the network of a process, which claims that
+    address.
 
     A connection is made, and looked for in that network's own table. One that was there before is no proof: a container
     could hold some for each port that the connection may come from.
@@ -427,18 +434,19 @@ def _routes(table: str) -> list[_Route]:
     return sorted(routes, key=lambda route: (-route.mask, route.metric))
 
 
-def _stays(address: str, own: Collection[str], routes: Sequence[_Route], interfaces: Path) -> bool:
-    """Whether what is sent to an address does not leave this machine: the best route to it leads to no other machine,
-    and over no physical interface."""
+def _stays(address: str, local: Collection[str], routes: Sequence[_Route], interfaces: Path) -> bool:
+    """Return whether what is sent to an address does not leave this machine: the best route to it leads to no other
+    machine, and over no physical interface."""
     number = int(ipaddress.ip_address(address))
     best = next((route for route in routes if number & route.mask == route.destination), None)
-    if best is None or (best.gateway and str(ipaddress.ip_address(best.gateway)) not in own):
+    if best is None or (best.gateway and str(ipaddress.ip_address(best.gateway)) not in local):
         return False
     return _is_internal(interfaces, best.interface)
 
 
 def _is_internal(interfaces: Path, name: str, depth: int = 4) -> bool:
-    """Whether an interface and those below it, as of a bridge, a bond or a VLAN, are neither devices nor tunnels."""
+    """Return whether an interface and those below it, as of a bridge, a bond or a VLAN, are neither devices nor
+    tunnels."""
     folder = interfaces / name
     try:
         if not depth or (folder / "type").read_text().strip() != _ETHERNET or (folder / "device").exists():

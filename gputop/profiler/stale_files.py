@@ -1,4 +1,4 @@
-"""What a gputop that was killed in the middle of a capture left in a logdir, and whether its process is dead.
+"""Files that a gputop killed in the middle of a capture left in a logdir, and whether its process is dead.
 
 The name of a file that is of use only during a capture ends in its owner, ``<place>-<pid>-<start>``. The place
 identifies the boot of the machine and the PID namespace. The start, in clock ticks as in proc_pid_stat(5),
@@ -60,7 +60,7 @@ def remove_stale_files(logdir: Path) -> None:
 
 
 def _remove_stale_in(folder: Folder, here: str | None) -> bool:
-    """Whether there was a stale file in it. Raises OSError where it cannot be listed."""
+    """Remove the stale files of a folder; returns whether there was one. Raises OSError where it cannot be listed."""
     removed = False
     for name in folder.names():
         match = _NAME.fullmatch(name)
@@ -87,7 +87,7 @@ def _is_stale(state: os.stat_result, named: re.Match[str], here: str | None) -> 
 
 
 def lives(pid: int, start: int) -> bool:
-    """Whether the process of this PID that began then runs. Raises OSError where that may not be read."""
+    """Return whether the process of this PID that began then runs. Raises OSError where that may not be read."""
     try:
         state, began = _state(str(pid))
     except (FileNotFoundError, ProcessLookupError):
@@ -103,21 +103,22 @@ def _state(pid: str) -> tuple[str, int]:
 
 def _owner() -> str:
     """This process as an owner in file names; a random owner where the system does not tell."""
-    place = _place()
+    namespace = _place()
     with contextlib.suppress(OSError):
-        if place is not None:
-            return f"{place}-{os.getpid()}-{_state('self')[1]}"
+        if namespace is not None:
+            return f"{namespace}-{os.getpid()}-{_state('self')[1]}"
     return f"{os.urandom(6).hex()}-0-0"
 
 
 def _place() -> str | None:
     """The place within which pid and start identify a process; None where that is not known."""
-    own = _PROC / "self"
+    process = _PROC / "self"
     with contextlib.suppress(OSError):
-        if str(own.readlink()) != str(os.getpid()):  # this /proc counts processes as another namespace does
+        if str(process.readlink()) != str(os.getpid()):  # this /proc counts processes as another namespace does
             return None
-        times = own / "ns" / "time"  # in another one the starts of processes count from another moment
-        parts = (platform.node(), (_PROC / "sys/kernel/random/boot_id").read_text(), (own / "ns" / "pid").readlink(),
+        times = process / "ns" / "time"  # in another one the starts of processes count from another moment
+        parts = (platform.node(), (_PROC / "sys/kernel/random/boot_id").read_text(),
+                 (process / "ns" / "pid").readlink(),
                  times.readlink() if times.is_symlink() else "")
         import hashlib  # OpenSSL's 5 MB come with the first capture, not with the search for servers
 

@@ -50,7 +50,8 @@ def _never() -> bool:
 
 
 def stops_copy(stop: threading.Event, report: Callable[[], None] = lambda: None) -> Callable[[], bool]:
-    """Whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too long.
+    """Make the test whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too
+    long.
 
     A recording that was stopped early is kept: then ``stop`` is set before its copy begins. ``report`` is called about
     eight times a second, and may be what sets ``stop``.
@@ -118,7 +119,7 @@ class RunFolder:
 
     @property
     def file(self) -> Path:
-        """Where the trace will be."""
+        """Path where the trace will be."""
         return self.path / self.name
 
     @property
@@ -190,14 +191,14 @@ class RunFolder:
             remove_empty(self._made)
 
     def _holds(self, source: BinaryIO) -> bool:
-        """Whether ``source`` is the file at the trace's own name in this folder. Raises OSError."""
+        """Return whether ``source`` is the file at the trace's own name in this folder. Raises OSError."""
         try:
             return os.path.samestat(self.folder.state(self.name), os.fstat(source.fileno()))
         except FileNotFoundError:
             return False
 
     def _max_copy_bytes(self, source: BinaryIO) -> int:
-        """How much may be copied; raises OSError where ``source`` is larger."""
+        """Number of bytes that may be copied; raises OSError where ``source`` is larger."""
         size = os.fstat(source.fileno()).st_size
         disk = os.fstatvfs(self.folder.fd)
         free = disk.f_bavail * disk.f_frsize
@@ -258,13 +259,13 @@ def _reserved(folder: Folder, host: str) -> tuple[str, int]:
 
 def _fallback_folders(full: Path, size: int) -> list[Path]:
     """Folders with room for ``size`` bytes where a trace can go instead, other file systems first."""
-    found: dict[Path, bool] = {}
+    on_full_disk: dict[Path, bool] = {}
     for text in (os.environ.get("XDG_CACHE_HOME") or "~/.cache", tempfile.gettempdir(), "/var/tmp"):
         with contextlib.suppress(OSError, RuntimeError):  # it is not there; there is no home
             folder = Path(text).expanduser()
             if shutil.disk_usage(folder).free > size + _RESERVE_BYTES and untrusted_ancestor(folder) is None:
-                found[folder] = folder.stat().st_dev == full.stat().st_dev
-    return sorted(found, key=lambda folder: found[folder])
+                on_full_disk[folder] = folder.stat().st_dev == full.stat().st_dev
+    return sorted(on_full_disk, key=lambda folder: on_full_disk[folder])
 
 
 def _save_below(folder: Path, host: str, data: bytes) -> Path:

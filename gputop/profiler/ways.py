@@ -30,7 +30,7 @@ def check(address: str, timeout_s: float) -> None:
 
 
 def recorder_of(address: str, pid: int | None = None) -> Recorder:
-    """What records the process behind an address, which is ``pid`` where that is known; raises GputopError (usage)."""
+    """Recorder of the process behind an address, which is ``pid`` where that is known; raises GputopError (usage)."""
     address = parse_address(address)
     if (process := process_of(address)) is not None:
         from gputop.profiler.kineto.recorder import KinetoRecorder

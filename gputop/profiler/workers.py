@@ -1,4 +1,4 @@
-"""Which profiler servers a job of several workers has: from ``--attach``, TF_CONFIG or Slurm. Pure functions.
+"""Profiler servers of a job of several workers: from ``--attach``, TF_CONFIG or Slurm. Pure functions.
 
 TF_CONFIG and Slurm tell the machines of a job, not where its profilers listen: those ports are
 given with ``--profiler-port``.
@@ -25,7 +25,7 @@ _HOW = "Write HOST:PORT,HOST:PORT, also with ranges: node[01-04]:6009."
 
 
 def split_list(text: str) -> list[str]:
-    """At the commas that are not in brackets."""
+    """Split a list at the commas that are not in brackets."""
     parts, depth, begin = [], 0, 0
     for i, character in enumerate(text + ","):
         depth += (character == "[") - (character == "]")
@@ -104,14 +104,14 @@ def addresses(attach: Iterable[str], ports: tuple[int, ...] = (), environ: Mappi
     ports and nothing to attach to, the job's machines are those of TF_CONFIG, else of
     SLURM_JOB_NODELIST. Raises GputopError (wrong usage).
     """
-    found: list[str] = []
+    listed: list[str] = []
     for text in attach:
         for host in expand_hostlist(text):
-            found += _with_ports(host, ports)
-    if ports and not found:
+            listed += _with_ports(host, ports)
+    if ports and not listed:
         for host in job_hosts(environ or {}):
-            found += _with_ports(host, ports)
-    return tuple(dict.fromkeys(found))
+            listed += _with_ports(host, ports)
+    return tuple(dict.fromkeys(listed))
 
 
 def _with_ports(host: str, ports: tuple[int, ...]) -> list[str]:
@@ -155,11 +155,11 @@ def tf_config_hosts(text: str) -> list[str]:
 
 
 def _host(address: str) -> str:
-    """Without the port; IPv6 keeps its brackets."""
+    """Host of an address without the port; IPv6 keeps its brackets."""
     if not address.startswith("[") and address.count(":") > 1:
         return f"[{address}]"
     return address.rpartition("]")[0] + "]" if address.startswith("[") else address.partition(":")[0]
 
 
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is not a list of hosts: {why}", _HOW, EXIT_USAGE)
+def _usage(text: str, reason: str) -> GputopError:
+    return GputopError(f"{text!r} is not a list of hosts: {reason}", _HOW, EXIT_USAGE)

@@ -1,4 +1,5 @@
-"""Which rank did not come to a collective: the dumps of PyTorch's flight recorder against each other. Pure.
+"""Search for the rank that did not come to a collective: the dumps of PyTorch's flight recorder against each other.
+Pure.
 
 The members of a process group number its collectives alike, as each launches them. The first number at which two of
 them launched different ones is where their programs parted; from there on numbers cannot be compared. Otherwise a rank
@@ -21,12 +22,12 @@ _EQUAL_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base
 _ONE_RUN_S = 3600.0  # PyTorch gives up waiting after 10 minutes (NCCL) or 30 (gloo), unless told otherwise
 WORLD = "default_pg"  # what PyTorch calls the group of all ranks
 
-Verdict = Literal["absent", "mismatch", "inside", "idle", "unclear"]
+Verdict = Literal["absent", "mismatch", "inactive", "inside", "idle", "unclear"]
 
 
 class RankState(Struct, frozen=True):
-    """How far a rank of a group came: the numbers of the newest collective that it launched (0: none), that started
-    and that completed on the GPU (None: the dump shows none). ``last`` is what it launched last, and ``at`` what it
+    """Progress of a rank of a group: the numbers of the newest collective that it launched (0: none), that started and
+    that completed on the GPU (None: the dump shows none). ``last`` is what it launched last, and ``at`` what it
     launched as the number in question; None where the dump does not hold it."""
 
     rank: int
@@ -38,11 +39,12 @@ class RankState(Struct, frozen=True):
 
 
 class GroupState(Struct, frozen=True):
-    """What the dumps say of a process group. ``seq`` is the number in question: the first that some did not launch, or
-    that differs; ``operation`` is its name.
+    """Verdict of the dumps on a process group. ``seq`` is the number in question: the first that some did not launch,
+    or that differs; ``operation`` is its name.
 
     ``verdict``: "absent": ``apart`` did not launch it and ``others`` wait in it; "mismatch": ``apart`` launched another
-    one than ``others``; "inside": all have launched it and not all ended it; "idle": all ended it; "unclear": the dumps
+    one than ``others``; "inactive": ``others`` wait in it and ``apart`` are inside none, of whose ended ones nothing is
+    known; "inside": all have launched it and not all ended it; "idle": all ended it; "unclear": the dumps
     contradict each other, as those of different times do. ``without_dump`` are members of which none was read; None
     where the dumps do not name the members.
     """
@@ -68,12 +70,25 @@ def compare(dumps: Sequence[Dump]) -> tuple[GroupState, ...]:
         for group in dump.groups:
             if group.ranks is not None or group.description == WORLD:
                 by_group[group.name, group.ranks].append((dump, group))
-    states = [_state(own) for own in by_group.values() if len(own) > 1 and any(group.collectives for _, group in own)]
-    waits = {own.rank for state in states if state.verdict == "absent" for own in state.others}
-    order = {"mismatch": 0, "absent": 1, "unclear": 3, "inside": 4, "idle": 5}
+    _add_inactive(by_group, dumps)
+    states = [_state(members) for members in by_group.values()
+              if len(members) > 1 and any(group.collectives for _, group in members)]
+    waits = {rank.rank for state in states if state.verdict == "absent" for rank in state.others}
+    order = {"mismatch": 0, "absent": 1, "inactive": 3, "unclear": 4, "inside": 5, "idle": 6}
     return tuple(sorted(states, key=lambda state: (
-        2 if state.verdict == "absent" and waits & {own.rank for own in state.apart} else order[state.verdict],
+        2 if state.verdict == "absent" and waits & {rank.rank for rank in state.apart} else order[state.verdict],
         -len(state.others), state.name)))
+
+
+def _add_inactive(by_group: dict[tuple[str, tuple[int, ...] | None], list[tuple[Dump, Group]]],
+                  dumps: Sequence[Dump]) -> None:
+    """Add the ranks that hold nothing of the group of all ranks, to which they belong, as what ended was left out."""
+    of_all = [key for key, of_group in by_group.items() if any(group.description == WORLD for _, group in of_group)]
+    if len(of_all) == 1:
+        ((name, ranks),) = of_all
+        dumped = {dump.rank for dump, _ in by_group[name, ranks]}
+        by_group[name, ranks] += [(dump, Group(name, WORLD, ranks, ())) for dump in dumps
+                                  if dump.only_active and dump.rank not in dumped]
 
 
 def not_compared(dumps: Sequence[Dump]) -> tuple[str, ...]:
@@ -82,27 +97,32 @@ def not_compared(dumps: Sequence[Dump]) -> tuple[str, ...]:
                          if group.ranks is None and group.description != WORLD}))
 
 
-def _state(own: Sequence[tuple[Dump, Group]]) -> GroupState:
-    launched = {dump.rank: _by_seq(group.collectives) for dump, group in own}
-    verdict, seq, operation, apart = _verdict(own, launched)
+def _state(dumps: Sequence[tuple[Dump, Group]]) -> GroupState:
+    launched = {dump.rank: _by_seq(group.collectives) for dump, group in dumps}
+    verdict, seq, operation, apart = _verdict(dumps, launched)
     ranks = [_rank(rank, by_seq, seq) for rank, by_seq in sorted(launched.items())]
-    members = own[0][1].ranks
-    return GroupState(own[0][1].name, next((group.description for _, group in own if group.description), ""), verdict,
-                      seq, operation or _operation(launched, seq), tuple(r for r in ranks if r.rank in apart),
-                      tuple(r for r in ranks if r.rank not in apart),
+    members = dumps[0][1].ranks
+    description = next((group.description for _, group in dumps if group.description), "")
+    return GroupState(dumps[0][1].name, description, verdict, seq, operation or _operation(launched, seq),
+                      tuple(r for r in ranks if r.rank in apart), tuple(r for r in ranks if r.rank not in apart),
                       tuple(sorted(set(members) - set(launched))) if members is not None else None)
 
 
-def _verdict(own: Sequence[tuple[Dump, Group]],
+def _verdict(dumps: Sequence[tuple[Dump, Group]],
              launched: Mapping[int, Mapping[int, Collective]]) -> tuple[Verdict, int, str, frozenset[int]]:
     """The verdict, the number in question, its operation ("": the one of that number), and the ranks apart."""
     latest = {rank: max(by_seq, default=0) for rank, by_seq in launched.items()}
     least, furthest = min(latest.values()), max(latest.values())
+    inactive = frozenset(dump.rank for dump, _ in dumps if dump.only_active and not launched[dump.rank])
+    if inactive:
+        inside = [by_seq[max(by_seq)] for by_seq in launched.values() if by_seq]
+        waits = len({collective.seq for collective in inside}) == 1 and not any(one.ended for one in inside)
+        return ("inactive", inside[0].seq, "", inactive) if waits else ("unclear", furthest, "", frozenset())
     # A rank with no collective of the group has launched none, unless its recorder overwrote them.
-    overwritten = any(not launched[dump.rank] and not dump.whole for dump, _ in own)
+    overwritten = any(not launched[dump.rank] and not dump.whole for dump, _ in dumps)
     if overwritten or _of_different_runs(launched):
         return "unclear", furthest, "", frozenset()
-    if (different := _mismatch(own, launched)) is not None:
+    if (different := _mismatch(dumps, launched)) is not None:
         return "mismatch", *different
     if least == furthest:
         ended = all(by_seq[furthest].ended for by_seq in launched.values())
@@ -111,13 +131,13 @@ def _verdict(own: Sequence[tuple[Dump, Group]],
     entered = [launched[rank].get(seq) for rank in launched if latest[rank] > least]
     waits = all(entry is not None and not entry.ended for entry in entered)
     entered_s = max((entry.created_s for entry in entered if entry is not None), default=0.0)
-    late = any(dump.written_s < entered_s for dump, _ in own if latest[dump.rank] == least)
+    late = any(dump.written_s < entered_s for dump, _ in dumps if latest[dump.rank] == least)
     return ("absent" if waits and not late else "unclear", seq, "",
             frozenset(rank for rank, last in latest.items() if last == least))
 
 
 def _of_different_runs(launched: Mapping[int, Mapping[int, Collective]]) -> bool:
-    """Whether ranks launched a collective hours apart, for which none of them waits."""
+    """Return whether ranks launched a collective hours apart, for which none of them waits."""
     for seq in set.intersection(*(set(by_seq) for by_seq in launched.values())):
         times_s = [by_seq[seq].created_s for by_seq in launched.values()]
         if max(times_s) - min(times_s) > _ONE_RUN_S:
@@ -142,14 +162,15 @@ def _operation(launched: Mapping[int, Mapping[int, Collective]], seq: int) -> st
     return next((by_seq[seq].operation for by_seq in launched.values() if seq in by_seq), "")
 
 
-def _mismatch(own: Sequence[tuple[Dump, Group]],
+def _mismatch(dumps: Sequence[tuple[Dump, Group]],
               launched: Mapping[int, Mapping[int, Collective]]) -> tuple[int, str, frozenset[int]] | None:
     """The first number at which ranks launched different collectives, what most launched there, and who did not.
 
     Of two ranks, or of as many on each side, nobody is the odd one: all are returned. Numbers that several collectives
     of a rank share, launched as one, are not compared: the recorder may hold a part of them.
     """
-    several = {seq for _, group in own for seq, times in Counter(c.seq for c in group.collectives).items() if times > 1}
+    several = {seq for _, group in dumps
+               for seq, times in Counter(c.seq for c in group.collectives).items() if times > 1}
     for seq in sorted(set.intersection(*(set(by_seq) for by_seq in launched.values())) - several):
         kinds = {rank: _kind(by_seq[seq]) for rank, by_seq in launched.items()}
         counts = Counter(kinds.values()).most_common()

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import folder_of_process, open_regular
 from gputop.core.framework import loaded_frameworks
 from gputop.core.proc import read_maps, started_s
+from gputop.profiler.sockets import stat_fields
 from gputop.ranks.plain_pickle import MAX_BYTES, load
 from gputop.ranks.processes import environment, owner, rank_label
 from gputop.ranks.stack_groups import is_library, short_file
@@ -32,6 +34,7 @@ from gputop.text.units import printable, ranges
 VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # the first one counts
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _MAX_FILES = 4096
+_MAX_ANCESTORS = 8  # between a rank and what it has started: a fork server, a shell
 _CLOCK_S = 2.0  # a process's start is counted from the boot, a file's time from the clock
 _OLD_DEFAULT = "/tmp/nccl_trace_rank_"
 _NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # in the user's cache folder, of newer versions
@@ -70,8 +73,10 @@ class Group(Struct, frozen=True):
 
 
 class Dump(Struct, frozen=True):
-    """What one rank has recorded. ``whole``: nothing older was overwritten. ``job_ranks``: all that its groups name.
-    ``written_s``: Unix time of the file. ``messages``: how many sends and receives it holds besides."""
+    """Dump of one rank's flight recorder. ``whole``: nothing older was overwritten. ``job_ranks``: all that its groups
+    name. ``written_s``: Unix time of the file, or of the question to a server. ``messages``: how many sends and
+    receives it holds besides. ``only_active``: collectives that completed may be left out of it. ``newest_record``: the
+    recorder's number of the newest entry, which counts sends and receives, too; None: it holds none."""
 
     rank: int
     written_s: float
@@ -79,6 +84,8 @@ class Dump(Struct, frozen=True):
     whole: bool
     job_ranks: frozenset[int]
     messages: int = 0
+    only_active: bool = False
+    newest_record: int | None = None
 
 
 class Dumps(Struct, frozen=True):
@@ -126,8 +133,17 @@ class _NoDump(GputopError):
 
 
 def read_of_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[Dumps, ...]:
-    """The dumps that these processes have written since their start, job by job; processes without PyTorch are left
-    out. Jobs are told apart by their user and by where their ranks meet (MASTER_ADDR, MASTER_PORT)."""
+    """The dumps that these processes have written since their start, job by job, as :func:`jobs_of`."""
+    jobs, unknown = jobs_of(pids, proc)
+    files: Counter[tuple[int, int]] = Counter()
+    read = [_of_job(job, files, proc) for job in jobs]
+    dumps_of_jobs = tuple(_unshared(dumps, problems, files) for dumps, problems in read)
+    return (*dumps_of_jobs, Dumps((), unknown)) if unknown else dumps_of_jobs
+
+
+def jobs_of(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[list[list[int]], tuple[str, ...]]:
+    """The processes that have loaded PyTorch, job by job, and why it is not known of others. Jobs are told apart by
+    their user and by where their ranks meet (MASTER_ADDR, MASTER_PORT)."""
     jobs: dict[tuple[object, ...], list[int]] = defaultdict(list)
     unknown = []
     for pid in list(dict.fromkeys(pids))[:MAX_PROCESSES]:
@@ -141,10 +157,32 @@ def read_of_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[
         if "pytorch" in loaded:
             met = environment(pid, _MEETING, proc)
             jobs[owner(pid, proc), tuple(met.items())].append(pid)
-    files: Counter[tuple[int, int]] = Counter()
-    read = [_of_job(job, files, proc) for job in jobs.values()]
-    found = tuple(_unshared(dumps, problems, files) for dumps, problems in read)
-    return (*found, Dumps((), tuple(unknown))) if unknown else found
+    return [_without_helpers(job, proc) for job in jobs.values()], tuple(unknown)
+
+
+def _without_helpers(pids: Sequence[int], proc: Path) -> list[int]:
+    """Leave out of the processes those that one of the same rank has started, such as its data loader's workers."""
+    labels = {pid: rank_label(pid, proc) for pid in pids}
+
+    def helps(pid: int) -> bool:
+        ancestor, label = pid, labels[pid]
+        for _ in range(_MAX_ANCESTORS):
+            ancestor = (stat_fields(proc, ancestor) or (0, 0))[0]
+            if not ancestor:
+                return False
+            if label and labels.get(ancestor) == label:
+                return True
+        return False
+
+    return [pid for pid in pids if not helps(pid)]
+
+
+def rank_of_process(pid: int, proc: Path = Path("/proc")) -> int:
+    """Rank of a process by its environment; raises GputopError."""
+    kind, _, number = rank_label(pid, proc).partition(" ")
+    if kind != "rank" or not number.isdecimal():
+        raise GputopError("its environment names no rank")
+    return int(number)
 
 
 def _of_job(pids: Iterable[int], files: Counter[tuple[int, int]],
@@ -184,15 +222,13 @@ def _unshared(dumps: Iterable[tuple[Dump, tuple[int, int]]], problems: list[str]
 
 
 def _of_process(pid: int, proc: Path) -> tuple[Dump, tuple[int, int]]:
-    kind, _, number = rank_label(pid, proc).partition(" ")
-    if kind != "rank" or not number.isdecimal():
-        raise GputopError("its environment names no rank")
+    rank = rank_of_process(pid, proc)
     uid, began_s = owner(pid, proc), started_s(pid, proc)
     if uid is None or began_s is None:
         raise GputopError("it has ended")
     tried = []
     for prefix in _prefixes(environment(pid, (*VARIABLES, "XDG_CACHE_HOME", "HOME"), proc)):
-        path = Path(f"{prefix}{int(number)}")
+        path = Path(f"{prefix}{rank}")
         shown = printable(str(path))[:_NAME_CHARS]
         if not path.is_absolute():
             raise GputopError(f"the path of its dump, {shown}, is relative")
@@ -209,7 +245,7 @@ def _of_process(pid: int, proc: Path) -> tuple[Dump, tuple[int, int]]:
         if state.st_mtime < began_s - _CLOCK_S:
             file.close()
             raise GputopError(f"the dump {shown} is older than the process: an earlier run wrote it")
-        return _read_open(file, int(number), shown), (state.st_dev, state.st_ino)
+        return _read_open(file, rank, shown), (state.st_dev, state.st_ino)
     raise _NoDump(f"no dump at {' or '.join(tried)}")
 
 
@@ -231,9 +267,14 @@ def _read_open(file: BinaryIO, rank: int, name: str) -> Dump:
     return read_dump(data, rank, name, written_s)
 
 
-def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None) -> Dump:
-    """The dump in a pickle or a JSON document; raises GputopError."""
-    if data.lstrip()[:1] == b"{":
+def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None, *, only_active: bool = False) -> Dump:
+    """The dump in a pickle or a JSON document; raises GputopError. ``only_active``: see :class:`Dump`.
+
+    PyTorch's JSON has no list of collectives if it would be empty (FlightRecorder::dump_json): either the rank has
+    recorded none, or it was asked for active ones only.
+    """
+    as_json = data.lstrip()[:1] == b"{"
+    if as_json:
         try:
             document = parse(data)
         except ValueError as error:
@@ -246,27 +287,33 @@ def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None)
     if not version.startswith("2."):
         raise GputopError(f"{name} has version {printable(version)[:20]}; gputop reads 2.x", _FIX)
     entries = document.get("entries")
+    if entries is None and as_json and isinstance(document.get("pg_config"), dict):
+        entries, only_active = (), True
     if not isinstance(entries, (list, tuple)) or len(entries) > _MAX_ENTRIES:
         raise GputopError(f"{name} has no entries that gputop can read", "The recorder may be off: "
                                                                           "TORCH_FR_BUFFER_SIZE sets its size.")
     written_s = time.time() if written_s is None else written_s
-    return _dump(entries, _members(document.get("pg_config")), rank, name, written_s)
+    dump = _dump(entries, _members(document.get("pg_config")), rank, name, written_s)
+    return replace(dump, only_active=True, whole=dump.whole and bool(entries)) if only_active else dump
 
 
 def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], rank: int, name: str,
           written_s: float) -> Dump:
     groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
-    first_record, messages = None, 0
+    records: list[int] = []
+    messages = 0
+    after_message: dict[object, bool] = {}  # by group: whether the entry before is a send or a receive
     for entry in entries:
         if not isinstance(entry, dict):
             raise GputopError(f"an entry of {name} is damaged", _FIX)
-        record = _whole(entry.get("record_id"))
-        if record is not None:
-            first_record = record if first_record is None else min(first_record, record)
-        if entry.get("is_p2p"):
+        if (record := _whole(entry.get("record_id"))) is not None:
+            records.append(record)
+        group = _pair(entry.get("process_group"))
+        if _is_message(entry, after_message.get(group, False)):
+            after_message[group] = True
             messages += 1
             continue
-        group = _pair(entry.get("process_group"))
+        after_message[group] = False
         collective = _collective(entry)
         if group is None or collective is None:
             raise GputopError(f"an entry of {name} is damaged", _FIX)
@@ -275,17 +322,26 @@ def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], ran
     for member_group in members:
         if member_group not in described:
             groups[member_group, ""] = []
-    found = tuple(Group(group, description, members.get(group), tuple(sorted(own, key=lambda c: c.seq)))
-                  for (group, description), own in groups.items())
-    return Dump(rank, written_s, found, first_record in (None, 0),
-                frozenset(member for own in members.values() for member in own), messages)
+    recorded = tuple(Group(group, description, members.get(group), tuple(sorted(collectives, key=lambda c: c.seq)))
+                     for (group, description), collectives in groups.items())
+    return Dump(rank, written_s, recorded, min(records, default=0) == 0,
+                frozenset(member for group_ranks in members.values() for member in group_ranks), messages,
+                newest_record=max(records, default=None))
+
+
+def _is_message(entry: Mapping[str, object], after_message: bool) -> bool:
+    """Return whether it is a send or a receive, or ends a batch of them: older versions give that one the number of the
+    last collective, and do not mark it."""
+    called = entry.get("profiling_name")
+    operation = called.rpartition(":")[2].partition(" ")[0] if isinstance(called, str) else ""
+    return bool(entry.get("is_p2p")) or operation in ("send", "recv") or (operation == "coalesced" and after_message)
 
 
 def _members(config: object) -> Mapping[str, tuple[int, ...]]:
     """The members of each group. gloo writes all its groups under one empty name: that says nothing."""
     members = {}
-    for name, own in (config.items() if isinstance(config, dict) else ()):
-        ranks = own.get("ranks") if isinstance(own, dict) else None
+    for name, settings in (config.items() if isinstance(config, dict) else ()):
+        ranks = settings.get("ranks") if isinstance(settings, dict) else None
         if name and isinstance(ranks, str) and (numbers := _numbers(ranks)):
             members[_text(name)] = numbers
     return members
@@ -313,7 +369,7 @@ def _collective(entry: Mapping[str, object]) -> Collective | None:
 
 
 def _elements(sizes: object) -> int | None:
-    """Of all input tensors together."""
+    """Number of elements of all input tensors together."""
     if not isinstance(sizes, (list, tuple)) or not sizes or len(sizes) > _MAX_SIZES:
         return None
     total = 0
@@ -335,7 +391,7 @@ def _line(frames: object) -> str:
     for frame in frames[:_MAX_FRAMES]:
         if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str):
             read.append((file, _whole(frame.get("line")) or 0))
-    chosen = next((own for own in read if not is_library(own[0])), read[0] if read else None)
+    chosen = next((file_line for file_line in read if not is_library(file_line[0])), read[0] if read else None)
     return f"{_text(short_file(chosen[0]))}:{chosen[1]}" if chosen is not None else ""
 
 

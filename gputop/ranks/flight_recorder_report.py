@@ -1,49 +1,82 @@
-"""What the dumps of PyTorch's flight recorder say of a hang, as lines and for JSON. Pure."""
+"""Report of PyTorch's flight recorder on a hang, by its dumps or by a debug server, as lines and for JSON. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from gputop.ranks.desync import WORLD, GroupState, RankState, compare, not_compared
 from gputop.ranks.flight_recorder import Collective, Dumps
 from gputop.text.units import counted, ranges, seconds
 
-HEAD = "PyTorch's flight recorder: "
+if TYPE_CHECKING:
+    from gputop.ranks.debug_server import Answers
+
 _INDENT = "       "
 _MAX_LINES = 16
-_NO_DUMP = "PyTorch writes one when a collective times out."
 
 
-def lines(jobs: Sequence[Dumps], now_s: float) -> Iterator[str]:
+class Witness(Struct, frozen=True):
+    """Witness of what the recorder of a rank holds. ``dump``: word for the report of one rank. ``without`` says how
+    there comes to be one."""
+
+    head: str
+    dump: str
+    without: str
+
+
+FILES = Witness("PyTorch's flight recorder: ", "dump", "PyTorch writes one when a collective times out.")
+SERVERS = Witness("PyTorch's debug server: ", "answer",
+                  "A job starts one by torch.distributed.debug.start_debug_server().")
+
+
+def lines(jobs: Sequence[Dumps], now_s: float, witness: Witness = FILES) -> Iterator[str]:
     """Job by job: what the dumps say, which were read, and what could not be asked."""
     for job in jobs:
-        yield from _job(job, now_s)
+        yield from _job(job, now_s, witness)
 
 
-def _job(job: Dumps, now_s: float) -> Iterator[str]:
+def server_lines(jobs: Sequence[Answers], now_s: float) -> Iterator[str]:
+    """The same of the debug servers, which were asked twice (:func:`gputop.ranks.debug_server.compared`)."""
+    for job in jobs:
+        if job.moved:
+            yield f"{SERVERS.head}the ranks go on. They launched or ended collectives while gputop asked."
+            yield from (f"{_INDENT}Not asked: {problem}." for problem in job.dumps.problems[:_MAX_LINES])
+        else:
+            yield from _job(job.dumps, now_s, SERVERS)
+    if not jobs:
+        yield f"{SERVERS.head}not asked, as no process runs one. {SERVERS.without}"
+
+
+def _job(job: Dumps, now_s: float, witness: Witness) -> Iterator[str]:
     if not job.dumps:
         problems = ". ".join(problem[:1].upper() + problem[1:] for problem in job.problems[:_MAX_LINES])
-        yield f"{HEAD}no rank can be compared. {problems or 'No dump was found'}. {_NO_DUMP}"
+        yield (f"{witness.head}no rank can be compared. {problems or f'No {witness.dump} was found'}. "
+               f"{witness.without}")
         return
     states = compare(job.dumps)
     if states:
-        yield f"{HEAD}{sentence(states[0])}"
+        yield f"{witness.head}{sentence(states[0], witness)}"
         yield from (f"{_INDENT}{text}" for text in _of_ranks(states[0]))
         if others := sum(state.verdict in ("absent", "mismatch") for state in states[1:]):
             yield f"{_INDENT}Ranks also differ in {counted(others, 'other group')}."
     elif len(job.dumps) == 1:
-        yield f"{HEAD}a single dump does not show which rank is missing."
+        yield f"{witness.head}one {witness.dump} alone does not show which rank is missing."
     else:
-        yield f"{HEAD}the dumps hold no collective that can be compared."
-    read = ranges((dump.rank for dump in job.dumps), ", ")
-    newest_s, oldest_s = (max(0.0, now_s - pick(dump.written_s for dump in job.dumps)) for pick in (max, min))
-    age = seconds(newest_s) if oldest_s - newest_s < 1 else f"{seconds(newest_s)} to {seconds(oldest_s)}"
-    yield f"{_INDENT}Dumps read: rank{'s' * (len(job.dumps) > 1)} {read}, written {age} ago."
-    yield from (f"{_INDENT}{text}" for text in _not_asked(job))
+        yield f"{witness.head}the {witness.dump}s hold no collective that can be compared."
+    read = f"rank{'s' * (len(job.dumps) > 1)} {ranges((dump.rank for dump in job.dumps), ', ')}"
+    if witness is FILES:
+        newest_s, oldest_s = (max(0.0, now_s - pick(dump.written_s for dump in job.dumps)) for pick in (max, min))
+        age = seconds(newest_s) if oldest_s - newest_s < 1 else f"{seconds(newest_s)} to {seconds(oldest_s)}"
+        yield f"{_INDENT}Dumps read: {read}, written {age} ago."
+    else:
+        yield f"{_INDENT}Asked: {read}."
+    yield from (f"{_INDENT}{text}" for text in _not_asked(job, witness))
 
 
-def sentence(state: GroupState) -> str:
+def sentence(state: GroupState, witness: Witness = FILES) -> str:
     """ "Rank 1 did not launch all_reduce 4 of default_pg. Rank 0 waits in it at train.py:10." """
     what = f"{state.operation or 'collective'} {state.seq} of {_group(state)}"
     apart = _names(state.apart)
@@ -56,38 +89,46 @@ def sentence(state: GroupState) -> str:
             return (f"the ranks launched different collectives as number {state.seq} of {_group(state)}. "
                     f"{_names(state.others).capitalize()} launched {_launched(state.others[0].at)}.")
         return f"the ranks launched different collectives as number {state.seq} of {_group(state)}."
+    dumps = f"{witness.dump}s"
+    if state.verdict == "inactive":
+        many, more = len(state.apart) > 1, len(state.others) > 1
+        return (f"{_names(state.others).capitalize()} wait{'' if more else 's'} in {what}{_lines_at(state.others)}. "
+                f"{apart.capitalize()} {'are' if many else 'is'} in no collective of this group.")
     if state.verdict == "inside":
-        return (f"no rank is missing among these dumps. All launched {what}{_lines_at(state.others)}, and not all "
+        return (f"no rank is missing among these {dumps}. All launched {what}{_lines_at(state.others)}, and not all "
                 "have ended it.")
     if state.verdict == "idle":
-        return f"no rank is missing among these dumps. All have ended {what}, the newest."
-    return "the dumps are of different times, or the newest collectives failed. They do not show which rank is missing."
+        return f"no rank is missing among these {dumps}. All have ended {what}, the newest."
+    return (f"the {dumps} are of different times, or the newest collectives failed. They do not show which rank is "
+            "missing.")
 
 
 def _of_ranks(state: GroupState) -> Iterator[str]:
-    for own in state.apart[:_MAX_LINES]:
+    for rank in state.apart[:_MAX_LINES]:
         if state.verdict == "mismatch":
-            yield f"Rank {own.rank} launched {_launched(own.at)}."
-        elif own.last is None:
-            yield f"Rank {own.rank} launched nothing in this group."
+            yield f"Rank {rank.rank} launched {_launched(rank.at)}."
+        elif state.verdict == "inactive":
+            continue
+        elif rank.last is None:
+            yield f"Rank {rank.rank} launched nothing in this group."
         else:
-            yield f"Rank {own.rank} last launched {own.last.operation} {own.last.seq}{_at(own.last.line)}."
+            yield f"Rank {rank.rank} last launched {rank.last.operation} {rank.last.seq}{_at(rank.last.line)}."
     if len(state.apart) > _MAX_LINES:
         yield f"{len(state.apart) - _MAX_LINES} more ranks are like these."
 
 
-def _not_asked(job: Dumps) -> Iterator[str]:
+def _not_asked(job: Dumps, witness: Witness) -> Iterator[str]:
     named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
     if missing := named - {dump.rank for dump in job.dumps}:
         many = len(missing) > 1
-        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, because gputop read no dump of "
-               f"{'them' if many else 'it'}. The others may wait for {'them' if many else 'it'}.")
+        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, of which no {witness.dump} was read. "
+               f"{'They' if many else 'It'} may be what the others wait for.")
     for problem in job.problems[:_MAX_LINES]:
-        yield f"Not read: {problem}."
+        yield f"{'Not read' if witness is FILES else 'Not asked'}: {problem}."
     if groups := not_compared(job.dumps):
-        yield f"Not compared: {counted(len(groups), 'group')} whose members the dumps do not name."
+        yield f"Not compared: {counted(len(groups), 'group')} whose members the {witness.dump}s do not name."
     if messages := sum(dump.messages for dump in job.dumps):
-        yield f"Not compared: sends and receives, {messages:,} in these dumps."
+        yield f"Not compared: sends and receives, {messages:,} in these {witness.dump}s."
 
 
 def _group(state: GroupState) -> str:
@@ -97,47 +138,56 @@ def _group(state: GroupState) -> str:
 
 
 def _names(states: Sequence[RankState]) -> str:
-    return f"rank{'s' * (len(states) > 1)} {ranges((own.rank for own in states), ', ')}"
+    return f"rank{'s' * (len(states) > 1)} {ranges((state.rank for state in states), ', ')}"
 
 
 def _lines_at(states: Sequence[RankState]) -> str:
     """The line at which they launched it, where they agree on one."""
-    found = {own.at.line for own in states if own.at is not None and own.at.line}
-    return _at(found.pop()) if len(found) == 1 else ""
+    lines = {state.at.line for state in states if state.at is not None and state.at.line}
+    return _at(lines.pop()) if len(lines) == 1 else ""
 
 
 def _at(line: str) -> str:
     return f" at {line}" if line else ""
 
 
-def _launched(own: Collective | None) -> str:
-    if own is None:
+def _launched(collective: Collective | None) -> str:
+    if collective is None:
         return "nothing that its dump still holds"
-    size = f" of {own.elements:,} elements" if own.elements is not None else ""
-    return f"{own.operation}{size}{_at(own.line)}"
+    size = f" of {collective.elements:,} elements" if collective.elements is not None else ""
+    return f"{collective.operation}{size}{_at(collective.line)}"
 
 
 def documents(jobs: Sequence[Dumps]) -> list[dict[str, Any]]:
     """The same, for JSON."""
-    return [{"ranks": [dump.rank for dump in job.dumps],
-             "missing_ranks": sorted(frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
-                                     - {dump.rank for dump in job.dumps}),
-             "problems": list(job.problems),
-             "groups_not_compared": list(not_compared(job.dumps)),
-             "groups": [_document(state) for state in compare(job.dumps)]} for job in jobs]
+    return [_of_job(job, [_document(state) for state in compare(job.dumps)]) for job in jobs]
+
+
+def server_documents(jobs: Sequence[Answers]) -> list[dict[str, Any]]:
+    """The same of the debug servers. The groups of a job that goes on are not compared."""
+    return [{**_of_job(job.dumps, [] if job.moved else [_document(state) for state in compare(job.dumps.dumps)]),
+             "moved": job.moved} for job in jobs]
+
+
+def _of_job(job: Dumps, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"ranks": [dump.rank for dump in job.dumps],
+            "missing_ranks": sorted(frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
+                                    - {dump.rank for dump in job.dumps}),
+            "problems": list(job.problems), "groups_not_compared": list(not_compared(job.dumps)), "groups": groups}
 
 
 def _document(state: GroupState) -> dict[str, Any]:
-    def ranks(own: Sequence[RankState]) -> list[dict[str, Any]]:
+    def ranks(states: Sequence[RankState]) -> list[dict[str, Any]]:
         return [{"rank": r.rank, "scheduled": r.scheduled, "started": r.started, "completed": r.completed,
-                 "last": _collective(r.last), "launched": _collective(r.at)} for r in own]
+                 "last": _collective(r.last), "launched": _collective(r.at)} for r in states]
 
     return {"name": state.name, "description": state.description, "verdict": state.verdict, "number": state.seq,
             "operation": state.operation or None, "apart": ranks(state.apart), "others": ranks(state.others),
             "without_dump": list(state.without_dump) if state.without_dump is not None else None}
 
 
-def _collective(own: Collective | None) -> dict[str, Any] | None:
-    if own is None:
+def _collective(collective: Collective | None) -> dict[str, Any] | None:
+    if collective is None:
         return None
-    return {"number": own.seq, "operation": own.operation, "elements": own.elements, "line": own.line or None}
+    return {"number": collective.seq, "operation": collective.operation, "elements": collective.elements,
+            "line": collective.line or None}

@@ -1,4 +1,4 @@
-"""Which rank did not come: two answers of NCCL's RAS against each other. Pure.
+"""Search for the rank that did not come: two answers of NCCL's RAS against each other. Pure.
 
 A rank that has launched fewer collectives than the others of its communicator is late, which is ordinary, or it never
 comes. Only where no count at all has moved from one answer to the other do the others wait for it. One rank can hold up
@@ -37,7 +37,7 @@ class Absence(Struct, frozen=True):
 
 
 def unchanged(before: Answer, after: Answer) -> bool:
-    """Whether no rank has launched anything from one answer to the other."""
+    """Return whether no rank has launched anything from one answer to the other."""
     return (before.counts_all == after.counts_all
             and {c.key: _counts(c) for c in before.communicators} == {c.key: _counts(c) for c in after.communicators})
 
@@ -48,17 +48,17 @@ def _counts(communicator: Communicator) -> object:
 
 
 def find_absence(first: Answer, last: Answer) -> Absence | None:
-    """What the ranks wait for; None where something moves, or where all have come as far as each other."""
+    """Find what the ranks wait for; None where something moves, or where all have come as far as each other."""
     if not unchanged(first, last):
         return None
-    found = [absence for c in last.communicators if (absence := _absence(c)) is not None]
-    if not found:
+    absences = [absence for c in last.communicators if (absence := _absence(c)) is not None]
+    if not absences:
         return None
-    waits = {rank.place for absence in found for rank in absence.waiting if rank.pid is not None}
-    free = [absence for absence in found if not waits & {rank.place for rank in absence.absent}]
+    waits = {rank.place for absence in absences for rank in absence.waiting if rank.pid is not None}
+    free = [absence for absence in absences if not waits & {rank.place for rank in absence.absent}]
     # A process that is gone comes before one that is late; then the collective with most ranks in it.
-    chosen = max(free or found, key=lambda a: (a.silent, a.waiting_count, -a.absent_count))
-    return replace(chosen, also=len(found) - 1, circle=not free)
+    chosen = max(free or absences, key=lambda a: (a.silent, a.waiting_count, -a.absent_count))
+    return replace(chosen, also=len(absences) - 1, circle=not free)
 
 
 def _absence(c: Communicator) -> Absence | None:

@@ -1,4 +1,4 @@
-"""What NCCL's RAS tells of a job: its communicators, and how many collectives each rank has launched."""
+"""Records of what NCCL's RAS reports of a job: its communicators, and how many collectives each rank has launched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rank(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[str, int | None, int | None]:
-        """What tells it from others in all communicators: ranks are numbered anew in each."""
+        """Identity in all communicators: ranks are numbered anew in each."""
         return self.host, self.pid, self.gpu
 
 
@@ -55,8 +55,8 @@ class Answer(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """What RAS has told over time. ``first`` is the oldest answer since which no rank has launched anything, ``last``
-    the newest; both None: there is none, for the reason ``problem``. ``hosts`` are this node's own addresses."""
+    """Report of RAS over time. ``first`` is the oldest answer since which no rank has launched anything, ``last`` the
+    newest; both None: there is none, for the reason ``problem``. ``hosts`` are this node's own addresses."""
 
     first: Answer | None = None
     last: Answer | None = None

@@ -74,19 +74,19 @@ def _connect(address: str, owners: frozenset[int] | None) -> socket.socket:
     GputopError where only others do."""
     refused: OSError | GputopError = OSError("the name has no address")
     host, port = split(address)
-    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        own = socket.socket(family, kind, protocol)
+    for family, kind, protocol, _, socket_address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
         try:
-            own.settimeout(_CONNECT_TIMEOUT_S)
-            own.connect(place)
+            connection.settimeout(_CONNECT_TIMEOUT_S)
+            connection.connect(socket_address)
             if owners is not None:
-                _check_owner(str(place[0]), port, owners)
+                _check_owner(str(socket_address[0]), port, owners)
         except (OSError, GputopError) as error:
-            own.close()
+            connection.close()
             if isinstance(error, GputopError) or not isinstance(refused, GputopError):
                 refused = error
             continue
-        return own
+        return connection
     raise refused
 
 
@@ -95,26 +95,26 @@ def _check_owner(ip: str, port: int, owners: frozenset[int]) -> None:
     if not uids or not uids <= owners:
         who = f"user {min(uids - owners)}, who runs none of these processes," if uids else ("a user whom gputop cannot "
                                                                                             "see")
-        at = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-        raise GputopError(f"{who} listens at {at}",
-                          f"If this is the job anyway, set {ADDRESS_VARIABLE}={at} for gputop.")
+        address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        raise GputopError(f"{who} listens at {address}",
+                          f"If this is the job anyway, set {ADDRESS_VARIABLE}={address} for gputop.")
 
 
 def _status(address: str, ends_s: float, format: str, owners: frozenset[int] | None,
             on_connected: Callable[[str], object] | None = None) -> tuple[bytes, bool]:
     """The raw status, and whether it is JSON."""
     try:
-        with _connect(address, owners) as own:
+        with _connect(address, owners) as connection:
             if on_connected is not None:
                 on_connected(address)
-            line = _exchange(own, "CLIENT PROTOCOL 2", ends_s)
+            line = _exchange(connection, "CLIENT PROTOCOL 2", ends_s)
             if not line.startswith("SERVER PROTOCOL "):
                 raise GputopError(f"the program at {address} is not NCCL's RAS: {printable(line)[:60]!r}",
                                   "Another program has its port.")
-            _exchange(own, f"TIMEOUT {_LEG_TIMEOUT_S}", ends_s)
-            as_json = format == "json" and _exchange(own, "SET FORMAT json", ends_s) == "OK"
-            own.sendall(b"VERBOSE STATUS\n")
-            return _read_all(own, ends_s), as_json
+            _exchange(connection, f"TIMEOUT {_LEG_TIMEOUT_S}", ends_s)
+            as_json = format == "json" and _exchange(connection, "SET FORMAT json", ends_s) == "OK"
+            connection.sendall(b"VERBOSE STATUS\n")
+            return _read_all(connection, ends_s), as_json
     except ConnectionRefusedError:
         raise NotServed(f"NCCL's RAS does not listen at {address}", _NEEDS) from None
     except TimeoutError:
@@ -124,25 +124,25 @@ def _status(address: str, ends_s: float, format: str, owners: frozenset[int] | N
         raise GputopError(f"NCCL's RAS at {address} cannot be queried: {error.strerror or error}", _NEEDS) from None
 
 
-def _exchange(own: socket.socket, command: str, ends_s: float) -> str:
+def _exchange(connection: socket.socket, command: str, ends_s: float) -> str:
     """Send a line and return the one that answers it."""
-    own.sendall(command.encode() + b"\n")
+    connection.sendall(command.encode() + b"\n")
     line = b""
     while not line.endswith(b"\n"):
-        _wait(own, ends_s)
-        byte = own.recv(1)  # no more: what follows belongs to the next answer
+        _wait(connection, ends_s)
+        byte = connection.recv(1)  # no more: what follows belongs to the next answer
         line += byte
         if not byte or len(line) > _MAX_LINE_BYTES:
             raise GputopError("the program there does not answer like NCCL's RAS", "Another program has its port.")
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
-def _read_all(own: socket.socket, ends_s: float) -> bytes:
+def _read_all(connection: socket.socket, ends_s: float) -> bytes:
     """All until the other side closes the connection."""
     whole = bytearray()  # which may come a byte at a time
     while True:
-        _wait(own, ends_s)
-        part = own.recv(1 << 16)
+        _wait(connection, ends_s)
+        part = connection.recv(1 << 16)
         if not part:
             return bytes(whole)
         whole += part
@@ -150,11 +150,11 @@ def _read_all(own: socket.socket, ends_s: float) -> bytes:
             raise _TooLarge(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "gputop does not read it.")
 
 
-def _wait(own: socket.socket, ends_s: float) -> None:
+def _wait(connection: socket.socket, ends_s: float) -> None:
     left_s = ends_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError
-    own.settimeout(left_s)
+    connection.settimeout(left_s)
 
 
 def split(address: str) -> tuple[str, int]:
@@ -182,14 +182,14 @@ def ask_job(pids: Iterable[int], hosts: frozenset[str],
     return ask(address, read=read, owners=owners, on_connected=on_connected)
 
 
-def address_of(own: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], local: frozenset[str]) -> str:
-    """Where to ask: what gputop's own environment says, else that of a job, else NCCL's default.
+def address_of(environ_here: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], local: frozenset[str]) -> str:
+    """Address to ask: what gputop's own environment says, else that of a job, else NCCL's default.
 
     Only an address of this node (``local``) is taken from a job, which may belong to another user. Raises GputopError
     where a job has RAS turned off.
     """
-    if own.get(ADDRESS_VARIABLE):
-        return own[ADDRESS_VARIABLE]
+    if environ_here.get(ADDRESS_VARIABLE):
+        return environ_here[ADDRESS_VARIABLE]
     for environ in of_jobs:
         if environ.get(ENABLE_VARIABLE) == "0":
             raise GputopError("the job has NCCL's RAS turned off (NCCL_RAS_ENABLE=0)", "Start the job without this "

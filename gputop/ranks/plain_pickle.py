@@ -23,7 +23,7 @@ _NOT_READ = "PyTorch writes none of this into a flight recorder's dump."
 
 
 class _Damaged(Exception):
-    """Why the bytes are no pickle of plain values."""
+    """Error that says why the bytes are no pickle of plain values."""
 
 
 def load(data: bytes, name: str) -> Any:
@@ -210,4 +210,4 @@ _ACTIONS: dict[int, Callable[[_Machine], object]] = {
 def _opcode_name(opcode: int) -> str:
     import pickletools  # for a message only
 
-    return next((known.name for known in pickletools.opcodes if known.code == chr(opcode)), f"byte {opcode:#04x}")
+    return next((entry.name for entry in pickletools.opcodes if entry.code == chr(opcode)), f"byte {opcode:#04x}")

@@ -18,15 +18,15 @@ def local_addresses() -> frozenset[str]:
     """The IP addresses of this node."""
     import psutil
 
-    found = set()
+    local = set()
     with contextlib.suppress(OSError):
         for addresses in psutil.net_if_addrs().values():
-            found |= {a.address.partition("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
-    return frozenset(found)
+            local |= {a.address.partition("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
+    return frozenset(local)
 
 
 def environment(pid: int, names: Iterable[str], proc: Path = _PROC) -> Mapping[str, str]:
-    """These variables of a process, as far as they are set and may be read; nothing else of it is kept."""
+    """Values of these variables of a process, as far as they are set and may be read; nothing else of it is kept."""
     try:
         environ = proc_files.read(f"{proc}/{pid}/environ", proc_files.ENVIRON_BYTES)
     except OSError:
@@ -35,7 +35,7 @@ def environment(pid: int, names: Iterable[str], proc: Path = _PROC) -> Mapping[s
 
 
 def owner(pid: int, proc: Path = _PROC) -> int | None:
-    """Its user; None where it is gone."""
+    """User of a process; None where it is gone."""
     try:
         return (proc / str(pid)).stat().st_uid
     except OSError:
@@ -43,7 +43,7 @@ def owner(pid: int, proc: Path = _PROC) -> int | None:
 
 
 def command_line(pid: int, proc: Path = _PROC) -> str:
-    """Its command, the secrets in it hidden; "" where it is gone."""
+    """Command of a process, the secrets in it hidden; "" where it is gone."""
     try:
         raw = proc_files.read(f"{proc}/{pid}/cmdline", proc_files.LARGE_BYTES)
     except OSError:
@@ -52,7 +52,7 @@ def command_line(pid: int, proc: Path = _PROC) -> str:
 
 
 def rank_label(pid: int, proc: Path = _PROC) -> str:
-    """Its place in its job, as "rank 3" or "worker 1"; "" where its environment does not tell."""
+    """Label of a process in its job, as "rank 3" or "worker 1"; "" where its environment has none."""
     from gputop.profiler.discovery import RANK_VARIABLES, rank_of
 
     return rank_of(environment(pid, ("TF_CONFIG", *RANK_VARIABLES), proc)) or ""

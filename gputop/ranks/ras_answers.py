@@ -83,18 +83,18 @@ def read_json(data: bytes, time_s: float) -> Answer:
             document = parse(_NO_COMMA.sub(rb"\1,\2", data), _MAX_VALUES)
     except ValueError as error:
         raise GputopError(f"NCCL's answer is damaged, or ends in the middle: {error}") from None
-    found = from_document(document, _Document, "NCCL's answer")
-    _check(len(found.communicators), sum(len(c.ranks) + len(c.missing_ranks) + sum(
-        len(rank.collective_counts) for rank in c.ranks) for c in found.communicators))
-    return Answer(time_s, _short(found.nccl_version), tuple(map(_communicator, found.communicators)), True,
-                  _bounded(found.ras.timeouts_count))
+    answer = from_document(document, _Document, "NCCL's answer")
+    _check(len(answer.communicators), sum(len(c.ranks) + len(c.missing_ranks) + sum(
+        len(rank.collective_counts) for rank in c.ranks) for c in answer.communicators))
+    return Answer(time_s, _short(answer.nccl_version), tuple(map(_communicator, answer.communicators)), True,
+                  _bounded(answer.ras.timeouts_count))
 
 
 def _communicator(c: _Communicator) -> Communicator:
     by_count: dict[str, dict[int, list[Rank]]] = defaultdict(lambda: defaultdict(list))
-    for own in c.ranks:
-        rank = _of_json(own)
-        for name, count in own.collective_counts.items():
+    for listed in c.ranks:
+        rank = _of_json(listed)
+        for name, count in listed.collective_counts.items():
             by_count[_short(name)][_bounded(count)].append(rank)
     levels = {name: tuple(Level(n, len(ranks), tuple(ranks)) for n, ranks in sorted(counts.items()))
               for name, counts in by_count.items()}
@@ -104,8 +104,8 @@ def _communicator(c: _Communicator) -> Communicator:
                               if rank.status.unresponsive or rank.status.considered_dead))
 
 
-def _of_json(own: _Rank) -> Rank:
-    status = own.status
+def _of_json(listed: _Rank) -> Rank:
+    status = listed.status
     errors = [("an error while it was set up", status.init_state), ("an asynchronous error", status.async_error)]
     trouble = next((f"{what} ({code})" for what, code in errors if code not in (_SUCCESS, _IN_PROGRESS)), "")
     if status.considered_dead:
@@ -114,8 +114,8 @@ def _of_json(own: _Rank) -> Rank:
         trouble = "it does not answer"
     elif status.abort_flag:
         trouble = "it was aborted"
-    return Rank(_bounded(own.rank), _short(own.host), own.pid if 0 < own.pid <= 2**22 else None,
-                own.nvml_dev if 0 <= own.nvml_dev < 1024 else None, trouble)
+    return Rank(_bounded(listed.rank), _short(listed.host), listed.pid if 0 < listed.pid <= 2**22 else None,
+                listed.nvml_dev if 0 <= listed.nvml_dev < 1024 else None, trouble)
 
 
 def read_text(data: bytes, time_s: float) -> Answer:
@@ -127,14 +127,14 @@ def read_text(data: bytes, time_s: float) -> Answer:
     if not data.endswith(b"\n") or "Warnings" not in lines:
         raise GputopError("NCCL's answer ends in the middle", "The process that gave it may have ended.")
     sizes: dict[str, int] = {}  # ranks per communicator, by group
-    found: dict[str, _Reader] = {}
+    blocks: dict[str, _Reader] = {}
     lost: dict[Rank, None] = {}  # processes that did not answer, of no number
     timeouts, reader, named = 0, None, 0
     for line in lines:
         if (row := _GROUP_ROW.match(line)) is not None:
             sizes[row[1]] = _number(row[2])
         elif (block := _BLOCK.match(line)) is not None:
-            reader = found.setdefault(block[2], _Reader(sizes.get(block[1])))
+            reader = blocks.setdefault(block[2], _Reader(sizes.get(block[1])))
             reader.begin(block[3])
         elif (waited := _TIMEOUTS.match(line)) is not None:
             timeouts = _number(waited[1])
@@ -143,10 +143,10 @@ def read_text(data: bytes, time_s: float) -> Answer:
             lost[Rank(-1, _short(process[2]), _number(process[1]) or None, gpu, "it does not answer")] = None
         elif reader is not None:
             named += reader.read(line)
-        _check(len(found), named + len(lost))
+        _check(len(blocks), named + len(lost))
     one = next(iter(lost)) if len(lost) == 1 else None
-    return Answer(time_s, _short(head[1]), tuple(reader.communicator(key, one) for key, reader in found.items()), False,
-                  timeouts)
+    communicators = tuple(reader.communicator(key, one) for key, reader in blocks.items())
+    return Answer(time_s, _short(head[1]), communicators, False, timeouts)
 
 
 class _Reader:
@@ -163,14 +163,14 @@ class _Reader:
         self._kind, self._operation, self._count = kind, None, None
 
     def read(self, line: str) -> int:
-        """How many ranks it names."""
+        """Read a line; returns the number of ranks that it names."""
         if (different := _DIFFERENT.match(line)) is not None:
             self._operation = None if different[2] else different[1] or ""
         elif (many := _MANY.match(line)) is not None and self._operation is not None:
             self._count = _number(many[2])
             self._level(self._count, _number(many[1]))
-        elif (own := _RANK.match(line)) is not None:
-            self._rank(own)
+        elif (rank_match := _RANK.match(line)) is not None:
+            self._rank(rank_match)
         elif (missing := _MISSING_RANKS.match(line)) is not None:
             numbers = [n for n in missing[1].split(",", MAX_RANKS + 1)[:MAX_RANKS + 1] if n]
             self._silent += [Rank(_number(n), trouble="it does not answer") for n in numbers]
@@ -179,16 +179,16 @@ class _Reader:
             return 0
         return 1
 
-    def _rank(self, own: re.Match[str]) -> None:
-        gpu = own[6] if own[6] is not None else own[5]
-        trouble = "it does not answer" if self._kind == "INCOMPLETE" else _short(own[4] or "")
-        rank = Rank(_number(own[1]), _short(own[8] or ""), _number(own[7]) or None,
+    def _rank(self, match: re.Match[str]) -> None:
+        gpu = match[6] if match[6] is not None else match[5]
+        trouble = "it does not answer" if self._kind == "INCOMPLETE" else _short(match[4] or "")
+        rank = Rank(_number(match[1]), _short(match[8] or ""), _number(match[7]) or None,
                     None if gpu is None else _number(gpu), trouble)
         if self._kind == "INCOMPLETE":
             self._silent.append(rank)
         elif self._kind == "MISMATCH" and self._operation is not None:
-            alone = own[2] is not None or own[3] is not None
-            count = _number(own[2]) if alone else self._count
+            alone = match[2] is not None or match[3] is not None
+            count = _number(match[2]) if alone else self._count
             if count is not None:
                 self._level(count, 1 if alone else 0).append(rank)
 
@@ -203,8 +203,8 @@ class _Reader:
         process a missing rank is."""
         if lost is not None and len(self._silent) == 1 and self._silent[0].pid is None:
             self._silent = [replace(lost, number=self._silent[0].number)]
-        levels = {name: tuple(Level(count, number, tuple(ranks)) for count, (number, ranks) in sorted(own.items()))
-                  for name, own in self._levels.items()}
+        levels = {name: tuple(Level(count, number, tuple(ranks)) for count, (number, ranks) in sorted(counts.items()))
+                  for name, counts in self._levels.items()}
         return Communicator(key, self._size, levels, tuple(self._silent))
 
 

@@ -17,7 +17,7 @@ from gputop.text.commands import short_command
 from gputop.text.units import fit, ranges
 
 _FUNCTION_COLUMNS, _COMMAND_CHARS = 34, 100
-_FEW = 4  # of more processes that stand alike the numbers alone are told
+_MAX_LABELED = 4  # of more processes that stand alike the numbers alone are told
 # Code that is not the program's own, by its file: installed packages, Python's library, code without a file.
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|^<")
 
@@ -44,58 +44,58 @@ class StackGroup:
 
 def group(processes: Sequence[ProcessStacks]) -> tuple[StackGroup, ...]:
     """Largest group first. Processes without a main thread that could be read are left out."""
-    found: dict[tuple[Frame | None, tuple[str, ...]], list[tuple[ProcessStacks, ThreadStack]]] = defaultdict(list)
+    members: dict[tuple[Frame | None, tuple[str, ...]], list[tuple[ProcessStacks, ThreadStack]]] = defaultdict(list)
     for process in processes:
         if (main := process.main) is not None:
-            found[_place(main)].append((process, main))
-    return tuple(StackGroup(tuple(process for process, _ in own), line, calls, own[0][1])
-                 for (line, calls), own in sorted(found.items(), key=lambda item: -len(item[1])))
+            members[_place(main)].append((process, main))
+    return tuple(StackGroup(tuple(process for process, _ in processes_there), line, calls, processes_there[0][1])
+                 for (line, calls), processes_there in sorted(members.items(), key=lambda item: -len(item[1])))
 
 
 def _place(thread: ThreadStack) -> tuple[Frame | None, tuple[str, ...]]:
     python = [frame for frame in thread.frames if not frame.native]
-    at = next((i for i, frame in enumerate(python) if not is_library(frame.file)), None)
-    if at is None:
+    index = next((i for i, frame in enumerate(python) if not is_library(frame.file)), None)
+    if index is None:
         return None, tuple(frame.function for frame in reversed(python))
-    return python[at], tuple(frame.function for frame in reversed(python[:at]))
+    return python[index], tuple(frame.function for frame in reversed(python[:index]))
 
 
 def sentence(groups: Sequence[StackGroup]) -> str:
     """ "7 ranks in all_reduce at train.py:112, 1 rank in load at data.py:40"."""
-    def count(own: StackGroup) -> str:
-        what = "rank" if all(p.rank for p in own.processes) else "process"
-        many = "" if len(own.processes) == 1 else "es" if what == "process" else "s"
-        return f"{len(own.processes)} {what}{many} in {own.place}"
+    def count(stack_group: StackGroup) -> str:
+        what = "rank" if all(p.rank for p in stack_group.processes) else "process"
+        many = "" if len(stack_group.processes) == 1 else "es" if what == "process" else "s"
+        return f"{len(stack_group.processes)} {what}{many} in {stack_group.place}"
 
     return ", ".join(map(count, groups))
 
 
 def odd_ones(groups: Sequence[StackGroup]) -> tuple[ProcessStacks, ...]:
-    """Those that stand elsewhere than most; none where there is no most, of two above all."""
+    """Processes that stand elsewhere than most; none where there is no majority, as of two."""
     if len(groups) < 2:
         return ()
-    total = sum(len(own.processes) for own in groups)
+    total = sum(len(stack_group.processes) for stack_group in groups)
     if len(groups[0].processes) * 2 <= total:
         return ()
-    return tuple(process for own in groups[1:] for process in own.processes)
+    return tuple(process for stack_group in groups[1:] for process in stack_group.processes)
 
 
 def jobs(processes: Sequence[ProcessStacks]) -> list[list[ProcessStacks]]:
     """The processes by job: those of one run one command, but for numbers. The largest job first."""
-    found: dict[str, list[ProcessStacks]] = defaultdict(list)
+    by_command: dict[str, list[ProcessStacks]] = defaultdict(list)
     for process in processes:
-        found[re.sub(r"\d+", "#", process.command)].append(process)
-    return sorted(found.values(), key=len, reverse=True)
+        by_command[re.sub(r"\d+", "#", process.command)].append(process)
+    return sorted(by_command.values(), key=len, reverse=True)
 
 
-def report(found: Sequence[Sequence[ProcessStacks]], *, threads: bool = False) -> Iterator[str]:
+def report(by_job: Sequence[Sequence[ProcessStacks]], *, threads: bool = False) -> Iterator[str]:
     """Job by job: its groups in a sentence, the odd one, a stack of each. ``threads``: of all threads."""
-    for number, own in enumerate(found):
+    for number, job in enumerate(by_job):
         if number:
             yield ""
-        if len(found) > 1:
-            yield f"Job {number + 1}: {short_command(own[0].command)[:_COMMAND_CHARS] or 'its command is unknown'}"
-        yield from _job(own, threads)
+        if len(by_job) > 1:
+            yield f"Job {number + 1}: {short_command(job[0].command)[:_COMMAND_CHARS] or 'its command is unknown'}"
+        yield from _job(job, threads)
 
 
 def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
@@ -105,12 +105,15 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
     if odd := odd_ones(groups):
         whom = "it" if len(odd) == 1 else "them"
         yield f"Look at {_labels(odd)} first: most ranks are elsewhere, and may wait for {whom}."
-    for own in reversed(groups) if odd else groups:
+    for stack_group in reversed(groups) if odd else groups:
         yield ""
-        yield f"{_labels(own.processes)}: {own.place}"
-        yield from _frames(own.stack, own.line)
+        yield f"{_labels(stack_group.processes)}: {stack_group.place}"
+        yield from _frames(stack_group.stack, stack_group.line)
         if threads:
-            yield from _other_threads(own.processes)
+            yield from _other_threads(stack_group.processes)
+    if noted := [process for process in processes if process.note]:
+        yield ""
+        yield f"{_labels(noted)}: {noted[0].note}"
     for process in processes:
         if process.problem is not None:
             yield f"{process.label}: {process.problem.message}. {process.problem.fix}".rstrip()
@@ -121,7 +124,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
 def _labels(processes: Sequence[ProcessStacks]) -> str:
     """ "rank 3 (pid 7)"; of many alone the numbers: "ranks 0-6"."""
     kinds = {process.rank.rpartition(" ")[0] for process in processes}
-    if len(processes) <= _FEW or len(kinds) > 1:
+    if len(processes) <= _MAX_LABELED or len(kinds) > 1:
         return ", ".join(process.label for process in processes)
     (kind,) = kinds
     numbers = [int(process.rank.rpartition(" ")[2]) if kind else process.pid for process in processes]
@@ -142,7 +145,7 @@ def _frames(thread: ThreadStack, line: Frame | None) -> Iterator[str]:
 
 
 def is_library(file: str) -> bool:
-    """Whether the code in a file is not the program's own."""
+    """Return whether the code in a file is not the program's own."""
     return _LIBRARY.search(file) is not None
 
 

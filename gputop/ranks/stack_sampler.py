@@ -85,7 +85,7 @@ class Clock:
     tick_ns: int
 
     def origin(self, last_ns: int) -> tuple[int, int]:
-        """When the recorder was made, and how wrong that may be; ``last_ns`` is the time of its last events.
+        """Time at which the recorder was made, and its error; ``last_ns`` is the time of its last events.
 
         Raises GputopError where the node's clock was set meanwhile.
         """
@@ -150,7 +150,7 @@ class StackSampler:
             os.kill(self._process.pid, signal.SIGINT)  # not reaped yet, so the number is its own
 
     def samples(self) -> StackSamples:
-        """What it sampled; waits for its end. Raises GputopError."""
+        """Samples that were taken; waits for the end. Raises GputopError."""
         self.stop()
         timer = threading.Timer(_WRITES_S, os.kill, (self._process.pid, signal.SIGKILL))
         timer.start()
@@ -198,7 +198,7 @@ class StackSampler:
 
 def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tuple[int, int] | None,
                 cpu_s: float) -> StackSamples:
-    """What ``py-spy record --format chrometrace --threads`` wrote; ``rate_hz`` was asked for, ``counts`` are the
+    """Read what ``py-spy record --format chrometrace --threads`` wrote; ``rate_hz`` was asked for, ``counts`` are the
     samples of all threads and the failures that it told of. Raises GputopError."""
     try:
         # Not gputop.core.codec: its own check of each number takes seconds for the events of a minute.
@@ -237,21 +237,21 @@ class _Tables:
         self._of_event: dict[tuple[str, str, int], int] = {}
 
     def frame(self, event: _Event) -> int:
-        """Its index; -1 where there is no room for more."""
+        """Index of a frame; -1 where there is no room for more."""
         where = event.args or _Args()
         line = where.line or 0
         key = event.name, where.filename, line if 0 < line < _MAX_LINE else 0
         if key not in self._of_event:
-            own = StackFrame(_text(key[0]), redacted(_text(key[1])), key[2])
+            frame = StackFrame(_text(key[0]), redacted(_text(key[1])), key[2])
             full = len(self.frames) == MAX_FRAMES
-            self._of_event[key] = -1 if full else self.frames.setdefault(own, len(self.frames))
+            self._of_event[key] = -1 if full else self.frames.setdefault(frame, len(self.frames))
         return self._of_event[key]
 
     def stack(self, frames: Sequence[int]) -> int:
-        own = tuple(frame for frame in frames if frame >= 0)[-MAX_DEPTH:]
-        if own not in self.stacks and len(self.stacks) == MAX_STACKS:
+        stack = tuple(frame for frame in frames if frame >= 0)[-MAX_DEPTH:]
+        if stack not in self.stacks and len(self.stacks) == MAX_STACKS:
             return -1
-        return self.stacks.setdefault(own, len(self.stacks))
+        return self.stacks.setdefault(stack, len(self.stacks))
 
 
 class _Thread:
@@ -279,8 +279,8 @@ class _Thread:
 
     def finished(self, pid: int) -> ThreadStacks:
         # The last events end all that is open: not a stack that was seen.
-        found = _THREAD.match(self.title)
-        number, name = (found[1], found[2] or "") if found else ("", "")
+        title = _THREAD.match(self.title)
+        number, name = (title[1], title[2] or "") if title else ("", "")
         main = name == "MainThread" or number == str(pid)
         return ThreadStacks(redacted(_text(name)), main, tuple(t for t, _ in self._changes),
                             tuple(stack for _, stack in self._changes))
@@ -294,7 +294,7 @@ class _Thread:
 def _bounded(threads: list[ThreadStacks]) -> list[ThreadStacks]:
     """The main thread and as many others as there is room for, those of few changes first."""
     out, left = [], MAX_CHANGES
-    for thread in sorted(threads, key=lambda own: (not own.main, len(own.times_us))):
+    for thread in sorted(threads, key=lambda sampled: (not sampled.main, len(sampled.times_us))):
         kept = min(left, len(thread.times_us))
         left -= kept
         if kept:

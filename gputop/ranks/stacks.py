@@ -60,13 +60,15 @@ class ThreadStack:
 @dataclass(frozen=True, slots=True)
 class ProcessStacks:
     """``rank`` is its place in the job, "" where that is not known; ``problem`` says why there are no threads.
-    ``command`` has its secrets hidden."""
+    ``command`` has its secrets hidden. ``note``: why another witness than py-spy shows the threads, "" if py-spy does.
+    """
 
     pid: int
     rank: str = ""
     command: str = ""
     threads: tuple[ThreadStack, ...] = ()
     problem: GputopError | None = None
+    note: str = ""
 
     @property
     def main(self) -> ThreadStack | None:
@@ -105,18 +107,18 @@ def read_all(pids: Iterable[int], *, native: bool = False) -> tuple[ProcessStack
     program = _program()
 
     def read(pid: int) -> ProcessStacks:
-        own = ProcessStacks(pid, rank_label(pid), command_line(pid))
+        process = ProcessStacks(pid, rank_label(pid), command_line(pid))
         try:
-            return replace(own, threads=read_stacks(pid, native=native, program=program))
+            return replace(process, threads=read_stacks(pid, native=native, program=program))
         except GputopError as error:
-            return replace(own, problem=error)
+            return replace(process, problem=error)
 
     with ThreadPoolExecutor(_AT_ONCE, "gputop-stacks") as threads:
         return tuple(threads.map(read, list(dict.fromkeys(pids))[:MAX_PROCESSES]))
 
 
 def others_of(pids: Iterable[int]) -> dict[int, int]:
-    """Those of the processes that belong to another user than gputop's, with that user's number."""
+    """Processes of these that belong to another user than gputop's, with that user's number."""
     return {pid: uid for pid in pids if (uid := owner(pid)) not in (None, os.geteuid()) and uid is not None}
 
 
@@ -153,7 +155,7 @@ def _program() -> str:
 
 
 def read_dump(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
-    """What ``py-spy dump --json`` printed; raises GputopError."""
+    """Read what ``py-spy dump --json`` printed; raises GputopError."""
     name = "py-spy's output"
     try:
         document = parse(data)
@@ -164,10 +166,10 @@ def read_dump(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
                              t.active, tuple(map(_frame, t.frames[:_MAX_FRAMES]))) for t in threads[:_MAX_THREADS])
 
 
-def _frame(own: _Frame) -> Frame:
+def _frame(frame: _Frame) -> Frame:
     # What was made at run time has neither name nor file.
-    native = own.module is not None or own.name.startswith("0x")
-    return Frame(_text(own.name), _text(own.filename), max(0, own.line), native)
+    native = frame.module is not None or frame.name.startswith("0x")
+    return Frame(_text(frame.name), _text(frame.filename), max(0, frame.line), native)
 
 
 def _text(text: str) -> str:

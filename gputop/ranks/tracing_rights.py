@@ -1,4 +1,4 @@
-"""Whether the kernel lets gputop look into a process, and why not."""
+"""Rights to look into a process, and the reason where the kernel denies it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _times(step_s: float, gain: float) -> str:
 
 def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: Iterable[CombinedGain],
                  step_s: float | None) -> str:
-    """What is left of the step with the cures of the chosen findings, and which other finding saves most then."""
+    """Text on the step with the fixes of the chosen findings, and the other finding that saves most then."""
     head = f"With these {len(chosen)} fixes:" if len(chosen) > 1 else "With this fix:"
     share, others = with_cures(findings, chosen, what_if)
     if share is None:
@@ -63,7 +63,7 @@ def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: 
 
 
 def kind_text(finding: Finding) -> str:
-    """What stands where there is no estimate: that a rule is the user's own, or live, else its severity."""
+    """Text where there is no estimate: that a rule is the user's own, or live, else its severity."""
     return "yours" if finding.yours else "live" if finding.origin == "live" else finding.severity
 
 
@@ -73,7 +73,7 @@ def gain_text(finding: Finding, step_s: float | None = None) -> str:
 
 
 def gain_basis(finding: Finding) -> str:
-    """Which way the estimated saving was had, and what it assumes, in sentences."""
+    """Basis of the estimated saving and its assumption, in sentences."""
     gain = finding.gain
     if gain.by is None:
         return gain.how
@@ -91,9 +91,9 @@ def gain_basis(finding: Finding) -> str:
 
 
 def culprits_text(finding: Finding, width: int | None = None) -> str:
-    """What the finding is about, by name: "Only on GPU 0: teacher/* 159 ms, compute_metrics/* 27 ms per step, and 14
-    more ops"; empty where no name is known, or where the finding's own words say
-    all of it. ``width``: fewer names, one without what else is told of it, and of that its end, so that it fits."""
+    """Culprits of the finding by name: "Only on GPU 0: teacher/* 159 ms, compute_metrics/* 27 ms per step, and 14 more
+    ops"; empty where no name is known, or where the finding's own words say all of it. ``width``: fewer names, one
+    without what else is told of it, and of that its end, so that it fits."""
     named = [culprit for culprit in finding.culprits if culprit.name]
     if not named or named[0].kind == "stage" or finding.id in _NAMED_BY_WHY:
         return ""
@@ -119,10 +119,10 @@ def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
     parts = [printable(culprit.name).split("/") for culprit in several]
     same = 0
     if len(parts) > 1:
-        while all(len(own) > same + 1 + (own[-1] == "*") and own[same] == parts[0][same] for own in parts):
+        while all(len(scopes) > same + 1 + (scopes[-1] == "*") and scopes[same] == parts[0][same] for scopes in parts):
             same += 1
     return "/".join(parts[0][:same]), [
-        replace(culprit, name="/".join(own[same:])) for culprit, own in zip(several, parts, strict=True)]
+        replace(culprit, name="/".join(scopes[same:])) for culprit, scopes in zip(several, parts, strict=True)]
 
 
 def _culprits(finding: Finding, shown: Sequence[Culprit], within: str, brief: int = 0) -> str:
@@ -147,7 +147,7 @@ def _culprits(finding: Finding, shown: Sequence[Culprit], within: str, brief: in
 
 
 def _where(finding: Finding, shown: Sequence[Culprit], *, name_tracer: bool) -> str:
-    """Where the culprits are, or what they are: "Only on GPU 0", "On the host", "Layers and ops"."""
+    """Location or kind of the culprits: "Only on GPU 0", "On the host", "Layers and ops"."""
     first = shown[0]
     if first.only_on:
         return f"Only on GPU {ranges(first.only_on)}"

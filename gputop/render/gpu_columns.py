@@ -52,7 +52,7 @@ class GpuColumn(NamedTuple):
         return self.figure(gpu, self.heading_in(view)) if self.figure is not None else ("", "text")
 
     def cells_at(self, width: int) -> int:
-        """Its size on a terminal of this width; 0: not shown."""
+        """Width of the column on a terminal of this width; 0: not shown."""
         return next((cells for least, cells in reversed(self.screen) if width >= least), 0)
 
 
@@ -64,13 +64,13 @@ def plain_figure(r: Reading) -> Figure:
 
 
 def activity_text(gpu: GpuSample) -> str:
-    """How busy the SMs are; the coarse utilization, where nothing better is known, carries its mark."""
+    """Activity of the SMs; the coarse utilization, where nothing better is known, carries its mark."""
     which, now = gpu.activity()
     return (COARSE_MARK if which == "gpu_util" else "") + reading(now)
 
 
 def clock_limits(gpu: GpuSample) -> list[str]:
-    """What holds the clocks of a working GPU down."""
+    """Limiters that hold the clocks of a working GPU down."""
     return [reason for reason in gpu.clock_event_reasons if reason != "idle"]
 
 
@@ -81,8 +81,8 @@ def clock_text(gpu: GpuSample) -> str:
         return ""
     if now >= most:
         return "at its maximum"
-    why = ", ".join(gpu.clock_event_reasons) or gpu.clock_events_reason or "the driver gives no reason"
-    return f"{percent(1 - now / most)} below its maximum: {why}"
+    reasons = ", ".join(gpu.clock_event_reasons) or gpu.clock_events_reason or "the driver gives no reason"
+    return f"{percent(1 - now / most)} below its maximum: {reasons}"
 
 
 def flags_of(gpu: GpuSample) -> tuple[list[str], Tone]:
@@ -93,7 +93,7 @@ def flags_of(gpu: GpuSample) -> tuple[list[str], Tone]:
 
 
 def fault_texts(gpu: GpuSample) -> list[str]:
-    """Its Xid faults since gputop started and what its counters of faults hold, in words."""
+    """Words for a GPU's Xid faults since gputop started and for its counters of faults."""
     out = [f"Xid {x.xid} at {time.strftime('%H:%M:%S', time.localtime(x.time_s))}" for x in gpu.xids[-_MAX_XID_TEXTS:]]
     if len(gpu.xids) > _MAX_XID_TEXTS:
         out[0] = f"{len(gpu.xids)} Xid errors, the last: {out[0]}"
@@ -102,7 +102,7 @@ def fault_texts(gpu: GpuSample) -> list[str]:
 
 
 def unread_text(sample: NodeSample | None) -> str:
-    """Which GPUs cannot be read, and why; "" where there are none. A finding tells of those that are lost or hang."""
+    """GPUs that cannot be read, and why; "" where there are none. A finding tells of those that are lost or hang."""
     failed = [gpu for gpu in sample.gpus if gpu.state == FAILED] if sample is not None else []
     if not failed:
         return ""

@@ -33,7 +33,7 @@ BLANK = "·"  # nothing was measured here; a measured zero draws as the lowest b
 
 
 class Scheme(Struct, frozen=True):
-    """What a theme makes of the levels and the names. Pairs run from the lowest level to the highest."""
+    """Colors of a theme for the levels and the names. Pairs run from the lowest level to the highest."""
 
     lightness: tuple[float, float]
     chroma: tuple[float, float]

@@ -1,4 +1,4 @@
-"""Where the mean step's time goes, as one bar with its legend. Pure."""
+"""Parts of the mean step, as one bar with its legend. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def step_lines(breakdown: Mapping[str, float | None], width: int,
 
     Unknown parts (None) are left out: without a GPU in the trace, those of the device.
     """
-    known = {name: value for name, value in breakdown.items() if value is not None}
-    total = sum(known.values())
+    times = {name: value for name, value in breakdown.items() if value is not None}
+    total = sum(times.values())
     if total <= 0 or width < 30:
         return []
     head = f" Step time {seconds(total if step_s is None else step_s)} "
-    parts = [(part.label, known[part.id] / total, PART_STYLE[part.id]) for part in PARTS
-             if known.get(part.id, 0.0) / total >= 0.005]
+    parts = [(part.label, times[part.id] / total, PART_STYLE[part.id]) for part in PARTS
+             if times.get(part.id, 0.0) / total >= 0.005]
     texts = [(style, f" {label} {ratio(share)}  ") for label, share, style in sorted(parts, key=lambda part: -part[1])]
     beside = sum(1 + len(text) for _, text in texts)
     room = width - len(head) - len("  ") - beside

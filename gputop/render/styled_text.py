@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -50,13 +51,12 @@ def wrap(text: str, width: int, lines: int) -> list[str]:
 def _wrapped(text: str, width: int, lines: int) -> tuple[str, ...]:
     if width <= 4:
         return (fit(text, width),)[:lines]
-    import textwrap  # the first frame wraps nothing
 
     return tuple(textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …", break_on_hyphens=False)) or ("",)
 
 
 def wrap_sentences(text: str, width: int, lines: int) -> list[str]:
-    """As :func:`wrap`, but what does not fit is left out by whole sentences where the first one fits."""
+    """Wrap as :func:`wrap` does, but what does not fit is left out by whole sentences where the first one fits."""
     whole = wrap(text, width, lines)
     if lines < 1 or not whole[-1].endswith("…"):
         return whole

@@ -1,4 +1,5 @@
-"""Whether the parts of an expression fit: every name is known, and only figures of one unit are added and compared."""
+"""Checks that the parts of an expression fit: every name is known, and only figures of one unit are added and
+compared."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from gputop.rules.units import EXAMPLE, NONE, SECONDS, Unit
 _OVER_GPUS = (*AGGREGATES, "sum", "count", "any", "all")
 _OF_CONDITIONS = ("count", "any", "all")
 _PLAIN = {"min": 2, "max": 2, "abs": 1}
-_ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
+ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a name means: a quantity, now or over ``window_s``; or a ``field`` of the rows that ``pattern`` chooses."""
+    """Meaning of a name: a quantity, now or over ``window_s``; or a ``field`` of the rows that ``pattern`` chooses."""
 
     text: str
     quantity: Quantity
@@ -42,7 +43,7 @@ class Call(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a part yields: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit;
+    """Result of a part: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit;
     ``share``: a ratio of at most 1."""
 
     unit: Unit | None
@@ -74,12 +75,12 @@ class Checker:
         if isinstance(node, Truth):
             return _CONDITION
         if isinstance(node, Text):
-            raise Mistake('a text is allowed only in layer("…"), kernel("…"), op("…") and finding("…")', node.at)
+            raise Mistake('a text is allowed only in layer("…"), kernel("…"), op("…") and finding("…")', node.pos)
         if isinstance(node, Unary):
             kind = self.kind(node.operand)
             if (kind.unit is None) != (node.operator == "not"):
-                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'value'}, "
-                              f"not {kind}", node.at)
+                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'figure'}, "
+                              f"not {kind}", node.pos)
             return kind
         return self._binary(node) if isinstance(node, Binary) else self._named(node)
 
@@ -88,19 +89,19 @@ class Checker:
         if what in ("and", "or"):
             for side, kind in ((node.left, left), (node.right, right)):
                 if kind.unit is not None:
-                    raise Mistake(f"{what} joins conditions, and this is {kind}: compare it, as in … > 0", side.at)
+                    raise Mistake(f"{what} joins conditions, and this is {kind}: compare it, as in … > 0", side.pos)
             return _CONDITION
         if left.unit is None or right.unit is None:
             twice = what in COMPARISONS and any(isinstance(n, Binary) and n.operator in COMPARISONS
                                                 for n in (node.left, node.right))
-            raise Mistake("write a < b and b < c" if twice else f"{what} takes values, not conditions", node.at)
+            raise Mistake("write a < b and b < c" if twice else f"{what} takes values, not conditions", node.pos)
         if what == "*":
-            return Kind(self._unit(left.unit.times(right.unit), node.at))
+            return Kind(self._unit(left.unit.times(right.unit), node.pos))
         if what == "/":
-            return Kind(self._unit(left.unit.over(right.unit), node.at), share=self._is_part(node.left, node.right))
+            return Kind(self._unit(left.unit.over(right.unit), node.pos), share=self._is_part(node.left, node.right))
         if left.unit != right.unit and not left.zero and not right.zero:
             raise Mistake(f"{left} and {right} cannot be {'compared' if what in COMPARISONS else 'added'}"
-                          f"{_hint(left.unit, right.unit, node)}", node.at)
+                          f"{_hint(left.unit, right.unit, node)}", node.pos)
         if what not in COMPARISONS:
             return Kind(right.unit if left.zero else left.unit)
         for kind, other in ((left, node.right), (right, node.left)):
@@ -109,21 +110,21 @@ class Checker:
         return _CONDITION
 
     def _no_share(self, figure: Node, number: Number) -> Mistake:
-        """Of a comparison that holds always or never."""
+        """Mistake in a comparison that holds always or never."""
         what = self._text(figure) if isinstance(figure, Name) else "this figure"
-        percent = re.match(r"[^\s%]*\s?%", self._source[number.at:]) is not None
+        percent = re.match(r"[^\s%]*\s?%", self._source[number.pos:]) is not None
         instead = f": write {number.value:g}%" if not percent and number.value <= 100 else ""
-        return Mistake(f"{what} is a share, at most 100 %{instead}", number.at)
+        return Mistake(f"{what} is a share, at most 100 %{instead}", number.pos)
 
     def _is_part(self, above: Node, below: Node) -> bool:
-        """Whether one is a part of the other, so that their quotient is a share."""
-        names = [own.quantity.name for node in (above, below) if isinstance(own := self.meanings.get(
-            node.at) if isinstance(node, Name) else None, Reference)]
+        """Return whether one is a part of the other, so that their quotient is a share."""
+        names = [meaning.quantity.name for node in (above, below) if isinstance(meaning := self.meanings.get(
+            node.pos) if isinstance(node, Name) else None, Reference)]
         return len(names) == 2 and names[0] in PARTS_OF.get(names[1], ())
 
-    def _unit(self, unit: Unit, at: int) -> Unit:
+    def _unit(self, unit: Unit, pos: int) -> Unit:
         if max(map(abs, unit)) > 4:
-            raise Mistake(f"no value is in {unit}", at)
+            raise Mistake(f"no value is in {unit}", pos)
         return unit
 
     # -- names ------------------------------------------------------------------------------------
@@ -141,110 +142,110 @@ class Checker:
     def _function(self, node: Name, call: Segment) -> Kind:
         arguments = call.arguments or ()
         if len(node.segments) > 1:
-            raise Mistake(f"{call.name}(…) has no part {node.segments[1].name}", node.segments[1].at)
+            raise Mistake(f"{call.name}(…) has no part {node.segments[1].name}", node.segments[1].pos)
         if len(arguments) != _PLAIN[call.name]:
             instead = f"; over a time: name.{call.name}(30s)" if call.name in AGGREGATES else ""
             raise Mistake(f"{call.name} takes {_PLAIN[call.name]} value{'s' * (_PLAIN[call.name] > 1)}, "
-                          f"not {len(arguments)}{instead}", call.at)
+                          f"not {len(arguments)}{instead}", call.pos)
         kinds = [self.kind(argument) for argument in arguments]
         units = {kind.unit for kind in kinds if not kind.zero}
         if None in units or len(units) > 1:
-            raise Mistake(f"{call.name} takes values of one unit: {' and '.join(map(str, kinds))}", call.at)
-        self.meanings[node.at] = Call(call.name, arguments)
+            raise Mistake(f"{call.name} takes values of one unit: {' and '.join(map(str, kinds))}", call.pos)
+        self.meanings[node.pos] = Call(call.name, arguments)
         return Kind(units.pop(), share=all(kind.share for kind in kinds)) if units else kinds[0]
 
     def _of_gpus(self, node: Name) -> Kind:
         call = node.segments[1]
         if call.name not in _OVER_GPUS or call.arguments is None or len(node.segments) > 2:
-            raise Mistake(f"there is no gpus.{call.name}: gpus." + ", gpus.".join(_OVER_GPUS), call.at)
+            raise Mistake(f"there is no gpus.{call.name}: gpus." + ", gpus.".join(_OVER_GPUS), call.pos)
         if len(call.arguments) != 1:
-            raise Mistake(f"gpus.{call.name} takes one value or condition", call.at)
+            raise Mistake(f"gpus.{call.name} takes one value or condition", call.pos)
         if self._over_gpus:
-            raise Mistake("gpus.… cannot be inside gpus.…", node.at)
+            raise Mistake("gpus.… cannot be inside gpus.…", node.pos)
         self._over_gpus = True
         kind = self.kind(call.arguments[0])
         self._over_gpus = False
         if (kind.unit is None) != (call.name in _OF_CONDITIONS):
-            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'value'}, "
-                          f"not {kind}", call.at)
-        self.meanings[node.at] = Call(call.name, call.arguments, self._text(node), Quantity(
+            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'figure'}, "
+                          f"not {kind}", call.pos)
+        self.meanings[node.pos] = Call(call.name, call.arguments, self._text(node), Quantity(
             "", kind.unit or NONE, "", ratio=call.name != "count" and self._is_ratio(call.arguments[0])))
         if call.name in ("count", "sum"):
             return Kind(kind.unit or NONE)
         return _CONDITION if kind.unit is None else kind
 
     def _is_ratio(self, node: Node) -> bool:
-        own = self.meanings.get(node.at) if isinstance(node, Name) else None
-        return isinstance(own, Reference) and own.quantity.ratio
+        meaning = self.meanings.get(node.pos) if isinstance(node, Name) else None
+        return isinstance(meaning, Reference) and meaning.quantity.ratio
 
     def _of_rows(self, node: Name, first: Segment) -> Kind:
         tables: Mapping[str, Table] = TABLES if self._where == "trace" else {}
         if first.name not in tables and first.name != "finding":
-            raise self._unknown(f"{first.name}(…)", [*tables, "finding", *_PLAIN], first.at)
+            raise self._unknown(f"{first.name}(…)", [*tables, "finding", *_PLAIN], first.pos)
         argument = first.arguments[0] if first.arguments and len(first.arguments) == 1 else None
         if not isinstance(argument, Text) or not 0 < len(argument.text) <= 200:
-            raise Mistake(f'{first.name} takes one text in quotes: {first.name}("…")', first.at)
+            raise Mistake(f'{first.name} takes one text in quotes: {first.name}("…")', first.pos)
         if first.name == "finding":
             return self._finding(node, argument)
         table = tables[first.name]
         chosen = node.segments[1] if len(node.segments) == 2 else None
         if chosen is None or chosen.name not in table.fields or chosen.arguments is not None:
             raise Mistake(f'{table.name}("…") has {", ".join(f".{name}" for name in table.fields)}',
-                          chosen.at if chosen is not None else node.at)
+                          chosen.pos if chosen is not None else node.pos)
         quantity = table.fields[chosen.name]
-        self.meanings[node.at] = Reference(self._text(node), quantity, table=table, pattern=argument.text)
+        self.meanings[node.pos] = Reference(self._text(node), quantity, table=table, pattern=argument.text)
         return Kind(quantity.unit, share=quantity.ratio)
 
     def _finding(self, node: Name, argument: Text) -> Kind:
-        if len(node.segments) > 1 or not _ID.fullmatch(argument.text):
-            raise Mistake('finding takes the id of a rule: finding("input_bound")', argument.at)
-        self.meanings[node.at] = Reference(self._text(node), Quantity("finding", NONE, ""), finding=argument.text)
+        if len(node.segments) > 1 or not ID.fullmatch(argument.text):
+            raise Mistake('finding takes the id of a rule: finding("input_bound")', argument.pos)
+        self.meanings[node.pos] = Reference(self._text(node), Quantity("finding", NONE, ""), finding=argument.text)
         return _CONDITION
 
     def _quantity(self, node: Name) -> Kind:
         """A name, or its past: ``sm_active``, ``host.cpu_ratio.mean(30s)``."""
-        known, segments = NAMES[self._where], node.segments
+        quantities, segments = NAMES[self._where], node.segments
         last = segments[-1]
-        name = ".".join(own.name for own in (segments if last.arguments is None else segments[:-1]))
-        if any(own.arguments is not None for own in segments[:-1]) or name not in known:
-            raise self._unknown(name, known, node.at)
-        quantity = known[name]
+        name = ".".join(segment.name for segment in (segments if last.arguments is None else segments[:-1]))
+        if any(segment.arguments is not None for segment in segments[:-1]) or name not in quantities:
+            raise self._unknown(name, quantities, node.pos)
+        quantity = quantities[name]
         self.per_gpu |= quantity.per_gpu and not self._over_gpus
         window_s = 0.0
         if last.arguments is not None:
             window_s = self._window(quantity, last)
-        self.meanings[node.at] = Reference(self._text(node), quantity, last.name if window_s else "", window_s)
+        self.meanings[node.pos] = Reference(self._text(node), quantity, last.name if window_s else "", window_s)
         return Kind(quantity.unit, share=quantity.ratio)
 
     def _window(self, quantity: Quantity, call: Segment) -> float:
         if call.name not in AGGREGATES:
             meant = ": write .mean" if call.name in ("avg", "average") else ""
-            raise Mistake(f"a name has {', '.join(f'.{own}(30s)' for own in AGGREGATES)}, not .{call.name}{meant}",
-                          call.at)
+            raise Mistake(f"a name has {', '.join(f'.{name}(30s)' for name in AGGREGATES)}, not .{call.name}{meant}",
+                          call.pos)
         if not quantity.past:
-            why = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
-            raise Mistake(f"{why}: write only {quantity.name}", call.at)
+            no_past = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
+            raise Mistake(f"{no_past}: write only {quantity.name}", call.pos)
         seconds = call.arguments[0] if call.arguments and len(call.arguments) == 1 else None
         if not isinstance(seconds, Number) or seconds.unit != SECONDS:
-            raise Mistake(f"{call.name} takes a time, as in {quantity.name}.{call.name}(30s)", call.at)
+            raise Mistake(f"{call.name} takes a time, as in {quantity.name}.{call.name}(30s)", call.pos)
         if not MIN_WINDOW_S <= seconds.value <= MAX_WINDOW_S:
-            raise Mistake(f"a time is from {MIN_WINDOW_S:g}s to {MAX_WINDOW_S / 3600:g}h", seconds.at)
+            raise Mistake(f"a time is from {MIN_WINDOW_S:g}s to {MAX_WINDOW_S / 3600:g}h", seconds.pos)
         return seconds.value
 
-    def _unknown(self, name: str, known: Iterable[str], at: int) -> Mistake:
-        near = get_close_matches(name, list(known), 1, 0.5)
+    def _unknown(self, name: str, names: Iterable[str], pos: int) -> Mistake:
+        near = get_close_matches(name, list(names), 1, 0.5)
         other: Source = "trace" if self._where == "live" else "live"
         if name in NAMES[other] or name.removesuffix("(…)") in (TABLES if other == "trace" else ()):
-            return Mistake(f"{name} is a name of rules with on = \"{other}\"", at)
+            return Mistake(f"{name} is a name of rules with on = \"{other}\"", pos)
         hint = f"did you mean {near[0]}?" if near else "gputop rules names lists them"
-        return Mistake(f"there is no name {name}: {hint}", at)
+        return Mistake(f"there is no name {name}: {hint}", pos)
 
     def _text(self, node: Name) -> str:
-        return self._source[node.at:node.end]
+        return self._source[node.pos:node.end]
 
 
 def _hint(left: Unit, right: Unit, node: Binary) -> str:
-    """How the number would be written, where one side is one without a unit."""
+    """Hint how the number would be written, where one side is one without a unit."""
     for unit, other in ((left, node.right), (right, node.left)):
         if isinstance(other, Number) and other.unit == NONE and unit in EXAMPLE:
             return f": write a unit, as in {EXAMPLE[unit]}"

@@ -1,4 +1,4 @@
-"""What an expression yields for given values.
+"""Evaluation of an expression for given values.
 
 A figure that is not known makes unknown what depends on it; false and unknown is false, true or unknown is true
 (S. C. Kleene, "On notation for ordinal numbers", J. Symb. Log. 3, 1938).
@@ -22,7 +22,7 @@ Value = float | bool | None
 
 
 class Values(Protocol):
-    """Where the values of names come from."""
+    """Source of the values of names."""
 
     @property
     def gpus(self) -> Sequence[int]:
@@ -72,7 +72,7 @@ class Evaluation:
         return _finite(_OPERATORS[node.operator](left, right))
 
     def _named(self, node: Name) -> Value:
-        meaning = self.meanings[node.at]
+        meaning = self.meanings[node.pos]
         if isinstance(meaning, Reference):
             value, missing = self.values.read(meaning, self.gpu if meaning.quantity.per_gpu else None)
             if value is None:
@@ -82,26 +82,26 @@ class Evaluation:
                 self.figures[meaning.text] = (value or 0.0, meaning.quantity)
             return value
         if meaning.over_gpus is not None:
-            if node.at not in self.over_gpus:
-                self.over_gpus[node.at] = self._over_gpus(meaning)
-            result, lacks = self.over_gpus[node.at]
+            if node.pos not in self.over_gpus:
+                self.over_gpus[node.pos] = self._over_gpus(meaning)
+            result, lacks = self.over_gpus[node.pos]
             self.missing |= lacks
             if result is not None and not isinstance(result, bool):
                 self.figures[meaning.text] = (result, meaning.over_gpus)
             return result
         arguments = [self.of(argument) for argument in meaning.arguments]
-        known = [value for value in arguments if value is not None]
-        return None if len(known) < len(arguments) else _FUNCTIONS[meaning.function](known)
+        present = [value for value in arguments if value is not None]
+        return None if len(present) < len(arguments) else _FUNCTIONS[meaning.function](present)
 
     def _over_gpus(self, call: Call) -> tuple[Value, dict[str, str]]:
-        """Over the GPUs that have a value; None and what is missing where none has."""
+        """Value over the GPUs that have one; None and what is missing where none has."""
         (argument,) = call.arguments
         parts = [Evaluation(self.meanings, self.values, gpu) for gpu in self.values.gpus]
-        known = [value for part in parts if (value := part.of(argument)) is not None]
-        if not known:
+        present = [value for part in parts if (value := part.of(argument)) is not None]
+        if not present:
             return None, next((part.missing for part in parts if part.missing), {"gpus": "a GPU that can be read"})
         try:
-            return _finite(_FUNCTIONS[call.function](known)), {}
+            return _finite(_FUNCTIONS[call.function](present)), {}
         except OverflowError:  # math.fsum, where floats would be infinite
             return None, {}
 
@@ -114,5 +114,5 @@ _OPERATORS: Mapping[str, Callable[[float, float], Value]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "<": operator.lt,
     "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
 _FUNCTIONS: Mapping[str, Callable[[list[float]], Value]] = {
-    "min": min, "max": max, "abs": lambda known: abs(known[0]), "mean": statistics.fmean, "sum": math.fsum,
-    "median": statistics.median, "count": lambda known: float(sum(map(bool, known))), "any": any, "all": all}
+    "min": min, "max": max, "abs": lambda values: abs(values[0]), "mean": statistics.fmean, "sum": math.fsum,
+    "median": statistics.median, "count": lambda values: float(sum(map(bool, values))), "any": any, "all": all}

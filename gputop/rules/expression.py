@@ -14,7 +14,7 @@ from gputop.rules.parser import Binary, Node, Number, parse, walk
 
 
 class Outcome(NamedTuple):
-    """What a condition yields: whether it holds, None where that is not known for want of ``missing``; ``figures`` are
+    """Outcome of a condition: whether it holds, None where that is not known for want of ``missing``; ``figures`` are
     the named ones that it read, in base units."""
 
     holds: bool | None
@@ -35,20 +35,20 @@ class Condition:
     @property
     def references(self) -> tuple[Reference, ...]:
         """The names that it uses."""
-        return tuple(own for own in self.meanings.values() if isinstance(own, Reference))
+        return tuple(meaning for meaning in self.meanings.values() if isinstance(meaning, Reference))
 
     @property
     def is_monotonic(self) -> bool:
-        """Whether the ends of a range decide for all values of a name between: not where equality with another
+        """Return whether the ends of a range decide for all values of a name between: not where equality with another
         number than 0 is asked for, or ``abs`` is."""
         equal = [node for node in walk(self.tree) if isinstance(node, Binary) and node.operator in ("==", "!=")]
         zero = [node for node in equal for side in (node.left, node.right)
                 if isinstance(side, Number) and side.value == 0]
         return len(equal) == len(zero) and not any(
-            isinstance(own, Call) and own.function == "abs" for own in self.meanings.values())
+            isinstance(meaning, Call) and meaning.function == "abs" for meaning in self.meanings.values())
 
     def judge(self, values: Values) -> dict[int | None, Outcome]:
-        """For each GPU where ``per_gpu``, else once, for None. Raises nothing of its own."""
+        """Judge for each GPU where ``per_gpu``, else once, for None. Raises nothing of its own."""
         over_gpus: dict[int, tuple[Value, dict[str, str]]] = {}
         return {gpu: self._judge(Evaluation(self.meanings, values, gpu, over_gpus=over_gpus))
                 for gpu in (values.gpus if self.per_gpu else (None,))}

@@ -1,4 +1,4 @@
-"""Where rules of one's own stand, and reading them: the user's file, those given by --rules, and a project's.
+"""Files with the user's own rules, and reading them: the user's file, those given by --rules, and a project's.
 
 Expressions can do no harm, but a file can set limits, and its advice is read as advice. So a file that gputop finds by
 itself is read only if no other user could have written it (:func:`gputop.core.files.open_trusted`): the ``gputop.toml``
@@ -34,10 +34,10 @@ def rule_paths(settings: Path | None, named: Iterable[str]) -> tuple[RulePath, .
 
     ``settings`` is the file of settings. One that is named is among them, whether it exists or not.
     """
-    found = [RulePath(str(settings.with_name(USER_FILE)), "user")] if settings is not None else []
-    found.append(RulePath(PROJECT_FILE, "project"))
-    there = [own for own in found if os.path.lexists(own.path)]
-    return (*there, *(RulePath(path, "named") for path in named))
+    candidates = [RulePath(str(settings.with_name(USER_FILE)), "user")] if settings is not None else []
+    candidates.append(RulePath(PROJECT_FILE, "project"))
+    existing = [path for path in candidates if os.path.lexists(path.path)]
+    return (*existing, *(RulePath(path, "named") for path in named))
 
 
 def load_rules(paths: Sequence[RulePath]) -> tuple[list[RuleFile], list[str]]:
@@ -45,17 +45,17 @@ def load_rules(paths: Sequence[RulePath]) -> tuple[list[RuleFile], list[str]]:
     from gputop.rules.rule_file import MAX_BYTES, read_rules  # no file, as mostly: the first frame does without
 
     files, unread = [], []
-    for own in paths:
+    for rule_path in paths:
         try:
-            with (open_regular(own.path, MAX_BYTES) if own.by == "named" else
-                  open_trusted(Path(own.path), MAX_BYTES, follow_links=own.by != "project")) as file:
+            with (open_regular(rule_path.path, MAX_BYTES) if rule_path.by == "named" else
+                  open_trusted(Path(rule_path.path), MAX_BYTES, follow_links=rule_path.by != "project")) as file:
                 owner, text = os.fstat(file.fileno()).st_uid, file.read(MAX_BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            mend = f"; --rules {own.path} reads it anyway" if own.by != "named" and isinstance(
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            mend = f"; --rules {rule_path.path} reads it anyway" if rule_path.by != "named" and isinstance(
                 error, UnsafeFile) else ""
-            unread.append(f"{own.path} is not read: {why}{mend}")
+            unread.append(f"{rule_path.path} is not read: {reason}{mend}")
         else:
-            files.append(read_rules(text.replace("\r\n", "\n"), own.path))
+            files.append(read_rules(text.replace("\r\n", "\n"), rule_path.path))
             files[-1].owner = owner
     return files, unread

@@ -23,11 +23,11 @@ _INSTEAD = {"=": "==", "&": "and", "|": "or", "!": "not", "^": "a product", "{":
 
 
 class Mistake(ValueError):
-    """What is wrong with an expression, and at which of its characters."""
+    """Mistake in an expression, and the character at which it is."""
 
-    def __init__(self, message: str, at: int) -> None:
+    def __init__(self, message: str, pos: int) -> None:
         super().__init__(message)
-        self.message, self.at = message, at
+        self.message, self.pos = message, pos
 
 
 class Word(NamedTuple):
@@ -35,7 +35,7 @@ class Word(NamedTuple):
 
     kind: str
     text: str
-    at: int
+    pos: int
     end: int
     value: float = 0.0
     unit: Unit = NONE
@@ -46,40 +46,40 @@ def words(source: str) -> list[Word]:
     if len(source) > MAX_CHARS:
         raise Mistake(f"an expression has at most {MAX_CHARS} characters", MAX_CHARS)
     out: list[Word] = []
-    at = 0
-    while at < len(source):
-        match = _WORD.match(source, at)
+    pos = 0
+    while pos < len(source):
+        match = _WORD.match(source, pos)
         if match is None:
-            raise _unknown(source, at)
+            raise _unknown(source, pos)
         if match.lastgroup != "space":
             out.append(_word(source, match))
-        at = match.end()
+        pos = match.end()
     return [*out, Word("end", "the end", len(source), len(source))]
 
 
 def _word(source: str, match: re.Match[str]) -> Word:
-    at, end = match.span()
+    begin, end = match.span()
     if match["number"] is not None:
         attached = _ATTACHED.match(source, end)
         if attached is not None:
-            units = ", ".join(own for own in LITERALS if "/" not in own)
+            units = ", ".join(literal for literal in LITERALS if "/" not in literal)
             raise Mistake(f"there is no unit {attached[0]}: {units}", end)
         unit, factor = LITERALS[match["unit"]] if match["unit"] else (NONE, 1.0)
         value = float(match["number"]) * factor
         if not math.isfinite(value):
-            raise Mistake("this number is too large", at)
-        return Word("number", match[0], at, end, value, unit)
+            raise Mistake("this number is too large", begin)
+        return Word("number", match[0], begin, end, value, unit)
     if match["name"] is not None:
-        return Word("name", match[0], at, end)
+        return Word("name", match[0], begin, end)
     if match["operator"] is not None:
-        return Word("operator", match[0], at, end)
-    return Word("text", match["text"] if match["text"] is not None else match["single"], at, end)
+        return Word("operator", match[0], begin, end)
+    return Word("text", match["text"] if match["text"] is not None else match["single"], begin, end)
 
 
-def _unknown(source: str, at: int) -> Mistake:
-    char = source[at]
+def _unknown(source: str, pos: int) -> Mistake:
+    char = source[pos]
     if char in "\"'":
-        return Mistake("this text has no closing quote", at)
+        return Mistake("this text has no closing quote", pos)
     instead = f": write {_INSTEAD[char]}" if char in _INSTEAD else ""
     shown = char if char.isprintable() else f"U+{ord(char):04X}"
-    return Mistake(f"{shown} has no meaning here{instead}", at)
+    return Mistake(f"{shown} has no meaning here{instead}", pos)

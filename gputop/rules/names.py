@@ -39,7 +39,7 @@ class Quantity(NamedTuple):
 
 
 def _by_name(*quantities: Quantity) -> dict[str, Quantity]:
-    return {own.name: own for own in quantities}
+    return {quantity.name: quantity for quantity in quantities}
 
 
 _LIVE = _by_name(

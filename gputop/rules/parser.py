@@ -1,4 +1,4 @@
-"""From words to a tree: precedence climbing (V. Pratt, "Top down operator precedence", POPL 1973)."""
+"""Parser from words to a tree: precedence climbing (V. Pratt, "Top down operator precedence", POPL 1973)."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _WORDS = ("and", "or", "not")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    at: int
+    pos: int
     value: float
     unit: Unit = NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    at: int
+    pos: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    at: int
+    pos: int
     value: bool
 
 
 class Segment(NamedTuple):
     """One part of a dotted name; ``arguments`` is None where no parentheses follow it."""
 
-    at: int
+    pos: int
     name: str
     arguments: tuple[Node, ...] | None
 
@@ -48,7 +48,7 @@ class Segment(NamedTuple):
 class Name:
     """A dotted name: ``sm_active.mean(30s)``, ``layer("decoder/*").time``, ``max(a, b)``."""
 
-    at: int
+    pos: int
     end: int
     segments: tuple[Segment, ...]
 
@@ -57,14 +57,14 @@ class Name:
 class Unary:
     """``operator`` is "not" or "-"."""
 
-    at: int
+    pos: int
     operator: str
     operand: Node
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    at: int
+    pos: int
     operator: str
     left: Node
     right: Node
@@ -111,11 +111,11 @@ class _Parser:
         self._next += word.kind != "end"
         return word
 
-    def _made(self, at: int) -> int:
+    def _made(self, pos: int) -> int:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise Mistake(f"an expression has at most {MAX_NODES} parts: split it into two rules", at)
-        return at
+            raise Mistake(f"an expression has at most {MAX_NODES} parts: split it into two rules", pos)
+        return pos
 
     def _is(self, operator: str) -> bool:
         return self._word.kind == "operator" and self._word.text == operator
@@ -123,21 +123,21 @@ class _Parser:
     def expect(self, what: str, meant: str) -> Word:
         word = self._take()
         if word.kind != what and (word.kind, word.text) != ("operator", what):
-            found = "the end of the expression" if word.kind == "end" else f"“{word.text}”"
+            instead_of = "the end of the expression" if word.kind == "end" else f"“{word.text}”"
             lower = word.text.lower()
             instead = f": write {lower}" if lower in _WORDS and word.text not in _WORDS else ""
-            raise Mistake(f"{found} where {meant} belongs{instead}", word.at)
+            raise Mistake(f"{instead_of} where {meant} belongs{instead}", word.pos)
         return word
 
     def expression(self, power: int) -> Node:
         self._nesting += 1
         if self._nesting > _MAX_NESTING:
-            raise Mistake(f"an expression is nested at most {_MAX_NESTING} deep", self._word.at)
+            raise Mistake(f"an expression is nested at most {_MAX_NESTING} deep", self._word.pos)
         left = self._operand()
         while (binding := self._binding()) > power:
             word = self._take()
             right = self.expression(binding)
-            left = Binary(self._made(word.at), word.text, left, right)
+            left = Binary(self._made(word.pos), word.text, left, right)
         self._nesting -= 1
         return left
 
@@ -147,20 +147,20 @@ class _Parser:
     def _operand(self) -> Node:
         word = self._take()
         if word.kind == "number":
-            return Number(self._made(word.at), word.value, word.unit)
+            return Number(self._made(word.pos), word.value, word.unit)
         if word.kind == "text":
-            return Text(self._made(word.at), word.text)
+            return Text(self._made(word.pos), word.text)
         if (word.kind, word.text) == ("operator", "("):
             inner = self.expression(0)
             self.expect(")", "a closing parenthesis")
             return inner
         if word.text in ("not", "-") and word.kind in ("name", "operator"):
-            return Unary(self._made(word.at), word.text, self.expression(_NOT if word.text == "not" else _SIGN))
+            return Unary(self._made(word.pos), word.text, self.expression(_NOT if word.text == "not" else _SIGN))
         if word.kind == "name" and word.text in ("true", "false"):
-            return Truth(self._made(word.at), word.text == "true")
+            return Truth(self._made(word.pos), word.text == "true")
         if word.kind != "name" or word.text in _BINDING:
-            found = "the expression ends" if word.kind == "end" else f"“{word.text}” stands"
-            raise Mistake(f"{found} where a name or a number belongs", word.at)
+            subject = "the expression ends" if word.kind == "end" else f"“{word.text}” stands"
+            raise Mistake(f"{subject} where a name or a number belongs", word.pos)
         return self._name(word)
 
     def _name(self, word: Word) -> Name:
@@ -168,11 +168,11 @@ class _Parser:
         while self._is("."):
             self._take()
             segments.append(self._segment(self.expect("name", "a name")))
-        return Name(self._made(word.at), self._words[self._next - 1].end, tuple(segments))
+        return Name(self._made(word.pos), self._words[self._next - 1].end, tuple(segments))
 
     def _segment(self, word: Word) -> Segment:
         if not self._is("("):
-            return Segment(word.at, word.text, None)
+            return Segment(word.pos, word.text, None)
         self._take()
         arguments: list[Node] = []
         while not self._is(")"):
@@ -180,4 +180,4 @@ class _Parser:
                 self.expect(",", "a comma or a closing parenthesis")
             arguments.append(self.expression(0))
         self._take()
-        return Segment(word.at, word.text, tuple(arguments))
+        return Segment(word.pos, word.text, tuple(arguments))

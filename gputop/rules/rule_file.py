@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from gputop.core.findings import Severity
-from gputop.rules.check import Reference
+from gputop.rules.check import ID, Reference
 from gputop.rules.expression import Condition, condition
 from gputop.rules.lexer import Mistake, words
 from gputop.rules.names import Source
@@ -21,7 +21,6 @@ from gputop.text.units import printable
 MAX_BYTES = 1 << 18
 MAX_ENTRIES = 200  # rules of a file, and budgets
 T = TypeVar("T")
-_ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MAX_CHARS = {"title": 200, "action": 1000, "snippet": 4000, "why": 1000}
 _MAX_HOLD_S = 3600.0
 
@@ -78,7 +77,7 @@ class Budget:
 
 @dataclass(slots=True)
 class RuleFile:
-    """What could be used of a file, and what could not."""
+    """Rules of a file that can be used, and its problems."""
 
     name: str
     owner: int | None = None  # user id, where it is known
@@ -106,18 +105,18 @@ def quantity(value: object) -> tuple[float, Unit]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = repr(value)  # infinite or too large: the same mistake as in a text
     if isinstance(value, str):
-        found = words(value)
-        if len(found) == 2 and found[0].kind == "number":
-            return found[0].value, found[0].unit
+        parts = words(value)
+        if len(parts) == 2 and parts[0].kind == "number":
+            return parts[0].value, parts[0].unit
     raise Mistake('a number with its unit belongs here, as in "30s" or 0.4', 0)
 
 
 class _Wrong(Exception):
     """A value that cannot be used: what is wrong, in which key, at which of its characters (None: the key itself)."""
 
-    def __init__(self, message: str, key: str = "", at: int | None = 0) -> None:
+    def __init__(self, message: str, key: str = "", pos: int | None = 0) -> None:
         super().__init__(message)
-        self.message, self.key, self.at = message, key, at
+        self.message, self.key, self.pos = message, key, pos
 
 
 class _Reader:
@@ -131,23 +130,23 @@ class _Reader:
             if self._is_full:
                 return
             if key not in readers:
-                place = self._places.table(key) if isinstance(value, (dict, list)) else self._places.key("", 0, key)
-                self._problem(place, f"there is no {_quoted(key)} here{_near(key, readers)}: gputop reads [[rule]], "
-                                     "[limits] and [budget]")
+                position = self._places.table(key) if isinstance(value, (dict, list)) else self._places.key("", 0, key)
+                self._problem(position, f"there is no {_quoted(key)} here{_near(key, readers)}: gputop reads "
+                                        "[[rule]], [limits] and [budget]")
             else:
                 readers[key](value)
 
     @property
     def _is_full(self) -> bool:
-        """Whether so much is wrong that more of it is not told."""
+        """Return whether so much is wrong that more of it is not reported."""
         return len(self._file.problems) >= MAX_ENTRIES
 
-    def _problem(self, place: Place, message: str) -> None:
+    def _problem(self, position: Place, message: str) -> None:
         if not self._is_full:
-            self._file.problems.append(Problem(self._file.name, place, message))
+            self._file.problems.append(Problem(self._file.name, position, message))
 
-    def _origin(self, place: Place) -> str:
-        return f"{self._file.name}:{place.line}"
+    def _origin(self, position: Place) -> str:
+        return f"{self._file.name}:{position.line}"
 
     # -- rules ------------------------------------------------------------------------------------
 
@@ -168,21 +167,21 @@ class _Reader:
         def read(of: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
             try:
                 return of(table, *arguments, **options)
-            except _Wrong as own:
-                wrong.append(own)
+            except _Wrong as flaw:
+                wrong.append(flaw)
                 return None
 
         wrong += [_Wrong(f"a rule has no {_quoted(key)}{_near(key, _RULE_KEYS)}", key, None)
                   for key in islice((key for key in table if key not in _RULE_KEYS), MAX_ENTRIES)]
-        id_, source = read(_text, "id", _ID), read(_one_of, "on", ("live", "trace"), None)
+        id_, source = read(_text, "id", ID), read(_one_of, "on", ("live", "trace"), None)
         when = read(_condition, "when", source) if source is not None else None
         hold_s = read(_hold, source) if source is not None and "for" in table else 0.0
         severity = read(_one_of, "severity", ("low", "medium", "high"), "medium")
         title, snippet = read(_text, "title"), read(_snippet)
         why, action = read(_text, "why", default=""), read(_text, "action", default="")
-        for own in wrong:
-            self._problem(places.key("rule", number, own.key) if own.at is None else
-                          places.value("rule", number, own.key, table.get(own.key), own.at), own.message)
+        for flaw in wrong:
+            self._problem(places.key("rule", number, flaw.key) if flaw.pos is None else
+                          places.value("rule", number, flaw.key, table.get(flaw.key), flaw.pos), flaw.message)
         if not wrong:
             self._file.rules.append(RuleText(
                 id_ or "", cast("Condition", when), cast("Severity", severity), printable(title or ""),
@@ -190,33 +189,33 @@ class _Reader:
                 self._origin(places.table("rule", number)),
                 self._asked(cast("Condition", when), "rule", number, "when", table["when"])))
 
-    def _asked(self, own: Condition, table: str, number: int, key: str, text: str) -> Mapping[str, Place]:
-        return {meaning.finding: self._places.value(table, number, key, text, at)
-                for at, meaning in own.meanings.items() if isinstance(meaning, Reference) and meaning.finding}
+    def _asked(self, condition: Condition, table: str, number: int, key: str, text: str) -> Mapping[str, Place]:
+        return {meaning.finding: self._places.value(table, number, key, text, pos)
+                for pos, meaning in condition.meanings.items() if isinstance(meaning, Reference) and meaning.finding}
 
     # -- limits and budgets -------------------------------------------------------------------------
 
     def _limits(self, table: Any) -> None:
-        for key, value, place in self._entries("limits", table):
+        for key, value, position in self._entries("limits", table):
             try:
                 number, unit = quantity(value)
             except Mistake as mistake:
-                self._problem(place, mistake.message)
+                self._problem(position, mistake.message)
             else:
-                self._file.limits.append(LimitText(key, number, unit, self._origin(place), place))
+                self._file.limits.append(LimitText(key, number, unit, self._origin(position), position))
 
     def _budgets(self, table: Any) -> None:
-        for key, value, place in self._entries("budget", table):
-            if not _ID.fullmatch(key):
-                self._problem(place, "the name of a budget has only a-z, 0-9 and _, such as step_time")
+        for key, value, position in self._entries("budget", table):
+            if not ID.fullmatch(key):
+                self._problem(position, "the name of a budget has only a-z, 0-9 and _, such as step_time")
                 continue
             try:
-                own = _condition({"budget": value}, "budget", "trace")
+                condition = _condition({"budget": value}, "budget", "trace")
             except _Wrong as wrong:
-                self._problem(self._places.value("budget", 0, key, value, wrong.at or 0), wrong.message)
+                self._problem(self._places.value("budget", 0, key, value, wrong.pos or 0), wrong.message)
             else:
-                self._file.budgets.append(Budget(key, own, self._origin(place),
-                                                 self._asked(own, "budget", 0, key, value)))
+                self._file.budgets.append(Budget(key, condition, self._origin(position),
+                                                 self._asked(condition, "budget", 0, key, value)))
 
     def _entries(self, name: str, table: Any) -> Iterator[tuple[str, Any, Place]]:
         """The keys of a table with their values; of tables inside, as dotted keys make them, joined by dots."""
@@ -229,10 +228,10 @@ class _Reader:
         for path, value in flat[:MAX_ENTRIES]:
             key = path.removeprefix(f"{name}.")
             inner, _, last = path.rpartition(".")
-            place = self._places.value(name, 0, key, value)
-            if place == self._places.table(name):
-                place = self._places.value(inner, 0, last, value)
-            yield key, value, place
+            position = self._places.value(name, 0, key, value)
+            if position == self._places.table(name):
+                position = self._places.value(inner, 0, last, value)
+            yield key, value, position
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -271,7 +270,7 @@ def _condition(table: Mapping[str, Any], key: str, source: Source) -> Condition:
     try:
         return condition(_text(table, key), source)
     except Mistake as mistake:
-        raise _Wrong(printable(mistake.message), key, mistake.at) from None
+        raise _Wrong(printable(mistake.message), key, mistake.pos) from None
 
 
 def _hold(table: Mapping[str, Any], source: Source) -> float:
@@ -287,14 +286,14 @@ def _hold(table: Mapping[str, Any], source: Source) -> float:
 
 
 def _snippet(table: Mapping[str, Any]) -> str | None:
-    """Its lines keep their indentation; all else that is not printable is replaced."""
+    """Snippet of a rule. Lines keep their indentation; all else that is not printable is replaced."""
     lines = _text(table, "snippet", default="").strip("\n").splitlines()
     return "\n".join(" " * (len(line.expandtabs(4)) - len(line.expandtabs(4).lstrip(" "))) + printable(line.strip())
                      for line in lines) or None
 
 
-def _near(word: str, known: Collection[str]) -> str:
-    near = get_close_matches(word, known, 1)
+def _near(word: str, words: Collection[str]) -> str:
+    near = get_close_matches(word, words, 1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

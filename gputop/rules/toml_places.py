@@ -1,4 +1,4 @@
-"""Where the values of a TOML document stand: tomllib tells the values alone, and a mistake in one has a line and a
+"""Positions of the values of a TOML document: tomllib returns the values alone, and a mistake in one has a line and a
 column."""
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Place(NamedTuple):
 class TomlMistake(ValueError):
     """The document is no TOML."""
 
-    def __init__(self, message: str, place: Place) -> None:
+    def __init__(self, message: str, position: Place) -> None:
         super().__init__(message)
-        self.message, self.place = message, place
+        self.message, self.place = message, position
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         match = _AT.fullmatch(str(error))
         if match is None:
             raise TomlMistake(str(error), Place()) from None
-        place = Place(int(match[2]), int(match[3])) if match[2] else Place(text.count("\n") + 1)
-        raise TomlMistake(match[1], place) from None
+        position = Place(int(match[2]), int(match[3])) if match[2] else Place(text.count("\n") + 1)
+        raise TomlMistake(match[1], position) from None
 
 
 class Places:
@@ -70,17 +70,17 @@ class Places:
         """The header of a table."""
         return self._at(self._tables.get((name, number), 0))
 
-    def value(self, table: str, number: int, key: str, value: object = None, at: int = 0) -> Place:
-        """A value; of a text its character ``at``, also behind escapes where it stands in one line."""
+    def value(self, table: str, number: int, key: str, value: object = None, offset: int = 0) -> Place:
+        """A value; of a text its character ``offset``, also behind escapes where it stands in one line."""
         start = self._values.get((table, number, key))
         if start is None:
             return self.table(table, number)
         if isinstance(value, str):
-            found = self._text.find(value, start, start + len(value) + 8)
-            if found >= 0:
-                start = found + at
+            begin = self._text.find(value, start, start + len(value) + 8)
+            if begin >= 0:
+                start = begin + offset
             elif _ONE_LINE.match(self._text, start):
-                start = _behind_escapes(self._text, start + 1, at)
+                start = _behind_escapes(self._text, start + 1, offset)
         return self._at(start)
 
     def key(self, table: str, number: int, key: str) -> Place:
@@ -115,8 +115,8 @@ class Places:
 
 
 def _header(line: str) -> tuple[str, str] | None:
-    """Of a line that begins as the header of a table does: its brackets, "[" or "[[", and the name in them. In time
-    linear in the line, which may as well be one of a list's."""
+    """Brackets, "[" or "[[", and the name in them, of a line that begins as the header of a table does. In time linear
+    in the line, which may as well be one of a list's."""
     text = line.lstrip()
     marks = "[[" if text.startswith("[[") else "[" if text.startswith("[") else ""
     name, closed, _ = text[len(marks):].partition("]")
@@ -124,7 +124,7 @@ def _header(line: str) -> tuple[str, str] | None:
 
 
 def _behind_escapes(text: str, start: int, count: int) -> int:
-    """Where the character ``count`` (from 0) of a text stands that begins at ``start``."""
+    """Position of the character ``count`` (from 0) of a text that begins at ``start``."""
     for _ in range(count):
         escape = _ESCAPE.match(text, start)
         start = escape.end() if escape else start + 1

@@ -1,10 +1,10 @@
-"""When to capture a job that was started again: once it trains, not while it sets itself up. Pure."""
+"""Decision when to capture a job that was started again: once it trains, not while it sets itself up. Pure."""
 
 from __future__ import annotations
 
 _BUSY_S = 10.0  # of GPUs at work, after which tracing, compilation and autotuning are mostly over
 _LATEST_S = 60.0  # after the server answered: without a GPU, or of one at little work
-BUSY = 0.05  # of a GPU's activity
+BUSY = 0.05  # least activity of a GPU at work
 
 
 class AfterRestart:
@@ -15,8 +15,8 @@ class AfterRestart:
         self._busy_s: float | None = None
 
     def is_due(self, now_s: float, *, answers: bool, activity: float | None) -> bool:
-        """Whether to capture now. ``answers``: its profiler server does; ``activity``: the highest of the GPUs that the
-        job holds, None without one."""
+        """Return whether to capture now. ``answers``: its profiler server does; ``activity``: the highest of the GPUs
+        that the job holds, None without one."""
         if not answers:
             self._answered_s = self._busy_s = None
             return False

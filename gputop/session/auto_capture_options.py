@@ -1,4 +1,4 @@
-"""What the command line decides of captures that gputop makes by itself."""
+"""Options of captures that gputop makes by itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DipRule:
-    """When a GPU dips: the first of ``metrics`` that has readings is below ``factor`` of its median, or ``level``; or
-    when ``condition`` holds for it."""
+    """Rule for when a GPU dips: the first of ``metrics`` that has readings is below ``factor`` of its median, or
+    ``level``; or when ``condition`` holds for it."""
 
     text: str
     metrics: tuple[str, ...]
@@ -24,7 +24,7 @@ class DipRule:
 
 @dataclass(frozen=True, slots=True)
 class AutoCaptureOptions:
-    """What ``--on-dip``, ``--dip-every``, ``--dip-max`` and ``--dip-before`` decide.
+    """Values of ``--on-dip``, ``--dip-every``, ``--dip-max`` and ``--dip-before``.
 
     ``before_s`` is 0 where the job is not to be recorded continuously.
     """

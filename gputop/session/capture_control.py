@@ -1,4 +1,4 @@
-"""What controls captures: the capture under way, the auto-capture, and the questions before either.
+"""Control of captures: the capture under way, the auto-capture, and the questions before either.
 
 Owns a thread that runs the capture under way; the profiler servers are watched by a
 :class:`~gputop.session.server_watch.ServerWatch`.
@@ -54,7 +54,7 @@ _WAIT_POLL_S = 1.0  # for whether the awaited idle time is near
 
 
 class CaptureReceiver(Protocol):
-    """What the control of captures reports. The calls come from its threads."""
+    """Receiver of what the control of captures reports. The calls come from its threads."""
 
     def servers_changed(self) -> None:
         """The known servers have changed, or somebody asked for them."""
@@ -188,7 +188,7 @@ class CaptureControl:
         return self._node.worker_choice(servers, None)
 
     def take_question(self) -> CaptureQuestion | None:
-        """What a capture waits for, once."""
+        """Return, once, the question that a capture waits for."""
         question, self._question = self._question, None
         return question
 
@@ -199,7 +199,7 @@ class CaptureControl:
         self._receiver.capture_waits()
 
     def _way_to_ask(self, workers: Sequence[Server], request: CaptureRequest) -> FigureOptions | None:
-        """How the nodes of these workers are asked for live figures; None: they are not."""
+        """Way to ask the nodes of these workers for live figures; None: they are not."""
         from gputop.session.worker_figures import elsewhere
 
         figures = self.options.worker_figures

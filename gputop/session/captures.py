@@ -1,4 +1,4 @@
-"""From a profiler server to a record on disk with its findings; used by the monitor and headless.
+"""Captures, from a profiler server to a record on disk with its findings; used by the monitor and headless.
 
 Plain functions: whoever calls them brings the thread they may block.
 """
@@ -21,6 +21,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_other_user, ask_risk
 from gputop.session.stack_watch import OWN_STACKS, StackChoice, StackWatch
 from gputop.text.commands import command_of
+from gputop.text.redaction import command
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
@@ -36,7 +37,7 @@ Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
 
 # A named server that does not answer may be starting, or a loaded machine slow.
 ATTEMPTS, RETRY_DELAY_S = 3, 0.5
-_MOST_NAMED = 5  # other servers that are named
+_MAX_NAMED = 5  # other servers that are named
 ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
     "gputop attach PID starts one in a running job, gputop run -- python train.py starts a job with one. In the code: "
@@ -54,18 +55,18 @@ class FoundServers(NamedTuple):
     unprotected: tuple[int, ...] | None = None
 
 
-def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
+def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                  busy: Collection[str] = ()) -> FoundServers:
     """Look once for servers.
 
-    ``own`` are servers the source itself brings; ``busy`` are addresses that are being captured
+    ``endpoints`` are servers the source itself brings; ``busy`` are addresses that are being captured
     from, which must not be probed meanwhile.
     """
     from gputop.core.proc import started_s
     from gputop.profiler.addresses import parse_address
     from gputop.profiler.ways import check as check_address
 
-    discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
+    discovered: dict[str, Server] = {a: Server(a, text) for a, text in endpoints.items()}
     notes: tuple[str, ...] = ()
     unprotected: tuple[int, ...] | None = None
     if discover:
@@ -98,27 +99,28 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(min(32, len(attached)), "gputop-servers") as threads:
-            found = {s.address: s for s in threads.map(check, attached)}
+            checked = {s.address: s for s in threads.map(check, attached)}
     else:
-        found = {s.address: s for s in map(check, attached)}
-    return FoundServers(tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes,
+        checked = {s.address: s for s in map(check, attached)}
+    return FoundServers(tuple((checked | {a: s for a, s in discovered.items() if a not in checked}).values()), notes,
                         unprotected)
 
 
-def find_named_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
+def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                        wait: Callable[[float], object] = time.sleep) -> FoundServers:
-    """As :func:`find_servers`, looking again within a second for named servers that do not answer at once."""
-    found = find_servers(attached, own, discover)
+    """Find servers as :func:`find_servers` does, looking again within a second for named servers that do not answer at
+    once."""
+    servers = find_servers(attached, endpoints, discover)
     for _ in range(ATTEMPTS - 1):
-        if all(s.problem is None for s in found.servers if s.asked):
+        if all(s.problem is None for s in servers.servers if s.asked):
             break
         wait(RETRY_DELAY_S)
-        found = find_servers(attached, own, discover)
-    return found
+        servers = find_servers(attached, endpoints, discover)
+    return servers
 
 
 def earlier_runs(logdir: Path) -> int:
-    """How many runs TensorBoard's layout has in a logdir; no trace is looked for in them. Blocks for one listing."""
+    """Number of runs in a logdir by TensorBoard's layout; no trace is looked for in them. Blocks for one listing."""
     from gputop.core.files import Folder
 
     try:
@@ -130,8 +132,6 @@ def earlier_runs(logdir: Path) -> int:
 
 def job_of(servers: Sequence[Server]) -> str:
     """The command line of the job that is captured, its secrets hidden; empty where only addresses are known."""
-    from gputop.text.redaction import command
-
     return next((command(s.description) for s in servers if s.description not in ("", ATTACHED)), "")
 
 
@@ -167,8 +167,8 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
 
 
 def left_out(servers: Iterable[Server], chosen: Sequence[Server], *, job_chosen: bool = False) -> str:
-    """In a line the other workers and, unless the user chose the job, the other jobs of this user that were found and
-    not captured; empty where the servers were named."""
+    """Line that names the other workers and, unless the user chose the job, the other jobs of this user that were found
+    and not captured; empty where the servers were named."""
     if any(s.asked for s in chosen):
         return ""
     others = [s for s in servers if s.problem is None and not s.owner and s not in chosen]
@@ -177,8 +177,8 @@ def left_out(servers: Iterable[Server], chosen: Sequence[Server], *, job_chosen:
     jobs = {} if job_chosen else {command_of(s.description) or s.address: s.address for s in others
                                   if s.address not in workers}
     return " ".join(f"{len(addresses)} {what.format('' if len(addresses) == 1 else 's')} "
-                    f"{'was' if len(addresses) == 1 else 'were'} not captured: {', '.join(addresses[:_MOST_NAMED])}"
-                    f"{', …' if len(addresses) > _MOST_NAMED else ''}; {hint}."
+                    f"{'was' if len(addresses) == 1 else 'were'} not captured: {', '.join(addresses[:_MAX_NAMED])}"
+                    f"{', …' if len(addresses) > _MAX_NAMED else ''}; {hint}."
                     for addresses, what, hint in (
                         (workers, "other worker{} of this job", "--attach captures several at once"),
                         (list(jobs.values()), "other job{} with a profiler server", "--attach captures another one"))
@@ -192,20 +192,22 @@ def servers_label(servers: Sequence[Server]) -> str:
 
 
 def _pids(servers: Iterable[Server]) -> dict[str, int | None]:
-    """By address, as far as they are of this node."""
+    """PIDs by address, as far as they are of this node."""
     from gputop.profiler.capture.footprint import job_pid
 
     return {s.address: job_pid(s.address, s.pid) for s in servers}
 
 
 def server_question(chosen: Sequence[Server], request: CaptureRequest) -> CaptureQuestion | None:
-    """Whether a server of another user that nobody named may be captured from; None where there is none among them."""
+    """Question whether a server of another user that nobody named may be captured from; None where there is none among
+    them."""
     others = [s for s in chosen if s.owner and not s.asked]
     return ask_other_user(request, others[0]) if others else None
 
 
 def risk_question(servers: Iterable[Server], request: CaptureRequest) -> CaptureQuestion | None:
-    """Whether to take the risk, where a capture is known to end jobs such as that of these servers. Blocks a little."""
+    """Question whether to take the risk, where a capture is known to end jobs such as that of these servers. Blocks a
+    little."""
     from gputop.profiler.discovery import crash_risk
 
     if request.accept_risk:
@@ -215,7 +217,7 @@ def risk_question(servers: Iterable[Server], request: CaptureRequest) -> Capture
 
 
 class CaptureRun(Struct, frozen=True):
-    """What a capture needs besides the request: ``stop`` ends the recording early and keeps its data, ``closing`` gives
+    """Context of a capture besides the request: ``stop`` ends the recording early and keeps its data, ``closing`` gives
     up the analysis. ``stacks``: whose Python stacks are sampled meanwhile. ``counters`` and ``live_steps``: what is
     known of the job's GPUs and of its step period. ``other_nodes`` records the job's ranks there."""
 
@@ -283,7 +285,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
 
 
 def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
-    """In a line the ranks on other nodes, of the PyTorch jobs among these processes by address."""
+    """Line that names the ranks on other nodes, of the PyTorch jobs among these processes by address."""
     from gputop.launch.ranks import ranks_elsewhere
     from gputop.profiler.addresses import process_of
     from gputop.profiler.kineto.jobs import environ_of
@@ -341,11 +343,11 @@ def analyze_saved(record: CaptureRecord, closing: threading.Event) -> CaptureRec
     from gputop.diagnosis.worker import analyze_in_worker
 
     try:
-        found = analyze_in_worker([str(record.path)], closing)
+        result = analyze_in_worker([str(record.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
-    broken = tuple(broken_budgets(found.analysis))
-    return replace(record, analysis=found.analysis, report=found.report, limit=found.limit, compared=found.compared,
+    broken = tuple(broken_budgets(result.analysis))
+    return replace(record, analysis=result.analysis, report=result.report, limit=result.limit, compared=result.compared,
                    notices=(*broken, *(notice for notice in record.notices if notice not in broken)))
 
 

@@ -19,7 +19,7 @@ from gputop.sources.base import Source
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
-_LATE_S = 20.0  # that a driver may take to start
+_LATE_S = 20.0  # time that a driver may take to start
 METRICS = ("sm_active", "gpu_util", "tensor_active", "tensor_flop_util", "dram_active", "pcie_rx_bytes_per_s",
            "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "sm_clock_hz")
 
@@ -49,23 +49,23 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
     kept = math.ceil(len(times) / max(1, MAX_VALUES // sum(map(len, lanes.values()))))  # of many each n-th
     return GpuCounters(
         times_s=tuple(round(time_s, 4) for time_s in times[::kept]), interval_s=interval_s * kept,
-        gpus={job: {metric: CounterLane(lane.values[::kept], lane.full_scale) for metric, lane in own.items()}
-              for job, own in lanes.items()})
+        gpus={job: {metric: CounterLane(lane.values[::kept], lane.full_scale) for metric, lane in lanes_of_gpu.items()}
+              for job, lanes_of_gpu in lanes.items()})
 
 
 def _lanes(history: History, uuid: str, end_s: float, seconds: float, count: int) -> dict[str, CounterLane]:
-    """What was measured of one GPU in the ``count`` samples; coarse utilization where there is nothing better."""
-    found = {}
+    """Measurements of one GPU in the ``count`` samples; coarse utilization where there is nothing better."""
+    lanes = {}
     for metric in METRICS:
-        if metric == "gpu_util" and "sm_active" in found:
+        if metric == "gpu_util" and "sm_active" in lanes:
             continue
         values = history.window(uuid, metric, seconds, end_s=end_s)[1]
         if len(values) == count and any(value == value for value in values):
             scale = GPU_METRICS[metric].full_scale
             if isinstance(scale, str):
                 scale = history.lane(uuid, metric, end_s=end_s, slice_s=seconds, slices=1).full_scale
-            found[metric] = CounterLane(tuple(float(f"{v:.4g}") if v == v else None for v in values), scale)
-    return found
+            lanes[metric] = CounterLane(tuple(float(f"{v:.4g}") if v == v else None for v in values), scale)
+    return lanes
 
 
 class CounterWatch:
@@ -94,7 +94,7 @@ class CounterWatch:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Until it has sampled for so long, or cannot."""
+        """Wait until it has sampled for so long, or cannot."""
         def sampled() -> bool:
             return self._sampler.failure is not None or (
                 self.sample is not None and self.sample.time_s - self._first_s >= seconds)

@@ -1,4 +1,4 @@
-"""Which processes keep the node's CPUs busy while a job is recorded, from /proc: those of the job, and others."""
+"""Processes that keep the node's CPUs busy while a job is recorded, from /proc: those of the job, and others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
 
-_AGAIN_S = 0.5  # from one sample to the next, at least
-_MAX_COST = 0.02  # of a core: 10 µs per process of the node
+_AGAIN_S = 0.5  # least time from one sample to the next
+_MAX_COST = 0.02  # share of a core: 10 µs per process of the node
 _NAMED = 5  # processes
 _WORTH_NAMING = 0.05  # CPUs
 _DIGITS = re.compile(rb"\d+")
@@ -87,7 +87,7 @@ class CpuUsers:
             CpuUser(of, printable(last[of].name), others[of], of in children) for of in most]))
 
     def _started_by(self, pids: Collection[int]) -> set[int]:
-        """These processes and all that they, and those, have started."""
+        """PIDs of these processes and of all that they, and those, have started."""
         out = set(pids)
         children: dict[int, list[int]] = {}
         for pid, stat in self._last.items():

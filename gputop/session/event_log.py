@@ -1,4 +1,4 @@
-"""What happened when, since gputop watches: faults, throttling, captures, findings; for a view's time axis."""
+"""Log of events since gputop watches: faults, throttling, captures, findings; for a view's time axis."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EventLog:
         self._last_s = -math.inf
 
     def between(self, begin_s: float, end_s: float) -> list[LoggedEvent]:
-        """What happened in that time, in part at least."""
+        """Events in that time, in part at least."""
         with self._lock:
             marks = [*self._ended, *self._ongoing.values(), *([self._capture] if self._capture else ())]
         return [m for m in marks if m.within(begin_s, end_s)]

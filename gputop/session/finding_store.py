@@ -1,4 +1,4 @@
-"""What a session has found out: the live advice, the captures with their findings, the events, all findings merged.
+"""Store of a session's results: the live advice, the captures with their findings, the events, all findings merged.
 
 The merged findings are replaced, never changed in place. Two threads refresh them, the sampler's and the
 capture's; a lock keeps them apart.
@@ -20,7 +20,7 @@ from gputop.session.event_log import EventLog
 from gputop.session.gpu_numbers import GpuNumbers, numbers_of, on_node, unknown
 
 if TYPE_CHECKING:
-    from gputop.advice.live.own_rules import HeldConditions
+    from gputop.advice.live.user_rules import HeldConditions
     from gputop.ranks.model import Report
     from gputop.replay.snapshot import Snapshot
     from gputop.telemetry.history import History
@@ -40,7 +40,7 @@ class FindingStore:
         self.events = EventLog()
         self.last_capture: CaptureRecord | None = None  # or the one that was opened since
         self.captures: tuple[CaptureRecord, ...] = ()  # analyzed ones, of this session or opened, oldest first
-        self.taken: tuple[CaptureRecord, ...] = ()  # by this session, analyzed or not
+        self.captures_this_run: tuple[CaptureRecord, ...] = ()  # by this session, analyzed or not
         self.baseline: CaptureRecord | None = None  # "A", the capture that later ones are compared with
         self.gpu_numbers = unknown("no capture yet")  # which GPUs of this node the GPUs of the last capture are
         self._compared: tuple[Path, ...] = ()  # captures whose traces need not be read for a comparison, newest last
@@ -74,7 +74,7 @@ class FindingStore:
     def add_capture(self, record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> None:
         """Add a finished capture of these servers; ``sample`` tells which GPUs of the node it means."""
         self._numbers[record.path] = numbers_of(record, servers, sample)
-        self.taken = (*self.taken, record)[-MAX_CAPTURES:]
+        self.captures_this_run = (*self.captures_this_run, record)[-MAX_CAPTURES:]
         self.open_capture(record, opened=False)
 
     def open_capture(self, record: CaptureRecord, *, opened: bool = True) -> None:
@@ -92,7 +92,7 @@ class FindingStore:
             self._compared = (*(path for path in self._compared if path != record.path), record.path)[-MAX_COMPARED:]
         others = (one for one in self.captures if one.path != record.path)
         self.captures = tuple(map(self._bounded, sorted((*others, record), key=lambda one: one.time_s)))[-MAX_CAPTURES:]
-        self.taken = tuple(map(self._bounded, self.taken))
+        self.captures_this_run = tuple(map(self._bounded, self.captures_this_run))
 
     def capture_read(self, record: CaptureRecord) -> None:
         """An earlier capture has been read for a comparison: put what is known of it now in the place of what was."""
@@ -101,7 +101,7 @@ class FindingStore:
             self.last_capture = record
         if self.baseline is not None and self.baseline.path == record.path:
             self.baseline = record
-        self.taken = tuple(record if one.path == record.path else one for one in self.taken)
+        self.captures_this_run = tuple(record if one.path == record.path else one for one in self.captures_this_run)
 
     def _bounded(self, record: CaptureRecord) -> CaptureRecord:
         """The record without its data for a comparison, unless it is among the last ones read: so memory is bounded.
@@ -113,7 +113,7 @@ class FindingStore:
     def drop_capture(self, path: Path) -> None:
         """Forget a capture whose files are deleted; where it was shown, the newest other one is."""
         self.captures = tuple(one for one in self.captures if one.path != path)
-        self.taken = tuple(one for one in self.taken if one.path != path)
+        self.captures_this_run = tuple(one for one in self.captures_this_run if one.path != path)
         if self.baseline is not None and self.baseline.path == path:
             self.baseline = None
         if self.last_capture is not None and self.last_capture.path == path:
@@ -125,8 +125,8 @@ class FindingStore:
                 self.refresh()
 
     def mark_earlier(self, earlier: bool) -> None:
-        """Whether the last capture is of another job than the one that runs now: its findings then stand behind the
-        live ones, or before them if it was opened, and neither explains the other."""
+        """Mark whether the last capture is of another job than the one that runs now: its findings then stand behind
+        the live ones, or before them if it was opened, and neither explains the other."""
         if earlier != self._earlier:
             self._earlier = earlier
             self.refresh()
@@ -138,7 +138,7 @@ class FindingStore:
             age_s = self._clock() - record.time_s if record else 0.0
             analysis = record.analysis if record else None
             numbers = self.gpu_numbers
-            known = bool(numbers.by_ordinal)
+            numbers_known = bool(numbers.by_ordinal)
             traced = tuple(on_node(f, numbers) for f in record.findings) if record else ()
             if self._earlier:
                 now, before = ranked(self.live.findings), ranked(traced)
@@ -146,5 +146,5 @@ class FindingStore:
             else:
                 self.findings = merge_findings(traced, self.live.findings, age_s,
                                                allocators_known=analysis is not None and bool(analysis.memory),
-                                               job_gpus=numbers.by_ordinal.values() if known else None)
+                                               job_gpus=numbers.by_ordinal.values() if numbers_known else None)
             self.events.note_findings(self.findings, self._clock())

@@ -38,18 +38,19 @@ class GpuNumbers(Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        """Whether the job's numbers are the node's."""
+        """Return whether the job's numbers are the node's."""
         return bool(self.by_ordinal) and all(a == b for a, b in self.by_ordinal.items())
 
     def remark(self, finding: Finding) -> str:
-        """For a finding of a trace: which of the job's numbers in its texts are which GPUs of the node; "" if equal."""
+        """Remark for a finding of a trace: which of the job's numbers in its texts are which GPUs of the node; "" if
+        equal."""
         if finding.origin != "trace" or self.same:
             return ""
         pairs = [f"GPU {a} is GPU {b} here" for a, b in sorted(self.by_ordinal.items()) if b in finding.gpus]
         return f"The job's {', '.join(pairs)}. " if pairs else ""
 
     def text(self) -> str:
-        """For the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
+        """Text for the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
         if self.reason is not None:
             return (f"GPU numbers are those of the process; which GPUs of the node they are is unknown: {self.reason}.")
         if self.same:
@@ -81,7 +82,7 @@ def job_process(processes: Sequence[ProcessSample], pid: int | None, local: bool
 
 
 def local(server: Server) -> bool:
-    """Whether a server is known to be on this machine."""
+    """Return whether a server is known to be on this machine."""
     return server.pid is not None or server.address.rpartition(":")[0] in _LOCAL_HOSTS
 
 
@@ -116,46 +117,46 @@ def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals
         return unknown("the trace shows no GPU")
     visible = process.cuda_visible_devices
     if visible is not None:
-        found = _listed(visible, gpus, process, whole_node)
+        numbers = _listed(visible, gpus, process, whole_node)
     elif "cuda_visible_devices" in process.reasons:
-        found = unknown(f"its environment could not be read: {printable(process.reasons['cuda_visible_devices'])}")
+        numbers = unknown(f"its environment could not be read: {printable(process.reasons['cuda_visible_devices'])}")
     elif process.container is not None or not whole_node:
-        found = unknown("a container can be given fewer GPUs than the node has" if process.container is not None
-                        else "not all GPUs of the node are watched")
+        numbers = unknown("a container can be given fewer GPUs than the node has" if process.container is not None
+                          else "not all GPUs of the node are watched")
     else:
-        found = _in_order(gpus, process, None, whole_node)
+        numbers = _in_order(gpus, process, None, whole_node)
     # The driver's list of GPUs held by the process decides: TensorFlow and JAX open all visible GPUs.
     held = sorted(process.gpus)
-    if found.by_ordinal and not set(held) <= set(found.by_ordinal.values()):
-        found = unknown(f"the driver lists it on GPU {ranges(held)}, which its environment does not give")
-    if found.reason is not None and _alike(gpus, held) and len(held) == len(set(ordinals)) == max(ordinals) + 1:
+    if numbers.by_ordinal and not set(held) <= set(numbers.by_ordinal.values()):
+        numbers = unknown(f"the driver lists it on GPU {ranges(held)}, which its environment does not give")
+    if numbers.reason is not None and _alike(gpus, held) and len(held) == len(set(ordinals)) == max(ordinals) + 1:
         return GpuNumbers(dict(enumerate(held)), "Assumed: the GPUs that the driver lists it on, in the order of the "
                                                  "PCI bus.")
-    missing = sorted(set(ordinals) - found.by_ordinal.keys())
-    if found.reason is None and missing:
+    missing = sorted(set(ordinals) - numbers.by_ordinal.keys())
+    if numbers.reason is None and missing:
         return unknown(f"the trace shows GPU {ranges(missing)}, which its environment does not give")
-    return found
+    return numbers
 
 
 def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_node: bool) -> GpuNumbers:
-    """By CUDA_VISIBLE_DEVICES; entries after the first one that names no device are not visible."""
+    """Numbers by CUDA_VISIBLE_DEVICES; entries after the first one that names no device are not visible."""
     entries = [entry.strip() for entry in text.split(",")]
     how = f"By CUDA_VISIBLE_DEVICES={printable(text)}."
     if not entries or not entries[0]:
         return unknown("CUDA_VISIBLE_DEVICES is empty: it hides every GPU, so something changed it after the process "
                        "began")
     if entries[0].startswith(("GPU-", "MIG-")):
-        found: dict[int, int] = {}
+        by_ordinal: dict[int, int] = {}
         for ordinal, entry in enumerate(entries):
             device = _by_uuid(entry, gpus)
             if device is None:
                 if whole_node:
                     break
                 return unknown(f"{printable(entry)} is not among the GPUs that are watched")
-            found[ordinal] = device
-        if not found:
+            by_ordinal[ordinal] = device
+        if not by_ordinal:
             return unknown(f"no GPU of the node is called {printable(entries[0])}")
-        return GpuNumbers(found, how)
+        return GpuNumbers(by_ordinal, how)
     numbers: list[int] = []
     for entry in entries:
         if not entry.isascii() or not entry.isdigit():
@@ -178,8 +179,8 @@ def _in_order(gpus: Sequence[GpuInfo], process: ProcessSample, numbers: Sequence
     order = process.cuda_device_order
     bus = sorted(g.index for g in gpus)
     if order != "PCI_BUS_ID" and not _alike(gpus, bus):
-        why = "could not be read" if "cuda_visible_devices" in process.reasons else "is not PCI_BUS_ID"
-        return unknown(f"the GPUs are of different models and CUDA_DEVICE_ORDER {why}, so CUDA counts the fastest "
+        flaw = "could not be read" if "cuda_visible_devices" in process.reasons else "is not PCI_BUS_ID"
+        return unknown(f"the GPUs are of different models and CUDA_DEVICE_ORDER {flaw}, so CUDA counts the fastest "
                        "first")
     how += (" CUDA_DEVICE_ORDER is PCI_BUS_ID." if order == "PCI_BUS_ID"
             else " GPUs of one model are numbered in the order of the PCI bus.")

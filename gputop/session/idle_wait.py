@@ -1,4 +1,4 @@
-"""When a capture begins that waits for GPUs to be idle again: a decision in time, without a clock of its own.
+"""Begin of a capture that waits for GPUs to be idle again: a decision in time, without a clock of its own.
 
 The live finding ``recurring_idle`` tells when the next idle time is expected. The recording has to run by then: a
 capture connects and takes a test capture first.
@@ -13,7 +13,7 @@ from gputop.core.findings import Finding
 from gputop.text.units import seconds
 
 LEAD_S = 3.5  # connecting, the test capture of half a second and its answer; 2 to 4 s with TensorFlow
-_MARGIN_SHARE = 0.3  # of the recording may lie before the idle time at most: it has to reach it
+_MARGIN_SHARE = 0.3  # share of the recording before the idle time at most: it has to reach it
 _GIVE_UP_PERIODS = 1.5
 
 
@@ -28,7 +28,8 @@ class ExpectedIdle:
 
 
 def expected_idle(findings: Iterable[Finding], judged_s: float) -> ExpectedIdle | None:
-    """By live findings of the moment ``judged_s``; None where no GPU is idle at regular intervals."""
+    """Idle time expected by live findings of the moment ``judged_s``; None where no GPU is idle at regular
+    intervals."""
     for finding in findings:
         if finding.id == "recurring_idle" and "next_idle_in_s" in finding.evidence:
             evidence = finding.evidence
@@ -50,11 +51,11 @@ class IdleWait:
 
     @property
     def start_s(self) -> float:
-        """When the capture begins, so that the recording runs when the idle time comes."""
+        """Time at which the capture begins, so that the recording runs when the idle time comes."""
         return self.begin_s - self._lead_s
 
     def over(self, now_s: float, expected: ExpectedIdle | None) -> bool:
-        """Whether the capture begins now. ``expected``: what is known by now; None: nothing new."""
+        """Return whether the capture begins now. ``expected``: what is known by now; None: nothing new."""
         if expected is not None and now_s < self.start_s:
             begin_s = expected.begin_s
             while begin_s < self.begin_s - 0.5 * expected.period_s:  # one before that which is waited for
@@ -63,13 +64,13 @@ class IdleWait:
         return now_s >= min(self.start_s, self._until_s)
 
     def text(self, now_s: float) -> str:
-        """For people: "the idle time in about 40 s"."""
+        """Text for people: "the idle time in about 40 s"."""
         left_s = self.begin_s - now_s
         return f"the idle time in about {round(left_s / 5) * 5 if left_s >= 12.5 else max(1, round(left_s))} s"
 
     @property
     def missed(self) -> str:
-        """For one that began at the end of its patience; empty for one that began in time."""
+        """Note on a capture that began at the end of its patience; empty for one that began in time."""
         if self.start_s <= self._until_s:
             return ""
         return (f"the capture stopped waiting: no idle time came when it was expected, every "

@@ -1,4 +1,4 @@
-"""Which CPUs a job may use and has used while it is captured, from /proc."""
+"""CPUs that a job may use and has used while it is captured, from /proc."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MIN_S = 0.2  # the counters have steps of 10 ms
 # Threads' waits are one file each, about 10 µs to read: so often in a second, and not of a process with more threads.
 _THREADS_PERIOD_S = 0.5
 _MAX_THREADS = 1024
-_HAS_WORK = 0.1  # of the time in which a thread runs or wants to: less is a timer's or the profiler's
+_HAS_WORK = 0.1  # share of the time in which a thread runs or wants to: less is a timer's or the profiler's
 _MAX_SIBLINGS_READ = 4096  # CPUs
 
 
@@ -49,8 +49,8 @@ class _ThreadTimes:
     threads: dict[str, _ThreadTime] | None
 
     def since(self, first: _ThreadTimes) -> tuple[float, int] | None:
-        """How many threads waited on average since ``first``, and how many had work for ``_HAS_WORK`` of the time;
-        those that ended meanwhile are not counted."""
+        """Mean number of threads that waited since ``first``, and number of those that had work for ``_HAS_WORK`` of
+        the time; those that ended meanwhile are not counted."""
         if self.threads is None or first.threads is None or self.time_s - first.time_s < _MIN_S:
             return None
         ns = 1e9 * (self.time_s - first.time_s)
@@ -104,7 +104,7 @@ class _Job:
             threads = []
         if not 0 < len(threads) <= _MAX_THREADS:
             return _ThreadTimes(time.monotonic(), None)
-        times = {thread: own for thread in threads if (own := self._thread_time(thread)) is not None}
+        times = {thread: thread_time for thread in threads if (thread_time := self._thread_time(thread)) is not None}
         return _ThreadTimes(time.monotonic(), times or None)
 
     def _age_s(self, start_ticks: int) -> float | None:
@@ -119,11 +119,11 @@ class _Job:
         """None where the process cannot be seen. ``users``: who else was busy, as it sees them."""
         try:
             allowed = os.sched_getaffinity(self._pid)
-            group, own = (proc_files.read(f"{self._root}/proc/{of}/cgroup", proc_files.LARGE_BYTES)
-                          for of in (self._pid, "self"))
+            group, own_group = (proc_files.read(f"{self._root}/proc/{of}/cgroup", proc_files.LARGE_BYTES)
+                                for of in (self._pid, "self"))
         except OSError:
             return None
-        limit = Cgroups(time.monotonic, self._root).read(group, own=group == own)["cpu_limit_cores"].value
+        limit = Cgroups(time.monotonic, self._root).read(group, is_own=group == own_group)["cpu_limit_cores"].value
         used = others = held_up = waited = threads = main = None
         first, last = self._first, self._last
         if first is not None and last is not None and last.time_s - first.time_s >= _MIN_S:
@@ -149,7 +149,7 @@ class _Job:
 
 
 def _cores(cpus: Collection[int], root: Path) -> int | None:
-    """How many cores these CPUs are, of which each may be several; None where the kernel does not tell."""
+    """Number of cores that these CPUs are, of which each may be several; None where the kernel does not say."""
     cores = set()
     for cpu in sorted(cpus)[:_MAX_SIBLINGS_READ]:
         try:

@@ -24,12 +24,12 @@ from gputop.text.units import ranges
 if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
 
-SECONDS = 5  # that gputop on a node samples: some steps
-_MOST_S = 120.0  # that all nodes are waited for; 16 at once, that is some 250
-_WINDOW_S = 120  # that a Prometheus is asked for: some scrapes
+SECONDS = 5  # time that gputop on a node samples: some steps
+_MAX_WAIT_S = 120.0  # longest wait for all nodes; 16 at once, that is some 250
+_WINDOW_S = 120  # window that a Prometheus is asked for: some scrapes
 _POLL_S = 0.1
-_MOST_NOTES = 6
-_MOST = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
+_MAX_NOTES = 6
+_MAX_PLAUSIBLE = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
 _KINDS = {"util": "gpu_util"}  # of a Prometheus, by other names than a sample has
 
 
@@ -58,16 +58,16 @@ def _figures(process: ProcessSample, snapshot: Snapshot) -> WorkerFigures:
     uuids = [gpu.info.uuid for gpu in gpus_of(process, snapshot.sample.gpus)]
     means = {}
     for metric in METRICS:
-        own = [_mean(snapshot, uuid, metric) for uuid in uuids]
-        most = _MOST[GPU_METRICS[metric].unit]
-        known = [mean for mean in own if mean is not None and 0.0 <= mean <= most]
-        if known and len(known) == len(own):
-            means[metric] = fmean(known)
+        gpu_means = [_mean(snapshot, uuid, metric) for uuid in uuids]
+        most = _MAX_PLAUSIBLE[GPU_METRICS[metric].unit]
+        plausible = [mean for mean in gpu_means if mean is not None and 0.0 <= mean <= most]
+        if plausible and len(plausible) == len(gpu_means):
+            means[metric] = fmean(plausible)
     return WorkerFigures(means, float(SECONDS), ranges(process.gpus, ", "))
 
 
 def _mean(snapshot: Snapshot, uuid: str, metric: str) -> float | None:
-    """Of one GPU: the slices of the history, weighted by what they have of the last seconds."""
+    """Mean of one GPU: the slices of the history, weighted by what they have of the last seconds."""
     grid = snapshot.history
     values = next((track.mean for track in grid.gpus.get(uuid, ()) if track.metric == metric), ()) if grid else ()
     if grid is None:
@@ -109,26 +109,26 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
     if names:
         on_progress(0, len(names))
     ssh = Ssh(command, lambda document: of_snapshot(from_json(document)), shared=False, seconds=SECONDS)
-    answers = ask_all(ssh, names, stop, _MOST_S, lambda done: on_progress(done, len(names)))
-    found: dict[str, WorkerFigures] = {}
+    answers = ask_all(ssh, names, stop, _MAX_WAIT_S, lambda done: on_progress(done, len(names)))
+    figures: dict[str, WorkerFigures] = {}
     for name in names:
         answer = answers.get(name) or NodeProblem("it had not answered when gputop stopped waiting", "")
         if isinstance(answer, NodeProblem):
             problems[name] = answer
             continue
         for server in nodes[name]:
-            own = answer.by_port.get(split_address(server.address)[1]) or (
+            worker = answer.by_port.get(split_address(server.address)[1]) or (
                 answer.only if len(nodes[name]) == 1 else None)
-            if own is not None and own.means:
-                found[server.address] = own
+            if worker is not None and worker.means:
+                figures[server.address] = worker
             else:
                 problems[server.address] = NodeProblem(
-                    "gputop there finds no process on GPUs that serves this port, or several" if own is None else
+                    "gputop there finds no process on GPUs that serves this port, or several" if worker is None else
                     "its process holds no GPU that can be read", f"Try: ssh {name} {command} snapshot")
-    notes = tuple(sentences(own.message, own.fix) for own in by_cause(problems))
-    if len(notes) > _MOST_NOTES:
-        notes = (*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more causes are not listed here.")
-    return AskedFigures(found, "asked by ssh", SECONDS, pids=pids, notes=notes)
+    notes = tuple(sentences(problem.message, problem.fix) for problem in by_cause(problems))
+    if len(notes) > _MAX_NOTES:
+        notes = (*notes[:_MAX_NOTES], f"{len(notes) - _MAX_NOTES} more causes are not listed here.")
+    return AskedFigures(figures, "asked by ssh", SECONDS, pids=pids, notes=notes)
 
 
 def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str, str],
@@ -167,26 +167,26 @@ def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str,
     if isinstance(answer, GputopError):
         return AskedFigures({}, how, seconds, of_nodes=True, notes=(*warnings, answer.in_one_line))
     names: dict[str, str] = {}  # by host
-    found: dict[str, WorkerFigures] = {}
+    figures: dict[str, WorkerFigures] = {}
     for server in servers:
         host = server.address.rpartition(":")[0]
         name = names[host] = names.get(host) or short_name(machine_name(server.address))
         if name in answer:
-            found[server.address] = WorkerFigures({_KINDS.get(kind, kind): mean for kind, mean in answer[name].items()},
-                                                  seconds)
-    known = {names[address.rpartition(":")[0]] for address in found}
-    missing = [name for name in dict.fromkeys(names.values()) if name not in known]
+            means = {_KINDS.get(kind, kind): mean for kind, mean in answer[name].items()}
+            figures[server.address] = WorkerFigures(means, seconds)
+    named = {names[address.rpartition(":")[0]] for address in figures}
+    missing = [name for name in dict.fromkeys(names.values()) if name not in named]
     notes = _missing(missing)
-    if len(known) < 3:  # the figures would not tell the workers of a node from each other
-        found = {}
-        notes = (f"Prometheus has {len(known) or 'none'} of these workers' nodes: too few to compare.", *notes)
-    return AskedFigures(found, how, seconds, of_nodes=True, notes=(*warnings, *notes))
+    if len(named) < 3:  # the figures would not tell the workers of a node from each other
+        figures = {}
+        notes = (f"Prometheus has {len(named) or 'none'} of these workers' nodes: too few to compare.", *notes)
+    return AskedFigures(figures, how, seconds, of_nodes=True, notes=(*warnings, *notes))
 
 
 def _missing(names: Sequence[str]) -> tuple[str, ...]:
     from gputop.cluster.ssh import NodeProblem, by_cause
 
-    return tuple(sentences(own.message) for own in by_cause(dict.fromkeys(
+    return tuple(sentences(problem.message) for problem in by_cause(dict.fromkeys(
         names, NodeProblem("Prometheus has no GPU of such a node, or several nodes of that name"))))
 
 

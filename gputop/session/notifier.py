@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.launch.environment import inherited_environ
@@ -32,7 +33,7 @@ _COMMAND = "command:"
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How to tell: by the terminal, by commands, by the webhook of the environment."""
+    """Ways to notify: by the terminal, by commands, by the webhook of the environment."""
 
     bell: bool = False
     commands: tuple[tuple[str, ...], ...] = ()
@@ -42,8 +43,6 @@ class Ways:
     @property
     def in_the_clear(self) -> str:
         """The machine to which the webhook's address and token go unencrypted; empty: none."""
-        from urllib.parse import urlsplit
-
         host = urlsplit(self.webhook).hostname or ""
         is_clear = self.webhook.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1")
         return host if is_clear else ""
@@ -87,9 +86,7 @@ def _webhook() -> tuple[str, str]:
 
 
 def _has_host(url: str) -> bool:
-    """Whether the address names a host, and a port that there can be."""
-    from urllib.parse import urlsplit
-
+    """Return whether the address names a host, and a port that there can be."""
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and parts.port != 0
@@ -136,8 +133,8 @@ def tell(ways: Ways, notification: Notification) -> str:
 
 
 def _receivers(ways: Ways) -> list[_Receiver]:
-    found = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
-    return [*found, _Receiver("the webhook", partial(post, ways.webhook, ways.token))] if ways.webhook else found
+    commands = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
+    return [*commands, _Receiver("the webhook", partial(post, ways.webhook, ways.token))] if ways.webhook else commands
 
 
 def _close(receivers: Sequence[_Receiver], wait_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the command line decides of a session. Nothing here takes long to import."""
+"""Options of a session from the command line. Nothing here takes long to import."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture.dip
 
 
 class FigureOptions(Struct, frozen=True):
-    """Where the live figures of workers on other nodes come from. ``way``: "none", "ssh" or "prometheus"; nobody is
-    asked with the first.
+    """Source of the live figures of workers on other nodes. ``way``: "none", "ssh" or "prometheus"; nobody is asked
+    with the first.
 
     ``prometheus`` is its address; ``credentials`` are the settings that name its credentials.
     """
@@ -30,7 +30,7 @@ class FigureOptions(Struct, frozen=True):
 
 
 class Options(Struct, frozen=True):
-    """What the command line decides of a session."""
+    """Options of a session from the command line."""
 
     interval_s: float = 1.0
     attach: tuple[str, ...] = ()

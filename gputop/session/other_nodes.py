@@ -31,6 +31,7 @@ from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.clocks import ClockBounds
+from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import CaptureResult
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
 from gputop.text.units import printable
@@ -38,9 +39,9 @@ from gputop.text.units import printable
 SCHEMA = "gputop.ranks/1"
 MAX_NODES = 64
 _READY_TIMEOUT_S = 90.0  # switching on and probing: 30 s at most for a rank that does not answer, and some recordings
-_LINE_S = 0.5  # for a line to get there
+_LINE_S = 0.5  # time for a line to get there
 _MAX_LEAD_S = 30.0
-_AFTER_S = 600.0  # to build the traces there, and for them to come here
+_AFTER_S = 600.0  # time to build the traces there, and for them to come here
 _POLL_S = 0.1
 _LINE_BYTES, _LINES_BEFORE = 1 << 20, 200  # a login may print more before
 _PIECE_BYTES = 1 << 20
@@ -49,7 +50,7 @@ T = TypeVar("T")
 
 
 class Ready(Struct, frozen=True):
-    """What a node says once its ranks are probed: they can be recorded for ``seconds``, and must be asked ``lead_s``
+    """Message of a node once its ranks are probed: they can be recorded for ``seconds``, and must be asked ``lead_s``
     before; ``time_s`` is Unix time there. ``schema`` tells it from what a login prints."""
 
     schema: str
@@ -59,7 +60,7 @@ class Ready(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """What all nodes are told: when to begin, by the clock of the one that tells it, at ``now_s`` by that clock.
+    """Message to all nodes: when to begin, by the clock of the one that tells it, at ``now_s`` by that clock.
     ``low_s``: a node's clock is ahead of it by no less."""
 
     start_s: float
@@ -103,9 +104,9 @@ def read_line(source: IO[bytes], kind: type[T]) -> T:
             break
         if line.startswith(b"{"):
             with contextlib.suppress(ValueError):
-                found = convert(parse(line), kind)
-                if getattr(found, "schema", SCHEMA) == SCHEMA:
-                    return found
+                message = convert(parse(line), kind)
+                if getattr(message, "schema", SCHEMA) == SCHEMA:
+                    return message
     raise NodeProblem("gputop there ended without an answer", "Check the version there: ssh NODE gputop --version")
 
 
@@ -162,11 +163,11 @@ class OtherNodes:
                 node.ready is None and node.problem is None for node in self._nodes):
             time.sleep(_POLL_S)
         ready = [(node, node.ready) for node in self._nodes if node.ready is not None and node.problem is None]
-        for node, there in ready:
-            if there.seconds < plan.chosen_s:
-                plan = replace(plan, chosen_s=there.seconds, why=f"{node.name}: its ranks make more events",
+        for node, ready_node in ready:
+            if ready_node.seconds < plan.chosen_s:
+                plan = replace(plan, chosen_s=ready_node.seconds, why=f"{node.name}: its ranks make more events",
                                overview_s=0.0)
-            lead_s = max(lead_s, there.lead_s)
+            lead_s = max(lead_s, ready_node.lead_s)
         start_s = time.time() + lead_s + (_LINE_S if ready else 0.0)
         for node, _ in ready:
             node.start = Start(start_s, plan.chosen_s, time.time(), node.low_s)
@@ -240,8 +241,6 @@ class OtherNodes:
 
     def _save(self, rank: Rank, source: IO[bytes], logdir: Path) -> Path:
         """Raises NodeProblem, OSError, or GputopError where it cannot be saved here."""
-        from gputop.profiler.kineto.recorder import ENDING
-
         assert self._run is not None
         if not 0 < rank.size <= MAX_COPY_BYTES:
             raise NodeProblem("it announces a trace that is too large", "")

@@ -1,4 +1,4 @@
-"""What feeds a session with samples: a source and its sampler, or a player; the history and the step period.
+"""Feed of a session with samples: a source and its sampler, or a player; the history and the step period.
 
 Each sample passes here once, on the thread of the sampler or of the player. It enters the history; the session
 is told of it and runs the live rules. History and rules are imported with the first sample that enters the history,
@@ -24,13 +24,13 @@ STEP_PERIOD_UPDATE_S = 10.0  # at least; an estimate over five minutes of sample
 _NEW_SHARE = 0.1  # and so much of the history the estimate is made from is new by then
 _BACKLOG_INTERVALS = 5  # a sample older than so many intervals belongs to the past of a recording
 
-# "early": the sample is not in the history yet; "backfill": it is the newest of a history that has just begun;
-# "live": it has been added to the history.
-Arrival = Literal["early", "backfill", "live"]
+# "before_backfill": the sample is not in the history yet; "backfill": it is the newest of a history that has just
+# begun; "live": it has been added to the history.
+Arrival = Literal["before_backfill", "backfill", "live"]
 
 
 class SampleReceiver(Protocol):
-    """What a feed tells. All calls come from the thread of the sampler or of the player."""
+    """Receiver of what a feed reports. All calls come from the thread of the sampler or of the player."""
 
     def sample_stored(self, sample: NodeSample) -> None:
         """The history has this sample, which may be of the past."""
@@ -39,7 +39,7 @@ class SampleReceiver(Protocol):
         """This is now the newest sample."""
 
     def sampling_failed(self, error: GputopError) -> None:
-        """No more samples will come."""
+        """Note that no more samples will come."""
 
 
 class SampleFeed:
@@ -92,7 +92,7 @@ class SampleFeed:
         of_the_past = self.clock() - sample.time_s > _BACKLOG_INTERVALS * max(1.0, self.interval_s)
         if self.history is None and (self._backfill_expected or not of_the_past):
             self.sample = sample
-            self._receiver.sample_updated(sample, "early")
+            self._receiver.sample_updated(sample, "before_backfill")
             if self._backfill_expected:
                 self._pending.append(sample)  # the history begins with the backfill
                 return

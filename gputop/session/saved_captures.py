@@ -35,7 +35,7 @@ class ListedCapture:
     name: str = ""
 
     def contains(self, pattern: str) -> bool:
-        """Whether its name, job, address or first finding has this text."""
+        """Return whether its name, job, address or first finding has this text."""
         text = f"{self.name} {self.record.job} {self.record.address} {self.first}"
         return pattern.casefold() in text.casefold()
 
@@ -52,15 +52,16 @@ def _first(findings: tuple[Finding, ...] | None) -> str:
 
 
 def saved_captures(logdir: Path) -> Iterator[ListedCapture]:
-    """Those of a logdir, automatic ones included, the newest first; blocks as long as its file system does."""
+    """Yield the captures of a logdir, automatic ones included, the newest first; blocks as long as its file system
+    does."""
     runs: list[Path] = []
     for folder in (logdir, logdir / AUTO_CAPTURES):
         with contextlib.suppress(OSError, RuntimeError), Folder(_profiles(folder)) as profiles:
             runs += [profiles.path / name for name in sorted(profiles.names(), reverse=True)[:MAX_RUNS]]
     for run in sorted(runs, key=lambda run: run.name, reverse=True):  # TensorBoard names a run after its time
         with contextlib.suppress(OSError):
-            if (found := _read_run(run)) is not None:
-                yield found
+            if (capture := _read_run(run)) is not None:
+                yield capture
 
 
 def _profiles(logdir: Path) -> Path:
@@ -68,7 +69,7 @@ def _profiles(logdir: Path) -> Path:
 
 
 def _read_run(run: Path) -> ListedCapture | None:
-    """What a run's folder tells; None where it has no trace. Raises OSError."""
+    """Read a run's folder; None where it has no trace. Raises OSError."""
     with Folder(run.parent) as parent, parent.enter(run.name) as folder:
         traces = sorted(name for name in folder.names() if name.endswith(_TRACE) and not name.startswith("."))
         if not traces:

@@ -21,6 +21,7 @@ from gputop.session.options import Options
 from gputop.session.which_job import gpu_use, in_order, jobs_of, only_job_on_gpus, same_job
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
+from gputop.text.redaction import command
 
 if TYPE_CHECKING:
     from gputop.profiler.discovery import TrainingProcesses
@@ -31,7 +32,7 @@ _FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes who
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process of this node has not ended; one that its parent has yet to take notice of has."""
+    """Return whether a process of this node has not ended; one that its parent has yet to take notice of has."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
     except OSError:
@@ -39,7 +40,7 @@ def _runs(pid: int) -> bool:
 
 
 class WatchedJob:
-    """Which of the jobs with a profiler server is meant, by what was found and what the user has answered."""
+    """Choice of the job with a profiler server that is meant, by what was found and what the user has answered."""
 
     def __init__(self) -> None:
         self.server: Server | None = None  # of the job that the user chose or has captured, if it was found, not named
@@ -84,16 +85,16 @@ class WatchedJob:
         if self.server is None:
             return
         answering = {(s.address, s.pid): s for s in servers if s.problem is None}
-        place = self.server.address, self.server.pid
-        if place not in answering:
+        watched = self.server.address, self.server.pid
+        if watched not in answering:
             again = [s for key, s in answering.items()
                      if key not in self._beside and not s.asked and same_job(s, self.server)]
             if not again:
                 return
             address = self.server.address
             self.restarted = min(again, key=lambda s: s.address != address)
-            place = self.restarted.address, self.restarted.pid
-        self.server = answering[place]  # more is known of it by now, perhaps
+            watched = self.restarted.address, self.restarted.pid
+        self.server = answering[watched]  # more is known of it by now, perhaps
         self._beside = frozenset(answering)
 
     def expect_restart(self) -> None:
@@ -101,7 +102,7 @@ class WatchedJob:
         self._starts_again = True
 
     def has_ended(self, servers: Sequence[Server]) -> bool:
-        """Whether the watched job has ended and was not started again, which leaves open which job is meant."""
+        """Return whether the watched job has ended and was not started again, which leaves open which job is meant."""
         return (self.server is not None and not any(s.asked for s in servers)
                 and not any(self.is_watched(s) for s in servers if s.problem is None))
 
@@ -121,7 +122,7 @@ class WatchedJob:
 
     def question(self, servers: Sequence[Server], request: CaptureRequest,
                  processes: Sequence[ProcessSample] = ()) -> CaptureQuestion | None:
-        """Which job a request means, where that is not known: the only one on the GPUs is."""
+        """Question which job a request means, where that is not known: the only one on the GPUs is."""
         answering = usable(servers)
         if answering[0].asked:
             replaced = next(((s, before) for s in answering if (before := self._replaced_by(s)) is not None), None)
@@ -131,8 +132,8 @@ class WatchedJob:
             return ask_job(request, jobs, self.server)
         if self.server is not None or request.reason or only_job_on_gpus(jobs, processes) is not None:
             return None
-        own = sum(not server.owner for server in jobs)
-        return ask_job(request, jobs) if own > 1 or (own == 0 and len(jobs) > 1) else None
+        own_jobs = sum(not server.owner for server in jobs)
+        return ask_job(request, jobs) if own_jobs > 1 or (own_jobs == 0 and len(jobs) > 1) else None
 
 
 class ServerWatch:
@@ -219,7 +220,6 @@ class ServerWatch:
             servers, notes = (), (error.in_one_line,)
         except Exception as error:  # noqa: BLE001  thread boundary: the next search may succeed
             servers, notes = (), (f"the search for profiler servers failed, a bug in gputop: {error!r}",)
-        from gputop.text.redaction import command
 
         servers = tuple(self.job.as_allowed(replace(s, description=command(s.description))) for s in servers)
         self._found_pids = frozenset(s.pid for s in servers if s.pid is not None)
@@ -292,8 +292,8 @@ class ServerWatch:
             self._search_now.set()
 
     def _is_shown(self, server: Server) -> bool:
-        """Whether its end is told: of a job that the user named or chose, else of the one that is shown and on the
-        GPUs, or of any where the node has none."""
+        """Return whether a job's end is shown: of a job that the user named or chose, else of the one that is shown and
+        on the GPUs, or of any where the node has none."""
         if server.asked or self.job.is_watched(server):
             return True
         has_gpus = self.sample is not None and bool(self.sample.gpus)

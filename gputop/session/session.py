@@ -1,4 +1,4 @@
-"""What is being watched now: a facade over the samples, the captures and the findings.
+"""Session of what is watched now: a facade over the samples, the captures and the findings.
 
 A :class:`Session` owns every thread that touches hardware, sockets or files, by its parts: a
 :class:`~gputop.session.sample_feed.SampleFeed` brings samples, a
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 
 
 def _simulated_ranks(source: Source | Player) -> SimulatedRanks | None:
-    """Of a simulated node that runs a job that hangs."""
+    """Ranks of a simulated node that runs a job that hangs."""
     if isinstance(source, Player) or not source.simulated:
         return None
     from gputop.sources.simulated import SimulatedSource
@@ -61,7 +61,7 @@ def _simulated_ranks(source: Source | Player) -> SimulatedRanks | None:
     return SimulatedRanks(source)
 
 
-class _Of(Generic[_T]):
+class _Delegated(Generic[_T]):
     """An attribute of a session that one of its parts has under the same name."""
 
     def __init__(self, part: str) -> None:
@@ -81,32 +81,32 @@ class _Of(Generic[_T]):
 class Session:
     """Everything that is known about the node, kept up to date by background threads."""
 
-    source: _Of[Source | Player] = _Of("sample_feed")
-    player: _Of[Player | None] = _Of("sample_feed")
-    clock: _Of[Callable[[], float]] = _Of("sample_feed")
-    sample: _Of[NodeSample | None] = _Of("sample_feed")
-    known_gpus: _Of[NodeSample | None] = _Of("sample_feed")
-    history: _Of[History | None] = _Of("sample_feed")
-    step_period: _Of[StepPeriodEstimate | None] = _Of("sample_feed")
-    interval_s: _Of[float] = _Of("sample_feed")
+    source: _Delegated[Source | Player] = _Delegated("sample_feed")
+    player: _Delegated[Player | None] = _Delegated("sample_feed")
+    clock: _Delegated[Callable[[], float]] = _Delegated("sample_feed")
+    sample: _Delegated[NodeSample | None] = _Delegated("sample_feed")
+    known_gpus: _Delegated[NodeSample | None] = _Delegated("sample_feed")
+    history: _Delegated[History | None] = _Delegated("sample_feed")
+    step_period: _Delegated[StepPeriodEstimate | None] = _Delegated("sample_feed")
+    interval_s: _Delegated[float] = _Delegated("sample_feed")
 
-    options: _Of[Options] = _Of("capture_control")
-    servers: _Of[tuple[Server, ...]] = _Of("server_watch")
-    servers_known: _Of[bool] = _Of("server_watch")
-    discovery_notes: _Of[tuple[str, ...]] = _Of("server_watch")
-    ended_server: _Of[Server | None] = _Of("server_watch")
-    status: _Of[CaptureStatus | None] = _Of("capture_control")
-    auto_capture: _Of[AutoCapture | None] = _Of("capture_control")
+    options: _Delegated[Options] = _Delegated("capture_control")
+    servers: _Delegated[tuple[Server, ...]] = _Delegated("server_watch")
+    servers_known: _Delegated[bool] = _Delegated("server_watch")
+    discovery_notes: _Delegated[tuple[str, ...]] = _Delegated("server_watch")
+    ended_server: _Delegated[Server | None] = _Delegated("server_watch")
+    status: _Delegated[CaptureStatus | None] = _Delegated("capture_control")
+    auto_capture: _Delegated[AutoCapture | None] = _Delegated("capture_control")
 
-    live: _Of[Advice] = _Of("finding_store")
-    findings: _Of[tuple[Finding, ...]] = _Of("finding_store")
-    events: _Of[EventLog] = _Of("finding_store")
-    last_capture: _Of[CaptureRecord | None] = _Of("finding_store")
-    captures: _Of[tuple[CaptureRecord, ...]] = _Of("finding_store")
-    baseline: _Of[CaptureRecord | None] = _Of("finding_store")
-    taken: _Of[tuple[CaptureRecord, ...]] = _Of("finding_store")
-    gpu_numbers: _Of[GpuNumbers] = _Of("finding_store")
-    earlier_captures: _Of[int] = _Of("server_watch")
+    live: _Delegated[Advice] = _Delegated("finding_store")
+    findings: _Delegated[tuple[Finding, ...]] = _Delegated("finding_store")
+    events: _Delegated[EventLog] = _Delegated("finding_store")
+    last_capture: _Delegated[CaptureRecord | None] = _Delegated("finding_store")
+    captures: _Delegated[tuple[CaptureRecord, ...]] = _Delegated("finding_store")
+    baseline: _Delegated[CaptureRecord | None] = _Delegated("finding_store")
+    captures_this_run: _Delegated[tuple[CaptureRecord, ...]] = _Delegated("finding_store")
+    gpu_numbers: _Delegated[GpuNumbers] = _Delegated("finding_store")
+    earlier_captures: _Delegated[int] = _Delegated("server_watch")
 
     def __init__(self, source: Source | Player, options: Options | None = None,
                  clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
@@ -222,13 +222,13 @@ class Session:
 
     @property
     def captured_before_restart(self) -> bool:
-        """Whether the last capture is of another job than the one that is watched now, or of an earlier start of it.
-        False where that is not known."""
+        """Return whether the last capture is of another job than the one that is watched now, or of an earlier start of
+        it. False where that is not known."""
         record, answering = self.last_capture, usable(self.servers)
         if record is None or self.player is not None or not answering:
             return False
         if self.source.simulated:  # its jobs end with gputop
-            taken = any(one.path == record.path for one in self.taken)
+            taken = any(one.path == record.path for one in self.captures_this_run)
             return not taken or (self._job_restarted_s is not None and record.time_s < self._job_restarted_s)
         processes = self.sample.processes if self.sample is not None else ()
         starts = (p.started_s for p in processes if (p.local_pid or p.pid) == answering[0].pid)
@@ -257,15 +257,16 @@ class Session:
         return tuple(p.local_pid or p.pid for p in self.sample.processes) if self.sample is not None else ()
 
     def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
-        """Where these processes stand. Blocks; raises GputopError where py-spy is not installed."""
+        """Read where these processes stand, by py-spy or else by PyTorch's debug servers. Blocks; raises GputopError
+        where nothing shows it, as py-spy is not installed."""
         if self._simulated_ranks is not None:
             return self._simulated_ranks.stacks(pids, native)
-        from gputop.ranks.stacks import read_all
+        from gputop.ranks.debug_server import read_stacks
 
-        return read_all(pids, native=native)
+        return read_stacks(pids, native=native)
 
     def read_flight_recorder(self, pids: Sequence[int]) -> tuple[str, ...]:
-        """What the dumps of PyTorch's flight recorder say of these processes, as lines. Blocks."""
+        """Read the dumps of PyTorch's flight recorder of these processes, as lines. Blocks."""
         if self._simulated_ranks is not None:
             return ()
         from gputop.session.flight_recorder_worker import read_in_worker
@@ -341,7 +342,7 @@ class Session:
 
     @property
     def watched_node(self) -> WatchedNode:
-        """What is known of the node now."""
+        """State of the node now."""
         return WatchedNode(self.sample, self.history, self.interval_s, self.live.findings,
                            self.finding_store.rules_ran_s)
 
@@ -354,7 +355,7 @@ class Session:
         self.server_watch.drop_ended()
         self.finding_store.mark_earlier(self.captured_before_restart)
         history = self.history
-        if arrival != "early" and history is not None:
+        if arrival != "before_backfill" and history is not None:
             ranks = self.rank_watch.report if self.rank_watch is not None else None
             self.finding_store.run_live_rules(history, sample, self.interval_s, ranks, self.server_watch.unprotected)
             if self.rank_watch is not None and arrival == "live":

@@ -1,4 +1,4 @@
-"""What NCCL's RAS and py-spy would tell of the demo's job that hangs. Its processes do not exist."""
+"""Answers of NCCL's RAS and of py-spy for the demo's job that hangs. Its processes do not exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NATIVE_READ = (Frame("read", "libc.so.6", 0, True),)
 
 
 class SimulatedRanks:
-    """Of the job that runs now on a simulated node."""
+    """Ranks of the job that runs now on a simulated node."""
 
     def __init__(self, source: SimulatedSource) -> None:
         self._source = source
@@ -43,7 +43,7 @@ class SimulatedRanks:
         return _HOSTS
 
     def ask(self, pids: Iterable[int], hosts: frozenset[str]) -> Answer:
-        """As RAS answers. Raises GputopError where the job has none."""
+        """Answer as RAS does. Raises GputopError where the job has none."""
         hanging = self._source.hanging
         if hanging is None:
             raise GputopError("the simulated job has no NCCL RAS", "gputop --demo hang has it.")
@@ -59,18 +59,18 @@ class SimulatedRanks:
 
     @staticmethod
     def _answer(hanging: tuple[HangingLoop, Sequence[int]], time_s: float) -> Answer:
-        loop, own = hanging
+        loop, pids = hanging
         (host,) = _HOSTS
-        ranks = tuple(Rank(number, host, pid, number) for number, pid in enumerate(own))
+        ranks = tuple(Rank(number, host, pid, number) for number, pid in enumerate(pids))
         late = tuple(rank for rank in ranks if rank.number == ABSENT_RANK)
         done = loop.steps_done * loop.scenario.job.comm_count
         levels = (Level(done, 1, late), Level(done + 1, len(ranks) - 1, tuple(r for r in ranks if r not in late)))
         return Answer(time_s, _NCCL, (Communicator("simulated", GPU_COUNT, {"AllReduce": levels}),), True)
 
     def stacks(self, pids: Iterable[int], native: bool) -> tuple[ProcessStacks, ...]:
-        """As py-spy reads them."""
-        known = {pid: rank for rank, pid in enumerate(self.pids)}
-        return tuple(self._stack(pid, known[pid], native) for pid in pids if pid in known)
+        """Stacks as py-spy reads them."""
+        rank_of = {pid: rank for rank, pid in enumerate(self.pids)}
+        return tuple(self._stack(pid, rank_of[pid], native) for pid in pids if pid in rank_of)
 
     @staticmethod
     def _stack(pid: int, rank: int, native: bool) -> ProcessStacks:

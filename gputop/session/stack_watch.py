@@ -31,9 +31,9 @@ def simulated_stacks(source: object) -> SimulatedStacks | None:
 
 
 class StackChoice(Struct, frozen=True):
-    """Whose stacks are sampled: with ``wanted`` None those of gputop's own user and of the processes ``agreed`` (PIDs),
-    True those of other users, too, False nobody's. ``simulated``: the stacks of the demo's job, whose server is this
-    process."""
+    """Choice of whose stacks are sampled: with ``wanted`` None those of gputop's own user and of the processes
+    ``agreed`` (PIDs), True those of other users, too, False nobody's. ``simulated``: the stacks of the demo's job,
+    whose server is this process."""
 
     wanted: bool | None = None
     agreed: Collection[int] = ()
@@ -74,7 +74,7 @@ class StackWatch:
         self._report(progress)
 
     def samples(self) -> dict[str, StackSamples | str]:
-        """By address the samples, or why there are none. Waits for py-spy to write them."""
+        """Samples by address, or why there are none. Waits for py-spy to write them."""
         out: dict[str, StackSamples | str] = dict(self._reasons)
         for sampler in self._samplers.values():
             sampler.stop()

@@ -1,4 +1,4 @@
-"""What is known of the node when a capture begins or ends: a value, which the session replaces with each sample."""
+"""State of the node when a capture begins or ends: a value, which the session replaces with each sample."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WatchedNode(Struct, frozen=True):
         return live_steps(self.history) if self.history is not None else None
 
     def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
-        """What was sampled of the GPUs of an analyzed capture of these servers."""
+        """Samples of the GPUs of an analyzed capture of these servers."""
         from gputop.session.counters import counters_of
 
         return counters_of(record, servers, self.sample, self.history, self.interval_s)
@@ -51,7 +51,7 @@ class WatchedNode(Struct, frozen=True):
         return replace(choose(servers, self.sample, self.history, asked), risk=risk)
 
     def expected_idle(self, servers: Sequence[Server]) -> ExpectedIdle | None:
-        """When the GPUs of the job of these servers are idle next; None where that is not known."""
+        """Next idle time of the GPUs of the job of these servers; None where that is not known."""
         from gputop.session.idle_wait import expected_idle
         from gputop.session.worker_figures import elsewhere
 

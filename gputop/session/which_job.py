@@ -1,4 +1,5 @@
-"""Which job is meant: whether a server is of a job that was started again, and which of several comes first. Pure."""
+"""Choice of the job that is meant: whether a server is of a job that was started again, and which of several comes
+first. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.text.commands import command_of, script_of
 
 _SAME_START_S = 2.0  # the kernel's boot time, from which starts are counted, moves by a second with the clock
-_CLEARLY_MORE = 1.1  # of memory: a job next to one that holds as much does not take its place with each sample
+_CLEARLY_MORE = 1.1  # factor of memory: a job next to one that holds as much does not take its place with each sample
 
 
 class GpuUse(Struct, frozen=True):
-    """What a server's process and its children hold: GPU indices, and their memory together; None: not known."""
+    """Use of GPUs by a server's process and its children: GPU indices, and their memory together; None: not known."""
 
     gpus: tuple[int, ...] = ()
     memory_bytes: float | None = None
@@ -31,7 +32,7 @@ def gpu_use(server: Server, processes: Iterable[ProcessSample]) -> GpuUse:
 
 
 def same_job(server: Server, ended: Server) -> bool:
-    """Whether a server that answers now is of the job that has ended, started again: the same user and the same
+    """Return whether a server that answers now is of the job that has ended, started again: the same user and the same
     command, or at the same address the same script with other options.
 
     An unknown user or command is never the same: anybody can listen at an address that has become free.
@@ -45,7 +46,7 @@ def same_job(server: Server, ended: Server) -> bool:
 
 
 def same_process(pid: int | None, started_s: float | None, server: Server) -> bool | None:
-    """Whether that is the server's process; None where that is not known."""
+    """Return whether that is the server's process; None where that is not known."""
     if pid is None or server.pid is None:
         return None
     if pid != server.pid:
@@ -56,8 +57,8 @@ def same_process(pid: int | None, started_s: float | None, server: Server) -> bo
 
 
 def is_of_earlier_job(record: CaptureRecord, servers: Sequence[Server]) -> bool:
-    """Whether a capture is of another job than that of the first of these servers, or of an earlier start of it; False
-    where that is not known. Those that were named together, and those with its command, are its workers."""
+    """Return whether a capture is of another job than that of the first of these servers, or of an earlier start of it;
+    False where that is not known. Those that were named together, and those with its command, are its workers."""
     if not servers:
         return False
     first, command = servers[0], command_of(servers[0].description)
@@ -100,9 +101,9 @@ def in_order(servers: Sequence[Server], watched: Server | None, processes: Seque
     """Named servers, then that of the ``watched`` job, then gputop's own user's, of these the one whose process holds
     most GPU memory; the one ``shown`` first stays there unless another holds clearly more."""
     def order(server: Server) -> tuple[bool, bool, bool, bool, float]:
-        use, place = gpu_use(server, processes), (server.address, server.pid)
-        is_shown = shown is not None and place == (shown.address, shown.pid)
-        return (not server.asked, watched is None or place != (watched.address, watched.pid), bool(server.owner),
+        use, key = gpu_use(server, processes), (server.address, server.pid)
+        is_shown = shown is not None and key == (shown.address, shown.pid)
+        return (not server.asked, watched is None or key != (watched.address, watched.pid), bool(server.owner),
                 not use.gpus, -(use.memory_bytes or 0) * (_CLEARLY_MORE if is_shown else 1))
 
     return tuple(sorted(servers, key=order))

@@ -24,7 +24,7 @@ METRICS = ("sm_active", "power_w", "gr_active", "gpu_util")
 
 
 class WorkerFigures(Struct, frozen=True):
-    """By metric the mean over the GPUs of a worker and the last ``seconds``; ``gpus`` are their numbers there."""
+    """Mean by metric over the GPUs of a worker and the last ``seconds``; ``gpus`` are their numbers there."""
 
     means: Mapping[str, float]
     seconds: float
@@ -32,7 +32,8 @@ class WorkerFigures(Struct, frozen=True):
 
 
 class AskedFigures(Struct, frozen=True):
-    """What the nodes of workers, or a Prometheus, told: by address. ``how``: "asked by ssh"; "" where nobody was asked.
+    """Answers of the workers' nodes, or of a Prometheus, by address. ``how``: "asked by ssh"; "" where nobody was
+    asked.
 
     ``of_nodes``: the figures are of all GPUs of a worker's node. ``pids``: of workers of this machine that were named,
     not found. ``notes`` say why workers have no figure.
@@ -59,26 +60,27 @@ def choose(servers: Sequence[Server], sample: NodeSample | None, history: Histor
     else:
         with_pids = [_with_pid(server, asked.pids) for server in servers]
         figures = {**asked.by_address, **_of_this_node(with_pids, sample, history, asked.seconds)}
-    metric = max(METRICS, key=lambda metric: sum(metric in own.means for own in figures.values()))
-    known = {address: own for address, own in figures.items() if metric in own.means}
+    metric = max(METRICS, key=lambda metric: sum(metric in worker.means for worker in figures.values()))
+    chosen_from = {address: worker for address, worker in figures.items() if metric in worker.means}
     unit = GPU_METRICS[metric].unit
     by = f"{GPU_METRICS[metric].label} of "
     if asked is not None and asked.of_nodes:
         by += "their nodes in "
-    by += f"the last {max((own.seconds for own in known.values()), default=1.0):.0f} s"
-    choice = choose_workers(addresses, {address: own.means[metric] for address, own in known.items()},
+    by += f"the last {max((worker.seconds for worker in chosen_from.values()), default=1.0):.0f} s"
+    choice = choose_workers(addresses, {address: worker.means[metric] for address, worker in chosen_from.items()},
                             f"{by}, {asked.how}" if asked is not None and asked.by_address else by,
                             lambda value: reading(Reading(value, unit)),
                             *(["fewer than three of them have live figures"] if was_asked else []))
-    reasons = tuple(f"GPU {known[address].gpus}: {why}" if address in known and known[address].gpus else why
-                    for address, why in zip(choice.chosen, choice.reasons, strict=True))
+    gpus = {address: worker.gpus for address, worker in chosen_from.items() if worker.gpus}
+    reasons = tuple(f"GPU {gpus[address]}: {reason}" if address in gpus else reason
+                    for address, reason in zip(choice.chosen, choice.reasons, strict=True))
     here = asked.pids if asked is not None else {}
     return replace(choice, reasons=reasons, notes=asked.notes if asked is not None else (),
                    others_unasked=not was_asked and any(elsewhere(s) and s.address not in here for s in servers))
 
 
 def elsewhere(server: Server) -> bool:
-    """Whether a worker may be on another node, by its address alone."""
+    """Return whether a worker may be on another node, by its address alone."""
     return not local(server) and not server.address.startswith("unix")
 
 
@@ -96,25 +98,25 @@ def _of_this_node(servers: Sequence[Server], sample: NodeSample | None, history:
     if history is None or sample is None:
         return {}
     by_pid = {pid: process for process in sample.processes for pid in (process.pid, process.local_pid)}
-    found = {}
+    figures = {}
     for server in servers:
         process = by_pid.get(server.pid) if server.pid is not None else None
         if process is not None:
             uuids = [gpu.info.uuid for gpu in gpus_of(process, sample.gpus)]
             means = {metric: _mean(history, uuids, metric, window_s) for metric in METRICS}
-            found[server.address] = WorkerFigures({m: mean for m, mean in means.items() if mean is not None},
-                                                  _seen_s(history, window_s), ranges(process.gpus, ", "))
-    return found
+            figures[server.address] = WorkerFigures({m: mean for m, mean in means.items() if mean is not None},
+                                                    _seen_s(history, window_s), ranges(process.gpus, ", "))
+    return figures
 
 
 def _seen_s(history: History, window_s: float) -> float:
-    """What of the window there are samples of."""
+    """Seconds of the window of which there are samples."""
     times = history.windows("sm_active", window_s)[0]
     return max(1.0, float(times[-1] - times[0])) if len(times) else window_s
 
 
 def _mean(history: History, uuids: Sequence[str], metric: str, window_s: float) -> float | None:
-    """Over these GPUs; None where one of them has no readings."""
+    """Mean over these GPUs; None where one of them has no readings."""
     if not GPU_METRICS[metric].lane:
         return None
     readings = [[v for v in history.window(uuid, metric, window_s)[1] if v == v] for uuid in uuids

@@ -134,12 +134,12 @@ def _join(parts: Sequence[_Part]) -> bytes:
     width = sum(part.data.shape[1] for part in parts)
     data = np.empty((rows, width), np.uint8)
     used = np.empty((rows, width), bool)
-    at = 0
+    begin = 0
     for part in parts:
         size = part.data.shape[1]
-        data[:, at:at + size] = part.data
-        used[:, at:at + size] = np.arange(size) < part.length[:, None]
-        at += size
+        data[:, begin:begin + size] = part.data
+        used[:, begin:begin + size] = np.arange(size) < part.length[:, None]
+        begin += size
     return data[used].tobytes()
 
 

@@ -74,7 +74,7 @@ class Curve:
     total: F64  # [knots, quantities]
 
     def at(self, time_ns: int) -> F64:
-        """What has accumulated until then, one value per quantity."""
+        """Accumulated values until then, one per quantity."""
         i = int(self.knots_ns.searchsorted(time_ns, side="right")) - 1
         if i < 0:
             return np.zeros(self.total.shape[1])
@@ -132,7 +132,7 @@ def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
 
 
 def waiting_rates() -> F64:
-    """Of :data:`GPU_QUANTITIES` per second, while a GPU waits in a collective for another one."""
+    """Rates of :data:`GPU_QUANTITIES` per second, while a GPU waits in a collective for another one."""
     rates = {"sm_active": _NCCL_SM, "gr_active": 1.0, "sm_occupancy": _NCCL_OCCUPANCY, "dynamic_j": _SM_W * _NCCL_SM}
     return np.array([rates.get(name, 0.0) for name in GPU_QUANTITIES])
 
@@ -154,11 +154,11 @@ def checkpoint_curve(size_bytes: int, body_ns: int) -> Curve:
     return _integrate(np.array([0, body_ns], np.int64), np.array([[1.0, size_bytes / body_ns * 1e9]]))
 
 
-def _running(start: I64, end: I64, at: F64) -> tuple[npt.NDArray[np.intp], F64]:
-    """Per moment: the last operation begun on a stream, and 1.0 if it still runs."""
-    last = np.searchsorted(start, at, side="right") - 1
+def _running(start: I64, end: I64, times: F64) -> tuple[npt.NDArray[np.intp], F64]:
+    """State per moment: the last operation begun on a stream, and 1.0 if it still runs."""
+    last = np.searchsorted(start, times, side="right") - 1
     index = np.maximum(last, 0)
-    return index, ((last >= 0) & (at < end[index])).astype(np.float64)
+    return index, ((last >= 0) & (times < end[index])).astype(np.float64)
 
 
 def _integrate(knots_ns: npt.NDArray[np.int64], rates: F64) -> Curve:

@@ -22,7 +22,7 @@ class HangingLoop(TrainingLoop):
         self.steps_done = 0
 
     def hang(self, after_ns: int) -> None:
-        """From the first training step after that time on."""
+        """Hang from the first training step after that time on."""
         step = next(step for step in super().steps(after_ns, after_ns + 60 * 10**9)
                     if step.kind is StepKind.TRAIN and step.begin_ns >= after_ns)
         self.hangs_ns, self.steps_done = step.begin_ns, step.number

@@ -46,8 +46,8 @@ def _tracing(step: Step) -> Iterator[HostEvent]:
         yield HostEvent("python", "tf.function-graph_building", begin + 50 * US, begin + (end - begin) * 3 // 4)
         each = (end - begin) * 3 // 4 // 40
         for i in range(36):
-            at = begin + 100 * US + i * each
-            yield HostEvent("python", "convert_to_tensor", at, at + each // 3)
+            begin_ns = begin + 100 * US + i * each
+            yield HostEvent("python", "convert_to_tensor", begin_ns, begin_ns + each // 3)
 
 
 def _call(t: Timeline, step: Step, begin: int, end: int, function: str, name: str, counted: int) -> Iterator[HostEvent]:
@@ -148,24 +148,26 @@ def _pipeline(t: Timeline) -> Iterator[HostEvent]:
         if not job.map_parallel:
             each = length // 8
             for i in range(8):
-                at = begin + i * each + US
-                yield HostEvent(thread, f"{batch}::Map", at, at + int(each * 0.95), {"id": 14, "parent_id": 13})
-                yield HostEvent(thread, f"{batch}::Map::TFRecord", at + US, at + int(each * 0.07),
+                begin_ns = begin + i * each + US
+                yield HostEvent(thread, f"{batch}::Map", begin_ns, begin_ns + int(each * 0.95),
+                                {"id": 14, "parent_id": 13})
+                yield HostEvent(thread, f"{batch}::Map::TFRecord", begin_ns + US, begin_ns + int(each * 0.07),
                                 {"id": 15, "parent_id": 14})
-                yield HostEvent(thread, "InstantiatedCapturedFunction::Run", at + int(each * 0.08),
-                                at + int(each * 0.93), {"id": 900})
+                yield HostEvent(thread, "InstantiatedCapturedFunction::Run", begin_ns + int(each * 0.08),
+                                begin_ns + int(each * 0.93), {"id": 900})
             continue
         each = length // 4
         for i in range(4):
-            at = begin + i * each + 2 * US
-            yield HostEvent(thread, f"{batch}::ParallelMapV2", at, at + int(each * 0.9),
+            begin_ns = begin + i * each + 2 * US
+            yield HostEvent(thread, f"{batch}::ParallelMapV2", begin_ns, begin_ns + int(each * 0.9),
                             {"id": 14, "parent_id": 13, "parallelism": job.input_workers})
         if job.readers:
             yield HostEvent("read", f"{batch}::ParallelMapV2::ParallelInterleaveV4", begin, begin + length // 16,
                             {"id": 15, "parent_id": 14, "parallelism": job.readers})
         # Workers end one after the other: elements differ in size.
         for worker in range(job.input_workers):
-            at = begin + (worker * 37 % 11) * length // 300
+            begin_ns = begin + (worker * 37 % 11) * length // 300
             stop = end - (worker * 53 % 17) * length // 200
-            yield HostEvent(f"map{worker}", "InstantiatedCapturedFunction::Run", at, stop, {"id": 900 + worker})
-            yield HostEvent(f"map{worker}", "DecodeJpeg:DecodeJpeg", at + length // 50, at + (stop - at) * 2 // 3)
+            yield HostEvent(f"map{worker}", "InstantiatedCapturedFunction::Run", begin_ns, stop, {"id": 900 + worker})
+            yield HostEvent(f"map{worker}", "DecodeJpeg:DecodeJpeg", begin_ns + length // 50,
+                            begin_ns + (stop - begin_ns) * 2 // 3)

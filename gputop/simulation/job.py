@@ -182,7 +182,7 @@ class Job:
 
     @property
     def captured_gpus(self) -> int:
-        """How many of the GPUs that the job uses are in the trace."""
+        """Number of the GPUs that the job uses which are in the trace."""
         return 0 if self.cpu_only else self.seen_gpus or self.gpus
 
     @property

@@ -176,5 +176,5 @@ CONV: Table = {
 
 def kernel_names(table: Table, kind: str, architecture: str) -> tuple[str, ...]:
     """The kernels of that number type on that GPU generation."""
-    own = table[kind]
-    return own.get(architecture) or own[""]
+    by_architecture = table[kind]
+    return by_architecture.get(architecture) or by_architecture[""]

@@ -40,7 +40,7 @@ from gputop.simulation.timeline import (
 )
 
 CALL_NS = 350_000  # Python from the step's start to asking for the batch
-EVAL_INPUT_SHARE = 0.45  # of a training batch's time: no augmentation
+EVAL_INPUT_SHARE = 0.45  # share of a training batch's time: no augmentation
 KEEP_NS = 1_800 * 10**9  # how much of the past stays known
 _LOOKAHEAD_NS = 5 * 10**9
 # Device-to-host rate of weights: cudaMemcpy from the device to pageable memory moves through a
@@ -159,9 +159,9 @@ class TrainingLoop:
         self.templates: list[StepTemplate] = []
         self._template_ids: dict[StepKind, list[int]] = {}
         for kind in StepKind:
-            own = step_templates(scenario, kind, seed, self.programs)
-            self._template_ids[kind] = list(range(len(self.templates), len(self.templates) + len(own)))
-            self.templates += own
+            templates = step_templates(scenario, kind, seed, self.programs)
+            self._template_ids[kind] = list(range(len(self.templates), len(self.templates) + len(templates)))
+            self.templates += templates
         self._pipeline = InputPipeline(scenario.job.prefetch)
         self._epochs: list[_Epoch] = []
         self._epoch_starts: list[int] = []
@@ -252,7 +252,7 @@ class TrainingLoop:
         return epoch, max(0, bisect_right(epoch.starts_ns, time_ns) - 1)
 
     def gpu_integrals(self, gpu: int, time_ns: int) -> F64:
-        """How much of each of :data:`GPU_QUANTITIES` that GPU has accumulated since the loop's start."""
+        """Integral of each of :data:`GPU_QUANTITIES` of that GPU since the loop's start."""
         epoch, i = self._locate(time_ns)
         step = epoch.steps[i]
         if time_ns >= step.end_ns:
@@ -262,8 +262,8 @@ class TrainingLoop:
         return epoch.gpu[i, gpu] + self.templates[step.template].gpu_curves[gpu].at(time_ns - step.begin_ns)
 
     def host_integrals(self, time_ns: int) -> dict[str, float]:
-        """What the host has done since the loop's start: seconds of one core by kind of work,
-        seconds and count of batches in the making, bytes written."""
+        """Integrals of the host's work since the loop's start: seconds of one core by kind of work, seconds and count
+        of batches in the making, bytes written."""
         epoch, i = self._locate(time_ns)
         step = epoch.steps[i]
         before = epoch.host[i]
@@ -290,25 +290,25 @@ class TrainingLoop:
         return [s for e in epochs for s in e.steps if s.made_ns > start_ns and s.made_from_ns < end_ns]
 
     def epoch_start(self, after_ns: int) -> int:
-        """When the first epoch starts that does not start before ``after_ns``."""
+        """Start of the first epoch that does not start before ``after_ns``."""
         with self._lock:
             self._known(after_ns)
             return next(start for start in self._epoch_starts if start >= after_ns)
 
     def timeline(self, start_ns: int, end_ns: int) -> Timeline:
-        """What happens in that time; steps that overlap its edges are whole."""
+        """Timeline of that time; steps that overlap its edges are whole."""
         ran = self.steps(start_ns, end_ns)
         # Batches are made, and lie in the buffer, for steps that come after that time.
         later = self.steps(end_ns, end_ns + _LOOKAHEAD_NS)[:2 * self.scenario.job.prefetch + 1]
-        known = {s.number: s for s in (*ran, *self.batches(start_ns, end_ns), *later)}
-        calls = [s for _, s in sorted(known.items()) if s.kind is not StepKind.CHECKPOINT]
+        by_number = {s.number: s for s in (*ran, *self.batches(start_ns, end_ns), *later)}
+        calls = [s for _, s in sorted(by_number.items()) if s.kind is not StepKind.CHECKPOINT]
         done = [(s.begin_ns, self.templates[s.template]) for s in ran]
         gpus = range(GPU_COUNT)
         return Timeline(
             self.scenario.job, self.programs,
-            [StreamOps.join([step.gpus[g].compute.shifted(at) for at, step in done]) for g in gpus],
-            [StreamOps.join([step.gpus[g].collectives.shifted(at) for at, step in done]) for g in gpus],
-            [[copy.shifted(at) for at, step in done for copy in step.gpus[g].copies] for g in gpus],
+            [StreamOps.join([step.gpus[g].compute.shifted(begin_ns) for begin_ns, step in done]) for g in gpus],
+            [StreamOps.join([step.gpus[g].collectives.shifted(begin_ns) for begin_ns, step in done]) for g in gpus],
+            [[copy.shifted(begin_ns) for begin_ns, step in done for copy in step.gpus[g].copies] for g in gpus],
             host=[HostEvent("python", "SaveV2", s.begin_ns, s.end_ns) for s in ran if s.kind is StepKind.CHECKPOINT],
             steps=[Step(s.start_ns, s.wait_ns, s.begin_ns, s.begin_ns + self.templates[s.template].issued_ns, s.end_ns,
                         s.end_ns, first=True, trace=(0, 0), training=s.kind is StepKind.TRAIN) for s in calls],

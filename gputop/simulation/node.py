@@ -53,7 +53,7 @@ _IDLE_W = 112.0  # a GPU with a context, clocks up
 _POWER_WINDOW_NS = SECOND_NS  # NVML's power usage is a mean over one second
 _SM_CLOCK_MHZ, _SM_CLOCK_FLOOR_MHZ, _MEMORY_CLOCK_MHZ = 1_980, 1_755, 2_619
 _CLOCK_STEP_MHZ = 15
-_CLOCK_DROPS_ABOVE = 0.9  # of the power limit
+_CLOCK_DROPS_ABOVE = 0.9  # share of the power limit
 _PCIE_GEN5_X16 = 32e9 * 16 * 128 / 130 / 8
 _AIR_C = (27.0, 28.5, 30.0, 29.0, 27.5, 29.5, 31.0, 30.5)  # the air that reaches each GPU
 _KELVIN_PER_W = 0.056
@@ -75,7 +75,7 @@ _SYSTEM = (
 )
 _JOB_THREADS = 148  # beside tf.data's
 _LOG_BYTES_PER_BATCH = 3_000
-_ACK_SHARE = 0.004  # of received network traffic goes back as acknowledgments
+_ACK_SHARE = 0.004  # share of received network traffic that goes back as acknowledgments
 
 _RATIOS = frozenset(name for name in GPU_QUANTITIES if name in GPU_METRICS)
 _COLUMN = {name: i for i, name in enumerate(GPU_QUANTITIES)}
@@ -131,7 +131,7 @@ class _Heat:
         return self._before_c + (self._now_c - self._before_c) * share
 
     def _settled(self, second: int) -> float:
-        """Where the temperature would end if the power of the last second went on."""
+        """Temperature that would be reached if the power of the last second went on."""
         return _AIR_C[self._gpu] + _KELVIN_PER_W * self._node.power_w(self._gpu, second * SECOND_NS)
 
 
@@ -148,12 +148,12 @@ class Node:
     def _integrals(self, gpu: int, time_ns: int) -> F64:
         """The loop's integrals, cached: windows and means share their times."""
         recent = self._recent[gpu]
-        found = recent.get(time_ns)
-        if found is None:
+        integrals = recent.get(time_ns)
+        if integrals is None:
             if len(recent) >= _REMEMBERED:
                 del recent[next(iter(recent))]
-            found = recent[time_ns] = self.loop.gpu_integrals(gpu, time_ns)
-        return found
+            integrals = recent[time_ns] = self.loop.gpu_integrals(gpu, time_ns)
+        return integrals
 
     def power_w(self, gpu: int, time_ns: int) -> float:
         """Mean board power of the second before."""
@@ -164,7 +164,7 @@ class Node:
         return min(_IDLE_W + float(joules) / ((time_ns - start) / 1e9), _POWER_LIMIT_W)
 
     def gpu(self, gpu: int, start_ns: int, end_ns: int) -> GpuSample:
-        """That GPU over the time from ``start_ns`` to ``end_ns``, which is later."""
+        """Sample of that GPU over the time from ``start_ns`` to ``end_ns``, which is later."""
         seconds = (end_ns - start_ns) / 1e9
         rate = ((self._integrals(gpu, end_ns) - self._integrals(gpu, start_ns)) / seconds).tolist()
         readings = dict(_CONSTANT)
@@ -242,8 +242,8 @@ class Node:
 
         out = []
         for pid, command in self.commands.items():
-            gpus = {gpu: own for gpu, own in held.items() if own.pid == pid}
-            visible = [gpu for gpu, own in enumerate(self.pids) if own == pid]
+            gpus = {gpu: process for gpu, process in held.items() if process.pid == pid}
+            visible = [gpu for gpu, holder in enumerate(self.pids) if holder == pid]
             if gpus:
                 out.append(ProcessSample(
                     pid, USER, command, Reading(round(cores / count, 3), COUNT, SOURCE),

@@ -210,9 +210,9 @@ def _add_extra(
     extra = [("ew", f"teacher/metrics_{i}", "TopKV2", Phase.EXTRA) if i % 3 else
              ("gemm", f"teacher/dense_{i}", "MatMul", Phase.EXTRA) for i in range(count)]
     weight = np.array([_EXTRA_MATMUL_WEIGHT if kind == "gemm" else 1.0 for kind, *_ in extra])
-    at = sum(phase == Phase.FORWARD for *_, phase in rows)
-    own = weight / weight.sum() * job.gpu0_extra_ms * 1e6
-    return rows[:at] + extra + rows[at:], np.concatenate((mean_ns[:at], own, mean_ns[at:]))
+    position = sum(phase == Phase.FORWARD for *_, phase in rows)
+    extra_ns = weight / weight.sum() * job.gpu0_extra_ms * 1e6
+    return rows[:position] + extra + rows[position:], np.concatenate((mean_ns[:position], extra_ns, mean_ns[position:]))
 
 
 def _kernel_name(job: Job, kind: str, op_name: str, op_type: str, phase: Phase, row: int) -> str:

@@ -9,7 +9,7 @@ from gputop.simulation.loop import StepKind, StepRecord, TrainingLoop
 
 RATE_HZ = 100
 _ERROR_S = 0.001
-_METRICS_SHARE = 0.85  # of the time between two steps; the rest writes the log
+_METRICS_SHARE = 0.85  # share of the time between two steps; the rest writes the log
 _TENSORFLOW = "/usr/lib/python3/dist-packages/tensorflow/python"
 
 FRAMES = (
@@ -39,8 +39,8 @@ def python_stacks(loop: TrainingLoop, start_ns: int, end_ns: int, origin_ns: int
     times = np.arange(start_ns, end_ns, 10**9 // RATE_HZ)
     if not pieces or len(times) < 2:
         return None
-    at = np.searchsorted([begin for begin, _ in pieces], times, side="right") - 1
-    seen = np.array([STACKS.index(stack) for _, stack in pieces])[np.maximum(at, 0)]
+    piece_index = np.searchsorted([begin for begin, _ in pieces], times, side="right") - 1
+    seen = np.array([STACKS.index(stack) for _, stack in pieces])[np.maximum(piece_index, 0)]
     first = np.concatenate(([True], seen[1:] != seen[:-1]))
     thread = ThreadStacks("MainThread", True, tuple(((times[first] - times[0]) // 1000).tolist()),
                           tuple(seen[first].tolist()))
@@ -50,7 +50,7 @@ def python_stacks(loop: TrainingLoop, start_ns: int, end_ns: int, origin_ns: int
 
 
 def _pieces(step: StepRecord) -> list[tuple[int, tuple[int, ...]]]:
-    """When each stack of a step begins."""
+    """Begin of each stack of a step."""
     if step.kind is StepKind.CHECKPOINT:
         return [(step.start_ns, _SAVE)]
     training = step.kind is StepKind.TRAIN

@@ -46,7 +46,7 @@ def _allocator_share(gib: float) -> float:
 
 
 class Fix(NamedTuple):
-    """What a finding of a capture advises, in words, and what that changes in the job and in the scenario's own fields.
+    """Fix that a finding of a capture advises, in words, and its changes of the job and of the scenario's own fields.
 
     Epochs stay as long in time, so that a capture within a minute holds training alone.
     """

@@ -125,14 +125,14 @@ class SimulatedProfilerServer:
         return bytes(messages.TerminateResponse().SerializeToString())
 
     def _monitor(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """As on every server but TPUs'."""
+        """Answer as every server does but TPUs'."""
         self._parse(messages.MonitorRequest, data, context)
         context.abort(self._grpc.StatusCode.UNIMPLEMENTED, "unimplemented.")
         return b""
 
 
 def _without_gpus(xspace: bytes) -> bytes:
-    """What is recorded where the device tracer is off, as in an overview."""
+    """Recording with the device tracer off, as in an overview."""
     space = messages.XSpace.FromString(xspace)
     planes = [plane for plane in space.planes if not plane.name.startswith("/device:")]
     del space.planes[:]

@@ -194,7 +194,7 @@ class _Simulation:
         factor = job.gpu_factor or (1.0,) * count
         # GPUs of one kind differ a little in clock.
         clocks = job.rng("clock").normal(size=count).tolist()
-        self.factor = [own * (1 + 0.004 * clock) for own, clock in zip(factor, clocks, strict=False)]
+        self.factor = [gpu_factor * (1 + 0.004 * clock) for gpu_factor, clock in zip(factor, clocks, strict=False)]
 
     def run(self, lead: int) -> Timeline:
         job, now = self.job, 6 * MS
@@ -204,14 +204,14 @@ class _Simulation:
                 now = max(now, self.steps[(n - job.run_ahead) * per - 1].device_end)
             start = now
             traces = bool(job.retrace_every) and n % job.retrace_every == job.seed % job.retrace_every
-            at = start + int(self._vary(0.18 * MS, "host"))
+            begin = start + int(self._vary(0.18 * MS, "host"))
             tracing = int(self._vary(job.retrace_ms * MS, "retrace", 0.1)) if traces else 0
             tracing += int(job.warm_up * MS) if n == 0 else 0
             for k in range(per):
-                step = self._step(n * per + k, start if k == 0 else at, at, k == 0, 0 if k else tracing)
+                step = self._step(n * per + k, start if k == 0 else begin, begin, k == 0, 0 if k else tracing)
                 step.retraced = traces and k == 0
                 self.steps.append(step)
-                at = step.issued + 20 * US
+                begin = step.issued + 20 * US
             last = self.steps[-1]
             now = last.issued + int(self._vary(0.1 * MS, "host"))
             if job.run_ahead == 0:
@@ -239,7 +239,7 @@ class _Simulation:
             self.host.append(HostEvent("python", name, begin + 20 * US + i * each, begin + (i + 1) * each))
 
     def _batch(self, number: int, request: int) -> int:
-        """When the batch asked for at ``request`` is there."""
+        """Time at which the batch asked for at ``request`` is there."""
         job = self.job
         length = int(self._vary(job.produce_ms * MS, "input", job.input_jitter))
         if job.burst_every and number % job.burst_every == 0:
@@ -248,11 +248,11 @@ class _Simulation:
         self.batches.append((begin, end))
         return ready
 
-    def _step(self, number: int, start: int, at: int, first: bool, tracing: int) -> Step:
+    def _step(self, number: int, start: int, call_begin: int, first: bool, tracing: int) -> Step:
         job = self.job
         # Keras traces before its function asks for a batch; a custom loop has the batch first.
         inside = job.style in KERAS_STYLES
-        request = at + int(self._vary(0.12 * MS, "host")) + tracing * inside
+        request = call_begin + int(self._vary(0.12 * MS, "host")) + tracing * inside
         ready = self._batch(number, request)
         begin = ready + int(self._vary(job.function_start_ms * MS, "host")) + tracing * (not inside)
         trace = (request - tracing, request) if inside else (begin - tracing, begin)
@@ -352,8 +352,8 @@ class _Simulation:
         ran = []
         starts = self.chunk_starts[gpu]
         for index, (low, high) in enumerate(zip(cuts, [*cuts[1:], cuts[-1]], strict=True)):
-            for at, work in between:
-                if at == low:
+            for kernel, work in between:
+                if kernel == low:
                     host = self._run_mid_step(gpu, work, host)
             if high > low:
                 if index >= 2 and len(starts) >= 2:
@@ -370,8 +370,8 @@ class _Simulation:
             return []
         if not job.training:
             return sorted(((min(int(w.at * kernels), kernels), w) for w in job.mid_step), key=lambda item: item[0])
-        own = [w for w in job.mid_step if (w.at >= 0.5) == (phase == Phase.BACKWARD)]
-        return sorted(((min(int((w.at * 2 - phase) * kernels), kernels), w) for w in own), key=lambda item: item[0])
+        works = [w for w in job.mid_step if (w.at >= 0.5) == (phase == Phase.BACKWARD)]
+        return sorted(((min(int((w.at * 2 - phase) * kernels), kernels), w) for w in works), key=lambda item: item[0])
 
     def _kernels(self, gpu: int, rows: I64, host: int) -> StreamOps:
         job, program = self.job, self.programs[gpu]
@@ -412,20 +412,20 @@ class _Simulation:
         """AllReduce of the gradients in pieces, as the backward pass yields them or after it; their end per GPU."""
         job = self.job
         n = job.comm_count
-        at = np.linspace(1 / n, 1, n) if job.comm_overlap else np.ones(n)
+        ready_share = np.linspace(1 / n, 1, n) if job.comm_overlap else np.ones(n)
         part = (job.comm_ms * MS / n * np.exp(self.rng["comm"].normal(0.0, 0.03, n)) + job.comm_latency_us * US
                 ).astype(np.int64)
         launch, ready = [], []
         for g in self.gpus:
-            rows = (at * len(backward[g].row)).astype(np.int64) - 1
+            rows = (ready_share * len(backward[g].row)).astype(np.int64) - 1
             # Each needs a launch of its own, on the thread that launches the GPU's kernels.
             if not job.comm_overlap:
-                own = issued[g] + (np.arange(n) + 1) * int(job.launch_us * US)
-                issued[g] = int(own[-1])
+                launched = issued[g] + (np.arange(n) + 1) * int(job.launch_us * US)
+                issued[g] = int(launched[-1])
             else:
-                own = backward[g].launch_end[rows] + US
-            launch.append(own)
-            ready.append(np.maximum(backward[g].end[rows], own + int(job.latency_us * US)) + 3 * US)
+                launched = backward[g].launch_end[rows] + US
+            launch.append(launched)
+            ready.append(np.maximum(backward[g].end[rows], launched + int(job.latency_us * US)) + 3 * US)
         _, end = run_in_order(np.max(ready, axis=0), part, max(self.comm_free), 0)
         collected = []
         for g in self.gpus:

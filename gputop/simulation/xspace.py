@@ -109,7 +109,7 @@ class _Recorder:
             yield environment.finish()
 
     def _timestamp(self) -> int:
-        """Of every line."""
+        """Timestamp of every line."""
         return self.origin + self.begin if self.absolute else 0
 
     def _thread(self, key: str) -> str:
@@ -211,9 +211,9 @@ class _Recorder:
         length = np.maximum(launch_end + 200 - begin, 200)
         lines = self.lines.setdefault(self._launch_thread(gpu), [])
 
-        def record(names: list[str], which: I64, at: I64, duration: I64, stats: list[Column] | None = None) -> None:
+        def record(names: list[str], which: I64, begins: I64, duration: I64, stats: list[Column] | None = None) -> None:
             ids = np.array([host.event_id(x) for x in names], np.int64)
-            lines.append(events(ids[which], (at - self.begin) * 1000, duration * 1000, stats or []))
+            lines.append(events(ids[which], (begins - self.begin) * 1000, duration * 1000, stats or []))
 
         record(ops, op, begin, length)
         if self.job.style == "eager":
@@ -260,8 +260,8 @@ class _Recorder:
             self.lines.setdefault(thread, []).append(self.host.event(name, start - self.begin, end - start, stats))
 
     def _host_lines(self) -> None:
-        own: list[HostEvent] = [e for e in self.t.host if e.name]
-        for event in [*own, *host_events(self.t)]:
+        named: list[HostEvent] = [e for e in self.t.host if e.name]
+        for event in [*named, *host_events(self.t)]:
             thread = event.thread
             if thread.startswith("compute"):
                 thread = self._launch_thread(int(thread.removeprefix("compute")))

@@ -25,7 +25,7 @@ class GpuProbe(Protocol):
 
     @property
     def info(self) -> GpuInfo:
-        """What does not change while gputop runs; from any thread."""
+        """Facts about the GPU that do not change while gputop runs; from any thread."""
         ...
 
     def read(self, now_s: float) -> GpuSample:
@@ -59,7 +59,7 @@ class Source(Protocol):
 
     @property
     def label(self) -> str:
-        """What is read, for the header: "NVML + GPM, driver 580.65"."""
+        """Label of what is read, for the header: "NVML + GPM, driver 580.65"."""
         ...
 
     def open(self) -> None:
@@ -77,7 +77,7 @@ class Source(Protocol):
 
     @property
     def gpus_present(self) -> int | None:
-        """How many GPUs the node has, watched or not; None where that is not known."""
+        """Number of the node's GPUs, watched or not; None where that is not known."""
         ...
 
     @property

@@ -32,7 +32,7 @@ class GpusOrHost:
 
     @property
     def label(self) -> str:
-        """Without GPUs: why, and how there would be some."""
+        """Label; without GPUs why, and how there would be some."""
         return self._source.label if self.error is None else f"{self.error.message} {self.error.fix}"
 
     def open(self) -> None:
@@ -50,7 +50,7 @@ class GpusOrHost:
             self.error = error
 
     def watch_processes(self, pids: Collection[int]) -> None:
-        """Without GPUs: have the host's probe tell of these processes."""
+        """Have the host's probe report these processes, without GPUs."""
         if self._host is not None:
             self._host.watched_pids = tuple(pids)
 

@@ -1,4 +1,4 @@
-"""Which GPUs ``--gpus`` means, and which CUDA_VISIBLE_DEVICES."""
+"""Selection of GPUs by ``--gpus`` and by CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class SimulatedSource:
 
     @property
     def may_hang(self) -> bool:
-        """Whether one of the jobs hangs."""
+        """Return whether one of the jobs hangs."""
         return any(job.hangs for job in self._jobs)
 
     @property
@@ -177,7 +177,7 @@ class SimulatedSource:
 
     @property
     def gpus_present(self) -> int | None:
-        """How many GPUs the node has, those that ``gpus`` leaves out included; None before ``open``."""
+        """Number of the node's GPUs, those that ``gpus`` leaves out included; None before ``open``."""
         return None if self._running is None else len(self._running[0].infos)
 
     @property

@@ -30,7 +30,7 @@ _FALSE_ALARMS = 0.001  # probability that the highest peak of a window of noise 
 _TAPS = 5  # samples on either side that a value between two samples is computed from
 _MAX_GAP = 4.0  # intervals: samples before a longer gap are ignored
 _NEWEST = 32  # samples, or gaps between them, that tell the interval
-_MIN_RELATIVE_DEVIATION = 0.1  # of the least deviation of a column that varies: it is divided by no less
+_MIN_RELATIVE_DEVIATION = 0.1  # factor of the least deviation of a column that varies: it is divided by no less
 _MIN_SPREAD = 1e-100  # of values that differ at all: the square of the scale is to be a number
 
 

@@ -25,9 +25,10 @@ from gputop.telemetry.autocorrelation import LAGS_PER_SAMPLE, Correlogram, Serie
 # lowers the peaks of short lags most. All limits here are gputop's own figures; tests/telemetry/test_step_period.py
 # tries them on simulated signals.
 _MIN_PEAK_RATIOS = ((4.0, 0.55), (6.0, 0.75), (float("inf"), 0.85))
-_JITTER = 0.08  # of a lag: by so much a peak may be off it
-_MIN_MULTIPLE = 0.5  # of the noise: the peak at twice the lag, or that of a GPU too noisy for a fundamental of its own
-_SHORTER = 0.7  # of a lag, and less: half and two thirds of it
+_JITTER = 0.08  # share of a lag by which a peak may be off it
+# Height, in units of the noise, of the peak at twice the lag, or of a GPU too noisy for a fundamental of its own.
+_MIN_MULTIPLE = 0.5
+_SHORTER = 0.7  # factor of a lag, and less: half and two thirds of it
 _MIN_HEIGHT = 1e-9  # so that the confidence of a peak at no height is a number
 
 
@@ -60,7 +61,7 @@ def shared_peak(correlograms: Mapping[int, Correlogram], longest: int) -> Peak |
 
 
 def min_peak_ratio(lag: float) -> float:
-    """How high a peak at this lag must be to be the fundamental, as a share of the highest."""
+    """Least height of a peak at this lag to be the fundamental, as a share of the highest."""
     return next(share for limit, share in _MIN_PEAK_RATIOS if lag < limit)
 
 
@@ -81,7 +82,8 @@ def fundamental_lag(correlogram: Correlogram, longest: int) -> float | None:
 
 
 def _is_fundamental(correlogram: Correlogram, lag: float) -> bool:
-    """Whether a GPU has a peak there and no peak nearly as high before: then it is the GPU's own period too (3)."""
+    """Return whether a GPU has a peak there and no peak nearly as high before: then it is the GPU's own period too
+    (3)."""
     r, noise = correlogram
     p = round(lag * LAGS_PER_SAMPLE)
     top = max(r[p - _tolerance(p): p + _tolerance(p) + 1])
@@ -91,8 +93,8 @@ def _is_fundamental(correlogram: Correlogram, lag: float) -> bool:
 
 
 def _has_period(correlogram: Correlogram, fundamental: float | None, lag: float) -> bool:
-    """Whether a GPU of this ``fundamental`` has the period of a group (4); one too noisy for a fundamental needs at
-    least a peak there."""
+    """Return whether a GPU of this ``fundamental`` has the period of a group (4); one too noisy for a fundamental needs
+    at least a peak there."""
     p = round(lag * LAGS_PER_SAMPLE)
     if fundamental is not None:
         return abs(fundamental * LAGS_PER_SAMPLE - p) <= _tolerance(p)
@@ -138,5 +140,5 @@ def _value_at(values: Series, lag: float) -> float:
 
 
 def _tolerance(p: int) -> int:
-    """How far a peak may lie from its expected lag, in quarters of a sample: jitter, and most of a sample."""
+    """Distance that a peak may lie from its expected lag, in quarters of a sample: jitter, and most of a sample."""
     return max(3 * LAGS_PER_SAMPLE // 4, round(_JITTER * p))

@@ -88,7 +88,7 @@ class Call:
         return self.duration_s <= timeout_s
 
     def end(self, result: Any, now_s: float) -> None:
-        """It has ended with this result."""
+        """Note that it has ended with this result."""
         if self.submitted_s is not None:
             self.result, self.duration_s, self.submitted_s = result, now_s - self.submitted_s, None
 
@@ -98,7 +98,7 @@ class Call:
         return None if self.duration_s > HANG_TIMEOUT_S else result
 
     def poll_or_last(self, awaited: bool) -> Any:
-        """As :meth:`poll`; where the tick did not wait, the last result stands in for one tick.
+        """Poll as :meth:`poll`; where the tick did not wait, the last result stands in for one tick.
 
         So a call that always takes longer than the tick's timeout is shown at every tick, one tick late.
         """

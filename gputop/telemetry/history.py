@@ -38,7 +38,7 @@ class _RingSlot:
 
 @dataclass(frozen=True, slots=True)
 class HostHistoryPoint:
-    """What is kept of one host sample: None where a figure could not be read. ``process_…`` by PID."""
+    """Figures that are kept of one host sample: None where a figure could not be read. ``process_…`` by PID."""
 
     time_s: float
     cpu_ratio: float | None
@@ -126,15 +126,15 @@ class History:
         for gpu in sample.gpus:
             slot = self._slots[gpu.info.uuid]
             if slot.rings is rings:
-                own = values[slot.gpu] = _numbers(gpu.readings, columns.ids)
+                numbers = values[slot.gpu] = _numbers(gpu.readings, columns.ids)
                 full = scales[slot.gpu] = [v if v > 0 else math.nan  # no share of nothing
                                            for v in _numbers(gpu.readings, columns.scale_ids)]
                 flags[slot.gpu] = self._flags_of(gpu)
                 if self._flop_util is not None:
                     # As GpuSample has it: no sample needs to hold it for that.
                     util, active, clock, highest = self._flop_util
-                    share = own[active] * own[clock] / full[highest]
-                    own[util] = 1.0 if share > 1 else share
+                    share = numbers[active] * numbers[clock] / full[highest]
+                    numbers[util] = 1.0 if share > 1 else share
         rings.append(sample.time_s, [*chain.from_iterable(values)], [*chain.from_iterable(scales)], flags)
 
     def _flags_of(self, gpu: GpuSample) -> int:
@@ -164,10 +164,10 @@ class History:
         throttled: dict[int, float] = {}
         for p in sample.processes:
             if p.cgroup is not None and (limit := p.cgroup["cpu_limit_cores"].value):
-                for known, r, scale in ((granted, p.cgroup["cpu_used_cores"], limit),
-                                        (throttled, p.cgroup["cpu_throttled_ratio"], 1.0)):
+                for ratios, r, scale in ((granted, p.cgroup["cpu_used_cores"], limit),
+                                         (throttled, p.cgroup["cpu_throttled_ratio"], 1.0)):
                     if r.value is not None:
-                        known[p.pid] = r.value / scale
+                        ratios[p.pid] = r.value / scale
         self._host.append(HostHistoryPoint(sample.time_s, host["cpu_ratio"].value,
                                    host.full_cores if host.core_ratios else None, host.cpu_limit_cores, cores,
                                    granted, throttled, *_adapters(host)))
@@ -245,7 +245,7 @@ class History:
                     slot.rings.values(slot.gpu, column, end_s - seconds, end_s))
 
     def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[Series, list[Series]]:
-        """As :meth:`window` for all GPUs at once: times[n], values[gpu][n] in the order of :attr:`uuids`.
+        """Windows as :meth:`window` of all GPUs at once: times[n], values[gpu][n] in the order of :attr:`uuids`.
 
         ``metric`` may also be the full scale of another one, such as ``pcie_max_bytes_per_s``.
         """
@@ -293,7 +293,8 @@ class History:
         return out[::-1]
 
     def host_cpu_lane(self, *, end_s: float, slice_s: float, slices: int) -> Lane:
-        """As :meth:`lane`, of the busy share of the host's CPUs: as far back as single samples of the host are kept."""
+        """Lane as :meth:`lane`, of the busy share of the host's CPUs: as far back as single samples of the host are
+        kept."""
         grid = Grid.ending(end_s, slice_s, slices)
         values: list[Series] = [[] for _ in range(slices)]
         with self._lock:
@@ -316,9 +317,9 @@ class History:
         with self._lock:
             wanted = sum(self._reason_bits.get(reason, 0) for reason in set(reasons))
             flags = slot.rings.flags(slot.gpu, self._newest_s - seconds, self._newest_s)
-        known = len(flags) - flags.count(0)
+        judged = len(flags) - flags.count(0)
         # Unknown flags are 0; the others have few values.
-        return sum(flags.count(own) for own in set(flags) if own & wanted) / known if known else None
+        return sum(flags.count(active) for active in set(flags) if active & wanted) / judged if judged else None
 
     def held_since(self, gpu: int | str, pid: int | None) -> float | None:
         """Unix time since which compute process ``pid`` has been on this GPU without a break.

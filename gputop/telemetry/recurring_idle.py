@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-BELOW = 0.1  # of the usual activity; a GPU that evaluates, or waits in a collective, is above it
+BELOW = 0.1  # share of the usual activity; a GPU that evaluates, or waits in a collective, is above it
 MIN_USUAL = 0.1  # a GPU that does next to nothing has nothing to be idle from
 MIN_IDLE_S, MIN_IDLE_SAMPLES = 2.0, 3.0  # the longer of the two
-MIN_PERIOD_S = 10.0  # what returns sooner may be the job's step
+MIN_PERIOD_S = 10.0  # idle time that returns sooner may be the job's step
 _STEP_IDLES = 4.0  # what lasts no longer than this times the idle of a step is the rhythm of the steps
-MOST_IDLE = 0.5  # of the time: above it the idle is the usual state
+MOST_IDLE = 0.5  # share of the time: above it the idle is the usual state
 OCCURRENCES = 3
 REGULAR_OCCURRENCES = 4  # two gaps out of three agree by chance too often
-_REGULAR_PART = 0.75  # of the intervals have to fit the period
-_TOLERANCE = 0.1  # of the period, from each interval to the next
+_REGULAR_PART = 0.75  # share of the intervals that have to fit the period
+_TOLERANCE = 0.1  # share of the period, from each interval to the next
 _CANDIDATES = 6  # newest intervals whose distances are tried as the period
 _TWO_KINDS = 1.8  # lengths that differ by this factor may have different causes
-_TOGETHER = 0.75  # of the intervals of two GPUs overlap
+_TOGETHER = 0.75  # share of the intervals of two GPUs that overlap
 _MIN_SAMPLES = 16
-_FINEST_S = 0.5  # of more frequent samples some are enough for intervals of seconds
+_FINEST_S = 0.5  # distance of samples: of more frequent ones some are enough for intervals of seconds
 _SORTED = 200  # readings at least that the usual activity is taken from, if there are more
-_LATE = 1.6  # periods since the last interval, after which it no longer returns
+_OVERDUE_PERIODS = 1.6  # periods since the last interval, after which it no longer returns
 _MAX_GAP = 3.0  # intervals without a sample
 _RUNS = re.compile(rb"\x01+")
 
@@ -66,7 +66,7 @@ class RecurringIdle:
 
     @property
     def share(self) -> float:
-        """Of the time that was looked at."""
+        """Share of the time that was looked at."""
         return sum(one.idle_s for one in self.intervals) / self.seen_s
 
 
@@ -83,8 +83,8 @@ class _Seen:
 
 def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], since_s: Sequence[float],
                    ) -> tuple[list[RecurringIdle], int]:
-    """What returns in ``values[gpu][n]``, read at the rising ``times_s[n]`` (NaN is missing), what costs most first;
-    and how often the GPU with most of them was idle at all, which may be too seldom.
+    """Idle times that return in ``values[gpu][n]``, read at the rising ``times_s[n]`` (NaN is missing), the costliest
+    first; and how often the GPU with most of them was idle at all, which may be too seldom.
 
     ``since_s``: of each GPU the time from which on it counts, such as the end of its job's start.
     """
@@ -118,8 +118,8 @@ def _intervals(times_s: Sequence[float], values: Sequence[float], since_s: float
         times_s, values = times_s[first:], values[first:]
     total = sum(values)
     if total != total:  # something is missing
-        known = [i for i, v in enumerate(values) if v == v]
-        times_s, values = [times_s[i] for i in known], [values[i] for i in known]
+        present = [i for i, v in enumerate(values) if v == v]
+        times_s, values = [times_s[i] for i in present], [values[i] for i in present]
     if len(values) < _MIN_SAMPLES or min(values) > BELOW * max(values):
         return None
     ordered = sorted(values[::1 + len(values) // _SORTED])
@@ -153,7 +153,7 @@ def _intervals(times_s: Sequence[float], values: Sequence[float], since_s: float
 
 
 def _joined(parts: Iterable[Idle], gap_s: float) -> list[Idle]:
-    """Without short interruptions: a kernel or two in the midst of a validation on the host."""
+    """Join idle times over short interruptions: a kernel or two in the midst of a validation on the host."""
     out: list[Idle] = []
     for part in parts:
         if out and part.begin_s - out[-1].end_s <= min(gap_s, 0.5 * out[-1].idle_s, 0.5 * part.idle_s):
@@ -177,7 +177,7 @@ def _together(seen: dict[int, _Seen]) -> list[list[int]]:
 
 
 def _overlapping(a: Sequence[Idle], b: Sequence[Idle]) -> int:
-    """How many of both overlap."""
+    """Number of idle times of both that overlap."""
     i = j = count = 0
     while i < len(a) and j < len(b):
         if a[i].begin_s < b[j].end_s and b[j].begin_s < a[i].end_s:
@@ -200,7 +200,7 @@ def _recurring(gpus: Sequence[int], seen: _Seen, now_s: float, usual: float) -> 
             continue
         hits, period_s, spread_s = fit
         last_s = hits[-1]
-        if now_s - last_s > _LATE * period_s or period_s < MIN_PERIOD_S:
+        if now_s - last_s > _OVERDUE_PERIODS * period_s or period_s < MIN_PERIOD_S:
             continue
         if seen.open_since_s is not None and abs(seen.open_since_s - last_s - period_s) <= 2 * _TOLERANCE * period_s:
             last_s = seen.open_since_s
@@ -225,7 +225,7 @@ def _two_kinds(idle: Sequence[Idle]) -> list[list[Idle]]:
 
 
 def _regular(begins_s: Sequence[float]) -> tuple[list[float], float, float] | None:
-    """Those of the rising times that come regularly, their period, and the most by which a distance differs from it;
+    """Rising times among these that come regularly, their period, and the most by which a distance differs from it;
     None where too few do. Single ones may be missing, and single ones may lie between."""
     least = max(REGULAR_OCCURRENCES, _REGULAR_PART * len(begins_s))
     if len(begins_s) < least:

@@ -33,7 +33,7 @@ LEVELS = 8
 _SLICE_TOLERANCE = 1e-5
 
 _EMPTY = -2**63  # the slot number of a row that holds nothing
-_MOST = 2**16 - 1  # readings counted in a slice: the tables hold 16 bits
+_MAX_COUNT = 2**16 - 1  # readings counted in a slice: the tables hold 16 bits
 _CAUGHT_UP_AT_ONCE = 20  # samples that are added to the finest tier with a new one, so that none takes long
 
 Series = list[float]
@@ -229,26 +229,26 @@ class Rings:
     def _add_to_tiers(self, time_s: float, values: Sequence[float], scales: Sequence[float], tiers: range) -> None:
         places, scaled = self._levels_of(values, scales)
         present = [v == v for v in values]
-        known = [v if v == v else 0.0 for v in values]
+        counted = [v if v == v else 0.0 for v in values]
         low = [v if v == v else math.inf for v in values]
         high = [v if v == v else -math.inf for v in values]
         for number in tiers:
-            tier, own = self._tiers[number], self._open[number]
+            tier, open_slice = self._tiers[number], self._open[number]
             slot = math.floor(time_s / tier.slice_s)
-            if own is None or own.slot != slot:
-                self._store(own)
-                own = self._open[number] = self._begin(tier, slot)
-            if own.samples == _MOST:  # a clock that stands still
+            if open_slice is None or open_slice.slot != slot:
+                self._store(open_slice)
+                open_slice = self._open[number] = self._begin(tier, slot)
+            if open_slice.samples == _MAX_COUNT:  # a clock that stands still
                 continue
-            own.samples, own.stored = own.samples + 1, False
-            own.count = [*map(add, own.count, present)]
-            own.sum = [*map(add, own.sum, known)]
-            own.min = [a if a < b else b for a, b in zip(own.min, low, strict=True)]
-            own.max = [a if a > b else b for a, b in zip(own.max, high, strict=True)]
-            own.scale_sum = [*map(add, own.scale_sum, scaled)]
-            levels = own.levels
-            for place in places:
-                levels[place] += 1
+            open_slice.samples, open_slice.stored = open_slice.samples + 1, False
+            open_slice.count = [*map(add, open_slice.count, present)]
+            open_slice.sum = [*map(add, open_slice.sum, counted)]
+            open_slice.min = [a if a < b else b for a, b in zip(open_slice.min, low, strict=True)]
+            open_slice.max = [a if a > b else b for a, b in zip(open_slice.max, high, strict=True)]
+            open_slice.scale_sum = [*map(add, open_slice.scale_sum, scaled)]
+            levels = open_slice.levels
+            for cell in places:
+                levels[cell] += 1
 
     def _begin(self, tier: Tier, slot: int) -> _OpenSlice:
         """The slice of this number, as far as it is known."""
@@ -262,12 +262,13 @@ class Rings:
         return _OpenSlice(slot, row, [0] * width, [0.0] * width, [math.inf] * width, [-math.inf] * width,
                           [0.0] * self._scale_sum.width, [0] * self._levels.width)
 
-    def _store(self, own: _OpenSlice | None) -> None:
-        if own is not None and not own.stored:
-            for table, values in ((self._count, own.count), (self._sum, own.sum), (self._min, own.min),
-                                  (self._max, own.max), (self._scale_sum, own.scale_sum), (self._levels, own.levels)):
-                table[own.row] = values
-            own.stored = True
+    def _store(self, stored: _OpenSlice | None) -> None:
+        if stored is not None and not stored.stored:
+            for table, values in ((self._count, stored.count), (self._sum, stored.sum), (self._min, stored.min),
+                                  (self._max, stored.max), (self._scale_sum, stored.scale_sum),
+                                  (self._levels, stored.levels)):
+                table[stored.row] = values
+            stored.stored = True
 
     def _levels_of(self, values: Sequence[float], scales: Sequence[float]) -> tuple[list[int], list[float]]:
         """The cells of the histograms that a sample falls into, and its scales, 0 where its metric has no value: both
@@ -275,16 +276,16 @@ class Rings:
         constants, metrics, per_gpu = self.columns.constants, len(self.columns.ids), len(self.columns.scale_ids)
         places: list[int] = []
         scaled: list[float] = []
-        place = 0
+        first_cell = 0
         for gpu in range(self.gpus):
-            own = scales[gpu * per_gpu: (gpu + 1) * per_gpu]
-            ratios = [*map(truediv, values[gpu * metrics: (gpu + 1) * metrics], (*constants, *own))]
+            of_gpu = scales[gpu * per_gpu: (gpu + 1) * per_gpu]
+            ratios = [*map(truediv, values[gpu * metrics: (gpu + 1) * metrics], (*constants, *of_gpu))]
             for ratio in ratios:
                 if ratio == ratio:
-                    places.append(place + level_of(ratio))
-                place += LEVELS
+                    places.append(first_cell + level_of(ratio))
+                first_cell += LEVELS
             scaled += [scale if ratio == ratio else 0.0
-                       for scale, ratio in zip(own, ratios[len(constants):], strict=True)]
+                       for scale, ratio in zip(of_gpu, ratios[len(constants):], strict=True)]
         return places, scaled
 
     def _forget_from(self, time_s: float) -> None:
@@ -327,8 +328,8 @@ class Rings:
 
     def values(self, gpu: int, column: int, begin_s: float, end_s: float) -> Series:
         """The readings at :meth:`times`."""
-        place = gpu * len(self.columns.ids) + column
-        return self._values.column(place, self._raw_parts(begin_s, end_s, closed=True))
+        cell = gpu * len(self.columns.ids) + column
+        return self._values.column(cell, self._raw_parts(begin_s, end_s, closed=True))
 
     def all_values(self, column: int, begin_s: float, end_s: float, scale: bool = False) -> list[Series]:
         """The readings at :meth:`times` of each GPU; with ``scale`` those of ``scale_ids[column]``."""
@@ -350,8 +351,9 @@ class Rings:
         cells = [row * width + column if self._slots[row := tier.offset + slot % tier.rows] == slot else None
                  for slot in slots]
         counts, sums = self._count.cells, self._sum.cells
-        return [[sums[cell + at] / n if cell is not None and (n := counts[cell + at]) else math.nan for cell in cells]
-                for at in range(0, self.gpus * step, step)]
+        return [[sums[cell + first] / n if cell is not None and (n := counts[cell + first]) else math.nan
+                 for cell in cells]
+                for first in range(0, self.gpus * step, step)]
 
     def flags(self, gpu: int, begin_s: float, end_s: float) -> list[int]:
         """The flags at :meth:`times`."""
@@ -398,17 +400,17 @@ class Rings:
         slices: list[Series] = [[] for _ in range(grid.slices)]
         slice_scales: list[Series] = [[] for _ in range(grid.slices)]
         for time_s, value, scale in zip(self._times.column(0, parts), values, scales, strict=True):
-            place = math.floor(time_s / grid.slice_s + _SLICE_TOLERANCE) - grid.first
-            if value == value and 0 <= place < grid.slices:
-                slices[place].append(value)
-                slice_scales[place].append(scale)
+            slice_index = math.floor(time_s / grid.slice_s + _SLICE_TOLERANCE) - grid.first
+            if value == value and 0 <= slice_index < grid.slices:
+                slices[slice_index].append(value)
+                slice_scales[slice_index].append(scale)
 
         high = [max(one, default=math.nan) for one in slices]
         if column < len(constants):
             mean_scale: float | None = constants[column]
         elif own_scale:
-            known = [scale for scale in chain.from_iterable(slice_scales) if scale == scale]
-            mean_scale = math.fsum(known) / len(known) if known else None
+            present = [scale for scale in chain.from_iterable(slice_scales) if scale == scale]
+            mean_scale = math.fsum(present) / len(present) if present else None
         else:
             mean_scale = full_scale or _largest(high)
         if not own_scale:
@@ -421,11 +423,11 @@ class Rings:
         constants, histogram_columns = self.columns.constants, self.columns.histogram_columns
         self._store(self._open[self._tiers.index(tier)])
         rows = [*self._tier_rows(grid, tier)]
-        width, place = self._sum.width, gpu * len(self.columns.ids) + column
+        width, offset = self._sum.width, gpu * len(self.columns.ids) + column
         counts, sums, least, most = self._count.cells, self._sum.cells, self._min.cells, self._max.cells
         count, mean, low, high = [], [], [], []
-        for own in rows:
-            cells = [cell for row in own if counts[cell := row * width + place]]
+        for group in rows:
+            cells = [cell for row in group if counts[cell := row * width + offset]]
             total = sum([counts[cell] for cell in cells])
             count.append(total)
             mean.append(sum([sums[cell] for cell in cells]) / total if total else math.nan)
@@ -437,26 +439,27 @@ class Rings:
         if column >= histogram_columns:
             # A metric without a scale has no histogram: each stored slice counts at its mean.
             scale = full_scale or _largest(high)
-            for own in rows:
-                known = [(sums[row * width + place] / n, n) for row in own if (n := counts[row * width + place])]
-                levels.append(_histogram([v for v, _ in known], [scale or 1.0] * len(known), [n for _, n in known]))
+            for group in rows:
+                means = [(sums[row * width + offset] / n, n) for row in group if (n := counts[row * width + offset])]
+                levels.append(_histogram([v for v, _ in means], [scale or 1.0] * len(means), [n for _, n in means]))
             return Lane(grid.starts_s(), count, mean, low, high, levels, scale, tier.slice_s)
 
         shares, first, step = self._levels.cells, (gpu * histogram_columns + column) * LEVELS, self._levels.width
         filled = [[sum(level) for level in zip(*(shares[row * step + first: row * step + first + LEVELS].tolist()
-                                                 for row in own), strict=True)] or [0] * LEVELS for own in rows]
+                                                 for row in group), strict=True)] or [0] * LEVELS for group in rows]
         if column < len(constants):
             scale = constants[column]
         else:
             per_gpu = len(self.columns.scale_ids)
-            at = gpu * per_gpu + column - len(constants)
+            column_of_scale = gpu * per_gpu + column - len(constants)
             readings = sum(map(sum, filled))
-            scale = sum(self._scale_sum.cells[row * self._scale_sum.width + at] for row in chain.from_iterable(rows))
+            scale = sum(self._scale_sum.cells[row * self._scale_sum.width + column_of_scale]
+                        for row in chain.from_iterable(rows))
             scale = scale / readings if readings else None
         return Lane(grid.starts_s(), count, mean, low, high, [*map(_shares, filled)], scale, tier.slice_s)
 
     def _tier_rows(self, grid: Grid, tier: Tier) -> Iterator[list[int]]:
-        """For each slice of the grid the rows of the tier that belong to it and hold something."""
+        """Yield, for each slice of the grid, the rows of the tier that belong to it and hold something."""
         coarse = grid.slice_s <= tier.slice_s * (1 - _SLICE_TOLERANCE)
         ratio = grid.slice_s / tier.slice_s
         for number in range(grid.first, grid.first + grid.slices):
@@ -476,10 +479,11 @@ class Rings:
 def lane_of(grid: Grid, values: Sequence[Series]) -> Lane:
     """The lane of single readings of a ratio, those of each slice of the grid."""
     nothing = math.nan
-    mean = [sum(own) / len(own) if own else nothing for own in values]
-    return Lane(grid.starts_s(), [len(own) for own in values], mean,
-                [min(own, default=nothing) for own in values], [max(own, default=nothing) for own in values],
-                [_histogram(own, [1.0] * len(own)) for own in values], 1.0, 0.0)
+    mean = [sum(readings) / len(readings) if readings else nothing for readings in values]
+    return Lane(grid.starts_s(), [len(readings) for readings in values], mean,
+                [min(readings, default=nothing) for readings in values],
+                [max(readings, default=nothing) for readings in values],
+                [_histogram(readings, [1.0] * len(readings)) for readings in values], 1.0, 0.0)
 
 
 def _largest(values: Sequence[float]) -> float | None:

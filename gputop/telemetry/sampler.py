@@ -42,7 +42,7 @@ MAX_DEADLINE_S = 0.5
 # all read by one: threads that compete for the interpreter switch at every driver call, and to wake one for each GPU
 # takes as long as to read it.
 STAGGER_S = 0.002
-OWN_CPU_PERIOD_S = 10.0  # of single samples it would be a new figure each time, and that costs a redraw
+OWN_CPU_PERIOD_S = 10.0  # a single sample differs each time, and each new figure costs a redraw
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
 BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second on an idle machine
@@ -370,8 +370,8 @@ class Sampler:
             return result
         return self._missing_host(_host_reason(result))
 
-    def _missing_host(self, why: str) -> HostSample:
-        return HostSample(self._hostname, {m.id: Reading.missing(m.unit, why) for m in HOST_METRICS.values()})
+    def _missing_host(self, reason: str) -> HostSample:
+        return HostSample(self._hostname, {m.id: Reading.missing(m.unit, reason) for m in HOST_METRICS.values()})
 
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):
@@ -382,8 +382,8 @@ class Sampler:
         for gpu in gpus:
             for process in gpu.processes:
                 held.setdefault(process.pid, {})[gpu.info.index] = process
-        why = _host_reason(result)
-        return tuple(missing_process(pid, on_gpus, why) for pid, on_gpus in held.items())
+        reason = _host_reason(result)
+        return tuple(missing_process(pid, on_gpus, reason) for pid, on_gpus in held.items())
 
     def _end(self) -> None:
         """Stop the workers; close the source unless a call in it is pending."""
@@ -425,7 +425,7 @@ def _host_reason(result: object) -> str:
 
 
 def tick_timeout_s(interval_s: float | None) -> float:
-    """How long a tick waits for the readings, and then again for the processes.
+    """Seconds that a tick waits for the readings, and then again for the processes.
 
     A second at the first tick (``interval_s`` None); later 0.8 of an interval, half a second at most.
     """

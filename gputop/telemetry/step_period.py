@@ -52,7 +52,7 @@ INTERVALS_S = (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1)  # what the monitor offers
 SURE = 0.6  # confidence; below it a period is as often an alias of shorter steps
 MIN_CONFIDENCE = 0.4  # below it no period is reported: hardly above noise, mostly a broad alias
 _SHORT_LAG = 20  # samples: longest lag of the first two searches; the third uses all that the window allows
-_NARROW = 0.5  # of the least deviation: a column with less hardly changes anywhere
+_NARROW = 0.5  # factor of the least deviation: a column with less hardly changes anywhere
 _MAX_STEPS_PER_PERIOD, _WHOLE = 16, 0.1  # a period that is 1% off still shows which whole number of steps it has
 
 # The metrics tried, in this order, and the standard deviation below which each counts as flat.
@@ -107,7 +107,7 @@ def max_interval_for(step_s: float) -> float | None:
 
 
 def steps_per_period(step_period: StepPeriodEstimate, step_s: float) -> int | None:
-    """How many steps of ``step_s`` (from a trace) make one period; None where that is no whole number."""
+    """Number of steps of ``step_s`` (from a trace) in one period; None where that is no whole number."""
     if step_period.period_s is None:
         return None
     count = step_period.period_s / step_s
@@ -116,12 +116,12 @@ def steps_per_period(step_period: StepPeriodEstimate, step_s: float) -> int | No
 
 
 def is_undersampled(step_s: float, interval_s: float) -> bool:
-    """Whether samples ``interval_s`` apart show steps of ``step_s`` only as an alias."""
+    """Return whether samples ``interval_s`` apart show steps of ``step_s`` only as an alias."""
     return step_s < 2 * interval_s
 
 
 def reach_s(interval_s: float) -> float:
-    """How far back an estimate looks where a sample is taken every ``interval_s``."""
+    """Seconds that an estimate looks back where a sample is taken every ``interval_s``."""
     return max(WINDOW_S, WINDOW_SAMPLES * interval_s)
 
 
@@ -191,7 +191,8 @@ def estimate(times_s: Sequence[float], values: Sequence[Sequence[float]],
 
 
 def _unusable(samples: EvenSamples, min_deviation: float) -> str | None:
-    """Why these samples show no period (2); None where they may. It saves the correlations where nothing runs."""
+    """Reason why these samples show no period (2); None where they may. It saves the correlations where nothing
+    runs."""
     count = max((sum([v == v for v in column]) for column in samples.columns), default=0)
     if not count:
         return UNMEASURED
@@ -202,7 +203,7 @@ def _unusable(samples: EvenSamples, min_deviation: float) -> str | None:
 
 
 def _varying(samples: EvenSamples, width: int, min_deviation: float) -> dict[int, Signal]:
-    """By GPU the columns that vary, normalized over ``width`` slots."""
+    """Columns by GPU that vary, normalized over ``width`` slots."""
     signals = ((gpu, normalize(column, width, min_deviation)) for gpu, column in enumerate(samples.columns))
     return {gpu: signal for gpu, signal in signals if signal is not None}
 
@@ -215,7 +216,7 @@ def _search(search: _Search, signals: Mapping[int, Signal], longest: int) -> Pea
 
 
 def _best(peaks: Sequence[Peak]) -> Peak:
-    """Of the searches' peaks the first of those that most GPUs share that is about as high as the highest (5)."""
+    """First peak of the searches that most GPUs share and that is about as high as the highest (5)."""
     most_gpus = max(len(peak.gpus) for peak in peaks)
     shared = [peak for peak in peaks if len(peak.gpus) == most_gpus]
     highest = max(peak.height for peak in shared)

@@ -34,7 +34,7 @@ def short_command(command: str) -> str:
         rest = _without_options(rest)
         if rest and not rest[0].startswith("-"):
             program, rest = _base(rest[0]), rest[1:]
-    return " ".join((program, *(_PATH.sub(lambda found: cut_path(found[1], _PATH_CHARS), word) for word in rest)))
+    return " ".join((program, *(_PATH.sub(lambda match: cut_path(match[1], _PATH_CHARS), word) for word in rest)))
 
 
 def program_name(command: str) -> str:
@@ -49,8 +49,8 @@ def command_of(about: str) -> str:
 
 
 def script_of(command: str) -> str:
-    """What stays of a command of Python when its options change: the script's path, or the module. Any other command,
-    also ``python -c``, is returned whole."""
+    """Part of a command of Python that stays when its options change: the script's path, or the module. Any other
+    command, also ``python -c``, is returned whole."""
     words = command.split(" ")
     if not _PYTHON.fullmatch(_base(words[0])):
         return command
@@ -63,14 +63,14 @@ def script_of(command: str) -> str:
 
 
 def short_description(about: str) -> str:
-    """What is known of a server, with the script first: "train.py --lr 1 (TensorFlow 2.21.0, rank 1)"."""
-    known, command = _split(about)
-    return f"{short_command(command)} ({known})" if known else short_command(command)
+    """Description of a server, with the script first: "train.py --lr 1 (TensorFlow 2.21.0, rank 1)"."""
+    facts, command = _split(about)
+    return f"{short_command(command)} ({facts})" if facts else short_command(command)
 
 
 def _split(about: str) -> tuple[str, str]:
-    known, colon, command = about.partition(": ")
-    return (known, command) if colon and "/" not in known and " -" not in known else ("", about)
+    facts, colon, command = about.partition(": ")
+    return (facts, command) if colon and "/" not in facts and " -" not in facts else ("", about)
 
 
 def cut_path(path: str, chars: int) -> str:
@@ -94,9 +94,9 @@ def _base(path: str) -> str:
 
 def _without_options(words: list[str]) -> list[str]:
     """The words from the script on, or from -m or -c on."""
-    at = 0
-    while at < len(words) and words[at].startswith("-"):
-        if re.fullmatch(r"-[a-zA-Z]*[mc]", words[at]) or words[at] == "-":
-            return [words[at], *words[at + 1:]]
-        at += 2 if _WITH_WORD.fullmatch(words[at]) else 1
-    return words[at:]
+    index = 0
+    while index < len(words) and words[index].startswith("-"):
+        if re.fullmatch(r"-[a-zA-Z]*[mc]", words[index]) or words[index] == "-":
+            return [words[index], *words[index + 1:]]
+        index += 2 if _WITH_WORD.fullmatch(words[index]) else 1
+    return words[index:]

@@ -17,11 +17,12 @@ from typing import Any, TextIO
 
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
+from gputop.text.wrapping import wrap
 
 MESSAGE_CHARS = 2000  # of one message; its end is left out
 LINE_CHARS = 4000  # of one line of a report
 FIX_LINES = 40  # of what to do about an error: commands to paste, one a line
-_LEAST_WIDTH = 20  # of a terminal, for words to be kept whole
+_LEAST_WIDTH = 20  # minimum columns for whole words
 _COLOR = re.compile(r"(\x1b\[(?:0|3[1-7])m)")
 
 
@@ -81,7 +82,7 @@ def write_json(document: Mapping[str, Any]) -> None:
 
 
 def write_raw(data: bytes) -> None:
-    """What the user's own job has written, on standard output as it would have gone there without gputop."""
+    """Write what the user's own job has written, on standard output as it would have gone there without gputop."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
@@ -89,7 +90,7 @@ def write_raw(data: bytes) -> None:
 def write_colored(text: str) -> None:
     """A report in colors on standard output. Only codes for colors pass; the caller has cleaned what is between."""
     parts = _COLOR.split(text)
-    _write(sys.stdout, "".join(part if at % 2 else clean(part, LINE_CHARS) for at, part in enumerate(parts)))
+    _write(sys.stdout, "".join(part if number % 2 else clean(part, LINE_CHARS) for number, part in enumerate(parts)))
 
 
 def _clean_line(line: str, max_chars: int | None) -> str:
@@ -111,7 +112,6 @@ def _fitted(line: str, rest: str) -> str:
         return line
     if not _LEAST_WIDTH <= width < len(line):
         return line
-    from gputop.text.wrapping import wrap  # not for the first frame
 
     margin = line[:len(line) - len(line.lstrip())]
     return "\n".join(wrap(line.lstrip(), width, margin, rest))

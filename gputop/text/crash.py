@@ -1,4 +1,4 @@
-"""How a bug in gputop is reported: in three lines on standard error, and in a private file to attach to an issue.
+"""Report of a bug in gputop: three lines on standard error, and in a private file to attach to an issue.
 
 Neither holds the value of a variable: a monitor that runs as root holds other users' command lines. Messages and
 command lines in it lose their secrets as a snapshot's do. No traceback of another form reaches the terminal.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,6 @@ def write_report(error: BaseException) -> Path:
 
     Raises GputopError or OSError.
     """
-    import time
-
     from gputop.core.files import write_file
 
     folder = _folder()
@@ -55,7 +55,6 @@ def write_report(error: BaseException) -> Path:
 
 def report_text(error: BaseException) -> str:
     """Versions, the command, and where it happened: no locals, no secrets, printable, of a bounded length."""
-    import platform
     import traceback
 
     from gputop.text import redaction
@@ -104,11 +103,11 @@ def _place(error: BaseException) -> str:
     """The innermost line of gputop's own on the way to the error."""
     import traceback
 
-    place = ""
+    line_of_gputop = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         with contextlib.suppress(ValueError):
-            place = f" (gputop/{Path(frame.f_code.co_filename).resolve().relative_to(_PACKAGE)}:{line})"
-    return place
+            line_of_gputop = f" (gputop/{Path(frame.f_code.co_filename).resolve().relative_to(_PACKAGE)}:{line})"
+    return line_of_gputop
 
 
 def _folder() -> Path:
@@ -122,10 +121,10 @@ def _folder() -> Path:
     try:
         if not folder.is_absolute():
             raise FileNotFoundError
-        with writable_folder(folder, "XDG_CACHE_HOME") as there:
-            reports = sorted(name for name in there.names() if name.startswith(_PREFIX))
+        with writable_folder(folder, "XDG_CACHE_HOME") as opened:
+            reports = sorted(name for name in opened.names() if name.startswith(_PREFIX))
             for name in reports[:max(0, len(reports) - KEPT_REPORTS + 1)]:
-                there.remove(name)
+                opened.remove(name)
     except (OSError, GputopError):  # a home that cannot be written to, or another user's
         return Path(tempfile.mkdtemp(prefix="gputop-", dir=temporary_place()))
     return folder

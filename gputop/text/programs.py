@@ -24,7 +24,7 @@ NO_SUCH_PROGRAM = 127  # the shell's status
 
 
 class Ended(NamedTuple):
-    """How a program ended. ``error``: the end of what it said on stderr, in one line."""
+    """End of a program. ``error``: the end of what it said on stderr, in one line."""
 
     out: bytes
     error: str
@@ -70,7 +70,7 @@ def last_lines(err: IO[bytes]) -> str:
 
 
 def _output(process: subprocess.Popen[bytes], until_s: float, max_bytes: int) -> tuple[bytes, bool]:
-    """What it prints until it closes the pipe, or a byte too many; and whether it did so in time."""
+    """Read what it prints until it closes the pipe, or a byte too many; and whether it did so in time."""
     assert process.stdout is not None
     out = bytearray()
     with selectors.DefaultSelector() as selector:
@@ -86,7 +86,7 @@ def _output(process: subprocess.Popen[bytes], until_s: float, max_bytes: int) ->
 
 
 def run_on(login: str, login_port: int | None, command: list[str], timeout_s: float, max_bytes: int) -> bytes:
-    """What a program prints, here or, with ``login``, on that node by ssh.
+    """Return what a program prints, here or, with ``login``, on that node by ssh.
 
     Raises FileNotFoundError where there is no such program, OSError, or GputopError.
     """
@@ -100,7 +100,7 @@ def run_on(login: str, login_port: int | None, command: list[str], timeout_s: fl
     if login and ended.status == NO_SUCH_PROGRAM:
         raise FileNotFoundError(errno.ENOENT, ended.error, command[0])
     if ended.status != 0:
-        why = ended.error or f"status {ended.status}"
-        raise GputopError(f"{command[0]} " + (f"failed: {why}" if ended.in_time
+        reason = ended.error or f"status {ended.status}"
+        raise GputopError(f"{command[0]} " + (f"failed: {reason}" if ended.in_time
                                               else f"did not end within {timeout_s:.0f} s"))
     return ended.out

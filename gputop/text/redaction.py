@@ -152,34 +152,34 @@ def _programs(text: str) -> str:
     if not starts:
         return text
     out = [text[:starts[0].end()]]
-    for found, following in zip(starts, [*starts[1:], None], strict=True):
+    for program, following in zip(starts, [*starts[1:], None], strict=True):
         stop = len(text) if following is None else following.end()
-        limit = _NEXT_COMMAND.search(text, found.end(), stop)
+        limit = _NEXT_COMMAND.search(text, program.end(), stop)
         end = stop if limit is None else limit.start()
-        out += [re.sub(_PROGRAMS[found[1]], _option, text[found.end():end]), text[end:stop]]
+        out += [re.sub(_PROGRAMS[program[1]], _option, text[program.end():end]), text[end:stop]]
     return "".join(out)
 
 
-def _option(found: re.Match[str]) -> str:
-    value = found["value"]
+def _option(match: re.Match[str]) -> str:
+    value = match["value"]
     quote = value[0] if value[0] in "\"'" else ""
     user, colon, _ = value.strip("\"'").partition(":")
     # `curl -u ana:secret` keeps the user, unless that is the secret: `-u TOKEN:`.
-    kept = f"{user}:" if found["kept"].rstrip(" =").endswith(("-u", "-U", "-user", "-a", "-auth")) and colon \
+    kept = f"{user}:" if match["kept"].rstrip(" =").endswith(("-u", "-U", "-user", "-a", "-auth")) and colon \
         and not value.rstrip("\"'").endswith(":") and not _random(user) else ""
-    return f"{found['kept']}{quote}{kept}{HIDDEN}{quote}"
+    return f"{match['kept']}{quote}{kept}{HIDDEN}{quote}"
 
 
 def _named(text: str) -> str:
     """Hide the values of what is named as a secret."""
     out: list[str] = []
-    at = 0
-    while (found := _NAME.search(text, at)) is not None:
-        value = _value(text, found)
-        end = found.end() if value is None else value[1]
-        out.append(text[at:end] if value is None else text[at:value[0]] + HIDDEN)
-        at = end
-    return "".join((*out, text[at:]))
+    pos = 0
+    while (match := _NAME.search(text, pos)) is not None:
+        value = _value(text, match)
+        end = match.end() if value is None else value[1]
+        out.append(text[pos:end] if value is None else text[pos:value[0]] + HIDDEN)
+        pos = end
+    return "".join((*out, text[pos:]))
 
 
 def sample(node: NodeSample) -> NodeSample:
@@ -195,13 +195,13 @@ def _process(process: _P) -> _P:
     return process if process.command is None else replace(process, command=command(process.command))
 
 
-def _url(found: re.Match[str]) -> str:
-    user, password = found["user"], found["password"]
+def _url(match: re.Match[str]) -> str:
+    user, password = match["user"], match["password"]
     if password is not None:
-        return f"{found['scheme']}{HIDDEN if len(password) == 1 else user}:{HIDDEN}@"
+        return f"{match['scheme']}{HIDDEN if len(password) == 1 else user}:{HIDDEN}@"
     # ssh://git@host names an account; https://WORD@host is one that serves as a password.
-    account = user.lower() in _ACCOUNTS or not (_WEB.fullmatch(found["scheme"]) or _random(user))
-    return f"{found['scheme']}{user if account else HIDDEN}@"
+    account = user.lower() in _ACCOUNTS or not (_WEB.fullmatch(match["scheme"]) or _random(user))
+    return f"{match['scheme']}{user if account else HIDDEN}@"
 
 
 def _value(text: str, name: re.Match[str]) -> tuple[int, int] | None:
@@ -246,8 +246,8 @@ def _value(text: str, name: re.Match[str]) -> tuple[int, int] | None:
 
 def _until(text: str, begin: int, stop: str, limit: int | None = None) -> int:
     limit = len(text) if limit is None else min(len(text), limit)
-    found = re.compile(stop).search(text, begin, limit)
-    return limit if found is None else found.start()
+    match = re.compile(stop).search(text, begin, limit)
+    return limit if match is None else match.start()
 
 
 def _kind(name: str) -> str | None:
@@ -274,7 +274,7 @@ def _kind(name: str) -> str | None:
 
 
 def _random(value: str) -> bool:
-    """Whether a value mixes letters and digits as random text does."""
+    """Return whether a value mixes letters and digits as random text does."""
     value = value[:_MAX_CHECKED_CHARS].strip("\"'")
     if len(value) < 20 or not re.fullmatch(r"[\w+=~%.:-]+", value):
         return False

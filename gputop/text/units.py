@@ -38,7 +38,7 @@ def _whole_percent(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """For tables and labels, where each cell counts: 38%."""
+    """Format a ratio for tables and labels, where each cell counts: 38%."""
     return f"{_whole_percent(value)}%"
 
 
@@ -48,7 +48,7 @@ def percent(value: float) -> str:
 
 
 def reads_zero(value: float) -> bool:
-    """Whether a ratio reads as 0 %: such a share is no evidence."""
+    """Return whether a ratio reads as 0 %: such a share is no evidence."""
     return percent(abs(value)) == percent(0.0)
 
 
@@ -69,7 +69,7 @@ def size(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """How many, also on average: 12,300, 25, 0.25, without an exponent."""
+    """Format a number, also an average: 12,300, 25, 0.25, without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
@@ -189,7 +189,7 @@ _ONE_CELL_EACH = re.compile("[ -~\xa1-\xac\xae-\u02af\u2026\u2580-\u259f]*")
 
 
 def fit_middle(text: str, width: int) -> str:
-    """As :func:`fit`, but what is too long is cut in the middle: of names that begin alike the ends differ."""
+    """Fit as :func:`fit` does, but what is too long is cut in the middle: of names that begin alike the ends differ."""
     if len(text) > width > 2 and (text.isascii() or _ONE_CELL_EACH.fullmatch(text)):
         return f"{text[:width // 2]}…{text[-(width - width // 2 - 1):]}"
     return fit(text, width)

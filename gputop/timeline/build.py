@@ -61,14 +61,14 @@ class RowsWritten:
         A row for the critical path is there already where there may be one: nothing is to move when it comes.
         """
         rows, tracks, out = self._rows, self._tracks, self._out
-        there = list(rows.rows)
-        if any(row.kind == "gpu" for row in there) and out.count("steps"):
-            there.append(_path_row(rows))
-        awaited = len(there) - len(rows.rows)
+        all_rows = list(rows.rows)
+        if any(row.kind == "gpu" for row in all_rows) and out.count("steps"):
+            all_rows.append(_path_row(rows))
+        awaited = len(all_rows) - len(rows.rows)
         with _disk_full_named():
             _write_texts(trace, rows, (), out)
             return out.describe(Description(
-                **self._about, quality=_notes(trace.quality), rows=tuple(there),
+                **self._about, quality=_notes(trace.quality), rows=tuple(all_rows),
                 bounds=[*rows.bounds, *[(self._events,) * 2] * awaited], streams=rows.streams, idle_gaps=(),
                 idle_totals=(), basis="step", period_s=0.0, no_counters=printable(rows.no_counters),
                 all=[*tracks.all, *[len(tracks.edges) - 1] * awaited],
@@ -80,7 +80,7 @@ class RowsWritten:
         from gputop.timeline.idle_gaps import PER_CAUSE, rank_idle_gaps
 
         trace, rows, tracks, out = facts.trace, self._rows, self._tracks, self._out
-        found = rank_idle_gaps(facts, per_cause=PER_CAUSE)
+        idle_gaps = rank_idle_gaps(facts, per_cause=PER_CAUSE)
         path = path_spans(facts.analysis.critical_path)
         with _disk_full_named():
             if 0 < len(path.start) <= MAX_SEGMENTS:
@@ -90,8 +90,8 @@ class RowsWritten:
             _write_texts(trace, rows, path.names, out)
             out.finish(Description(
                 **self._about, quality=_notes(facts.analysis.trace.quality), rows=tuple(rows.rows),
-                bounds=rows.bounds, streams=rows.streams, idle_gaps=_with_ends(trace, found.ranked, rows),
-                idle_totals=found.totals, basis=facts.basis, period_s=facts.period_s,
+                bounds=rows.bounds, streams=rows.streams, idle_gaps=_with_ends(trace, idle_gaps.ranked, rows),
+                idle_totals=idle_gaps.totals, basis=facts.basis, period_s=facts.period_s,
                 no_counters=printable(rows.no_counters), all=tracks.all, kinds=tracks.kinds, edges=tracks.edges))
 
     def _add_path(self, trace: Trace, path: NamedSpans) -> None:
@@ -105,9 +105,9 @@ class RowsWritten:
         of_kind, spans = _tracks_of(path.start, path.end, path.kind, len(tracks.edges) - 1)
         tracks.all.append(len(tracks.edges) - 1)
         tracks.kinds.append(of_kind)
-        for own in spans:
-            tracks.edges.append(tracks.edges[-1] + len(own.start))
-            for name, values in _span_columns(own):
+        for track in spans:
+            tracks.edges.append(tracks.edges[-1] + len(track.start))
+            for name, values in _span_columns(track):
                 out.extend(name, values)
 
 
@@ -137,9 +137,9 @@ def _notes(quality: Iterable[QualityNote | TraceNote]) -> tuple[tuple[str, str],
 def _write_rows(trace: Trace, rows: Rows, out: Writer) -> _Tracks:
     device, host, spans = trace.device, trace.host, rows.spans
     parts = ((device, rows.of_device), (host, rows.of_host), (host, rows.of_stage))
-    out.column("start", np.int64, (*(events.start_ns[place] for events, place in parts), spans.start), MAX_SEGMENTS)
-    out.column("end", np.int64, (*(events.end_ns[place] for events, place in parts), spans.end), MAX_SEGMENTS)
-    out.column("name", np.int32, (*(events.name[place] for events, place in parts),
+    out.column("start", np.int64, (*(events.start_ns[order] for events, order in parts), spans.start), MAX_SEGMENTS)
+    out.column("end", np.int64, (*(events.end_ns[order] for events, order in parts), spans.end), MAX_SEGMENTS)
+    out.column("name", np.int32, (*(events.name[order] for events, order in parts),
                                   spans.name + len(trace.names) + len(trace.hlo_ops)), MAX_SEGMENTS)
     out.column("kind", np.uint8, [rows.kind], MAX_SEGMENTS)
     out.column("level", np.float32, [spans.level], MAX_SEGMENTS)
@@ -160,7 +160,7 @@ def _write_texts(trace: Trace, rows: Rows, more: Sequence[str], out: Writer) -> 
 
 
 class _Tracks(NamedTuple):
-    """For each row its track and the tracks of its kinds, and where each track begins."""
+    """Track of each row and the tracks of its kinds, and where each track begins."""
 
     all: list[int]
     kinds: list[list[tuple[int, int]]]
@@ -173,19 +173,19 @@ def _write_tracks(trace: Trace, rows: Rows, out: Writer) -> _Tracks:
     A row of one kind has one track, and a GPU with one stream has that stream's.
     """
     spans: list[Spans] = []
-    known: dict[tuple[int, ...], tuple[int, list[tuple[int, int]]]] = {}
+    track_of: dict[tuple[int, ...], tuple[int, list[tuple[int, int]]]] = {}
     for row in rows.rows:
-        own = tuple(rows.streams.get(row.key, [row.key]))
-        if own in known:
+        keys = tuple(rows.streams.get(row.key, [row.key]))
+        if keys in track_of:
             continue
-        events = [np.arange(*rows.bounds[key]) for key in own]
+        events = [np.arange(*rows.bounds[key]) for key in keys]
         first = len(spans)
         of_kind, new = _tracks_of(*_times(trace, rows, np.concatenate(events)), first)
         spans += new
-        known[own] = first, of_kind
-    of_row = [known[tuple(rows.streams.get(row.key, [row.key]))] for row in rows.rows]
+        track_of[keys] = first, of_kind
+    of_row = [track_of[tuple(rows.streams.get(row.key, [row.key]))] for row in rows.rows]
     for i, name in enumerate(("span_start", "span_end", "span_before")):
-        out.column(name, np.int64, (_span_columns(own)[i][1] for own in spans), 2 * MAX_SEGMENTS)
+        out.column(name, np.int64, (_span_columns(keys)[i][1] for keys in spans), 2 * MAX_SEGMENTS)
     return _Tracks([first for first, _ in of_row], [of_kind for _, of_kind in of_row],
                    np.cumsum([0, *(len(s.start) for s in spans)]).tolist())
 
@@ -210,17 +210,17 @@ def _times(trace: Trace, rows: Rows, events: I64) -> tuple[I64, I64, npt.NDArray
     """Start, end and kind of these events of the file, which are all of one part of it."""
     n, m = len(rows.of_device), len(rows.of_device) + len(rows.of_host)
     if events[0] >= m + len(rows.of_stage):
-        own = events - m - len(rows.of_stage)
-        return rows.spans.start[own], rows.spans.end[own], rows.kind[events]
+        of_span = events - m - len(rows.of_stage)
+        return rows.spans.start[of_span], rows.spans.end[of_span], rows.kind[events]
     if events[0] < n:
-        place = rows.of_device[events]
-        return trace.device.start_ns[place], trace.device.end_ns[place], rows.kind[events]
-    place = rows.of_host[events - n] if events[0] < m else rows.of_stage[events - m]
-    return trace.host.start_ns[place], trace.host.end_ns[place], rows.kind[events]
+        rows_of_trace = rows.of_device[events]
+        return trace.device.start_ns[rows_of_trace], trace.device.end_ns[rows_of_trace], rows.kind[events]
+    rows_of_trace = rows.of_host[events - n] if events[0] < m else rows.of_stage[events - m]
+    return trace.host.start_ns[rows_of_trace], trace.host.end_ns[rows_of_trace], rows.kind[events]
 
 
 def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
-    """For each device event the launch among the host's events, and the other way round; -1 where there is none.
+    """Yield the launch of each device event among the host's events, and the other way round; -1 where there is none.
 
     The launch is the event of its thread with the start and end that the trace gives; where none has that end, the
     innermost with that start. An event that launched several is linked to the first.
@@ -236,23 +236,24 @@ def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
             continue
         first, last = first - n, last - n
         thread = host.line[rows.of_host[first]]
-        known = by_thread[slice(*np.searchsorted(line, (thread, thread + 1), sorter=by_thread))]
-        wanted, own = device.launch_ns[rows.of_device[known]], starts[first:last]
-        at = np.searchsorted(own, wanted, side="right") - 1
-        there = (at >= 0) & (own[np.maximum(at, 0)] == wanted)
-        known, at = known[there], at[there]
+        on_thread = by_thread[slice(*np.searchsorted(line, (thread, thread + 1), sorter=by_thread))]
+        wanted, starts_on_thread = device.launch_ns[rows.of_device[on_thread]], starts[first:last]
+        launch = np.searchsorted(starts_on_thread, wanted, side="right") - 1
+        exact = (launch >= 0) & (starts_on_thread[np.maximum(launch, 0)] == wanted)
+        on_thread, launch = on_thread[exact], launch[exact]
         if ends_known:
-            at = _ending(own, host.end_ns[rows.of_host[first:last]], at, device.launch_end_ns[rows.of_device[known]])
-        to_host[known] = n + first + at
-        later_first = np.argsort(-device.start_ns[rows.of_device[known]], kind="stable")
-        to_device[first + at[later_first]] = known[later_first]  # the last one written, the earliest, stays
+            launch = _ending(starts_on_thread, host.end_ns[rows.of_host[first:last]], launch,
+                             device.launch_end_ns[rows.of_device[on_thread]])
+        to_host[on_thread] = n + first + launch
+        later_first = np.argsort(-device.start_ns[rows.of_device[on_thread]], kind="stable")
+        to_device[first + launch[later_first]] = on_thread[later_first]  # the last one written, the earliest, stays
     yield to_host
     yield to_device
     yield np.full(len(rows.of_stage) + len(rows.spans.start), -1, np.int64)
 
 
 def _ops(trace: Trace) -> npt.NDArray:
-    """For each device event its op, as index into the file's names: XLA's by their scopes, where they are known."""
+    """Op of each device event, as index into the file's names: XLA's by their scopes, where they are known."""
     device = trace.device
     if not trace.hlo_ops:
         return device.tf_op
@@ -260,34 +261,34 @@ def _ops(trace: Trace) -> npt.NDArray:
     return np.where(named[device.hlo], device.hlo + len(trace.names), device.tf_op)
 
 
-def _ending(starts: I64, ends: I64, at: I64, end: I64) -> I64:
-    """Of the events with the same start the innermost with that end; the innermost of all if none has it."""
-    found, place = at.copy(), at.copy()
-    open_ = np.flatnonzero(ends[at] != end)
+def _ending(starts: I64, ends: I64, last: I64, end: I64) -> I64:
+    """Innermost of the events with the same start and with that end; the innermost of all if none has it."""
+    match, candidate = last.copy(), last.copy()
+    open_ = np.flatnonzero(ends[last] != end)
     while len(open_):
-        place[open_] -= 1
-        open_ = open_[(place[open_] >= 0) & (starts[np.maximum(place[open_], 0)] == starts[at[open_]])]
-        fits = ends[place[open_]] == end[open_]
-        found[open_[fits]] = place[open_[fits]]
+        candidate[open_] -= 1
+        open_ = open_[(candidate[open_] >= 0) & (starts[np.maximum(candidate[open_], 0)] == starts[last[open_]])]
+        fits = ends[candidate[open_]] == end[open_]
+        match[open_[fits]] = candidate[open_[fits]]
         open_ = open_[~fits]
-    return found
+    return match
 
 
-def _with_ends(trace: Trace, found: list[RankedIdleGap], rows: Rows) -> tuple[IdleGap, ...]:
+def _with_ends(trace: Trace, ranked: list[RankedIdleGap], rows: Rows) -> tuple[IdleGap, ...]:
     """The idle gaps; the device event that ended one becomes the (row, index) of its range, threads are called as their
     rows."""
     called = {printable(trace.lines[line].name): printable(name) for line, name in rows.threads.items()}
-    place = np.empty(len(rows.of_device), np.int64)
-    place[rows.of_device] = np.arange(len(place))
+    event_index = np.empty(len(rows.of_device), np.int64)
+    event_index[rows.of_device] = np.arange(len(event_index))
     first = np.array([rows.bounds[row.key][0] if row.kind == "stream" else -1 for row in rows.rows])
     streams = np.flatnonzero(first >= 0)  # in the order of the file
     out = []
-    left_out = len(place) - len(trace.device)  # of the whole trace's events, before those of this one
-    for idle_gap, event in found:
+    left_out = len(event_index) - len(trace.device)  # of the whole trace's events, before those of this one
+    for idle_gap, event in ranked:
         if event is not None:
             event += left_out
-            row = int(streams[np.searchsorted(first[streams], place[event], side="right") - 1])
-            idle_gap = replace(idle_gap, ends=(row, int(place[event] - first[row])))
+            row = int(streams[np.searchsorted(first[streams], event_index[event], side="right") - 1])
+            idle_gap = replace(idle_gap, ends=(row, int(event_index[event] - first[row])))
         name, launched, thread = idle_gap.ended_by.rpartition(_LAUNCHED_BY)
         doer, colon, what = idle_gap.host.partition(": ")
         out.append(replace(

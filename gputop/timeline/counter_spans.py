@@ -53,7 +53,8 @@ def counter_rows(trace: Trace) -> tuple[list[CounterRow], str]:
 
 
 def _starts(ends: I64, counters: GpuCounters) -> I64:
-    """Since when each sample tells: the one before it, one interval at the first or after a pause."""
+    """Time since which each sample counts: that of the one before it; one interval before the first or after a
+    pause."""
     usual = round(counters.interval_s * 1e9)
     before = np.append(ends[:1] - usual, ends[:-1])
     return np.where(ends - before > _MAX_GAP * usual, ends - usual, before)
@@ -65,11 +66,11 @@ def _row(gpu: int, metric: str, lane: CounterLane, starts: I64, ends: I64, large
     about, scale = GPU_METRICS[metric], lane.full_scale or largest
     values = np.array([np.nan if value is None else value for value in lane.values], np.float64)
     start, end = np.maximum(starts, window_ns[0]), np.minimum(ends, window_ns[1])
-    known = np.flatnonzero(np.isfinite(values) & (end > start))
+    sampled = np.flatnonzero(np.isfinite(values) & (end > start))
     full = "" if about.unit == RATIO or lane.full_scale is None else f" of {reading(Reading(scale, about.unit))}"
-    names = [f"{about.label} {reading(Reading(value, about.unit))}{full}" for value in values[known].tolist()]
+    names = [f"{about.label} {reading(Reading(value, about.unit))}{full}" for value in values[sampled].tolist()]
     spans = NamedSpans(
-        -1, start[known], end[known], np.arange(len(known)), np.zeros(len(known), np.uint16),
-        np.full(len(known), KINDS.index("counter"), np.uint8), names,
-        np.clip(values[known] / scale, 0, 1).astype(np.float32))
+        -1, start[sampled], end[sampled], np.arange(len(sampled)), np.zeros(len(sampled), np.uint16),
+        np.full(len(sampled), KINDS.index("counter"), np.uint8), names,
+        np.clip(values[sampled] / scale, 0, 1).astype(np.float32))
     return CounterRow(gpu, about.label + _IN_LABEL.get(about.unit, ""), about.unit, scale, spans)

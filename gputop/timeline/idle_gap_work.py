@@ -1,4 +1,4 @@
-"""What each of the host's threads did in given periods of time; all periods in few passes over the events."""
+"""Work of each of the host's threads in given periods of time; all periods in few passes over the events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
 MAX_WORKS = 8  # of a period
 _MAX_PER_THREAD = 3  # so that other threads are listed, too
-_MIN_SHARE = 0.01  # of the period's length
+_MIN_SHARE = 0.01  # share of the period's length
 _EVENTS_PER_PASS = 1_000_000
 # The roles of the threads that matter, by the cause of the gap (gputop.timeline.model.CAUSES).
 _ROLES_BY_CAUSE = {"input": (INPUT,), "gap": (MAIN,), "tracing": (MAIN,), "eager": (MAIN,)}
@@ -37,7 +37,7 @@ class IdlePeriod(NamedTuple):
 
 
 def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod]) -> list[tuple[HostWork, ...]]:
-    """For each period the host's work, at most :data:`MAX_WORKS`: threads that matter for its cause first, by time.
+    """Work of the host in each period, at most :data:`MAX_WORKS`: threads that matter for its cause first, by time.
 
     Where the cause is in :data:`_ONE_THREAD_CAUSES`, the thread that was to launch, or between steps the training
     loop's, also has an entry for the time in which it has no event.
@@ -47,31 +47,31 @@ def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod
         return out
     loops = np.unique(trace.host.line[step_calls(trace, steps)]).tolist() if steps is not None else []
     roles = [role(line.name) for line in trace.lines]
-    for chosen, rows, at in _passes(trace, periods):
-        for number, own in zip(chosen, _works(trace, [periods[i] for i in chosen], rows, at), strict=True):
-            out[number] = _ranked(trace, periods[number], own, loops, roles)
+    for chosen, rows, period_of in _passes(trace, periods):
+        for number, works in zip(chosen, _works(trace, [periods[i] for i in chosen], rows, period_of), strict=True):
+            out[number] = _ranked(trace, periods[number], works, loops, roles)
     return out
 
 
 def _ranked(
-    trace: Trace, period: IdlePeriod, own: Sequence[tuple[int, int, int, int]], loops: Sequence[int],
+    trace: Trace, period: IdlePeriod, charges: Sequence[tuple[int, int, int, int]], loops: Sequence[int],
     roles: Sequence[str],
 ) -> tuple[HostWork, ...]:
     hosts = {trace.gpus[gpu].host for gpu in period.gpus}
-    works = [(time, line, printable(shown_name(trace.names[name]))) for line, name, time, _ in own
+    works = [(time, line, printable(shown_name(trace.names[name]))) for line, name, time, _ in charges
              if trace.lines[line].host in hosts and time >= _MIN_SHARE * (period.end_ns - period.start_ns)]
     if period.launcher >= 0 and (period.cause == "dispatch" or (not loops and roles[period.launcher] == MAIN)):
         loops = [period.launcher]
     for line in loops if period.cause in _ONE_THREAD_CAUSES else ():
-        silent = period.end_ns - period.start_ns - sum(outer for on, _, _, outer in own if on == line)
+        silent = period.end_ns - period.start_ns - sum(outer for on, _, _, outer in charges if on == line)
         if silent >= _MIN_SHARE * (period.end_ns - period.start_ns) and trace.lines[line].host in hosts:
             works.append((silent, line, ""))
     matter = _ROLES_BY_CAUSE.get(period.cause, _LAUNCHING_ROLES)
 
     def rank(work: tuple[HostWork, int]) -> tuple[bool, bool, int, str, str]:
-        own, line = work
+        host_work, line = work
         other_thread = matter is _LAUNCHING_ROLES and line != period.launcher
-        return (own.role not in matter, other_thread, -own.time_ns, own.thread, own.op)
+        return (host_work.role not in matter, other_thread, -host_work.time_ns, host_work.thread, host_work.op)
 
     kept: list[HostWork] = []
     seen: dict[str, int] = {}
@@ -94,16 +94,16 @@ def _by_pool(
             pools.setdefault((name.rsplit("/", 1)[0], roles[line], op), []).append((time, line))
         else:
             out.append((HostWork(printable(name), roles[line], op, time), line))
-    for (pool, kind, op), own in pools.items():
-        line = own[0][1]
-        thread = f"{pool} ({len(own)} threads)" if len(own) > 1 else trace.lines[line].name
-        mean = sum(time for time, _ in own) // len(own)
-        out.append((HostWork(printable(thread), kind, op, mean, len(own)), line))
+    for (pool, kind, op), members in pools.items():
+        line = members[0][1]
+        thread = f"{pool} ({len(members)} threads)" if len(members) > 1 else trace.lines[line].name
+        mean = sum(time for time, _ in members) // len(members)
+        out.append((HostWork(printable(thread), kind, op, mean, len(members)), line))
     return out
 
 
 def _passes(trace: Trace, periods: Sequence[IdlePeriod]) -> Iterator[tuple[list[int], I64, I64]]:
-    """For each pass its periods (by number), the host events in them, and for each event its period."""
+    """Yield for each pass its periods (by number), the host events in them, and for each event its period."""
     host = trace.host
     starts = np.array([period.start_ns for period in periods], np.int64)
     first = np.searchsorted(host.start_ns, starts)
@@ -122,21 +122,23 @@ def _passes(trace: Trace, periods: Sequence[IdlePeriod]) -> Iterator[tuple[list[
             chosen, pieces = [], []
 
 
-def _works(trace: Trace, periods: Sequence[IdlePeriod], rows: I64, at: I64) -> list[list[tuple[int, int, int, int]]]:
-    """For each period (line, name, nanoseconds of its own, nanoseconds in which that is the outermost event)."""
+def _works(
+    trace: Trace, periods: Sequence[IdlePeriod], rows: I64, period_of: I64,
+) -> list[list[tuple[int, int, int, int]]]:
+    """Work of each period: (line, name, nanoseconds of its own, nanoseconds in which that is the outermost event)."""
     host = trace.host
-    start = np.array([period.start_ns for period in periods], np.int64)[at]
-    end = np.array([period.end_ns for period in periods], np.int64)[at]
+    start = np.array([period.start_ns for period in periods], np.int64)[period_of]
+    end = np.array([period.end_ns for period in periods], np.int64)[period_of]
     inside = np.minimum(host.end_ns[rows], end) - np.maximum(host.start_ns[rows], start)
     work = (inside > 0) & ~marks(trace)[rows]
-    rows, at, inside = rows[work], at[work], inside[work]
-    group = at * len(trace.lines) + host.line[rows]
+    rows, period_of, inside = rows[work], period_of[work], inside[work]
+    group = period_of * len(trace.lines) + host.line[rows]
     charged = charge(trace, rows, inside, group)
     keys, which = np.unique(group * len(trace.names) + charged.name, return_inverse=True)
-    own = np.bincount(which, weights=charged.own_ns, minlength=len(keys)).astype(np.int64)
+    own_ns = np.bincount(which, weights=charged.own_ns, minlength=len(keys)).astype(np.int64)
     outer = np.bincount(which, weights=charged.outer_ns, minlength=len(keys)).astype(np.int64)
     out: list[list[tuple[int, int, int, int]]] = [[] for _ in periods]
-    for key, time, outermost in zip(keys.tolist(), own.tolist(), outer.tolist(), strict=True):
+    for key, time, outermost in zip(keys.tolist(), own_ns.tolist(), outer.tolist(), strict=True):
         rest, name = divmod(key, len(trace.names))
         period, line = divmod(rest, len(trace.lines))
         out[period].append((line, name, time, outermost))

@@ -48,14 +48,14 @@ class RankedIdleGap(NamedTuple):
 
 
 class IdleGaps(NamedTuple):
-    """What each cause costs in all, most first, and the costliest gaps one by one."""
+    """Cost of each cause in all, most first, and the costliest gaps one by one."""
 
     totals: tuple[IdleTotal, ...]
     ranked: list[RankedIdleGap]
 
 
 class _IdleSpans(NamedTuple):
-    """When one GPU is idle: in collectives, or outside of them."""
+    """Spans in which one GPU is idle: in collectives, or outside of them."""
 
     timeline: GpuTimeline
     in_collective: bool
@@ -99,19 +99,19 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
     causes = [cause for cause, _ in kinds]
     gpus = [sorted({idle_spans[i].timeline.gpu for i, _ in group.members}) for group in groups]
     work = host_work_in(trace, facts.steps, [
-        _period(trace, group, cause, own, event)
-        for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
+        _period(trace, group, cause, members, event)
+        for group, cause, members, event in zip(groups, causes, gpus, events, strict=True)])
     lines = lines_of_gaps(python, [
         (group.start, group.end, cause) for group, cause in zip(groups, causes, strict=True)])
     return IdleGaps(tuple(totals.values()), [
         RankedIdleGap(IdleGap(
-            gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
+            gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in members)), start_ns=group.start, end_ns=group.end,
             cost_ns=group.cost, part=part, cause=cause,
             host=_host_summary(trace, done, group, cause, event),
             ended_by=_ended_by(trace, cause, event), meanwhile=other,
             finding=_finding(cause, part, share, facts.analysis.findings), work=done, python=ran,
         ), event)
-        for group, share, (cause, part), own, event, done, other, ran in zip(
+        for group, share, (cause, part), members, event, done, other, ran in zip(
             groups, shares, kinds, gpus, events, work,
             _meanwhile(trace, gpu_timelines, groups, causes, events), lines, strict=True)])
 
@@ -122,7 +122,7 @@ def _python(facts: TraceFacts) -> list[Lines]:
     if not python:
         return []
     every, _ = gap_spans(facts.trace, facts.gpu_timelines, facts.steps, facts.host)
-    return process_lines(python, facts.judged_spans, merge(EMPTY, *every.values()))
+    return process_lines(python, facts.analyzed_spans, merge(EMPTY, *every.values()))
 
 
 def _totals(
@@ -135,12 +135,12 @@ def _totals(
     for key in _CAUSE_KEYS:
         time, gaps, parts = 0, 0, dict.fromkeys(_LATE_PARTS, 0.0)
         for idle in idle_spans:
-            own = by_cause[idle.timeline.gpu]
-            spans = _of_cause(idle, own, key)
+            causes = by_cause[idle.timeline.gpu]
+            spans = _of_cause(idle, causes, key)
             time += spans.total
             gaps += int(np.count_nonzero(np.diff(_places_in(idle.spans, spans), prepend=-2)))  # they are in order
             for part in parts if len(spans.start) else ():
-                parts[part] += intersect(spans, own[part]).total
+                parts[part] += intersect(spans, causes[part]).total
         if time:
             cause, part = _cause_and_part(key, parts)
             all_gpus = merge(EMPTY, *(_of_cause(idle, by_cause[idle.timeline.gpu], key) for idle in idle_spans))
@@ -150,14 +150,14 @@ def _totals(
     return dict(sorted(out.items(), key=lambda item: -item[1].s_per_step))
 
 
-def _of_cause(idle: _IdleSpans, own: Mapping[str, Spans], key: str) -> Spans:
+def _of_cause(idle: _IdleSpans, causes: Mapping[str, Spans], key: str) -> Spans:
     if idle.in_collective:
         return idle.spans if key == _IN_COLLECTIVE else EMPTY
-    return own.get(key, EMPTY)
+    return causes.get(key, EMPTY)
 
 
 def _places_in(idle: Spans, spans: Spans) -> I64:
-    """For each of these spans the idle time that it is a part of."""
+    """Index of the idle time that each of these spans is a part of."""
     return np.searchsorted(idle.start, spans.start, side="right") - 1
 
 
@@ -177,12 +177,12 @@ def _more_groups(
             spans = _of_cause(idle, by_cause[idle.timeline.gpu], key)
             longest = np.argsort(spans.start - spans.end, kind="stable")[:4 * per_cause]
             places.append(np.unique(_places_in(idle.spans, Spans(spans.start[longest], spans.end[longest]))))
-        few = [idle._replace(spans=Spans(idle.spans.start[at], idle.spans.end[at]))
-               for idle, at in zip(idle_spans, places, strict=True)]
-        found = [group._replace(members=[(i, int(places[i][at])) for i, at in group.members])
-                 for group in _groups(few, 4 * per_cause)]
-        shares = _cost_shares(idle_spans, found, by_cause)
-        fit = [group for group, share in zip(found, shares, strict=True) if not taken.intersection(group.members)
+        few = [idle._replace(spans=Spans(idle.spans.start[index], idle.spans.end[index]))
+               for idle, index in zip(idle_spans, places, strict=True)]
+        candidates = [group._replace(members=[(i, int(places[i][index])) for i, index in group.members])
+                      for group in _groups(few, 4 * per_cause)]
+        shares = _cost_shares(idle_spans, candidates, by_cause)
+        fit = [group for group, share in zip(candidates, shares, strict=True) if not taken.intersection(group.members)
                and _key(idle_spans[group.members[0][0]], share) == key][:wanted]
         out += fit
         taken.update(member for group in fit for member in group.members)
@@ -210,15 +210,15 @@ def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
     taken: set[tuple[int, int]] = set()
     groups: list[_Group] = []
     most: list[int] = []  # the largest costs, the least of them first
-    for own, first, length, partners in zip(of.tolist(), within.tolist(), (end - start).tolist(), partner, strict=True):
+    for gpu, first, length, partners in zip(of.tolist(), within.tolist(), (end - start).tolist(), partner, strict=True):
         if len(most) == limit and gpus * length <= most[0]:
             break  # only shorter ones are left, so no further group can cost more
-        if (own, first) in taken:
+        if (gpu, first) in taken:
             continue
-        members = [(own, first)]
-        members += [(i, at) for i, at in enumerate(partners.tolist()) if at >= 0 and (i, at) not in taken]
+        members = [(gpu, first)]
+        members += [(i, j) for i, j in enumerate(partners.tolist()) if j >= 0 and (i, j) not in taken]
         taken.update(members)
-        times = [(int(idle_spans[i].spans.start[at]), int(idle_spans[i].spans.end[at])) for i, at in members]
+        times = [(int(idle_spans[i].spans.start[j]), int(idle_spans[i].spans.end[j])) for i, j in members]
         groups.append(_Group(members, min(a for a, _ in times), max(b for _, b in times), sum(b - a for a, b in times)))
         heapq.heappush(most, groups[-1].cost)
         if len(most) > limit:
@@ -228,22 +228,22 @@ def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
 
 
 def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], of: I64, start: I64, end: I64) -> I64:
-    """For each idle time the one of this GPU that lies together with it, -1 where there is none."""
+    """Idle time of this GPU that lies together with each idle time, -1 where there is none."""
     if not len(idle.spans.start):
         return np.full(len(of), -1, np.int64)
     middle = start + (end - start) // 2
-    at = np.searchsorted(idle.spans.start, middle, side="right") - 1
-    a, b = idle.spans.start[np.maximum(at, 0)], idle.spans.end[np.maximum(at, 0)]
+    index = np.searchsorted(idle.spans.start, middle, side="right") - 1
+    a, b = idle.spans.start[np.maximum(index, 0)], idle.spans.end[np.maximum(index, 0)]
     shared = np.minimum(b, end) - np.maximum(a, start)
     alike = np.array([other.in_collective == idle.in_collective for other in idle_spans], bool)[of]
-    together = (at >= 0) & alike & (of != number) & (shared >= _MIN_OVERLAP * np.maximum(b - a, end - start))
-    return np.where(together, at, -1)
+    together = (index >= 0) & alike & (of != number) & (shared >= _MIN_OVERLAP * np.maximum(b - a, end - start))
+    return np.where(together, index, -1)
 
 
 def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> dict[int, dict[str, Spans]]:
-    """For each GPU when it is idle for each cause (``_CAUSE_KEYS``), and for the choice of the finding: when in the
-    parts ``launch`` and ``host``, ``after_copy``, by waits of the host for the GPU, and ``held_up``, so that other
-    GPUs wait for it."""
+    """Spans of each GPU's idle time by cause (``_CAUSE_KEYS``), and for the choice of the finding: those in the parts
+    ``launch`` and ``host``, ``after_copy``, by waits of the host for the GPU, and ``held_up``, so that other GPUs wait
+    for it."""
     gpu_timelines = facts.gpu_timelines
     of_host = facts.host.late if facts.host is not None else {}
     after_waits = _after_waits(facts)
@@ -252,47 +252,48 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
         if timeline.gpu not in parts:
             continue
         part = parts[timeline.gpu]
-        own = dict(of_host.get(timeline.gpu, {"dispatch": merge(part["launch"], part["host"])}))
-        own["input"] = part["input"]
-        own["other_gpu"] = intersect(part["idle"], waits_for_another(
+        spans = dict(of_host.get(timeline.gpu, {"dispatch": merge(part["launch"], part["host"])}))
+        spans["input"] = part["input"]
+        spans["other_gpu"] = intersect(part["idle"], waits_for_another(
             timeline, of_one_process(facts.trace, gpu_timelines, timeline.gpu), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-        own["idle"] = subtract(part["idle"], own["other_gpu"])
-        own["launch"], own["host"] = part["launch"], part["host"]
-        own[_DISPATCH_AMID_WORK] = intersect(own["dispatch"], part["host"])
-        own["dispatch"] = subtract(own["dispatch"], part["host"])
-        own["after_copy"] = after_waits.get(timeline.gpu, EMPTY)
-        own[_HELD_UP] = facts.waits.held_up.get(gpu_number(facts.trace, timeline.gpu), EMPTY) if facts.waits else EMPTY
-        out[timeline.gpu] = own
+        spans["idle"] = subtract(part["idle"], spans["other_gpu"])
+        spans["launch"], spans["host"] = part["launch"], part["host"]
+        spans[_DISPATCH_AMID_WORK] = intersect(spans["dispatch"], part["host"])
+        spans["dispatch"] = subtract(spans["dispatch"], part["host"])
+        spans["after_copy"] = after_waits.get(timeline.gpu, EMPTY)
+        held_up = facts.waits.held_up if facts.waits else {}
+        spans[_HELD_UP] = held_up.get(gpu_number(facts.trace, timeline.gpu), EMPTY)
+        out[timeline.gpu] = spans
     return out
 
 
 def _after_waits(facts: TraceFacts) -> dict[int, Spans]:
-    """By GPU the idle time that follows from waits of the host, where a finding is to be chosen by it."""
-    found = {id_ for finding in facts.analysis.findings for id_ in finding.ids}
-    if facts.replay is None or found.isdisjoint(ids_by_idle_gap("after_copy")):
+    """Idle time by GPU that follows from waits of the host, where a finding is to be chosen by it."""
+    finding_ids = {id_ for finding in facts.analysis.findings for id_ in finding.ids}
+    if facts.replay is None or finding_ids.isdisjoint(ids_by_idle_gap("after_copy")):
         return {}
     if facts.replayed_steps < facts.steps_or_window:  # the gaps of all steps are ranked
         facts = replace(facts, replay=replay_window(
             facts.trace, facts.gpu_timelines, facts.steps, len(facts.trace.device)))
     waits = host_waits(facts.trace, limit_of("copies_pageable.bytes"))
-    return {gpu: own.idle for gpu, own in cost_of_calls(facts, waits.calls).items()}
+    return {gpu: cost.idle for gpu, cost in cost_of_calls(facts, waits.calls).items()}
 
 
 def _cost_shares(
     idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group], by_cause: Mapping[int, Mapping[str, Spans]],
 ) -> list[dict[str, float]]:
-    """For each group the shares of its cost, by the keys of ``by_cause``."""
+    """Shares of each group's cost, by the keys of ``by_cause``."""
     sums: list[dict[str, float]] = [{} for _ in groups]
     members: dict[int, list[tuple[int, int]]] = {}
     for number, group in enumerate(groups):
-        for i, at in group.members:
-            members.setdefault(i, []).append((number, at))
-    for i, own in members.items():
+        for i, index in group.members:
+            members.setdefault(i, []).append((number, index))
+    for i, of_gpu in members.items():
         spans = idle_spans[i].spans
-        places = np.array([place for _, place in own])
+        places = np.array([index for _, index in of_gpu])
         for cause, instants in by_cause[idle_spans[i].timeline.gpu].items():
             inside = coverage(instants, spans.start[places], spans.end[places]).tolist()
-            for (number, _), time in zip(own, inside, strict=True):
+            for (number, _), time in zip(of_gpu, inside, strict=True):
                 sums[number][cause] = sums[number].get(cause, 0.0) + time / groups[number].cost
     return sums
 
@@ -329,21 +330,21 @@ def _finding(cause: str, part: str, share: Mapping[str, float], findings: Sequen
 
 
 def _ending_events(trace: Trace, idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group]) -> list[int | None]:
-    """For each group the device event that ended the longest idle time: on that GPU, or for a wait in a collective
-    on the last GPU. None where nothing begins at that moment."""
+    """Device event that ended the longest idle time of each group: on that GPU, or for a wait in a collective on the
+    last GPU. None where nothing begins at that moment."""
     device = trace.device
     out: list[int | None] = [None] * len(groups)
     collectives = np.flatnonzero(device.kind == Kind.COLLECTIVE)
     for i, idle in enumerate(idle_spans):
-        own = [number for number, group in enumerate(groups) if group.members[0][0] == i]
-        if not own:
+        of_gpu = [number for number, group in enumerate(groups) if group.members[0][0] == i]
+        if not of_gpu:
             continue
-        at = np.array([groups[number].members[0][1] for number in own])
-        ends = idle.spans.end[at]
+        first_members = np.array([groups[number].members[0][1] for number in of_gpu])
+        ends = idle.spans.end[first_members]
         others = collectives[device.gpu[collectives] != idle.timeline.gpu]
         events = event_after(trace, others if idle.in_collective else idle.timeline.rows,
-                             Spans(idle.spans.start[at], ends))
-        for number, event, end in zip(own, events.tolist(), ends.tolist(), strict=True):
+                             Spans(idle.spans.start[first_members], ends))
+        for number, event, end in zip(of_gpu, events.tolist(), ends.tolist(), strict=True):
             if event >= 0 and device.start_ns[event] == end:
                 out[number] = event
     return out
@@ -353,18 +354,18 @@ def _meanwhile(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], groups: Sequence[_Group], causes: Sequence[str],
     events: Sequence[int | None],
 ) -> list[str]:
-    """Where GPUs wait for another one, what that one does: the last in the collective, or the busiest."""
+    """Words for what another GPU does for which GPUs wait: the last in the collective, or the busiest."""
     start = np.array([group.start for group in groups], np.int64)
     end = np.array([group.end for group in groups], np.int64)
     length = np.maximum(end - start, 1)
     busy = np.stack([coverage(timeline.busy, start, end) for timeline in gpu_timelines], axis=1) / length[:, None]
     compute = np.stack([coverage(timeline.compute, start, end) for timeline in gpu_timelines], axis=1) / length[:, None]
-    place = {timeline.gpu: i for i, timeline in enumerate(gpu_timelines)}
+    index_of = {timeline.gpu: i for i, timeline in enumerate(gpu_timelines)}
     out = []
     for number, (cause, event) in enumerate(zip(causes, events, strict=True)):
         other = int(busy[number].argmax())
         if cause == "collective_wait" and event is not None:
-            other = place.get(int(trace.device.gpu[event]), other)
+            other = index_of.get(int(trace.device.gpu[event]), other)
         elif cause != "other_gpu":
             out.append("")
             continue
@@ -398,8 +399,8 @@ def _ended_by(trace: Trace, cause: str, event: int | None) -> str:
 def _host_summary(trace: Trace, work: Sequence[HostWork], group: _Group, cause: str, event: int | None) -> str:
     """The first work; where the host is not the known cause, only work of the thread that launched next."""
     line = int(trace.device.launch_line[event]) if event is not None else -1
-    own = [w for w in work if line >= 0 and w.thread == printable(trace.lines[line].name)]
-    work = own if cause in ("other_gpu", "collective_wait", "idle") else work
+    of_launcher = [w for w in work if line >= 0 and w.thread == printable(trace.lines[line].name)]
+    work = of_launcher if cause in ("other_gpu", "collective_wait", "idle") else work
     if not work:
         return ""
     return f"{work[0].thread}: {work[0].what} {percent(work[0].time_ns / (group.end - group.start))}"

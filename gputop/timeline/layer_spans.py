@@ -38,10 +38,10 @@ class NamedSpans:
     level: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # of a counter, 0-1 of its scale; empty: none
 
     def followed_by(self, other: NamedSpans) -> NamedSpans:
-        """Both, the other's after these."""
+        """Join both, the other's after these."""
         columns = {name: np.concatenate((getattr(self, name), getattr(other, name)))
                    for name in ("start", "end", "depth", "kind")}
-        levels = [own.level if len(own.level) else np.zeros(len(own.start), np.float32) for own in (self, other)]
+        levels = [part.level if len(part.level) else np.zeros(len(part.start), np.float32) for part in (self, other)]
         return NamedSpans(self.gpu, name=np.concatenate((self.name, other.name + len(self.names))),
                           names=[*self.names, *other.names], level=np.concatenate(levels), **columns)
 
@@ -63,17 +63,17 @@ def layer_spans(trace: Trace, steps: Steps | None) -> NamedSpans:
     is from the start of its first kernel to the end of its last, with nothing of another phase, layer or step between
     them.
     """
-    found = _of_cpu(trace) if not trace.gpus else _of_gpu(trace)
-    if found is None:
+    ops = _of_cpu(trace) if not trace.gpus else _of_gpu(trace)
+    if ops is None:
         return NamedSpans()
-    start_ns, end_ns, which, paths, gpu = found
+    start_ns, end_ns, which, paths, gpu = ops
     step = np.zeros(len(which), np.int64)
     if steps is not None:
         step = np.searchsorted(steps.edges_ns[:, 0], start_ns, side="right")
     names: dict[str, int] = {}
     spans: list[tuple[I64, I64, I64, I64]] = []
     for level in range(_LEVELS):
-        known = np.array([len(path) > level for path in paths])
+        reaches_level = np.array([len(path) > level for path in paths])
         keys = [path[:level + 1] for path in paths]
         number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         code = np.array([number[key] for key in keys])[which]
@@ -81,7 +81,7 @@ def layer_spans(trace: Trace, steps: Steps | None) -> NamedSpans:
         end = np.maximum.reduceat(end_ns, first)
         start = start_ns[first]
         end[:-1] = np.minimum(end[:-1], start[1:])  # of streams or threads side by side the earlier one gives way
-        kept = known[which[first]] & (end > start)
+        kept = reaches_level[which[first]] & (end > start)
         op = which[first[kept]]
         text = np.zeros(len(paths), np.int64)
         for used in np.flatnonzero(np.bincount(op, minlength=len(paths))).tolist():
@@ -120,13 +120,13 @@ def _of_cpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | 
         return None
     hosts = sorted({line.host for line in trace.lines})
     host = np.array([hosts.index(line.host) for line in trace.lines])[ops.line]
-    own = np.flatnonzero(host == np.bincount(host, weights=ops.end_ns - ops.start_ns).argmax())
-    start, until = ops.start_ns[own].copy(), np.maximum.accumulate(ops.end_ns[own])
+    of_host = np.flatnonzero(host == np.bincount(host, weights=ops.end_ns - ops.start_ns).argmax())
+    start, until = ops.start_ns[of_host].copy(), np.maximum.accumulate(ops.end_ns[of_host])
     np.maximum(start[1:], until[:-1], out=start[1:])
-    there = until > start
+    lasts = until > start
     paths = ([path[:_LEVELS] for path in ops.paths] if ops.modules else
              _without_common([(phase, path) for phase, *path in ops.paths]))
-    return start[there], until[there], ops.which[own][there], paths, -1
+    return start[lasts], until[lasts], ops.which[of_host][lasts], paths, -1
 
 
 def _hlo(trace: Trace) -> npt.NDArray:
@@ -135,13 +135,13 @@ def _hlo(trace: Trace) -> npt.NDArray:
 
 
 def _paths(trace: Trace, ops: I64) -> list[tuple[str, ...]]:
-    """Of each op (an index into Trace.hlo_ops, and one into Trace.names, plus 1) the phase and at most two layers,
-    without the scopes that all ops of the phase are in."""
+    """Phase and at most two layers of each op (an index into Trace.hlo_ops, and one into Trace.names, plus 1), without
+    the scopes that all ops of the phase are in."""
     named = []
     for hlo, name in (divmod(op, len(trace.names) + 1) for op in ops.tolist()):
-        own = trace.hlo_ops[hlo] if hlo >= 0 else None
+        of_hlo = trace.hlo_ops[hlo] if hlo >= 0 else None
         text = trace.names[name - 1] if name else ""
-        named.append((own.op_name if own is not None else text, text.rsplit("/", 1)[0] if own is not None else None))
+        named.append((text, None) if of_hlo is None else (of_hlo.op_name, text.rsplit("/", 1)[0]))
     training = {module for name, module in named if differentiates(name)}
     return _without_common([scope_of(name, module is not None and module in training) for name, module in named])
 

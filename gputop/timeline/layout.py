@@ -29,7 +29,7 @@ _ALIGN = 8
 
 
 class Place(NamedTuple):
-    """Where a description lies in the file, and its CRC-32."""
+    """Position of a description in the file, and its CRC-32."""
 
     offset: int
     length: int
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Description(Struct):
-    """What a timeline is besides its columns."""
+    """Description of a timeline besides its columns."""
 
     window_ns: tuple[int, int]
     paths: tuple[str, ...]
@@ -84,7 +84,7 @@ class Writer:
         self._put(bytes(room * kind.itemsize))
 
     def count(self, name: str) -> int:
-        """How many elements a column has."""
+        """Number of elements in a column."""
         return self._columns[name][2]
 
     def extend(self, name: str, piece: npt.NDArray) -> None:
@@ -100,10 +100,10 @@ class Writer:
     def describe(self, about: object) -> Place:
         """Write a description of what is there by now, for one who is told its place (:func:`mapped`)."""
         text = json.dumps({**to_document(about), "columns": self._columns}, allow_nan=False).encode()
-        place = Place(self._at, len(text), zlib.crc32(text))
+        section = Place(self._at, len(text), zlib.crc32(text))
         self._put(text)
         self._file.flush()
-        return place
+        return section
 
     def finish(self, about: object) -> None:
         """Write the description, then the head."""
@@ -124,8 +124,8 @@ class Writer:
         return size
 
 
-def mapped(file: BinaryIO, place: Place | None = None) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
-    """The columns, mapped read-only, and the description: that at ``place`` in a file that is still being written.
+def mapped(file: BinaryIO, section: Place | None = None) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
+    """The columns, mapped read-only, and the description: that at ``section`` in a file that is still being written.
 
     Does not move the file's position, which whoever writes it may share. Raises GputopError for an incomplete or other
     file.
@@ -135,7 +135,7 @@ def mapped(file: BinaryIO, place: Place | None = None) -> tuple[dict[str, npt.ND
         if size < _HEAD.size:
             raise ValueError("it is too short")
         whole = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-        if place is None:
+        if section is None:
             magic, version, check, offset, length = _HEAD.unpack(whole[:_HEAD.size].tobytes())
             if magic != _MAGIC:
                 raise ValueError("it does not begin like one")
@@ -144,7 +144,7 @@ def mapped(file: BinaryIO, place: Place | None = None) -> tuple[dict[str, npt.ND
             if offset + length != size:
                 raise ValueError("it is cut off, or longer than its header says")
         else:
-            offset, length, check = place
+            offset, length, check = section
         text = whole[offset:offset + length].tobytes()
         if zlib.crc32(text) != check:
             raise ValueError("its description is damaged")
@@ -158,6 +158,6 @@ def mapped(file: BinaryIO, place: Place | None = None) -> tuple[dict[str, npt.ND
         raise damaged(str(error)) from error
 
 
-def damaged(why: str) -> GputopError:
-    return GputopError(f"This is not a timeline of gputop: {why}.",
+def damaged(reason: str) -> GputopError:
+    return GputopError(f"This is not a timeline of gputop: {reason}.",
                        "Open the trace itself; gputop makes a new timeline each time.")

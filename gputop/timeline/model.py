@@ -18,6 +18,8 @@ RowKind = Literal["path", "layer", "gpu", "stream", "counter", "thread", "stage"
 KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input",
          "counter")
 
+PER = {"step": " per step", "period": " per period"}  # by the basis; without steps: in the window
+
 # Causes of idle gaps: the parts of the step's breakdown (gputop.analysis.gpu.breakdown), with the host's part divided
 # by what the host does meanwhile (gputop.analysis.host.host_causes).
 CAUSES = {
@@ -67,7 +69,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """What one host thread did within an idle gap: time of events of this name, less that of events inside them."""
+    """Work of one host thread within an idle gap: time of events of this name, less that of events inside them."""
 
     thread: str
     role: str  # main, executor, input or pool (gputop.trace.threads)
@@ -118,11 +120,11 @@ class IdleTotal:
     python: tuple[StackLine, ...] = ()  # the lines that ran in gaps of this cause, by sampled stacks
 
     def text(self, period_s: float) -> str:
-        """How much of a step, in how many gaps, and why: "53 % in 4,100 gaps: the next launch is late"."""
+        """Share of the step, number of gaps, and cause: "53 % in 4,100 gaps: the next launch is late"."""
         share = self.s_per_step / period_s if period_s > 0 else 0.0
         return (f"{'<1 %' if share < 0.005 else percent(share)} in {self.gaps:,} gap{'s' * (self.gaps != 1)}: "
                 f"{cause_text(self.cause, self.part)}")
 
     def holds(self, gap: IdleGap) -> bool:
-        """Whether most of a gap is of this cause."""
+        """Return whether most of a gap is of this cause."""
         return gap.cause == self.cause and (gap.cause != "dispatch" or gap.part == self.part)

@@ -53,14 +53,14 @@ class Timeline:
         self._sought: tuple[str, npt.NDArray[np.bool_]] = "", np.empty(0, np.bool_)
 
     @classmethod
-    def open(cls, file: str | Path | BinaryIO, place: Place | None = None) -> Timeline:
-        """Open a timeline from a path or an open file, which may be closed afterwards. ``place``: where the rows lie in
-        one that is still being written. Raises GputopError for a file that is no timeline."""
+    def open(cls, file: str | Path | BinaryIO, section: Place | None = None) -> Timeline:
+        """Open a timeline from a path or an open file, which may be closed afterwards. ``section``: where the rows lie
+        in one that is still being written. Raises GputopError for a file that is no timeline."""
         try:
             if isinstance(file, (str, Path)):
                 with Path(file).open("rb") as opened:
-                    return cls(*mapped(opened, place))
-            return cls(*mapped(file, place))
+                    return cls(*mapped(opened, section))
+            return cls(*mapped(file, section))
         except OSError as error:
             raise damaged(error.strerror or str(error)) from error
         except (KeyError, TypeError, ValueError) as error:
@@ -81,7 +81,7 @@ class Timeline:
     def picture(
         self, rows: Sequence[int], start_ns: int, end_ns: int, columns: int,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        """For each row and column the share that is covered by ranges, and the kind that covers most of it.
+        """Share of each row and column that ranges cover, and the kind that covers most of it.
 
         Both of shape (rows, columns): float32 of 0-1, and uint8, an index into KINDS, 0 where nothing is. The columns
         are equal parts of ``start_ns`` to ``end_ns``, of a nanosecond at least.
@@ -98,8 +98,8 @@ class Timeline:
         share = np.add.reduceat(covered, first, axis=0) / (high - low)
         # The kind with the larger share wins; of equal shares the first, as for ranges that overlap.
         codes = np.array([code for kinds in of_row for code, _ in kinds], np.int64)[:, None]
-        place = np.array([len(KINDS) - i for kinds in of_row for i, _ in enumerate(kinds)], np.int64)[:, None]
-        best = np.maximum.reduceat((covered * (len(KINDS) + 1) + place) * len(KINDS) + codes, first, axis=0)
+        precedence = np.array([len(KINDS) - i for kinds in of_row for i, _ in enumerate(kinds)], np.int64)[:, None]
+        best = np.maximum.reduceat((covered * (len(KINDS) + 1) + precedence) * len(KINDS) + codes, first, axis=0)
         return share.astype(np.float32), np.where(share > 0, best % len(KINDS), 0).astype(np.uint8)
 
     def coverage(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.float32]:
@@ -107,11 +107,11 @@ class Timeline:
         return self.picture([row], start_ns, end_ns, columns)[0][0]
 
     def kinds(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.uint8]:
-        """What covers most of each column, as index into KINDS; see :meth:`picture`."""
+        """Kind that covers most of each column, as index into KINDS; see :meth:`picture`."""
         return self.picture([row], start_ns, end_ns, columns)[1][0]
 
     def levels(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.float32]:
-        """Of the row of a counter: its mean in each column as a share of its scale, NaN where it was not sampled."""
+        """Mean of a counter's row in each column as a share of its scale, NaN where it was not sampled."""
         first, last = self._bounds[row]
         low, high = _columns(start_ns, end_ns, columns)
         start, end = self._start[first:last], self._end[first:last]
@@ -120,14 +120,14 @@ class Timeline:
         measured, weighted = (
             _until(start, end, weight, high) - _until(start, end, weight, low)
             for weight in (np.ones(len(start)), level.astype(np.float64)))
-        known = measured > 0
-        return np.where(known, weighted / np.where(known, measured, 1.0), np.nan).astype(np.float32)
+        is_measured = measured > 0
+        return np.where(is_measured, weighted / np.where(is_measured, measured, 1.0), np.nan).astype(np.float32)
 
     def _covered(self, tracks: I64, low: I64, high: I64) -> I64:
         """Nanoseconds of each track in each column, shape (tracks, columns)."""
         joint = bool((low[1:] == high[:-1]).all())
-        at = np.append(low, high[-1]) if joint else np.concatenate((low, high))
-        before = self._before(tracks, at)
+        instants = np.append(low, high[-1]) if joint else np.concatenate((low, high))
+        before = self._before(tracks, instants)
         return np.diff(before, axis=1) if joint else before[:, len(low):] - before[:, :len(low)]
 
     def _before(self, tracks: I64, at_ns: I64) -> I64:
@@ -138,10 +138,10 @@ class Timeline:
         first, stop = self._edges[tracks], self._edges[tracks + 1]
         ends = np.array((at_ns.min(), at_ns.max()))
         # First narrow each track to the spans within the instants: a search among all would leave the CPU's cache.
-        for place, begin, end in zip(last, first.tolist(), stop.tolist(), strict=True):
+        for last_span, begin, end in zip(last, first.tolist(), stop.tolist(), strict=True):
             low, high = self._span_start[begin:end].searchsorted(ends, side="right").tolist()
-            place[:] = self._span_start[begin + low:begin + high].searchsorted(at_ns, side="right")
-            place += begin + low - 1
+            last_span[:] = self._span_start[begin + low:begin + high].searchsorted(at_ns, side="right")
+            last_span += begin + low - 1
         inside = last >= first[:, None]
         last = np.maximum(last, 0, out=last)
         covered = self._span_before[last] + np.minimum(at_ns, self._span_end[last]) - self._span_start[last]
@@ -150,60 +150,60 @@ class Timeline:
     def _span_at(self, row: int, time_ns: int) -> tuple[int, slice]:
         """The last span of the row that begins at or before that time, -1 if none, and which spans are the row's."""
         track = self._all[row]
-        own = slice(int(self._edges[track]), int(self._edges[track + 1]))
-        found = int(np.searchsorted(self._span_start[own], time_ns, side="right")) - 1
-        return (own.start + found if found >= 0 else -1), own
+        spans = slice(int(self._edges[track]), int(self._edges[track + 1]))
+        last = int(np.searchsorted(self._span_start[spans], time_ns, side="right")) - 1
+        return (spans.start + last if last >= 0 else -1), spans
 
     def next_gap(self, row: int, time_ns: int, minimum_ns: int, back: bool = False) -> tuple[int, int] | None:
         """The next stretch between two ranges in which the row shows nothing, of ``minimum_ns`` at least.
 
         It begins after ``time_ns``; with ``back`` it is the last that begins before.
         """
-        last, own = self._span_at(row, time_ns)
-        if own.stop - own.start < 2:
+        last, spans = self._span_at(row, time_ns)
+        if spans.stop - spans.start < 2:
             return None
         # Gap i is from the end of span i to the start of span i + 1.
         if back:
-            last = max(last, own.start - 1)
-            if last >= own.start and self._span_end[last] >= time_ns:
+            last = max(last, spans.start - 1)
+            if last >= spans.start and self._span_end[last] >= time_ns:
                 last -= 1
-            blocks = _blocks(own.start, min(last + 1, own.stop - 1), back=True)
+            blocks = _blocks(spans.start, min(last + 1, spans.stop - 1), back=True)
         else:
-            after = max(last, own.start)
+            after = max(last, spans.start)
             if self._span_end[after] <= time_ns:
                 after += 1
-            blocks = _blocks(after, own.stop - 1)
+            blocks = _blocks(after, spans.stop - 1)
         for first, stop in blocks:
             length = self._span_start[first + 1:stop + 1] - self._span_end[first:stop]
-            found = np.flatnonzero(length >= minimum_ns)
-            if len(found):
-                gap = first + int(found[-1 if back else 0])
+            long_gaps = np.flatnonzero(length >= minimum_ns)
+            if len(long_gaps):
+                gap = first + int(long_gaps[-1 if back else 0])
                 return int(self._span_end[gap]), int(self._span_start[gap + 1])
         return None
 
     # The ranges
 
     def count(self, row: int, start_ns: int, end_ns: int) -> int:
-        """How many ranges begin in this time."""
-        return sum(stop - first for first, stop in (self._begun(own, start_ns, end_ns) for own in self._own(row)))
+        """Number of ranges that begin in this time."""
+        return sum(stop - first for first, stop in (self._begun(source, start_ns, end_ns) for source in self._own(row)))
 
     def ranges(self, row: int, start_ns: int, end_ns: int, limit: int = 500, least_ns: int = 0) -> list[Range]:
         """The ranges that overlap this time and are at least ``least_ns`` long, by start; of more than ``limit`` the
         longest."""
-        found = []
-        for own in self._own(row):
-            first, stop = self._begun(own, start_ns, end_ns)
-            events = np.concatenate((self._open_at(own, start_ns, first), np.arange(first, stop)))
+        ranges = []
+        for source in self._own(row):
+            first, stop = self._begun(source, start_ns, end_ns)
+            events = np.concatenate((self._open_at(source, start_ns, first), np.arange(first, stop)))
             if least_ns:
                 events = events[self._end[events] - self._start[events] >= least_ns]
             if len(events) > limit:
                 length = self._end[events] - self._start[events]
                 events = np.sort(events[np.argpartition(length, len(events) - limit)[len(events) - limit:]])
-            found += self._make_ranges(own, events)
+            ranges += self._make_ranges(source, events)
         if len(self._own(row)) > 1:
-            found = sorted(found, key=lambda r: r.start_ns - r.end_ns)[:limit]
-            found.sort(key=lambda r: (r.start_ns, r.row, r.index))
-        return found
+            ranges = sorted(ranges, key=lambda r: r.start_ns - r.end_ns)[:limit]
+            ranges.sort(key=lambda r: (r.start_ns, r.row, r.index))
+        return ranges
 
     def range(self, row: int, index: int) -> Range:
         """The range of that identity. Raises IndexError where there is none."""
@@ -214,11 +214,11 @@ class Timeline:
 
     def at(self, row: int, time_ns: int) -> Range | None:
         """The innermost range there; of a GPU that on its busiest stream."""
-        for own in self._own(row):
-            first, _ = self._begun(own, time_ns + 1, time_ns + 1)
-            open_ = self._open_at(own, time_ns, first, innermost=True)
+        for source in self._own(row):
+            first, _ = self._begun(source, time_ns + 1, time_ns + 1)
+            open_ = self._open_at(source, time_ns, first, innermost=True)
             if len(open_):
-                return self._make_ranges(own, open_[-1:])[0]
+                return self._make_ranges(source, open_[-1:])[0]
         return None
 
     def next_range(self, row: int, time_ns: int, back: bool = False, index: int | None = None) -> Range | None:
@@ -226,20 +226,20 @@ class Timeline:
 
         With the ``index`` of a range of this very row simply the next (last) one.
         """
-        found = []
-        for own in self._own(row):
-            first, stop = self._bounds[own]
-            if index is not None and own == row:
-                place = first + index + (-1 if back else 1)
+        candidates = []
+        for source in self._own(row):
+            first, stop = self._bounds[source]
+            if index is not None and source == row:
+                event = first + index + (-1 if back else 1)
             else:
-                side = self._begun(own, time_ns if back else time_ns + 1, time_ns)[0]
-                place = side - 1 if back else side
-            if first <= place < stop:
-                found.append((int(self._start[place]), own, place))
-        if not found:
+                side = self._begun(source, time_ns if back else time_ns + 1, time_ns)[0]
+                event = side - 1 if back else side
+            if first <= event < stop:
+                candidates.append((int(self._start[event]), source, event))
+        if not candidates:
             return None
-        _, own, place = max(found) if back else min(found)
-        return self._make_ranges(own, np.array([place]))[0]
+        _, source, event = max(candidates) if back else min(candidates)
+        return self._make_ranges(source, np.array([event]))[0]
 
     def search(
         self, text: str, row: int, time_ns: int, back: bool = False, index: int | None = None,
@@ -254,31 +254,31 @@ class Timeline:
         indices = np.flatnonzero(wanted).tolist()
         if not indices:
             return None
-        for own, (first, stop) in enumerate(self._bounds):
-            if first == stop or self.rows[own].kind in ("stage", "layer", "path", "counter"):
+        for other_row, (first, stop) in enumerate(self._bounds):
+            if first == stop or self.rows[other_row].kind in ("stage", "layer", "path", "counter"):
                 continue
-            if own == row and index is not None:
-                place = first + index + (0 if back else 1)
+            if other_row == row and index is not None:
+                start = first + index + (0 if back else 1)
             else:  # what begins then is after the place on rows below it, before it on rows above
-                place = self._begun(own, time_ns + (own <= row), time_ns)[0] if not back else self._begun(
-                    own, time_ns + (own < row), time_ns)[0]
-            for low, high in _blocks(first, place, back=True) if back else _blocks(place, stop):
+                start = self._begun(other_row, time_ns + (other_row <= row), time_ns)[0] if not back else self._begun(
+                    other_row, time_ns + (other_row < row), time_ns)[0]
+            for low, high in _blocks(first, start, back=True) if back else _blocks(start, stop):
                 if best is not None and (
                         self._start[high - 1] < best[0] if back else self._start[low] > best[0]):
                     break
                 hits = _among(self._name[low:high], indices, wanted)
                 if low < len(self._op):
                     hits |= _among(self._op[low:high], indices, wanted)
-                found = np.flatnonzero(hits)
-                if len(found):
-                    event = low + int(found[-1 if back else 0])
-                    key = int(self._start[event]), own, event
+                matches = np.flatnonzero(hits)
+                if len(matches):
+                    event = low + int(matches[-1 if back else 0])
+                    key = int(self._start[event]), other_row, event
                     best = key if best is None else max(best, key) if back else min(best, key)
                     break
         return None if best is None else self._make_ranges(best[1], np.array([best[2]]))[0]
 
     def linked(self, range_: Range) -> Range | None:
-        """Of a kernel or copy its launch on the host; of a launch what it launched, the first of several."""
+        """Launch on the host of a kernel or copy; of a launch what it launched, the first of several."""
         event = self._bounds[range_.row][0] + range_.index
         other = int(self._columns["link"][event])
         if not 0 <= other < len(self._start):
@@ -298,16 +298,16 @@ class Timeline:
 
     def _open_at(self, row: int, time_ns: int, before: int, innermost: bool = False) -> I64:
         """Events of a row before this one that run at that time: none of them begins before the span does."""
-        last, own = self._span_at(row, time_ns)
-        if last < own.start or self._span_end[last] <= time_ns:
+        last, spans = self._span_at(row, time_ns)
+        if last < spans.start or self._span_end[last] <= time_ns:
             return np.empty(0, np.int64)
         first = self._begun(row, int(self._span_start[last]), time_ns)[0]
-        found = []
+        open_events = []
         for low, high in _blocks(first, before, back=True):
-            found.append(low + np.flatnonzero(self._end[low:high] > time_ns))
-            if innermost and len(found[-1]):
+            open_events.append(low + np.flatnonzero(self._end[low:high] > time_ns))
+            if innermost and len(open_events[-1]):
                 break
-        return np.concatenate(found[::-1]) if found else np.empty(0, np.int64)
+        return np.concatenate(open_events[::-1]) if open_events else np.empty(0, np.int64)
 
     def _make_ranges(self, row: int, events: I64) -> list[Range]:
         first = self._bounds[row][0]
@@ -335,7 +335,7 @@ class Timeline:
         return text
 
     def _with_text(self, text: str) -> npt.NDArray[np.bool_]:
-        """Which names contain this text; the last entry, False, answers for no name."""
+        """Mask of the names that contain this text; the last entry, False, answers for no name."""
         folded = text.casefold()
         if self._sought[0] != folded or not len(self._sought[1]):
             ends = self._columns["folded_end"]
@@ -343,7 +343,7 @@ class Timeline:
             if folded and "\n" not in folded and len(ends):
                 # One match for each name: the rest of the name is part of the match.
                 sought = re.compile(re.escape(folded.encode("utf-8", "replace")) + rb"[^\n]*")
-                hits = [found.start() for found in sought.finditer(self._columns["folded"].data)]
+                hits = [match.start() for match in sought.finditer(self._columns["folded"].data)]
                 mask[np.searchsorted(ends, hits, side="right")] = True
             self._sought = folded, mask
         return self._sought[1]
@@ -353,13 +353,13 @@ def _until(start: I64, end: I64, weight: npt.NDArray[np.float64], at_ns: I64) ->
     """The weighted time of spans, none over another, before each instant."""
     before = np.concatenate(([0.0], np.cumsum((end - start) * weight)))
     last = np.searchsorted(start, at_ns, side="right")
-    own = np.maximum(last - 1, 0)
-    late = np.maximum(end[own] - at_ns, 0) * weight[own]
+    span = np.maximum(last - 1, 0)
+    late = np.maximum(end[span] - at_ns, 0) * weight[span]
     return before[last] - np.where(last > 0, late, 0.0)
 
 
 def _columns(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:
-    """Where the columns begin and end: one at the next one's start, or a nanosecond later if that is less."""
+    """Begins and ends of the columns: one at the next one's start, or a nanosecond later if that is less."""
     each, rest = divmod(max(end_ns - start_ns, 0), columns)
     i = np.arange(columns + 1, dtype=np.int64)
     edges = start_ns + i * each + i * rest // columns
@@ -367,7 +367,7 @@ def _columns(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:
 
 
 def _among(names: npt.NDArray, wanted: list[int], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Which of the names are wanted; ``mask`` holds the same by name and is used where many are wanted."""
+    """Mask of the names that are wanted; ``mask`` holds the same by name and is used where many are wanted."""
     if len(wanted) > _COMPARED_NAMES:
         return mask[names]
     out = names == wanted[0]

@@ -14,24 +14,23 @@ from gputop.render.finding_text import BY_TRACER
 from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.timeline.idle_gaps import IdleGaps
-from gputop.timeline.model import IdleGap, IdleTotal, cause_text
+from gputop.timeline.model import PER, IdleGap, IdleTotal, cause_text
 
-_PER = {"step": " per step", "period": " per period"}  # without steps: in the window
 _LAUNCHING_ROLES = ("main", "executor")  # the only ones that matter where GPUs wait for each other
 _MAX_WORKS = 4  # of the host, in text
 _MAX_LINES = 3  # of Python
 _NAME_WIDTH = 60  # columns for the name of a kernel or op: C++ templates have hundreds
 
 
-def text_of(found: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 80) -> str:
+def text_of(ranking: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 80) -> str:
     """A section for the report of the analysis; times count from ``origin_ns``, the trace's first event."""
-    idle_gaps = [ranked.idle_gap for ranked in found.ranked]
+    idle_gaps = [ranked.idle_gap for ranked in ranking.ranked]
     if not idle_gaps:
-        why = "no GPU of this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
+        reason = "no GPU of this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
             "no GPU is ever idle within the steps")
-        return f"Idle gaps: none, {why}.\n"
-    lines = [f"Idle gaps by cause{_PER.get(facts.basis, '')}, mean of the GPUs"]
-    for total in found.totals:
+        return f"Idle gaps: none, {reason}.\n"
+    lines = [f"Idle gaps by cause{PER.get(facts.basis, '')}, mean of the GPUs"]
+    for total in ranking.totals:
         lines += wrap(f"{total.text(facts.period_s)}{f' [{total.finding}]' if total.finding else ''}", width,
                       f"{seconds(total.s_per_step):>10}  ", " " * 12)
         for line in total.python[:_MAX_LINES]:
@@ -58,7 +57,7 @@ def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: 
         done = "; ".join(f"{thread}: {', '.join(ops)}" for thread, ops in by_thread.items())
         yield from wrap(f"host: {done}", width, "     ", "       ")
     if gap.python:
-        ran = ", ".join(f"{printable(own.line)} {percent(own.share)}" for own in gap.python[:_MAX_LINES])
+        ran = ", ".join(f"{printable(line.line)} {percent(line.share)}" for line in gap.python[:_MAX_LINES])
         yield from wrap(f"Python{BY_TRACER * gap.python[0].traced}: {ran}", width, "     ", "       ")
     if gap.meanwhile:
         yield from wrap(gap.meanwhile, width, "     ", "       ")
@@ -69,7 +68,7 @@ def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: 
 
 
 def totals_to_json(totals: Sequence[IdleTotal]) -> list[dict[str, Any]]:
-    """By cause; ``s_per_step`` is the mean of the GPUs, per step, or in the window where there are no steps."""
+    """Totals by cause; ``s_per_step`` is the mean of the GPUs, per step, or in the window where there are no steps."""
     return [to_document(total) for total in totals]
 
 
@@ -81,9 +80,9 @@ def to_json(idle_gaps: Sequence[IdleGap], facts: TraceFacts, origin_ns: int) -> 
         "finding": gap.finding, "ended_by": gap.ended_by or None, "meanwhile": gap.meanwhile or None,
         "host": [{"thread": work.thread, "threads": work.threads, "role": work.role, "op": work.op or None,
                   "time_s": work.time_ns / 1e9} for work in gap.work],
-        "python": [{"line": own.line, "file": own.file, "inner": own.inner or None, "time_s": own.s_per_step,
-                    "traced": own.traced}
-                   for own in gap.python],
+        "python": [{"line": line.line, "file": line.file, "inner": line.inner or None, "time_s": line.s_per_step,
+                    "traced": line.traced}
+                   for line in gap.python],
     } for gap in idle_gaps]
 
 
@@ -92,8 +91,8 @@ def _step(gap: IdleGap, facts: TraceFacts) -> int | None:
     if facts.steps is None:
         return None
     bounds = facts.steps.edges_ns
-    at = int(np.searchsorted(bounds[:, 0], gap.start_ns, side="right")) - 1
-    return at if at >= 0 and gap.start_ns < bounds[at, 1] else None
+    step = int(np.searchsorted(bounds[:, 0], gap.start_ns, side="right")) - 1
+    return step if step >= 0 and gap.start_ns < bounds[step, 1] else None
 
 
 def _short(name: str) -> str:

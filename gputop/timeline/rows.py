@@ -1,4 +1,4 @@
-"""Which rows the timeline of a trace has, in the order they are drawn, and the events of each."""
+"""Rows of a trace's timeline, in the order they are drawn, and the events of each."""
 
 from __future__ import annotations
 
@@ -75,8 +75,9 @@ def rows_of(trace: Trace, steps: Steps | None = None) -> Rows:
     line_of_row = _device_order(trace)
     counters, out.no_counters = counter_rows(trace)
     of_counter: list[tuple[int, NamedSpans]] = []  # by row
-    place, device_depth, bounds = _sorted(trace, device.line, device.start_ns, device.end_ns, device.name, line_of_row)
-    out.of_device = place
+    order_of_rows, device_depth, bounds = _sorted(
+        trace, device.line, device.start_ns, device.end_ns, device.name, line_of_row)
+    out.of_device = order_of_rows
     for gpu in sorted(np.unique(device.gpu).tolist(), key=lambda g: gpu_number(trace, g)):
         number = gpu_number(trace, gpu)
         group = f"GPU {number}" + (f" {trace.gpus[gpu].host}" if len(trace.hosts) > 1 else "")
@@ -85,14 +86,14 @@ def rows_of(trace: Trace, steps: Steps | None = None) -> Rows:
             out.add("stream", trace.lines[line].name, group, number, *bounds[line],
                     int(device_depth[slice(*bounds[line])].max()))
             for line in line_of_row if line in bounds and trace.lines[line].gpu == gpu]
-        for own in counters:
-            if own.gpu == number:
-                of_counter.append((out.add("counter", own.label, group, number, 0, 0), own.spans))
-                out.rows[-1] = replace(out.rows[-1], unit=own.unit, full_scale=own.full_scale)
+        for counter in counters:
+            if counter.gpu == number:
+                of_counter.append((out.add("counter", counter.label, group, number, 0, 0), counter.spans))
+                out.rows[-1] = replace(out.rows[-1], unit=counter.unit, full_scale=counter.full_scale)
     order = _host_order(trace)
     out.threads = labels(trace, order)
-    place, host_depth, bounds = _sorted(trace, host.line, host.start_ns, host.end_ns, host.name, order)
-    out.of_host, before = place, len(out.of_device)
+    order_of_rows, host_depth, bounds = _sorted(trace, host.line, host.start_ns, host.end_ns, host.name, order)
+    out.of_host, before = order_of_rows, len(out.of_device)
     for line in order:
         if line in bounds:
             first, last = bounds[line]
@@ -166,11 +167,11 @@ def _sorted(
     rank = np.zeros(len(trace.lines) + 1, np.int32)
     rank[order] = np.arange(len(order))
     of_event = rank[line]
-    place = nesting_order(of_event, start, end, name, trace.names)
-    of_event = of_event[place]
-    depth = np.minimum(depths(of_event, start[place], end[place]), np.iinfo(np.uint16).max).astype(np.uint16)
+    by_line = nesting_order(of_event, start, end, name, trace.names)
+    of_event = of_event[by_line]
+    depth = np.minimum(depths(of_event, start[by_line], end[by_line]), np.iinfo(np.uint16).max).astype(np.uint16)
     edges = np.searchsorted(of_event, np.arange(len(order) + 1)).tolist()
-    return place, depth, {own: (edges[i], edges[i + 1]) for i, own in enumerate(order)}
+    return by_line, depth, {line_number: (edges[i], edges[i + 1]) for i, line_number in enumerate(order)}
 
 
 def _add_stages(trace: Trace, out: Rows) -> None:
@@ -190,15 +191,15 @@ def _add_stages(trace: Trace, out: Rows) -> None:
 
 
 def tracks(start: I64, end: I64, kind: U8) -> tuple[Spans, list[tuple[int, Spans]]]:
-    """When a row shows any range, and the same divided into exclusive kinds: (index into KINDS, its part)."""
-    there = [code for code in map(KINDS.index, _KIND_PRECEDENCE) if (kind == code).any()]
-    if len(there) == 1:
+    """Spans in which a row shows any range, and the same divided into exclusive kinds: (index into KINDS, its part)."""
+    codes = [code for code in map(KINDS.index, _KIND_PRECEDENCE) if (kind == code).any()]
+    if len(codes) == 1:
         whole = union(start, end)
-        return whole, [(there[0], whole)]
+        return whole, [(codes[0], whole)]
     parts: list[tuple[int, Spans]] = []
     whole = union(start[:0], end[:0])
-    for code in there:
-        own = union(start[kind == code], end[kind == code])
-        parts.append((code, subtract(own, whole)))
-        whole = merge(whole, own)
+    for code in codes:
+        spans = union(start[kind == code], end[kind == code])
+        parts.append((code, subtract(spans, whole)))
+        whole = merge(whole, spans)
     return whole, parts

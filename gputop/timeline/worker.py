@@ -55,19 +55,19 @@ def timeline_in_worker(
 def main(arguments: Sequence[str]) -> int:
     """Write the timeline to the open file of that number: its rows, then the rest; answers with what the trace says,
     where that is asked for."""
-    from gputop.analysis.steps.judged import with_steps
+    from gputop.analysis.steps.judged import detect_steps
     from gputop.timeline.build import RowsWritten
     from gputop.trace.readers.load import load
 
     def work() -> _Made:
         number, asked, *paths = arguments
-        trace, steps = with_steps(load(paths))
+        trace, steps = detect_steps(load(paths))
         with os.fdopen(int(number), "wb", buffering=0) as file:
             rows = RowsWritten(trace, steps, file)
             print_line(" ".join(map(str, rows.describe(trace))))
-            from gputop.diagnosis.diagnose import examine_steps  # loads the analyses, which the rows do without
+            from gputop.diagnosis.diagnose import analyze_with_steps  # loads the analyses, which the rows do without
 
-            facts = examine_steps(trace, steps)
+            facts = analyze_with_steps(trace, steps)
             rows.finish(facts)
         return _Made(diagnosis_of(facts) if asked else None)
 

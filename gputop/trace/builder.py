@@ -1,4 +1,4 @@
-"""What the trace readers share: names as numbers, and the assembly of a trace from pieces of columns."""
+"""Code that the trace readers share: names as numbers, and the assembly of a trace from pieces of columns."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _sort(events: _Events, order: npt.NDArray[np.intp], threads: ThreadPoolExecu
 
 
 def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np.bool_] | None:
-    """Which events, sorted by start, are not a repetition of an earlier one; None where all are.
+    """Mask of the events, sorted by start, that do not repeat an earlier one; None where all are.
 
     A stream runs one thing at a time, so that two of one stream, name, start, end and launch are the same one.
     """
@@ -295,23 +295,23 @@ def row_hashes(columns: Sequence[npt.NDArray]) -> I64:
 
 def joined_stats(pieces: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:
     """The sparse stats of all pieces, with rows that count in the joined columns."""
-    found: dict[str, list[tuple[I64, I64]]] = {}
+    columns_of: dict[str, list[tuple[I64, I64]]] = {}
     base = 0
     for piece in pieces:
         for name, (rows, values) in piece.stats.items():
-            found.setdefault(name, []).append((rows + base, values))
+            columns_of.setdefault(name, []).append((rows + base, values))
         base += len(piece)
     return {name: (np.concatenate([rows for rows, _ in stat]), np.concatenate([values for _, values in stat]))
-            for name, stat in sorted(found.items())}
+            for name, stat in sorted(columns_of.items())}
 
 
 def _rows_after(stats: dict[str, tuple[I64, I64]], order: npt.NDArray[np.intp]) -> dict[str, tuple[I64, I64]]:
     """Stats with the rows that the events have after sorting by ``order``."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
+    row_after = np.empty(len(order), np.int64)
+    row_after[order] = np.arange(len(order))
     out = {}
     for name, (rows, values) in stats.items():
-        rows = place[rows]
+        rows = row_after[rows]
         by_row = np.argsort(rows, kind="stable")
         out[name] = (rows[by_row], values[by_row])
     return out

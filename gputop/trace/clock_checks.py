@@ -16,37 +16,37 @@ from gputop.trace.model import I64, Kind, QualityNote, Trace
 _JITTER_NS = 20_000
 _OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named
 _MIN_EVENTS = 10
-_MIN_SHARE = 0.01  # of a GPU's events, which begin before their launches
+_MIN_SHARE = 0.01  # share of a GPU's events, which begin before their launches
 _JUMP_NS = 60 * 10**9  # a pause longer than this, and than all else in the trace, is no pause of a training job
 _UNRELIABLE = "Launch delays, causes of its idle time and its order among other GPUs are not reliable."
-_ALIKE = 0.2  # by which the offsets of single collectives may differ
+_OFFSET_TOLERANCE = 0.2  # by which the offsets of single collectives may differ
 
 
 def clock_notes(trace: Trace) -> list[QualityNote]:
-    """What is wrong with the trace's times, one note each."""
+    """Faults of the trace's times, one note each."""
     return [QualityNote("clock", message) for message in (*_launches(trace), *_collectives(trace), *_jumps(trace))]
 
 
 def _launches(trace: Trace) -> Iterator[str]:
     """GPUs whose events begin before the calls that launched them, or long after although nothing held them up."""
     device = trace.device
-    known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    gpu_of = device.gpu[known]
+    launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
+    gpu_of = device.gpu[launched]
     shortest: dict[int, int] = {}
     for gpu in range(len(trace.gpus)):
-        rows = known[np.flatnonzero(gpu_of == gpu)]
+        rows = launched[np.flatnonzero(gpu_of == gpu)]
         if not len(rows):
             continue
-        own = device.start_ns[rows] - device.launch_ns[rows]
-        early = own < -_JITTER_NS
-        if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(own)):
-            yield (f"{int(early.sum()):,} of {len(own):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
-                   f"call that launched them, by up to {seconds(-int(own.min()) / 1e9)}: its clock and the host's "
+        delay = device.start_ns[rows] - device.launch_ns[rows]
+        early = delay < -_JITTER_NS
+        if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(delay)):
+            yield (f"{int(early.sum()):,} of {len(delay):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
+                   f"call that launched them, by up to {seconds(-int(delay.min()) / 1e9)}: its clock and the host's "
                    f"differ. {_UNRELIABLE}")
             continue
         free = _found_idle(trace, rows)
         if free.sum() >= _MIN_EVENTS:
-            shortest[gpu] = int(np.percentile(own[free], 5))
+            shortest[gpu] = int(np.percentile(delay[free], 5))
     usual = min(shortest.values(), default=0)
     for gpu, least in shortest.items():
         if len(shortest) > 1 and least > usual + _OFF_NS:
@@ -56,7 +56,7 @@ def _launches(trace: Trace) -> Iterator[str]:
 
 
 def _found_idle(trace: Trace, rows: I64) -> np.ndarray:
-    """Which of a GPU's kernels were launched by a call before which everything earlier on that GPU had ended."""
+    """Mask of a GPU's kernels launched by a call before which everything earlier on that GPU had ended."""
     device = trace.device
     reach = np.maximum.accumulate(device.end_ns[rows])  # the events of a trace are in the order of their starts
     return np.concatenate(([True], device.launch_ns[rows[1:]] > reach[:-1]))
@@ -75,9 +75,9 @@ def _collectives(trace: Trace) -> Iterator[str]:
             continue
         table = np.stack([end for _, end in ends])
         apart = table - np.median(table, axis=0)
-        for (gpu, _), own in zip(ends, apart, strict=True):
-            off = float(np.median(own))
-            if abs(off) > _OFF_NS and np.percentile(np.abs(own - off), 90) < _ALIKE * abs(off):
+        for (gpu, _), offsets in zip(ends, apart, strict=True):
+            off = float(np.median(offsets))
+            if abs(off) > _OFF_NS and np.percentile(np.abs(offsets - off), 90) < _OFFSET_TOLERANCE * abs(off):
                 yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
                        f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time. A "
                        "collective ends on all GPUs together, so its clock is off by that time. Waiting in "

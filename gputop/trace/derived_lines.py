@@ -1,4 +1,4 @@
-"""Which lines of a GPU are its streams, and which a viewer has derived from them.
+"""Distinction of a GPU's lines: its streams, and lines that a viewer has derived from them.
 
 XProf and TensorBoard, and in older TensorFlow the profiling program itself, add lines to a GPU's plane in which every
 event repeats time of its streams (docs/contributing/trace-notes.md, "Derived lines"). Counted with them, a GPU seems
@@ -23,15 +23,14 @@ _STREAM = re.compile(r"stream\s*#?\s*(\d+)", re.IGNORECASE)
 
 
 def is_derived(name: str, line_id: object) -> bool:
-    """Whether the line repeats others by its name or its id."""
+    """Return whether the line repeats others by its name or its id."""
     of_viewer = (isinstance(line_id, int) and not isinstance(line_id, bool)
                  and 0 <= (line_id & 0xFFFFFFFF) - _FIRST_ID < _IDS)
     return name in _NAMES or of_viewer
 
 
 def streams(names: Collection[str]) -> frozenset[str]:
-    """Of a GPU's lines that are not known as derived those that are its streams: where any is called one, only those
-    that are."""
+    """Streams among a GPU's lines that are not known as derived: where any is called one, only those that are."""
     called = frozenset(name for name in names if _STREAM.match(name))
     return called or frozenset(names)
 

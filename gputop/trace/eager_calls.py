@@ -46,12 +46,12 @@ def add_eager_stats(host: HostEvents, names: Sequence[str], number_of: Callable[
 def _holds(host: HostEvents, rows: I64, inner: I64) -> I64:
     """1 for each of these events within which one of the others begins on the same thread, else 0."""
     out = np.zeros(len(rows), np.int64)
-    begun_on = {int(host.line[own[0]]): host.start_ns[own] for own in _by_line(host, inner)}
-    for at in _by_line(host, rows, np.arange(len(rows))):
-        own = rows[at]
-        begun = begun_on.get(int(host.line[own[0]]))
+    begun_on = {int(host.line[on_line[0]]): host.start_ns[on_line] for on_line in _by_line(host, inner)}
+    for indices in _by_line(host, rows, np.arange(len(rows))):
+        on_line = rows[indices]
+        begun = begun_on.get(int(host.line[on_line[0]]))
         if begun is not None:
-            out[at] = np.searchsorted(begun, host.end_ns[own]) > np.searchsorted(begun, host.start_ns[own])
+            out[indices] = np.searchsorted(begun, host.end_ns[on_line]) > np.searchsorted(begun, host.start_ns[on_line])
     return out
 
 

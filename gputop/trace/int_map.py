@@ -34,8 +34,8 @@ class IntMap:
                                                np.uint64(len(self._dense) - 1)).view(np.int64))
         if not len(self._keys):
             return np.full(len(keys), self._default, np.int64)
-        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[at] == keys, self._values[at], self._default)
+        index = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[index] == keys, self._values[index], self._default)
 
 
 class LazyTable:

@@ -29,9 +29,9 @@ class Spans(NamedTuple):
         return int((self.end - self.start).sum())
 
 
-_LONG_AGO, _NEVER = -(1 << 62), np.iinfo(np.int64).max
-_STEPS, _FEW = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
-_FEW_RUNS = 4  # of times in order, which are quicker merged than sorted
+_NEG_INF, _POS_INF = -(1 << 62), np.iinfo(np.int64).max
+_STEPS, _FEW_DIVISOR = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
+_FEW_RUNS = 4  # runs of times in order, which are quicker merged than sorted
 _LONG_RUN = 64  # intervals that are copied as a whole, not picked out
 AT_ONCE = 1 << 15  # instants: what is computed of them stays in a core's cache
 EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -82,10 +82,10 @@ def _merge_by_parts(sets: Sequence[Spans]) -> Spans:
     merged, last = [], EMPTY
     for part in zip(*map(pairwise, places), strict=True):
         some = [last, *(Spans(s.start[i:j], s.end[i:j]) for s, (i, j) in zip(sets, part, strict=True))]
-        found = union(np.concatenate([s.start for s in some]), np.concatenate([s.end for s in some]))
+        merged_part = union(np.concatenate([s.start for s in some]), np.concatenate([s.end for s in some]))
         # What begins later may touch the last one of these, and no other.
-        merged.append(Spans(found.start[:-1], found.end[:-1]))
-        last = Spans(found.start[-1:], found.end[-1:])
+        merged.append(Spans(merged_part.start[:-1], merged_part.end[:-1]))
+        last = Spans(merged_part.start[-1:], merged_part.end[-1:])
     merged.append(last)
     return Spans(np.concatenate([s.start for s in merged]), np.concatenate([s.end for s in merged]))
 
@@ -138,7 +138,7 @@ def subtract(a: Spans, b: Spans) -> Spans:
 
 
 def at_or_before(a: I64, t: I64) -> I64:
-    """How many of the sorted ``a`` are at or before each instant of ``t``."""
+    """Number of the sorted ``a`` at or before each instant of ``t``."""
     if t.ndim != 1 or len(t) < 4 * len(a) or (t[1:] < t[:-1]).any():
         return np.searchsorted(a, t, side="right")
     # Many instants in order: searching for the few of ``a`` among them is faster.
@@ -152,11 +152,11 @@ def at_or_before(a: I64, t: I64) -> I64:
 
 
 def _from(count: I64, a: I64, t: I64) -> I64:
-    """How many of the sorted ``a`` are at or before each instant of ``t``: ``count`` or more. Mostly it is a few more,
-    which are quicker stepped over than searched."""
-    if len(t) < len(a) // _FEW:
+    """Number of the sorted ``a`` at or before each instant of ``t``: ``count`` or more. Mostly it is a few more, which
+    are quicker stepped over than searched."""
+    if len(t) < len(a) // _FEW_DIVISOR:
         return np.searchsorted(a, t, side="right")
-    after = np.append(a, _NEVER)
+    after = np.append(a, _POS_INF)
     for _ in range(_STEPS):
         more = after.take(count) <= t
         if not more.any():
@@ -168,10 +168,10 @@ def _from(count: I64, a: I64, t: I64) -> I64:
 
 
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
-    """How much of ``a`` lies in each ``[start[i], end[i])``; those may overlap."""
+    """Length of ``a`` in each ``[start[i], end[i])``; those may overlap."""
     s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
     # An empty interval before the first one answers for instants before it.
-    ends = np.concatenate((np.array([_LONG_AGO]), a.end))
+    ends = np.concatenate((np.array([_NEG_INF]), a.end))
     covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
     if s.ndim != 1 or len(s) <= AT_ONCE or (s[1:] < s[:-1]).any():
         return _coverage(a.start, ends, covered, s, e)
@@ -209,8 +209,8 @@ def joined(a: Spans, reach: int) -> Spans:
 
 
 def chained(times: Iterable[I64], reach: int) -> Spans:
-    """From first to last instant of each run of ``times`` in which none is more than ``reach`` after the one before.
-    They come in parts, in any order."""
+    """Spans from first to last instant of each run of ``times`` in which none is more than ``reach`` after the one
+    before. They come in parts, in any order."""
     runs = [_runs(part, reach) for part in times if len(part)]
     if not runs:
         return EMPTY

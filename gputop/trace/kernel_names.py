@@ -1,4 +1,4 @@
-"""What a device event is by its name: kernel, collective or copy, number type, tensor cores.
+"""Classification of a device event by its name: kernel, collective or copy, number type, tensor cores.
 
 The tensor-core test was checked by eye on 514 real kernel names of cuBLAS, cuDNN, CUTLASS,
 XLA and flash attention; a name that says nothing gives "unknown" and None, never a guess
@@ -94,7 +94,7 @@ _MEMORY = {"pageable": MemoryKind.PAGEABLE, "pinned": MemoryKind.PINNED, "device
 
 @lru_cache(maxsize=65536)
 def classify(name: str) -> Class:
-    """What the device event of this name is. Never fails: an unknown name is a COMPUTE kernel."""
+    """Classify the device event of this name. Never fails: an unknown name is a COMPUTE kernel."""
     copy = _COPIES.get(name)
     if copy is not None:
         return Class(copy)
@@ -251,26 +251,26 @@ def short_kernel(name: str) -> str:
 
 
 def _demangled(name: str) -> str:
-    parts, at = _identifiers(name, 2)
-    arguments = name[at:at + 1] == "I"
+    parts, end = _identifiers(name, 2)
+    arguments = name[end:end + 1] == "I"
     if arguments and parts[-1:] and parts[-1] in _WRAPPERS and (
-            argument := _identifiers(name, at + 1))[0]:
-        parts, at = argument
-        arguments = name[at:at + 1] == "I"
+            argument := _identifiers(name, end + 1))[0]:
+        parts, end = argument
+        arguments = name[end:end + 1] == "I"
     parts = [part for part in parts if not part.startswith("_GLOBAL__N_")]
     return "::".join(parts) + ("<…>" if parts and arguments else "")
 
 
-def _identifiers(name: str, at: int) -> tuple[list[str], int]:
-    """Those of a mangled name from a place on, and where they end."""
+def _identifiers(name: str, pos: int) -> tuple[list[str], int]:
+    """Identifiers of a mangled name from a position on, and where they end."""
     parts = list[str]()
-    nested = name[at:at + 1] == "N"
-    at += nested
-    if nested and (known := _SUBSTITUTION.match(name, at)) is not None:
-        at = known.end()
-    while (length := _LENGTH.match(name, at)) is not None and len(parts) < 20:
-        at = length.end() + int(length[1])
-        parts.append(name[length.end():at])
+    nested = name[pos:pos + 1] == "N"
+    pos += nested
+    if nested and (substitution := _SUBSTITUTION.match(name, pos)) is not None:
+        pos = substitution.end()
+    while (length := _LENGTH.match(name, pos)) is not None and len(parts) < 20:
+        pos = length.end() + int(length[1])
+        parts.append(name[length.end():pos])
         if not nested:
             break
-    return parts, at
+    return parts, pos

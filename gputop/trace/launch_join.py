@@ -37,12 +37,12 @@ class Launches:
             self._plain = _Keys(np.where(without, correlation, -1), None, start_ns)
 
     def find(self, correlation: I64, device_id: I64) -> npt.NDArray[np.intp]:
-        """For each device event the row of the call that launched it, or -1."""
-        found = np.full(len(correlation), -1, np.intp) if self._plain is None else self._plain.find(correlation, None)
+        """Row of the call that launched each device event, or -1."""
+        row = np.full(len(correlation), -1, np.intp) if self._plain is None else self._plain.find(correlation, None)
         if self._exact is None:
-            return found
+            return row
         exact = self._exact.find(correlation, device_id)
-        return exact if self._plain is None else np.where(exact >= 0, exact, found)
+        return exact if self._plain is None else np.where(exact >= 0, exact, row)
 
 
 def set_launches(
@@ -82,12 +82,12 @@ class _Keys:
         wanted = _key(correlation, device_id)
         if not len(self._keys):
             return np.full(len(wanted), -1, np.intp)
-        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        return np.where((self._keys[at] == wanted) & (wanted >= 0), self._rows[at], -1)
+        index = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        return np.where((self._keys[index] == wanted) & (wanted >= 0), self._rows[index], -1)
 
 
 class _Table(NamedTuple):
-    """For each id from ``first`` on its row, -1 where there is none; the last entry answers for all ids outside."""
+    """Row of each id from ``first`` on, -1 where there is none; the last entry answers for all ids outside."""
 
     first: int
     rows: I64
@@ -95,13 +95,13 @@ class _Table(NamedTuple):
     @classmethod
     def of(cls, ids: I64, usable: Mask) -> _Table | None:
         """None where ids lie far apart or are not distinct."""
-        own = ids[rows_of(usable)]
-        first, last = (int(own.min()), int(own.max())) if len(own) else (0, 0)
-        if last - first >= _SPARSE * len(own):
+        usable_ids = ids[rows_of(usable)]
+        first, last = (int(usable_ids.min()), int(usable_ids.max())) if len(usable_ids) else (0, 0)
+        if last - first >= _SPARSE * len(usable_ids):
             return None
         table = np.full(last - first + 2, -1, np.int64)
-        table[own - first] = np.arange(len(ids)) if len(own) == len(ids) else np.flatnonzero(usable)
-        return cls(first, table) if np.count_nonzero(table >= 0) == len(own) else None
+        table[usable_ids - first] = np.arange(len(ids)) if len(usable_ids) == len(ids) else np.flatnonzero(usable)
+        return cls(first, table) if np.count_nonzero(table >= 0) == len(usable_ids) else None
 
     def find(self, ids: I64) -> npt.NDArray[np.intp]:
         outside = np.uint64(len(self.rows) - 1)
@@ -109,7 +109,7 @@ class _Table(NamedTuple):
 
 
 def _usable(correlation: I64, device_id: I64 | None) -> Mask:
-    """Which of these ids can be joined."""
+    """Mask of these ids that can be joined."""
     usable: Mask = (correlation > 0) & (correlation < _MAX_CORRELATION)
     return usable if device_id is None else usable & (device_id >= 0) & (device_id < _DEVICES)
 

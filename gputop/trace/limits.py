@@ -1,4 +1,4 @@
-"""How much of a trace is read: bounds that no real trace comes near, so that a hostile one costs little.
+"""Limits of how much of a trace is read: bounds that no real trace comes near, so that a hostile one costs little.
 
 A reader's memory and time are a small multiple of the file's size. What a file may decide is how many planes, lines,
 names and messages there are, and each of these costs far more here than the two bytes it may take there. What is beyond

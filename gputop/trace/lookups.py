@@ -13,7 +13,7 @@ from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
 _SORTED_BELOW, _TABLE_BELOW = 1000, 1 << 20  # rows, and ids: a table for more is larger than what it spares
-FEW_LINES = 32  # which are quicker picked out of a column one by one than by sorting it
+FEW_LINES = 32  # lines that are quicker picked out of a column one by one than by sorting it
 
 # XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
 COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
@@ -32,11 +32,11 @@ OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
 def name_mask(trace: Trace, pattern: str) -> Mask:
-    """Which of ``trace.names`` the pattern matches at their beginning; index -1 (no name) gives False. Read-only: many
-    analyses ask for the same."""
-    known = trace.name_masks.get(pattern)
-    if known is not None and len(known) == len(trace.names) + 1:
-        return known
+    """Mask of ``trace.names`` that the pattern matches at their beginning; index -1 (no name) gives False. Read-only:
+    many analyses ask for the same."""
+    cached = trace.name_masks.get(pattern)
+    if cached is not None and len(cached) == len(trace.names) + 1:
+        return cached
     match = re.compile(pattern).match
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
     mask[:-1] = [match(name) is not None for name in trace.names]
@@ -46,8 +46,8 @@ def name_mask(trace: Trace, pattern: str) -> Mask:
 
 
 def alphabetical(names: Sequence[str], name: npt.NDArray) -> I64:
-    """For each of these indices of ``names`` (-1: none) a number that rises with the name's text: a key to sort by
-    where the order of the names in a file must not count."""
+    """Number for each of these indices of ``names`` (-1: none) that rises with the name's text: a key to sort by where
+    the order of the names in a file must not count."""
     used, which = numbered(name)
     texts = np.array([names[i] if i >= 0 else "" for i in used.tolist()], object)
     return np.argsort(np.argsort(texts, kind="stable"))[which]
@@ -63,10 +63,10 @@ def distinct(ids: npt.NDArray) -> I64:
     """The distinct ids (indices, or -1) in order, as :func:`numpy.unique`; by a table where that is quicker."""
     if not _worth_a_table(ids):
         return np.unique(ids).astype(np.int64)
-    there = np.zeros(int(ids.max()) + 2, bool)  # the extra last entry is that of -1
-    there[ids] = True
-    used = np.flatnonzero(there[:-1])
-    return np.concatenate(([-1], used)) if there[-1] else used
+    present = np.zeros(int(ids.max()) + 2, bool)  # the extra last entry is that of -1
+    present[ids] = True
+    used = np.flatnonzero(present[:-1])
+    return np.concatenate(([-1], used)) if present[-1] else used
 
 
 def numbered(ids: npt.NDArray) -> tuple[I64, I64]:
@@ -75,9 +75,9 @@ def numbered(ids: npt.NDArray) -> tuple[I64, I64]:
         used, which = np.unique(ids, return_inverse=True)
         return used.astype(np.int64), which
     used = distinct(ids)
-    place = np.zeros(int(used[-1]) + 2, np.int64)
-    place[used] = np.arange(len(used))
-    return used, place[ids]
+    index_of = np.zeros(int(used[-1]) + 2, np.int64)
+    index_of[used] = np.arange(len(used))
+    return used, index_of[ids]
 
 
 def _worth_a_table(ids: npt.NDArray) -> bool:
@@ -91,7 +91,7 @@ def stable_order(keys: npt.NDArray) -> I64:
 
 
 def optimizer_names(trace: Trace) -> Mask:
-    """Which of ``trace.names`` are an optimizer's, as :func:`name_mask`."""
+    """Mask of ``trace.names`` that are an optimizer's, as :func:`name_mask`."""
     return name_mask(trace, _OPTIMIZER)
 
 
@@ -124,17 +124,17 @@ def launching_lines(trace: Trace) -> I64:
 
 
 def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
-    """Which of these device events a host event of such a name launched."""
+    """Mask of these device events that a host event of such a name launched."""
     return launched_within(trace, rows, host_rows(trace, pattern))
 
 
 def launched_within(trace: Trace, rows: I64, calls: I64) -> Mask:
-    """Which of these device events one of these host events launched."""
+    """Mask of these device events that one of these host events launched."""
     device, host = trace.device, trace.host
     out = np.zeros(len(rows), bool)
     for line in distinct(host.line[calls]).tolist():
-        own = calls[host.line[calls] == line]
-        spans = union(host.start_ns[own], host.end_ns[own])
+        on_line = calls[host.line[calls] == line]
+        spans = union(host.start_ns[on_line], host.end_ns[on_line])
         mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))
         launch = device.launch_ns[rows[mine]]
         out[mine] = coverage(spans, launch, launch + 1) > 0

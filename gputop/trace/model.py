@@ -29,7 +29,7 @@ U8 = npt.NDArray[np.uint8]
 
 
 class Kind(IntEnum):
-    """What a device event is. COMPUTE is every kernel that is not a collective."""
+    """Kind of a device event. COMPUTE is every kernel that is not a collective."""
 
     COMPUTE = 0
     COLLECTIVE = 1
@@ -42,7 +42,7 @@ class Kind(IntEnum):
 
 
 class MemoryKind(IntEnum):
-    """Where the host (or device) end of a copy lies, as CUPTI reports it."""
+    """Memory in which the host (or device) end of a copy lies, as CUPTI reports it."""
 
     UNKNOWN = 0
     PAGEABLE = 1
@@ -77,7 +77,7 @@ class TraceGpu:
 
 
 class LaunchShape(NamedTuple):
-    """How a kernel was launched. ``occupancy`` is the share of an SM's warps that can be resident, None: unknown."""
+    """Launch shape of a kernel. ``occupancy`` is the share of an SM's warps that can be resident, None: unknown."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -167,8 +167,8 @@ class HostEvents:
 
     def stats_of(self, keep: npt.NDArray[np.bool_]) -> dict[str, tuple[I64, I64]]:
         """The stats of the events in ``keep`` (one for each event), with rows that count those events."""
-        place = np.cumsum(keep) - 1
-        return {name: (place[rows[keep[rows]]], values[keep[rows]]) for name, (rows, values) in self.stats.items()}
+        row_after = np.cumsum(keep) - 1
+        return {name: (row_after[rows[keep[rows]]], values[keep[rows]]) for name, (rows, values) in self.stats.items()}
 
     @classmethod
     def empty(cls) -> HostEvents:

@@ -14,7 +14,7 @@ from gputop.trace.model import I64
 
 
 class Nesting(NamedTuple):
-    """Which event of a line lies directly inside which.
+    """Nesting of events: which event of a line lies directly inside which.
 
     ``parent`` holds a row for each row, -1 for outermost events and for those of no length, which
     are ignored. Two events of one line are nested or apart, as calls of a thread are.
@@ -32,7 +32,7 @@ class Nesting(NamedTuple):
         return np.maximum(values - inside.astype(np.int64), 0)
 
     def holder(self, passes_on: npt.NDArray[np.bool_]) -> I64:
-        """For each event the nearest one, itself or around it, that does not pass on; if all do, the outermost."""
+        """Nearest event, itself or around it, that does not pass on, for each event; if all do, the outermost."""
         holder = np.arange(len(self.parent))
         while passes_on.any():
             up = self.parent[holder]
@@ -67,7 +67,7 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
 
 
 def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
-    """For each event how many earlier ones of its line are still open; events in :func:`nesting_order`."""
+    """Number of earlier events of its line that are still open at each event; events in :func:`nesting_order`."""
     depth = np.empty(len(start), np.int64)
     edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(start)]
     for first, last in pairwise(edges):

@@ -1,4 +1,4 @@
-"""How many warps of a kernel an SM can hold, by the rules of NVIDIA's occupancy calculator.
+"""Number of warps of a kernel that an SM can hold, by the rules of NVIDIA's occupancy calculator.
 
 For traces with registers, shared memory and block size but without the occupancy. Limits:
 CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; other GPUs'

@@ -26,7 +26,7 @@ _LAUNCH = re.compile(r"^(cu|cuda|hip(Ext)?)(Module)?(Graph)?(Launch|Mem(cpy|set)
 # events is due to the limit.
 _CUPTI_RECORDS = 2 << 20
 _FULL_SHARE = 0.9
-_MISSING_TAIL_SHARE = 0.02  # of the capture
+_MISSING_TAIL_SHARE = 0.02  # share of the capture
 _MIN_STREAM_KERNELS = 50  # so that no overlap with other streams' kernels is no coincidence
 
 

@@ -15,7 +15,7 @@ _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)
 
 _LAUNCH = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?Launch"
 _MIN_LAUNCHES = 50
-_MISSING_SHARE = 0.02  # of the capture
+_MISSING_SHARE = 0.02  # share of the capture
 
 
 def longest_recording(trace: Trace) -> Trace:

@@ -49,12 +49,12 @@ def labels(trace: Trace, lines: Iterable[int]) -> dict[int, str]:
         name = "tf_data" if name == "tf_data_private_threadpool" else name or "thread"
         name = f"rank {line.rank} {name}" if len(ranks) > 1 else name
         members.setdefault((line.host, name), []).append(i)
-    return {i: f"{name} {number}" if len(own) > 1 else name
-            for (_, name), own in members.items() for number, i in enumerate(own, 1)}
+    return {i: f"{name} {number}" if len(same_name) > 1 else name
+            for (_, name), same_name in members.items() for number, i in enumerate(same_name, 1)}
 
 
 def lines_of(trace: Trace, *roles: str) -> npt.NDArray[np.bool_]:
-    """Which of the trace's lines are host threads with one of these roles."""
+    """Mask of the trace's lines that are host threads with one of these roles."""
     return np.array([line.gpu < 0 and role(line.name) in roles for line in trace.lines], bool)
 
 

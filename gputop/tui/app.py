@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,7 @@ from textual.screen import Screen
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
 from gputop.render.palette import DIM
 from gputop.session.session import Change, Session
+from gputop.text.console import say
 from gputop.tui import open_screens
 from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
 from gputop.tui.monitor import messages, status_lines
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from gputop.tui.timeline.trace_file import TraceFile
     from gputop.tui.widgets.key_line import KeyLine
 
-_ANSWERABLE_S = 60.0  # for which a question that nobody could be asked yet is still the right one
+_ANSWERABLE_S = 60.0  # age up to which a question that nobody could be asked yet is still the right one
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -188,7 +190,7 @@ class GputopApp(TerminalApp):
         self._show_hidden()
 
     def _show_hidden(self) -> None:
-        """How many GPUs are above and below those that the screen has room for."""
+        """Show the number of GPUs above and below those that the screen has room for."""
         above, below = self._table.hidden(self._table_box.scroll_offset.y, self._table_lines)
         runs = [(f"{above} more ↑", DIM)] * bool(above) + [(f"{below} more ↓", DIM)] * bool(below)
         self._more.show([[(" ", DIM), *[part for run in runs for part in (run, ("   ", DIM))]]])
@@ -246,13 +248,13 @@ class GputopApp(TerminalApp):
                           answer=self._refused is not None)
 
     def no_server_hint(self) -> tuple[str, ...]:
-        """What to do while no profiler server is known."""
+        """Hint for while no profiler server is known."""
         return messages.NO_SERVER
 
     def _refresh_keys(self) -> None:
         if self._keys is not None:
-            known = self.session.known_gpus
-            lanes = known is None or bool(known.gpus)
+            known_gpus = self.session.known_gpus
+            lanes = known_gpus is None or bool(known_gpus.gpus)
             hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.findings})
             here = {"S": hangs, "l": self.has_output, "R": self.has_output, "D": self._is_demo, "m": lanes,
                     "v": lanes or self._mode() == "Processes"}
@@ -260,7 +262,7 @@ class GputopApp(TerminalApp):
             self._keys.show_keys(keys, self._terminal_size.width)
 
     def _mode(self) -> str:
-        """What one does on the main screen, which decides which keys are named."""
+        """Mode of the main screen, which decides which keys are named."""
         session, panel = self.session, getattr(self.screen_stack[0].focused, "PANEL", "")
         if self._table.time.time_s is not None:
             return "cursor"
@@ -293,7 +295,7 @@ class GputopApp(TerminalApp):
         job.show([status_lines.job(state, session.clock(), self._terminal_size.width)])
 
     def _show_attached(self) -> None:
-        """Whether there is a server at the address that was entered last."""
+        """Show whether there is a server at the address that was entered last."""
         for server in self.session.servers:
             if server.address == self._attaching:
                 self._attaching = None
@@ -355,7 +357,7 @@ class GputopApp(TerminalApp):
                 open_screens.show_error(self, error)
 
     def _watch_selected_process(self) -> None:
-        """Where one selects processes, a capture is meant for the selected one."""
+        """Watch the selected process: a capture is meant for it."""
         chosen = self._processes.selected
         if self.screen.focused is not self._processes or chosen is None:
             return
@@ -387,12 +389,12 @@ class GputopApp(TerminalApp):
 
     @property
     def _phase(self) -> str:
-        """Of the capture under way, or of the last one."""
+        """Phase of the capture under way, or of the last one."""
         return self.session.status.phase if self.session.status is not None else ""
 
     @property
     def shows_simulated(self) -> bool:
-        """Whether the values on the screen are simulated: of a demo, or of its recording or capture."""
+        """Return whether the values on the screen are simulated: of a demo, or of its recording or capture."""
         session = self.session
         record = session.last_capture
         return (session.source.simulated or (session.known_gpus is not None and session.known_gpus.simulated)
@@ -542,20 +544,17 @@ class GputopApp(TerminalApp):
         return super().check_action(action, parameters)
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        own = list(commands(screen))
-        titles = {command.title for command in own} | {"Keys"}  # Textual's list of keys; the help replaces it
-        yield from own
+        own_commands = list(commands(screen))
+        titles = {command.title for command in own_commands} | {"Keys"}  # Textual's list of keys; the help replaces it
+        yield from own_commands
         yield from (command for command in super().get_system_commands(screen) if command.title not in titles)
 
 
 def tell_where_captures_are(session: Session) -> None:
     """A line on the terminal, once the screen is gone: the captures of this session, and how to see them again."""
-    taken = session.taken
+    taken = session.captures_this_run
     if taken:
-        import shlex
-
         from gputop.launch.xprof import logdir_of
-        from gputop.text.console import say
 
         what = "your capture is" if len(taken) == 1 else f"your {len(taken)} captures are"
         with contextlib.suppress(GputopError):  # deleted meanwhile

@@ -103,7 +103,7 @@ FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 # Findings of which the stacks of the ranks tell the cause: S is named while there is one.
-STACKS_TELL = frozenset({"collective_hang", "spinning", "idle_gpu"})
+STACKS_TELL = frozenset({"collective_hang", "spinning", "idle_gpu", "slow_rank"})
 
 # Actions that change the main screen; they have no effect while another screen covers it.
 MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "scroll", "scroll_to_now", "zoom", "seek", "sort",
@@ -125,12 +125,12 @@ def name(key: str) -> str:
 
 def bindings(screen: Screen[Any]) -> Iterator[tuple[list[str], Binding, DOMNode]]:
     """The active keys of a screen by action: those of the focused widget, of the screen and of the app."""
-    found: dict[tuple[DOMNode, str], tuple[list[str], Binding, DOMNode]] = {}
+    by_action: dict[tuple[DOMNode, str], tuple[list[str], Binding, DOMNode]] = {}
     for key_, active in screen.active_bindings.items():
         if active.binding.tooltip and active.enabled:
-            entry = found.setdefault((active.node, active.binding.action), ([], active.binding, active.node))
+            entry = by_action.setdefault((active.node, active.binding.action), ([], active.binding, active.node))
             entry[0].append(name(key_))
-    yield from found.values()
+    yield from by_action.values()
 
 
 def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -141,9 +141,9 @@ def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[str, str]]
     here: dict[DOMNode, list[tuple[list[str], Binding]]] = {}
     for keys, binding, node in bindings(screen):
         here.setdefault(node, []).append((keys, binding))
-    everywhere, own = here.pop(screen.app, []), here.pop(screen, [])
-    if own:
-        yield "This screen", _folded(own)
+    everywhere, of_screen = here.pop(screen.app, []), here.pop(screen, [])
+    if of_screen:
+        yield "This screen", _folded(of_screen)
     order = [binding.action for group in GROUPS.values() for binding in group]
     everywhere.sort(key=lambda line: order.index(line[1].action) if line[1].action in order else len(order))
     for title, group in GROUPS.items():
@@ -189,7 +189,7 @@ def _function(binding: Binding) -> str:
 
 
 def _common(a: list[str], b: list[str]) -> int:
-    """How many words at the beginning are the same."""
+    """Number of words at the beginning that are the same."""
     return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
@@ -211,15 +211,15 @@ def _panel(node: DOMNode) -> str:
 def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:
     """Every key of the screen and of its focused widget, as commands of the palette, by use."""
     order = [binding.action for group in GROUPS.values() for binding in group]
-    found = [one for one in bindings(screen) if not one[1].action.startswith("move(")]  # nobody types "up"
-    own = any(node is screen for _, _, node in found)
+    keyed = [one for one in bindings(screen) if not one[1].action.startswith("move(")]  # nobody types "up"
+    screen_has_keys = any(node is screen for _, _, node in keyed)
 
     def rank(one: tuple[list[str], Binding, DOMNode]) -> int:
         if one[2] is not screen.app:
-            return -1 if own else len(order)
+            return -1 if screen_has_keys else len(order)
         return order.index(one[1].action) if one[1].action in order else len(order)
 
-    for keys, binding, node in sorted(found, key=rank):
+    for keys, binding, node in sorted(keyed, key=rank):
         yield SystemCommand(binding.description[:1].upper() + binding.description[1:],
                             f"{binding.tooltip} · key {' or '.join(keys)}",
                             partial(screen.app.run_action, binding.action, node))

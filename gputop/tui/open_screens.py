@@ -1,4 +1,4 @@
-"""What opens over the monitor by a key or a click. Where there is nothing to open, the user is told why.
+"""Screens that open over the monitor by a key or a click. Where there is nothing to open, the user is told why.
 
 Screens are imported when they are first opened: the monitor's first frame does without them.
 """
@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 from rich.text import Text
 
+from gputop.advice.registry import ids_by_part
 from gputop.core.errors import GputopError
+from gputop.core.extras import install_command
 from gputop.core.findings import Finding
 from gputop.core.samples import GpuSample, ProcessSample
+from gputop.profiler.capture.records import usable
+from gputop.profiler.capture.request import answered
 from gputop.text.commands import short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import begun_as_sentence, no_capture
-from gputop.tui.terminal.clipboard import CopyingApp
+from gputop.tui.terminal.clipboard import CopyingApp, copy
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
@@ -33,7 +37,7 @@ _HOST_HISTORY_S = 300.0
 
 
 class MonitorApp(CopyingApp, Protocol):
-    """What is needed of the app."""
+    """Interface that is needed of the app."""
 
     session: Session
     trace: TraceFile | None  # of the last capture, once its timeline has been opened
@@ -69,10 +73,8 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
 
 
 def no_line(finding: Finding, record: CaptureRecord | None) -> str:
-    """How to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the GPU."""
-    from gputop.advice.registry import ids_by_part
-    from gputop.core.extras import install_command
-
+    """Hint how to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the
+    GPU."""
     about_host = ids_by_part("host") | ids_by_part("input") | {"time_outside_steps"}
     analysis = record.analysis if record is not None else None
     if (finding.origin != "trace" or finding.id not in about_host or analysis is None
@@ -85,9 +87,9 @@ def no_line(finding: Finding, record: CaptureRecord | None) -> str:
 
 
 def open_timeline(
-    app: MonitorApp, finding: Finding | None = None, place: Callable[[Timeline], Range | None] | None = None,
+    app: MonitorApp, finding: Finding | None = None, find_range: Callable[[Timeline], Range | None] | None = None,
 ) -> None:
-    """The timeline of the last capture, at the place of ``finding`` or at ``place``; where there is no trace, the
+    """The timeline of the last capture, at the place of ``finding`` or at ``find_range``; where there is no trace, the
     capture's text."""
     record = app.session.last_capture
     if record is None:
@@ -102,7 +104,7 @@ def open_timeline(
         from gputop.tui.timeline.trace_file import trace_of
 
         app.trace = trace_of(record, app.trace)
-        app.push_screen(TimelineScreen(app.trace, finding, place))
+        app.push_screen(TimelineScreen(app.trace, finding, find_range))
 
 
 def open_gpu(app: MonitorApp, chosen: GpuSample) -> None:
@@ -128,8 +130,8 @@ def open_process(app: MonitorApp, chosen: ProcessSample) -> None:
                      if p.pid == chosen.pid and p.started_s == chosen.started_s), None)
 
     def text(width: int) -> Text:
-        found = now()
-        return process_text(found or chosen, app.session.clock(), found is None, width)
+        current = now()
+        return process_text(current or chosen, app.session.clock(), current is None, width)
 
     app.push_screen(ProcessPopup(chosen, text, lambda: open_signal(app, chosen)))
 
@@ -153,8 +155,6 @@ def open_signal(app: MonitorApp, chosen: ProcessSample) -> None:
 
 def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
     """The question that somebody has to answer before a capture begins; then the capture."""
-    from gputop.profiler.capture.request import answered
-
     def start(key: str | None) -> None:
         if key is not None:
             app.start_capture(answered(question, key))
@@ -181,12 +181,11 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
 
 
 def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool:
-    """Where no profiler server answers, but processes hold GPUs: the question whether to start one in one of them, and
-    then to capture. Returns whether there is such a process."""
+    """Ask, where no profiler server answers but processes hold GPUs, whether to start one in one of them, and then to
+    capture. Returns whether there is such a process."""
     processes = app.session.processes_to_serve
     if not processes or (app.session.status is not None and app.session.status.running):
         return False
-    from gputop.profiler.capture.records import usable
     from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
 
     pids = {p.local_pid or p.pid for p in processes}
@@ -211,10 +210,10 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
     return True
 
 
-def tell_no_capture(app: MonitorApp, why: str) -> None:
-    """There is no capture yet: the way to one, if only a server is missing; else ``why``."""
+def tell_no_capture(app: MonitorApp, message: str) -> None:
+    """Notify that there is no capture yet: the way to one, if only a server is missing; else ``message``."""
     if app.session.last_capture is not None or not offer_server(app):
-        app.notify(why)
+        app.notify(message)
 
 
 def open_host(app: MonitorApp) -> None:
@@ -239,8 +238,8 @@ def open_job(app: MonitorApp) -> None:
 
 
 def open_stacks(app: MonitorApp, native: bool = False) -> None:
-    """Where the processes that hold GPUs stand, read in a thread. It is asked first where they are held meanwhile, or
-    belong to another user."""
+    """Show where the processes that hold GPUs stand, read in a thread. It is asked first where they are held meanwhile,
+    or belong to another user."""
     from gputop.ranks.stacks import WHAT_NATIVE_DOES, others_of
 
     try:
@@ -257,10 +256,10 @@ def open_stacks(app: MonitorApp, native: bool = False) -> None:
         return
     from gputop.tui.screens.dialogs import Confirm
 
-    why = [WHAT_NATIVE_DOES] * native
+    reasons = [WHAT_NATIVE_DOES] * native
     if others:
-        why.append(f"They belong to other users: {', '.join(map(str, others))}.")
-    app.push_screen(Confirm("Stacks", "Read the stacks? y/N", "\n\n".join(why)),
+        reasons.append(f"They belong to other users: {', '.join(map(str, others))}.")
+    app.push_screen(Confirm("Stacks", "Read the stacks? y/N", "\n\n".join(reasons)),
                     lambda yes: _read_stacks(app, pids, native) if yes else None)
 
 
@@ -299,7 +298,7 @@ def open_tables(app: MonitorApp) -> None:
     def go(table: str, row: Sequence[object]) -> None:
         from gputop.tui.timeline.finding_place import place_of_row
 
-        open_timeline(app, place=lambda timeline: place_of_row(timeline, table, row))
+        open_timeline(app, find_range=lambda timeline: place_of_row(timeline, table, row))
 
     app.push_screen(TablesScreen(record, go, app.session.options.logdir))
 
@@ -360,7 +359,6 @@ def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None
     """The code of a finding, or where it has none or that is asked for the finding as Markdown, into the clipboard of
     the terminal."""
     from gputop.render.finding_markdown import finding_markdown
-    from gputop.tui.terminal.clipboard import copy
 
     if chosen.snippet and not as_markdown:
         copy(app, chosen.snippet, "The code of the finding")

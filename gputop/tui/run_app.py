@@ -203,12 +203,12 @@ class RunApp(GputopApp):
 
 
 def highest_activity(sample: NodeSample, server: Server) -> float | None:
-    """That of the GPUs which the job of the server holds; None where it holds none, or it is not known."""
+    """Highest activity of the GPUs which the job of the server holds; None where it holds none, or it is not known."""
     held = gpu_use(server, sample.processes).gpus
-    known = [value for gpu in sample.gpus if gpu.info.index in held
-             if (value := gpu["sm_active"].value if gpu["sm_active"].value is not None else gpu["gpu_util"].value)
-             is not None]
-    return max(known, default=None)
+    values = [value for gpu in sample.gpus if gpu.info.index in held
+              if (value := gpu["sm_active"].value if gpu["sm_active"].value is not None else gpu["gpu_util"].value)
+              is not None]
+    return max(values, default=None)
 
 
 def job_line(job: Job, width: int, restarting: bool = False) -> list[StyledText]:

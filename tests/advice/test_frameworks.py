@@ -15,7 +15,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, UNKNOWN
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Explanation
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.trace.lookups import detect_framework
 from tests.advice.golden_words import JOBS, example, verdict_of
 from tests.advice.trace.traces import STEP, STEPS, analyzed
@@ -102,7 +102,7 @@ def test_kernels_tell_the_framework(name: str, framework: str) -> None:
 
 
 def test_a_pytorch_report_wants_nothing_of_tensorflow() -> None:
-    facts = examine(kernels(AT).build())
+    facts = analyze_to_facts(kernels(AT).build())
     wanted = {need: MISSING[need](facts) for rule in TRACE_RULES if "pytorch" not in rule.silent_for
               for need in rule.needs}
     abstained = [own.missing for own in analyzed(kernels(AT)).abstained]

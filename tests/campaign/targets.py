@@ -28,9 +28,9 @@ from gputop import cli
 from gputop.advice.live.collectives import counts_text, place_text, title
 from gputop.analysis.results import Analysis
 from gputop.commands import settings
-from gputop.diagnosis.diagnose import examine
-from gputop.diagnosis.own_rules import use_rules
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.diagnosis.rule_trials import over_samples, over_trace
+from gputop.diagnosis.user_rules import use_rules
 from gputop.export.snapshot import FORMATS, render
 from gputop.profiler.xprof import messages, probe
 from gputop.ranks import stack_groups
@@ -80,7 +80,7 @@ def _trace(name: str) -> Callable[[Path, bytes], None]:
         if len(data) % 3:
             cli.main(["analyze", str(path), "--idle-gaps", "3", *(["--json"] if len(data) % 2 else [])])
             return
-        facts = examine(load([path]))
+        facts = analyze_to_facts(load([path]))
         with tempfile.TemporaryFile() as file:
             build(facts, file)
             timeline = Timeline.open(file)

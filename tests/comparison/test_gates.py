@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gputop.advice.own import install
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.user_rules import install
 from gputop.analysis.results import Analysis
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare_sides

@@ -11,7 +11,7 @@ from gputop.comparison.report import text_report
 from gputop.comparison.rows import Row
 from gputop.comparison.sides import Side, side_of_trace
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK
-from gputop.diagnosis.diagnose import compared_trace, examine
+from gputop.diagnosis.diagnose import analyze_to_facts, compared_trace
 from gputop.trace.model import F64
 from tests.analysis.host.traces_of_epochs import MS, evaluate, train
 from tests.analysis.host.wall_time_traces import two_grains
@@ -29,7 +29,7 @@ def job(step_ms: float, pause_ms: float, epochs: int = 6) -> Side:
         end = evaluate(b, train(b, at, 8, step_ms * MS) + 100, 4)
         at = end + pause_ms * MS
     train(b, at, 2, step_ms * MS)
-    facts = examine(b.build())
+    facts = analyze_to_facts(b.build())
     return side_of_trace("x.xplane.pb", facts.analysis, compared_trace(facts))
 
 
@@ -85,7 +85,7 @@ def with_overview(step_ms: float, pause_ms: float, epochs: int = 6) -> Side:
     train(overview, at, 2, step_ms * MS)
     train(detail, 0, 10, step_ms * MS)
     trace = two_grains(detail, overview, by_s=1.0)
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     return side_of_trace("x.xplane.pb", facts.analysis, compared_trace(facts))
 
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as text_0_0_4_to_metric_families
 
-from gputop.core.samples import LOST, AdapterSample, GpuSample, PodContainer, Reading, XidEvent
+from gputop.core.samples import FAILED, LOST, AdapterSample, GpuSample, PodContainer, Reading, XidEvent
 from gputop.export.openmetrics import STALE_S, Exporter, families
 from gputop.profiler.capture.records import CaptureStatus
 from tests.export import scene
@@ -53,10 +53,11 @@ def test_values_are_those_of_the_newest_sample() -> None:
     assert 0.4 <= samples(session, "gputop_step_period_confidence_ratio")[()] <= 1
 
 
-def test_what_is_not_known_is_absent_and_never_zero() -> None:
+@pytest.mark.parametrize("state", [LOST, FAILED])
+def test_what_is_not_known_is_absent_and_never_zero(state: str) -> None:
     def change(gpu: GpuSample, tick: int) -> GpuSample:
         if gpu.info.index == 1:
-            return replace(gpu, state=LOST, readings={}, processes=(), processes_reason="lost", message="lost",
+            return replace(gpu, state=state, readings={}, processes=(), processes_reason="lost", message="lost",
                            clock_events_reason="lost")
         return replace(gpu, readings={**gpu.readings, "power_w": reading(float("nan"), "W")})
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,57 @@ def test_pickle_and_json_say_the_same(tmp_path: Path) -> None:
     newest = group.collectives[-1]
     assert (newest.seq, newest.operation, newest.elements, newest.line) == (3, "all_reduce", 8, "train.py:10")
     assert not newest.started and group.collectives[0].completed
+
+
+def nccl_entry(record: int, seq: int, operation: str, *, p2p_seq: int = 0, done: bool = True,
+               **more: Any) -> dict[str, Any]:
+    """As PyTorch 2.10 and newer write it for NCCL without timing: what started is never noted, and of what waits
+    nothing."""
+    entry_of = entry(seq, operation, state="completed" if done else "scheduled", record=record)
+    return {**entry_of, "p2p_seq_id": p2p_seq, "time_discovered_started_ns": None, "retired": done,
+            "thread_id": "140203", "thread_name": "pt_autograd_0", **more}
+
+
+def test_what_nccl_writes() -> None:
+    fsdp = {"process_group": ("7", "mesh_fsdp")}
+    entries = [
+        nccl_entry(0, 1, "all_reduce"),
+        nccl_entry(1, 1, "_all_gather_base", **fsdp, duration_ms=1.5),
+        nccl_entry(2, 2, "all_gather_into_tensor_coalesced", **fsdp, input_sizes=[[4], [2, 3]]),
+        nccl_entry(3, 1, "send 0->1", p2p_seq=1, is_p2p=True), nccl_entry(4, 1, "recv 0<-1", p2p_seq=1, is_p2p=True),
+        nccl_entry(5, 1, "coalesced", p2p_seq=1, input_sizes=[], output_sizes=[]),
+        nccl_entry(6, 3, "_reduce_scatter_base", done=False, **fsdp), nccl_entry(7, 2, "all_reduce", done=False)]
+    whole = {**document(entries, groups={"7": [0, 1]}), "comm_lib_version": "2.27.5",
+             "nccl_comm_state": {"0x1": {"rank": "0"}},
+             "pg_status": {"0": {"last_enqueued_collective": "2", "last_started_collective": "-1",
+                                 "last_completed_collective": "1"}}}
+    for data in (pickle.dumps(whole, 2), json.dumps(whole).encode()):
+        read = read_dump(data, 0, "x", 5.0)
+        of_all, mesh = read.groups
+        assert [(c.seq, c.operation, c.ended) for c in of_all.collectives] == [
+            (1, "all_reduce", True), (2, "all_reduce", False)]
+        assert (mesh.name, mesh.description, mesh.ranks) == ("7", "mesh_fsdp", (0, 1))
+        assert [(c.seq, c.elements, c.started) for c in mesh.collectives] == [
+            (1, 8, True), (2, 10, True), (3, 8, False)]
+        assert read.messages == 3 and read.newest_record == 7
+
+
+def test_a_json_document_of_an_empty_recorder_has_no_entries() -> None:
+    read = read_dump(b'{"version": "2.10", "pg_config": {"0": {"ranks": "[0, 1]"}}, "pg_status": {}}', 0, "x")
+    assert read.only_active and not read.whole and read.groups[0].ranks == (0, 1)
+
+
+def test_what_a_rank_starts_is_not_the_rank(with_torch: None) -> None:
+    script = ("import subprocess, sys\n"
+              "child = subprocess.Popen([sys.executable, '-c', 'print(flush=True); input()'])\n"
+              "print(child.pid, flush=True)\ninput()")
+    with subprocess.Popen([sys.executable, "-c", script], env={"RANK": "0"}, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout is not None
+        child = next(int(line) for line in iter(parent.stdout.readline, "") if line.strip())
+        assert flight_recorder.jobs_of([parent.pid, child])[0] == [[parent.pid]]
+        assert flight_recorder.jobs_of([child])[0] == [[child]]  # the one that is named
+        parent.communicate("\n\n")
 
 
 @pytest.mark.parametrize(("name", "rank"), [

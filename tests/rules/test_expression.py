@@ -109,7 +109,7 @@ def test_a_mistake_is_shown_where_it_is(text: str, at: int, message: str) -> Non
     with pytest.raises(Mistake) as caught:
         condition(text, "live")
     assert message in caught.value.message
-    assert caught.value.at == at
+    assert caught.value.pos == at
 
 
 @pytest.mark.parametrize("text", [
@@ -151,7 +151,7 @@ def test_no_text_does_more_than_be_refused(text: str) -> None:
         try:
             own = condition(text, source)
         except Mistake as mistake:
-            assert 0 <= mistake.at <= len(text) and mistake.message
+            assert 0 <= mistake.pos <= len(text) and mistake.message
         else:
             assert {outcome.holds for outcome in own.judge(Fake()).values()} <= {True, False, None}
 

@@ -14,7 +14,7 @@ import gputop.session.session, gputop.session.capture_control
 session = StillSession(ticks=200)
 from gputop.advice.live.advise import live_advice
 live_advice(session.history, session.sample)
-assert {{"gputop.advice.live.activity", "gputop.advice.live.own_rules"}} < sys.modules.keys()
+assert {{"gputop.advice.live.activity", "gputop.advice.live.user_rules"}} < sys.modules.keys()
 from gputop.telemetry.step_period import estimate_step_period
 found = estimate_step_period(session.history)
 assert found.reason or found.period_s

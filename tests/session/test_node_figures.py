@@ -114,7 +114,7 @@ def test_who_does_not_wait_has_what_has_come(tmp_path: Path, monkeypatch: pytest
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(tmp_path, monkeypatch, "exec sleep 60")
-    monkeypatch.setattr(node_figures, "_MOST_S", 0.2)
+    monkeypatch.setattr(node_figures, "_MAX_WAIT_S", 0.2)
     asked = by_ssh([Server("n1:1"), Server("n2:1")], "gputop", NOBODY)
     assert asked.by_address == {} and asked.notes == ("n1, n2: it had not answered when gputop stopped waiting.",)
 

@@ -52,7 +52,7 @@ class Loop:
 
     def see_end(self, end: Callable[[], None]) -> None:
         end()
-        self.session.sample_updated(node_sample(1), "early")
+        self.session.sample_updated(node_sample(1), "before_backfill")
 
 
 def test_a_job_that_is_started_again_is_captured_and_compared_without_a_question(

@@ -84,7 +84,7 @@ def test_an_opened_capture_is_shown_as_the_last_one_and_a_deleted_one_is_forgott
                 for name, time_s in (("old", 1.0), ("new", 2.0)))
     session.capture_ended(new, ())
     session.open_capture(old)
-    assert session.last_capture is old and session.captures == (old, new) and session.taken == (new,)
+    assert session.last_capture is old and session.captures == (old, new) and session.captures_this_run == (new,)
     unread = CaptureRecord("", Path("unread/vm.xplane.pb"), 3.0, 0.0, 0.0)
     session.compare_captures(unread, new)
     assert session.captures == (old, new, unread) and session.baseline is unread and session.last_capture is old
@@ -93,7 +93,7 @@ def test_an_opened_capture_is_shown_as_the_last_one_and_a_deleted_one_is_forgott
     session.drop_capture(unread)
     assert session.baseline is None
     session.drop_capture(new)
-    assert session.last_capture is None and session.findings == () and session.taken == ()
+    assert session.last_capture is None and session.findings == () and session.captures_this_run == ()
 
 
 def test_a_capture_that_could_not_be_analyzed_says_so() -> None:

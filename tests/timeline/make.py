@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import dataclass
 
 from gputop.advice.trace.facts import TraceFacts
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.build import build
 from gputop.timeline.idle_gaps import LIMIT, rank_idle_gaps
 from gputop.timeline.model import KINDS, IdleGap, Range
@@ -23,7 +23,7 @@ def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]
 
 def timeline_of(trace: Trace) -> Timeline:
     with tempfile.TemporaryFile() as file:
-        build(examine(trace), file)
+        build(analyze_to_facts(trace), file)
         return Timeline.open(file)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gputop.analysis.gpu.device_time import gpu_number, timelines
-from gputop.analysis.steps.judged import with_steps
+from gputop.analysis.steps.judged import detect_steps
 from gputop.core.counters import CounterLane, GpuCounters
 from gputop.core.errors import GputopError
-from gputop.diagnosis.diagnose import examine, examine_steps
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_with_steps
 from gputop.timeline.build import RowsWritten, build
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.reader import Timeline
@@ -65,7 +65,7 @@ def test_steps_window_and_what_the_trace_is():
         b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10)
     trace = b.build()
     trace.simulated = True
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     timeline = timeline_of(trace)
     assert facts.steps is not None
     assert [tuple(step) for step in timeline.steps_ns.tolist()] == list(facts.steps.bounds_ns)
@@ -151,7 +151,7 @@ class Full(io.BytesIO):
 def test_a_full_disk_is_said_with_its_remedy():
     b = Builder().run(0, 10, 5)
     with pytest.raises(GputopError, match="No space left on device") as caught:
-        build(examine(b.build()), Full())
+        build(analyze_to_facts(b.build()), Full())
     assert "TMPDIR" in caught.value.fix
 
 
@@ -287,7 +287,7 @@ def test_the_critical_path_is_a_row_of_its_segments():
     b = keras_steps(Builder(), 6, 1_000, 900)
     for i in range(6):
         b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10)
-    facts = examine(b.build())
+    facts = analyze_to_facts(b.build())
     path = facts.analysis.critical_path
     assert path is not None and path.segments
     timeline = timeline_of(b.build())
@@ -302,7 +302,7 @@ def test_the_rows_come_first_and_stay_as_they_are():
     b = keras_steps(Builder(), 6, 1_000, 900)
     for i in range(6):
         b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10, op="model/dense/MatMul")
-    facts = examine(b.build())
+    facts = analyze_to_facts(b.build())
     whole = timeline_of(b.build())
     with tempfile.TemporaryFile(buffering=0) as file:
         written = RowsWritten(facts.trace, facts.steps, file)
@@ -400,12 +400,12 @@ def test_the_timeline_has_the_start_and_the_idle_gaps_of_what_follows():
         call = 1_000_000.0 if i == 1 else 5.0
         b.run(0, at + call + 2, 50, f"kernel_{i % 7}", launch=at, launch_length=call)
         at += call + (300 if i % 9 == 0 else 60)
-    trace, steps = with_steps(b.build())
+    trace, steps = detect_steps(b.build())
     assert steps is None
     with tempfile.TemporaryFile() as file:
         rows = RowsWritten(trace, steps, file)
         rows.describe(trace)
-        facts = examine_steps(trace, steps)
+        facts = analyze_with_steps(trace, steps)
         assert len(facts.trace.device) < len(trace.device)
         rows.finish(facts)
         timeline = Timeline.open(file)

@@ -10,7 +10,7 @@ import pytest
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.what_if.replay import replay_window
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
@@ -39,7 +39,7 @@ def labeled(fault: str) -> Trace:
 
 
 def test_waiting_for_input():
-    first, *others = find_idle_gaps(examine(input_bound().build()))
+    first, *others = find_idle_gaps(analyze_to_facts(input_bound().build()))
     assert (first.gpus, first.part, first.cause, first.finding) == ((0,), "input", "input", "input_bound")
     assert first.work[0].thread == "tf_data_private_threadpool/1" and first.work[0].role == "input"
     assert first.work[0].op == "Iterator::Root::Prefetch::Map"
@@ -53,7 +53,7 @@ def test_what_many_threads_of_a_pool_do_is_one_work():
     b = input_bound()
     for thread in range(2, 12):
         b.host("Decode", 20_000, 4_000 + 300 * thread, f"tf_data_private_threadpool/{thread}")
-    found = [x for x in find_idle_gaps(examine(b.build())) if x.cause == "input"]
+    found = [x for x in find_idle_gaps(analyze_to_facts(b.build())) if x.cause == "input"]
     second = min(found, key=lambda x: abs(x.start_ns - 20_000_000))
     pool = next(work for work in second.work if work.op == "Decode")
     assert (pool.thread, pool.threads, pool.role) == ("tf_data_private_threadpool (10 threads)", 10, "input")
@@ -65,7 +65,7 @@ def test_python_between_the_steps():
     for i in range(8):
         b.run(0, 20_000 * i + 100, 13_800, launch=20_000 * i + 20, thread="python")
         b.host("SaveV2", 20_000 * i + 14_500, 4_000, "python")
-    first = find_idle_gaps(examine(b.build()))[0]
+    first = find_idle_gaps(analyze_to_facts(b.build()))[0]
     assert (first.part, first.cause, first.finding) == ("host", "gap", "step_gap_host")
     works = {work.op: work.time_ns for work in first.work}
     assert works["SaveV2"] == 4_000_000
@@ -75,7 +75,7 @@ def test_python_between_the_steps():
 
 
 def test_late_launches():
-    found = find_idle_gaps(examine(launch_bound().build()), ALL)
+    found = find_idle_gaps(analyze_to_facts(launch_bound().build()), ALL)
     assert {b.finding for b in found if b.cause == "dispatch"} <= {"launch_bound", "small_kernels"}
     by_cause = {b.cause for b in found if b.cost_ns > 25_000}
     assert "dispatch" in by_cause and found[0].work
@@ -87,7 +87,7 @@ def test_places_of_several_gpus_are_one():
         for i in range(6):
             b.run(gpu, i * 20_000 + 100 + gpu, 9_000, launch=i * 20_000 + 50)
             b.run(gpu, i * 20_000 + 15_000 + 7 * gpu, 4_900, launch=i * 20_000 + 14_990)
-    found = find_idle_gaps(examine(b.build()))
+    found = find_idle_gaps(analyze_to_facts(b.build()))
     inner = [b for b in found if b.cost_ns > 15_000_000]
     assert len(inner) == 5 and {b.gpus for b in inner} == {(0, 1, 2)}
     first = min(inner, key=lambda b: b.start_ns)
@@ -100,7 +100,7 @@ def test_gpus_by_turns_are_places_of_their_own():
     for i in range(6):
         b.run(0, i * 20_000 + 100, 9_900, launch=i * 20_000 + 10)
         b.run(1, i * 20_000 + 10_000, 9_950, launch=i * 20_000 + 20)
-    found = [b for b in find_idle_gaps(examine(b.build())) if b.cause == "other_gpu"]
+    found = [b for b in find_idle_gaps(analyze_to_facts(b.build())) if b.cause == "other_gpu"]
     assert {b.gpus for b in found} == {(0,), (1,)} and {b.part for b in found} == {"idle"}
     assert {(b.gpus, b.meanwhile[:14]) for b in found} == {((0,), "GPU 1 computes"), ((1,), "GPU 0 computes")}
     assert sum(b.cost_ns for b in found) > 85_000_000
@@ -116,7 +116,7 @@ def test_waiting_in_a_collective_for_the_last_gpu():
             b.run(gpu, begin + work, i * 20_000 + 18_000 - begin - work, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
                   kind=Kind.COLLECTIVE, launch=begin - 40)
             b.run(gpu, i * 20_000 + 18_000, 1_950, launch=begin - 30)
-    facts = examine(b.build())
+    facts = analyze_to_facts(b.build())
     found = [b for b in find_idle_gaps(facts) if b.cause == "collective_wait"]
     assert len(found) == 5 and {b.gpus for b in found} == {(0, 2)} and {b.part for b in found} == {"collectives"}
     assert {(b.end_ns - b.start_ns, b.cost_ns) for b in found} == {(8_000_000, 16_000_000)}
@@ -131,7 +131,7 @@ def test_waiting_in_a_collective_for_the_last_gpu():
     ("serial_gpus", "other_gpu"), ("gpu0_oversubscribed", "collective_wait"),
 ])
 def test_most_of_what_is_lost_belongs_to_the_fault_that_was_put_in(fault, cause):
-    found = find_idle_gaps(examine(labeled(fault)), MOST)
+    found = find_idle_gaps(analyze_to_facts(labeled(fault)), MOST)
     lost = sum(b.cost_ns for b in found)
     assert sum(b.cost_ns for b in found if b.finding == fault) > 0.75 * lost
     assert sum(b.cost_ns for b in found if b.cause == cause) > 0.75 * lost
@@ -139,7 +139,7 @@ def test_most_of_what_is_lost_belongs_to_the_fault_that_was_put_in(fault, cause)
 
 
 def test_a_thread_that_is_kept_from_launching_shows_no_event():
-    first = find_idle_gaps(examine(labeled("thread_contention")))[0]
+    first = find_idle_gaps(analyze_to_facts(labeled("thread_contention")))[0]
     assert first.work[0].op == "" and first.work[0].role == "executor" and ": no event " in first.host
 
 
@@ -154,7 +154,7 @@ def scenario(name: str) -> Trace:
     ("input-bound", "input_bound"), ("gpu0-oversubscribed", "gpu0_oversubscribed"), ("launch-bound", "launch_bound"),
 ])
 def test_the_simulated_jobs(name, finding):
-    found = find_idle_gaps(examine(scenario(name)), MOST)
+    found = find_idle_gaps(analyze_to_facts(scenario(name)), MOST)
     lost = sum(b.cost_ns for b in found)
     assert sum(b.cost_ns for b in found if b.finding == finding) > 0.6 * lost
     assert len(found[0].gpus) >= (7 if name == "gpu0-oversubscribed" else 1)
@@ -185,7 +185,7 @@ def totals_agree(facts: TraceFacts, totals: Sequence[IdleTotal]) -> None:
 
 def consistent(trace: Trace) -> None:
     """The sums are the breakdown's and the collectives' own, by part, and every field says what it may."""
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     totals, found = rank_idle_gaps(facts, ALL)
     every = [f.idle_gap for f in found]
     analysis = facts.analysis
@@ -239,24 +239,24 @@ def test_made_traces_add_up(make):
 def test_without_steps_the_window_counts():
     b = Builder()
     fill(b, 0, 0, 1_000, 96, 50)
-    facts = examine(b.build())
+    facts = analyze_to_facts(b.build())
     assert facts.analysis.steps is None
     consistent(b.build())
 
 
 def test_without_a_gpu_there_is_no_place():
     b = keras_steps(Builder(gpus=0), 5, 1_000, 900)
-    assert find_idle_gaps(examine(b.build())) == ()
+    assert find_idle_gaps(analyze_to_facts(b.build())) == ()
 
 
 def test_a_gpu_that_never_rests_has_no_place():
     b = Builder()
     b.run(0, 0, 100).run(0, 100, 100)
-    assert find_idle_gaps(examine(b.build())) == ()
+    assert find_idle_gaps(analyze_to_facts(b.build())) == ()
 
 
 def test_gaps_beyond_the_replayed_steps_belong_to_their_finding_too() -> None:
-    facts = examine(fetching(4, 400).build())
+    facts = analyze_to_facts(fetching(4, 400).build())
     part = dataclasses.replace(facts, replay=replay_window(facts.trace, facts.gpu_timelines, facts.steps, 200))
     assert part.replayed_steps < facts.replayed_steps == facts.steps_or_window
     found = find_idle_gaps(part)

@@ -11,7 +11,7 @@ import pytest
 
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.build import build
 from gputop.timeline.layout import VERSION, Description, Writer, mapped
 from gputop.timeline.reader import Timeline
@@ -22,7 +22,7 @@ from tests.trace.build import Builder
 def whole(tmp_path):
     path = tmp_path / "timeline"
     with path.open("wb") as file:
-        build(examine(Builder().run(0, 10, 5, "kernel", launch=1).build()), file)
+        build(analyze_to_facts(Builder().run(0, 10, 5, "kernel", launch=1).build()), file)
     return path
 
 
@@ -111,7 +111,7 @@ def test_columns_lie_at_multiples_of_eight_and_come_back(tmp_path):
 
 def test_the_description_is_json():
     file = io.BytesIO()
-    build(examine(Builder().run(0, 10, 5).build()), file)
+    build(analyze_to_facts(Builder().run(0, 10, 5).build()), file)
     data = file.getvalue()
     offset, length = struct.unpack_from("<QQ", data, 16)
     assert json.loads(data[offset:offset + length])["events"] == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.idle_gaps import rank_idle_gaps
 from gputop.timeline.report import text_of, to_json
 from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
@@ -23,7 +23,7 @@ CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_fast.xplane.pb.
 
 
 def report(b: Builder, limit: int = 2, width: int = 80) -> str:
-    facts = examine(b.build())
+    facts = analyze_to_facts(b.build())
     return text_of(rank_idle_gaps(facts, limit), facts, facts.trace.window_ns[0], width)
 
 
@@ -46,7 +46,7 @@ def test_where_stacks_were_sampled_each_gap_has_its_lines():
     main = "train.py:9 <module> > tensorflow/python/execute.py:53 quick_execute"
     changes = [(0.004 * i, f"data.py:{7 + i % 2} decode > PIL/Image.py:5 open") for i in range(25)]
     trace.stacks = (sampled({"MainThread": [(0.0, main)], "reader": changes}, 0.1, rate_hz=250.0),)
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     text = text_of(rank_idle_gaps(facts, 2), facts, 0, 80)
     assert " of each step: data.py:7 decode, mostly in PIL/Image.py:5 open" in text
     assert "     Python: data.py:" in text
@@ -61,13 +61,13 @@ def test_where_stacks_were_sampled_each_gap_has_its_lines():
 
 def test_times_count_from_the_first_event():
     b = input_bound()
-    facts = examine(b.build())
-    shifted = examine(b.build())
+    facts = analyze_to_facts(b.build())
+    shifted = analyze_to_facts(b.build())
     for events in (shifted.trace.host, shifted.trace.device):
         events.start_ns += 10**9
         events.end_ns += 10**9
     shifted.trace.device.launch_ns += 10**9
-    later = examine(shifted.trace)
+    later = analyze_to_facts(shifted.trace)
     mine = to_json(find_idle_gaps(facts, 1), facts, facts.trace.window_ns[0])
     assert to_json(find_idle_gaps(later, 1), later, later.trace.window_ns[0]) == mine
 

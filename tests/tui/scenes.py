@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.profiler.capture.records import CaptureRecord, Server
@@ -89,7 +89,7 @@ def _trace(scenario: str, *, epoch: bool = False) -> tuple[bytes, dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "demo-node.xplane.pb"
         path.write_bytes(source.capture(begin_ns, begin_ns + int(length_s * 1e9)))
-        facts = examine(load([str(path)]))
+        facts = analyze_to_facts(load([str(path)]))
         with tempfile.TemporaryFile() as file:
             build(facts, file)
             file.seek(0)

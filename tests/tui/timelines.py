@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from textual.pilot import Pilot
 
 from gputop.core.findings import Finding, Gain
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.build import RowsWritten, build
 from gputop.timeline.reader import Timeline
 from gputop.trace.model import Kind, Trace
@@ -33,14 +33,14 @@ LAUNCH_BOUND = Finding(id="launch_bound", severity="high", title="The GPUs wait 
 
 def timeline_of(trace: Trace) -> Timeline:
     with tempfile.TemporaryFile() as file:
-        build(examine(trace), file)
+        build(analyze_to_facts(trace), file)
         file.flush()
         return Timeline.open(file)
 
 
 def rows_and_rest(trace: Trace) -> tuple[Timeline, Timeline]:
     """What is there before the analysis, and all of it."""
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     with tempfile.TemporaryFile(buffering=0) as file:
         written = RowsWritten(facts.trace, facts.steps, file)
         rows = Timeline.open(file, written.describe(facts.trace))

@@ -38,26 +38,26 @@ class FleetFinding(Finding):
 
 
 def asked_limits() -> Limits:
-    """What a Prometheus has to be asked for, so that the rules can judge."""
+    """Limits that a Prometheus has to be asked for, so that the rules can judge."""
     return Limits(limit("held_idle.activity"), limit("held_idle.window_s"), limit("straggler_gpu.below"),
                   limit("low_clock_gpu.busy"), limit("low_clock_gpu.clock"))
 
 
 def fleet_advice(fleet: Fleet) -> tuple[tuple[FleetFinding, ...], tuple[Abstained, ...]]:
     """The findings, those that lost most GPU hours first among equals; and what could not be judged, and why."""
-    found: list[FleetFinding] = []
+    findings: list[FleetFinding] = []
     missing: Counter[tuple[str, str]] = Counter()
     for job in fleet.jobs:
         for outcome in _of_job(job, fleet):
             if isinstance(outcome, Abstained):
                 missing[outcome.id, outcome.missing] += 1
             else:
-                found.append(outcome)
-    order = {id(f): i for i, f in enumerate(ranked(found))}
+                findings.append(outcome)
+    order = {id(f): i for i, f in enumerate(ranked(findings))}
     severity = {"high": 0, "medium": 1, "low": 2}
-    found.sort(key=lambda f: (severity[f.severity], -(f.gpu_hours_lost or 0.0), order[id(f)]))
-    return tuple(found), tuple(Abstained(id_, f"{what} ({count} jobs)" if count > 1 else what)
-                               for (id_, what), count in sorted(missing.items()))
+    findings.sort(key=lambda f: (severity[f.severity], -(f.gpu_hours_lost or 0.0), order[id(f)]))
+    return tuple(findings), tuple(Abstained(id_, f"{what} ({count} jobs)" if count > 1 else what)
+                                  for (id_, what), count in sorted(missing.items()))
 
 
 def _of_job(job: Job, fleet: Fleet) -> Iterator[FleetFinding | Abstained]:
@@ -79,8 +79,9 @@ def _of_job(job: Job, fleet: Fleet) -> Iterator[FleetFinding | Abstained]:
             words: FleetWords = rule.function("describe")(verdict)
             seen.add(rule.id)
             view.explained |= {*verdict.nodes, *verdict.places}
-            own = finding(rule, verdict, words)
+            explained = finding(rule, verdict, words)
             yield FleetFinding(
-                **{name: getattr(own, name) for name in Finding.__dataclass_fields__}, job=job.id, label=words.label,
-                places=verdict.places, since_s=None if verdict.lasts_s is None else view.now_s - verdict.lasts_s,
+                **{name: getattr(explained, name) for name in Finding.__dataclass_fields__}, job=job.id,
+                label=words.label, places=verdict.places,
+                since_s=None if verdict.lasts_s is None else view.now_s - verdict.lasts_s,
                 since_exact=verdict.since_exact, gpu_hours_lost=verdict.gpu_hours_lost)

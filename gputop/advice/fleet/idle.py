@@ -48,7 +48,7 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
 
 
 def _is_young(view: JobView) -> bool:
-    """Whether the job is younger than the window: its nodes may have been idle before it started."""
+    """Return whether the job is younger than the window: its nodes may have been idle before it started."""
     return view.age_s is not None and view.age_s < limit("held_idle.window_s")
 
 

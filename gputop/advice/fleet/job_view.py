@@ -1,4 +1,4 @@
-"""What the rules about a fleet see of a job, and what they hand back."""
+"""The view of a job that the rules about a fleet judge, and the verdicts that they return."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JobView(Struct):
 
     @property
     def age_s(self) -> float | None:
-        """How long the job has been there, at least: by Slurm, else by its history. None: neither is known."""
+        """Lower bound of the job's age: by Slurm, else by its history. None: neither is known."""
         if self.job.start_s is not None:
             return self.now_s - self.job.start_s
         past, history = self.past(self.job.history), self.job.history
@@ -36,7 +36,7 @@ class JobView(Struct):
                                            if value is not None]
 
     def lasts_s(self, past: list[tuple[float, float]], holds: Callable[[float, float], bool]) -> tuple[float, bool]:
-        """How long ``holds(time, value)`` has been true up to now; and whether its beginning was seen.
+        """Seconds for which ``holds(time, value)`` has been true up to now, and whether its beginning was seen.
 
         0 s where it does not hold in the newest slice, or nothing is known; nothing is said of a time without
         measurements.
@@ -74,16 +74,16 @@ class FleetWords(Explanation, frozen=True):
 
 
 def lasting(verdict: FleetVerdict) -> str:
-    """For a sentence: "for 43 min", "for more than 3.0 h", "" where it is not known."""
+    """Duration for a sentence: "for 43 min", "for more than 3.0 h", "" where it is not known."""
     if not verdict.lasts_s:
         return ""
     return f" for {'' if verdict.since_exact else 'more than '}{seconds(verdict.lasts_s)}"
 
 
 def evidence(verdict: FleetVerdict, more: Mapping[str, float]) -> dict[str, float]:
-    known = {"lasts_s": verdict.lasts_s, "gpu_hours_lost": verdict.gpu_hours_lost}
+    losses = {"lasts_s": verdict.lasts_s, "gpu_hours_lost": verdict.gpu_hours_lost}
     return {**{name: float(value) for name, value in more.items()},
-            **{name: value for name, value in known.items() if value is not None}}
+            **{name: value for name, value in losses.items() if value is not None}}
 
 
 NO_PAST = Missing("the job's activity in the hours before")

@@ -1,4 +1,4 @@
-"""What is shown of a fleet: the fleet, or one job of it, and what the rules say. Pure."""
+"""The report of a fleet: all of it or one job, and what the rules say. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Report(NamedTuple):
 
 
 def report_of(fleet: Fleet, job: str) -> Report:
-    """Of all jobs; of one alone, if one is named. Raises NoDataError where no such job is known."""
+    """Report of all jobs, or of the one that is named. Raises NoDataError where no such job is known."""
     if job:
         jobs = tuple(each for each in fleet.jobs if each.is_named(job))
         if not jobs:

@@ -1,5 +1,5 @@
-"""What holds up a job: a GPU, or all GPUs of a node, that work less than the others of the job; or a busy GPU whose
-clocks are low."""
+"""Rules about what delays a job: a GPU, or all GPUs of a node, that work less than the others of the job; or a busy GPU
+whose clocks are low."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _threshold(median: float, mad: float | None) -> float:
 
 
 def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, bool]:
-    """How long these have been below the mean of the job."""
+    """Seconds for which these have been below the mean of the job."""
     of_job = dict(view.past(view.job.history))
-    own: dict[float, list[float]] = {}
+    values_at: dict[float, list[float]] = {}
     for history in histories:
         for time_s, value in view.past(history):
-            own.setdefault(time_s, []).append(value)
-    past = sorted((time_s, of_job[time_s] - sum(values) / len(values)) for time_s, values in own.items()
+            values_at.setdefault(time_s, []).append(value)
+    past = sorted((time_s, of_job[time_s] - sum(values) / len(values)) for time_s, values in values_at.items()
                   if time_s in of_job)
     return view.lasts_s(past, lambda _, below: below >= limit("straggler_gpu.leave"))
 
@@ -101,11 +101,11 @@ def describe_slow_node(v: SlowNode) -> FleetWords:
 
 
 class Straggler(FleetVerdict, frozen=True, kw_only=True):
-    """``why``: the word for what explains the worst of them (:data:`_REASONS`), "" where nothing does."""
+    """``cause``: the word for what explains the worst of them (:data:`_REASONS`), "" where nothing does."""
 
     activity: float
     median: float
-    why: str
+    cause: str
     value: float | None  # of the figure that explains it
     usual: float | None  # the same figure of the other GPUs
 
@@ -129,29 +129,29 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
     worst = low[0]
     lasts_s, seen = _lasts(view, [worst.history])
     missing = sum(job.median - (gpu.activity or 0.0) for gpu in low)
-    why, value, usual = _reason(worst, job)
+    cause, value, usual = _reason(worst, job)
     return Straggler(
         gpus=(), job=job.id, count=job.gpus, places=tuple(gpu.name for gpu in low), lasts_s=lasts_s or None,
         since_exact=seen, gpu_hours_lost=missing * lasts_s / HOUR_S if lasts_s else None,
-        activity=worst.activity or 0.0, median=job.median, why=why, value=value, usual=usual,
+        activity=worst.activity or 0.0, median=job.median, cause=cause, value=value, usual=usual,
         severity="high" if job.median - (worst.activity or 0.0) >= limit("straggler_gpu.high") else "medium")
 
 
 def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
-    """What explains that a GPU is slow: first what slows it now, then faults that may be old."""
-    own = gpu.figures
-    clock, usual = own.get("sm_clock_hz"), job.peers.get("sm_clock_hz")
-    bits = int(own.get("clock_reasons", 0))
+    """Explanation of a slow GPU: first what slows it now, then faults that may be old."""
+    figures = gpu.figures
+    clock, usual = figures.get("sm_clock_hz"), job.peers.get("sm_clock_hz")
+    bits = int(figures.get("clock_reasons", 0))
     if clock is not None and usual and clock < limit("straggler_gpu.clock") * usual and bits != _IDLE:
-        return _limiter(own, job.peers), clock, usual
-    return _fault(own, job)
+        return _limiter(figures, job.peers), clock, usual
+    return _fault(figures, job)
 
 
-def _limiter(own: Mapping[str, float], peers: Mapping[str, float]) -> str:
-    """What holds the clocks of a GPU down, "clock" where no figure tells."""
-    bits = int(own.get("clock_reasons", 0))
-    hot = own.get("temperature_c", 0.0) >= limit("straggler_gpu.hot_c")
-    power, most, usual = own.get("power_w", 0.0), own.get("power_limit_w"), peers.get("power_limit_w")
+def _limiter(figures: Mapping[str, float], peers: Mapping[str, float]) -> str:
+    """Limiter that holds the clocks of a GPU down, "clock" where no figure tells."""
+    bits = int(figures.get("clock_reasons", 0))
+    hot = figures.get("temperature_c", 0.0) >= limit("straggler_gpu.hot_c")
+    power, most, usual = figures.get("power_w", 0.0), figures.get("power_limit_w"), peers.get("power_limit_w")
     if bits & _THERMAL or (hot and not bits & _POWER):
         return "thermal"
     if most and usual and most < limit("straggler_gpu.power") * usual and power >= limit("straggler_gpu.power") * most:
@@ -160,22 +160,22 @@ def _limiter(own: Mapping[str, float], peers: Mapping[str, float]) -> str:
         return "power"
     if bits & _SET:
         return "set"
-    if own.get("thermal_violation"):
+    if figures.get("thermal_violation"):
         return "thermal"
-    return "power" if own.get("power_violation") else "clock"
+    return "power" if figures.get("power_violation") else "clock"
 
 
-def _fault(own: Mapping[str, float], job: Job) -> tuple[str, float | None, float | None]:
-    """What else can slow a GPU."""
-    width, usual = own.get("pcie_width"), job.peers.get("pcie_width")
+def _fault(figures: Mapping[str, float], job: Job) -> tuple[str, float | None, float | None]:
+    """Fault, other than a limiter of the clocks, that can slow a GPU."""
+    width, usual = figures.get("pcie_width"), job.peers.get("pcie_width")
     if width and usual and width < usual:
         return "pcie", width, usual
-    if own.get("rows_remap_failed"):
-        return "remap", own["rows_remap_failed"], None
-    if own.get("ecc_uncorrected"):
-        return "ecc", own["ecc_uncorrected"], None
-    if own.get("xid"):  # the last one, however long ago
-        return "xid", own["xid"], None
+    if figures.get("rows_remap_failed"):
+        return "remap", figures["rows_remap_failed"], None
+    if figures.get("ecc_uncorrected"):
+        return "ecc", figures["ecc_uncorrected"], None
+    if figures.get("xid"):  # the last one, however long ago
+        return "xid", figures["xid"], None
     return "", None, None
 
 
@@ -195,11 +195,11 @@ _HELD = {
 
 
 def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
-    """Why the worst of them is slow, and what to do about it."""
+    """Reason why the worst of them is slow, and the action."""
     value, usual = v.value or 0.0, v.usual or 0.0
     clocks = f"Its SM clock is {value / 1e6:.0f} MHz; the others run at {usual / 1e6:.0f} MHz"
-    if v.why in _HELD:
-        reason, action = _HELD[v.why]
+    if v.cause in _HELD:
+        reason, action = _HELD[v.cause]
         return f"{clocks}{f': {reason}' if reason else ''}.", action
     return {
         "remap": ("A row of its memory could not be replaced.", "Drain the node: the board is due for service."),
@@ -209,7 +209,7 @@ def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
                  "Drain the node and reseat the board. If that does not help, replace the board or the riser."),
         "xid": (f"No exported metric shows the reason. Its last Xid event is {value:.0f}, at an unknown time.",
                 f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
-    }.get(v.why, ("No exported metric shows the reason.",
+    }.get(v.cause, ("No exported metric shows the reason.",
                   "Look at its process and its host: the CPU may be shared or far from the GPU, the input of that rank "
                   "may be slow, or the rank may have less work than the others."))
 
@@ -232,14 +232,14 @@ def describe_straggler_gpu(v: Straggler) -> FleetWords:
 
 
 class LowClockGpu(FleetVerdict, frozen=True, kw_only=True):
-    """``why``: what holds the clock of the lowest down, or what else is known of it; ``others``: how many more."""
+    """``cause``: what holds the clock of the lowest down, or what else is known of it; ``others``: how many more."""
 
     activity: float
     clock_hz: float
     median_hz: float
     others: int
     held: str
-    why: str
+    cause: str
     value: float | None
     usual: float | None
 
@@ -255,49 +255,49 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
         return NO_PAST
     if view.age_s < limit("straggler_gpu.age_s"):
         return None  # its means are still of the time before it, or its ranks still start up
-    low = [own for own in job.low_clocks if _is_low(own, job)
-           and view.explained.isdisjoint((own.gpu.node, own.gpu.name))]
+    low = [low_clock for low_clock in job.low_clocks if _is_low(low_clock, job)
+           and view.explained.isdisjoint((low_clock.gpu.node, low_clock.gpu.name))]
     if not low:
         return None
-    worst = min(low, key=lambda own: own.clock_hz / own.median_hz)
+    worst = min(low, key=lambda low_clock: low_clock.clock_hz / low_clock.median_hz)
     if worst.mad_hz > limit("low_clock_gpu.spread") * worst.median_hz \
             or worst.low > limit("low_clock_gpu.share") * worst.gpus:
         return Missing("the same clocks for most GPUs of the job: their SM clocks differ so much that none of them is "
                        "an outlier")
-    own = worst.gpu
+    worst_gpu = worst.gpu
     lasts_s, seen = _lasts_low(view, worst)
-    held = _limiter(own.figures, job.peers)
-    why, value, usual = _fault(own.figures, job) if held == "clock" else ("", None, None)
+    held = _limiter(worst_gpu.figures, job.peers)
+    cause, value, usual = _fault(worst_gpu.figures, job) if held == "clock" else ("", None, None)
     behind = sum(1.0 - one.clock_hz / one.median_hz for one in low)
     return LowClockGpu(
         gpus=(), job=job.id, count=worst.gpus, places=tuple(one.gpu.name for one in low), lasts_s=lasts_s or None,
         since_exact=seen, gpu_hours_lost=behind * lasts_s / HOUR_S if lasts_s else None,
-        activity=own.activity or 0.0, clock_hz=worst.clock_hz, median_hz=worst.median_hz,
-        others=max(worst.low, len(low)) - 1, held=held, why=why, value=value, usual=usual,
+        activity=worst_gpu.activity or 0.0, clock_hz=worst.clock_hz, median_hz=worst.median_hz,
+        others=max(worst.low, len(low)) - 1, held=held, cause=cause, value=value, usual=usual,
         severity="high" if worst.clock_hz <= limit("low_clock_gpu.high") * worst.median_hz else "medium")
 
 
-def _is_low(own: LowClock, job: Job) -> bool:
-    """Whether a clock is low though the GPU works as much as the others, and they are enough to tell."""
+def _is_low(slow: LowClock, job: Job) -> bool:
+    """Return whether a clock is low though the GPU works as much as the others, and they are enough to tell."""
     least = max(limit("low_clock_gpu.busy"), (job.activity or 0.0) - limit("straggler_gpu.below"))
-    spread = limit("straggler_gpu.mads") * _TO_SIGMA * own.mad_hz
-    return (own.gpus > limit("straggler_gpu.peers") and own.gpu.activity is not None and own.gpu.activity >= least
-            and own.clock_hz < min(limit("low_clock_gpu.clock") * own.median_hz, own.median_hz - spread)
-            and int(own.gpu.figures.get("clock_reasons", 0)) != _IDLE)
+    spread = limit("straggler_gpu.mads") * _TO_SIGMA * slow.mad_hz
+    return (slow.gpus > limit("straggler_gpu.peers") and slow.gpu.activity is not None and slow.gpu.activity >= least
+            and slow.clock_hz < min(limit("low_clock_gpu.clock") * slow.median_hz, slow.median_hz - spread)
+            and int(slow.gpu.figures.get("clock_reasons", 0)) != _IDLE)
 
 
-def _lasts_low(view: JobView, own: LowClock) -> tuple[float, bool]:
-    """How long the GPU has been busy at a clock this far below what the others run at now."""
+def _lasts_low(view: JobView, slow: LowClock) -> tuple[float, bool]:
+    """Seconds for which the GPU has been busy at a clock this far below what the others run at now."""
     of_job = dict(view.past(view.job.history))
-    active = dict(view.past(own.gpu.history))
-    past = [(time_s, clock if active.get(time_s, 0.0) > limit("low_clock_gpu.busy") else own.median_hz)
-            for time_s, clock in view.past(own.history) if time_s in of_job]
-    return view.lasts_s(past, lambda _, clock: clock < limit("low_clock_gpu.leave") * own.median_hz)
+    active = dict(view.past(slow.gpu.history))
+    past = [(time_s, clock if active.get(time_s, 0.0) > limit("low_clock_gpu.busy") else slow.median_hz)
+            for time_s, clock in view.past(slow.history) if time_s in of_job]
+    return view.lasts_s(past, lambda _, clock: clock < limit("low_clock_gpu.leave") * slow.median_hz)
 
 
 def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
     reason, action = _HELD.get(v.held, _HELD["clock"])
-    fault = f" {_because(v)[0]}" if v.why else ""
+    fault = f" {_because(v)[0]}" if v.cause else ""
     named = ", ".join(v.places[1:])
     unnamed = v.others - len(v.places) + 1
     also = (f" Also low: {named}{f' and {unnamed} more' if unnamed > 0 else ''}." if named

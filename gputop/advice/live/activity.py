@@ -7,17 +7,20 @@ They come after the rules that know a cause: a GPU whose state one of those acco
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from msgspec import Struct, field
 
 from gputop.advice.live.frameworks import MIXED_PRECISION, a_trace, code_for, no_figure, take_a_trace
-from gputop.advice.live.node_view import NodeView, gpus_text, same_job
-from gputop.advice.live.own_best import Fall, falls
+from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, same_job
+from gputop.advice.live.own_best import SLICE_S, Fall, falls
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
 from gputop.text.units import counted, percent
+
+_MOST_MINUTES = 60  # of the history, in which is looked for the begin of a wait
 
 # -- spinning ---------------------------------------------------------------------------------------
 
@@ -25,6 +28,7 @@ class _Spin(Struct, frozen=True):
     gpu: GpuSample
     evidence: dict[str, float]
     quiet: bool  # next to nothing on PCIe: neither launches nor input
+    fills_gpu: bool = False  # it keeps more SMs than NCCL's kernels do, and computes on none
 
 
 class Spinning(Verdict, frozen=True, kw_only=True):
@@ -36,15 +40,26 @@ class Spinning(Verdict, frozen=True, kw_only=True):
     faulty_gpus: frozenset[int]  # others, which reported a fault
     busy_gpus: tuple[int, ...]  # others of the job, which work
     pids: tuple[int, ...]
+    minutes: int  # for which they have looked like this, of the last hour
 
 
 def judge_spinning(view: NodeView) -> Spinning | Missing | None:
-    """A kernel runs all the time and does nothing: GPUs that wait for each other, a busy-wait."""
+    """A kernel runs all the time and does nothing: GPUs that wait for each other, a busy-wait.
+
+    Heartbeats, logs and the host's threads may go on meanwhile: only what the GPUs do counts. Ranks of an inference
+    server that wait for the next request in a collective look the same, and so are not judged. A kernel that keeps all
+    SMs may be work of one warp each: it counts only next to another GPU of the same state.
+    """
     window_s = view.seconds("spinning.window_s")
     left_out = view.gpus_left_out("spinning")
     spins: list[_Spin] = []
     judged, missing = False, ""
+    serving = frozenset(index for process in view.processes if is_inference_server(process) for index in process.gpus)
     for gpu in view.warmed_up_gpus:
+        if gpu.info.index in serving:
+            missing = missing or (f"a job that trains: {gpus_text(serving)} belong to an inference server, whose ranks "
+                                  "wait for requests in a collective")
+            continue
         outcome = _spin(view, gpu, window_s)
         if isinstance(outcome, str):
             missing = missing or outcome
@@ -52,6 +67,8 @@ def judge_spinning(view: NodeView) -> Spinning | Missing | None:
         judged = True
         if outcome is not None and gpu.info.index not in left_out:
             spins.append(outcome)
+    if len(spins) == 1 and spins[0].fills_gpu:
+        return None
     if spins:
         return _spinning(view, spins, window_s)
     if judged and not missing:
@@ -70,25 +87,31 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
     power, allowed = view.mean(gpu, "power_w", window_s), gpu["power_limit_w"].value
     of_limit = power / allowed if power is not None and allowed else None
     traffic = [view.mean(gpu, metric, window_s) for metric in ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")]
-    known = [t for t in traffic if t is not None]
-    quiet = len(known) == 2 and sum(known) <= view.limit(rule, "traffic_", index)
+    readable = [t for t in traffic if t is not None]
+    quiet = len(readable) == 2 and sum(readable) <= view.limit(rule, "traffic_", index)
     evidence = {"window_s": window_s, "gpu_util_ratio": util}
-    if len(known) == 2:
-        evidence["pcie_bytes_per_s"] = sum(known)
+    if len(readable) == 2:
+        evidence["pcie_bytes_per_s"] = sum(readable)
+    links = [view.mean(gpu, metric, window_s) for metric in ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")]
+    if on_links := [t for t in links if t is not None]:
+        if sum(on_links) > view.limit(rule, "nvlink_", index):
+            return None
+        evidence["nvlink_bytes_per_s"] = sum(on_links)
     sm = view.mean(gpu, "sm_active", window_s)
     if sm is None:  # coarse figures alone: only what is far from any work
         if of_limit is None:
             return f"power and its limit: {gpu['power_w'].reason or gpu['power_limit_w'].reason}"
         if of_limit > view.limit(rule, "coarse_power_", index):
             return None
-        if len(known) < 2:
+        if len(readable) < 2:
             return f"SM activity ({gpu['sm_active'].reason}) or PCIe traffic ({gpu['pcie_rx_bytes_per_s'].reason})"
         if not quiet or _varies(view, gpu, "power_w", window_s) > view.limit(rule, "varies_", index):
             return None
         return _Spin(gpu, evidence | {"power_of_limit_ratio": of_limit}, quiet)
-    if sm > view.limit(rule, "sm_", index):
+    fills_gpu = sm > view.limit(rule, "sm_", index)
+    if fills_gpu and not (quiet and _computes_nothing(view, gpu)):
         return None
-    if of_limit is not None and of_limit > view.limit(rule, "power_", index):
+    if of_limit is not None and of_limit > view.limit(rule, "coarse_power_" if fills_gpu else "power_", index):
         return None
     evidence["sm_active_ratio"] = sm
     for metric in ("tensor", "dram"):
@@ -102,7 +125,14 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
         return f"power and its limit: {gpu['power_w'].reason or gpu['power_limit_w'].reason}"
     if _varies(view, gpu, "sm_active", window_s) > view.limit(rule, "varies_", index):
         return None
-    return _Spin(gpu, evidence | {"power_of_limit_ratio": of_limit}, quiet)
+    return _Spin(gpu, evidence | {"power_of_limit_ratio": of_limit}, quiet, fills_gpu)
+
+
+def _computes_nothing(view: NodeView, gpu: GpuSample) -> bool:
+    """Return whether the pipes for numbers stand still now; tensor cores and memory are judged over the window."""
+    most = view.limit("spinning", "tensor_", gpu.info.index)
+    return all((value := gpu[metric].value) is not None and value <= most
+               for metric in ("fp64_active", "fp32_active", "fp16_active"))
 
 
 def _varies(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> float:
@@ -125,8 +155,23 @@ def _spinning(view: NodeView, spins: list[_Spin], window_s: float) -> Spinning:
         gpus=tuple(sorted(indices)), severity="high" if stuck else "medium", window_s=window_s,
         gpu=gpus[0].info.index, figures=spins[0].evidence, sure=sure, stuck=stuck,
         faulty_gpus=view.gpus_explained_by("hardware_error") - indices, busy_gpus=tuple(busy),
-        pids=tuple(p.pid for p in here),
+        pids=tuple(p.pid for p in here), minutes=_minutes(view, gpus),
     )
+
+
+def _minutes(view: NodeView, gpus: Sequence[GpuSample]) -> int:
+    """Number of whole minutes until now in which all these GPUs have looked as they do."""
+    means_by_gpu = [view.history.slice_means(metric, SLICE_S, _MOST_MINUTES)[1]
+               for metric in ("gpu_util", "tensor_active", "power_w")]
+    spin_minutes = _MOST_MINUTES
+    for gpu in gpus:
+        allowed, column = gpu["power_limit_w"].value or math.inf, view.column(gpu)
+        of_gpu = zip(*(reversed(means[column]) for means in means_by_gpu), strict=True)
+        # A figure that is missing (NaN) is above no limit; without utilization nothing was seen.
+        spins = (util >= limit("spinning.util_leave") and not tensor > limit("spinning.tensor_leave")
+                 and not power > limit("spinning.power_leave") * allowed for util, tensor, power in of_gpu)
+        spin_minutes = min(spin_minutes, sum(1 for _ in takewhile(bool, spins)))
+    return spin_minutes
 
 
 def _for_long(view: NodeView, gpu: GpuSample) -> bool:
@@ -138,8 +183,9 @@ def _for_long(view: NodeView, gpu: GpuSample) -> bool:
 
 def describe_spinning(v: Spinning) -> Explanation:
     figures = v.figures
-    low = (f"SM activity {percent(figures['sm_active_ratio'])}, tensor pipe and memory idle, "
-           if "sm_active_ratio" in figures else "")
+    idle = "tensor pipe, memory and NVLink" if "nvlink_bytes_per_s" in figures else "tensor pipe and memory"
+    low = (f"SM activity {percent(figures['sm_active_ratio'])}, {idle} idle, " if "sm_active_ratio" in figures else "")
+    lasts = f" This has lasted for {v.minutes} min." if v.minutes > 1 else ""
     wait = (f"They may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
             f"They may wait for {gpus_text(v.busy_gpus)} of the same job, which "
             f"{'works' if len(v.busy_gpus) == 1 else 'work'}." if v.busy_gpus else
@@ -149,8 +195,8 @@ def describe_spinning(v: Spinning) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
-            f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant. {wait}",
-        evidence=figures,
+            f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant.{lasts} {wait}",
+        evidence={**figures, **({"lasts_s": v.minutes * SLICE_S} if v.minutes > 1 else {})},
         brief=f"SM activity {percent(figures['sm_active_ratio'])} at {percent(figures['gpu_util_ratio'])} utilization: "
               "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
               f"{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant: the GPUs may wait in a "
@@ -207,7 +253,7 @@ def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
 
 
 def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> bool:
-    """Whether the GPU was at work for most of the window, and that at low activity."""
+    """Return whether the GPU was at work for most of the window, and that at low activity."""
     index, rule = gpu.info.index, "low_sm_active"
     slices = view.slice_table(gpu, metric, window_s)
     at_work = [mean for mean in slices if mean >= limit(f"{rule}.pause")]
@@ -219,7 +265,7 @@ def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) ->
 
 def _low(view: NodeView, low: dict[int, tuple[GpuSample, str, float]], rest: dict[int, float],
          window_s: float) -> LowSmActive:
-    worst, metric, activity = min(low.values(), key=lambda found: found[2])
+    worst, metric, activity = min(low.values(), key=lambda gpu_activity: gpu_activity[2])
     peers = {g.info.index for p in view.processes if worst.info.index in p.gpus for g in view.compute_gpus(p)}
     return LowSmActive(
         gpus=tuple(sorted(low)), severity="low", window_s=window_s, gpu=worst.info.index, metric=metric,
@@ -366,7 +412,7 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
 
 
 class _Seen(Struct):
-    """What has been found while all GPUs are gone through."""
+    """Results of a walk over all GPUs."""
 
     found: list[_Pipes] = field(default_factory=list)
     judged: bool = False
@@ -374,7 +420,7 @@ class _Seen(Struct):
 
     def verdict(self, view: NodeView, window_s: float) -> TensorSpare | Missing | None:
         if self.found:
-            return TensorSpare(gpus=tuple(sorted(own.gpu for own in self.found)), severity="low", window_s=window_s,
+            return TensorSpare(gpus=tuple(sorted(pipes.gpu for pipes in self.found)), severity="low", window_s=window_s,
                                worst=max(self.found, key=lambda g: g.busy))
         if self.missing:
             return Missing(self.missing)
@@ -382,7 +428,7 @@ class _Seen(Struct):
 
 
 def _without(gpu: GpuSample, means: dict[str, float | None]) -> str:
-    """Which of the metrics is missing and why; nothing where they only have to be watched for longer."""
+    """Metric that is missing, and why; nothing where they only have to be watched for longer."""
     for metric, mean in means.items():
         reason = gpu[metric].reason
         if mean is None and reason is not None:

@@ -15,11 +15,11 @@ from msgspec import structs
 
 from gputop.advice.live.bottleneck import live_limit
 from gputop.advice.live.node_view import NodeView
-from gputop.advice.live.own_rules import HeldConditions, own_live_outcomes
+from gputop.advice.live.user_rules import HeldConditions, user_live_outcomes
 from gputop.advice.live_rules import LIVE_RULES
-from gputop.advice.own_registry import Own
 from gputop.advice.python_rules import guarded, python_rules
 from gputop.advice.rule import Rule
+from gputop.advice.user_registry import UserRules
 from gputop.advice.verdict import Missing, Verdict, finding, of_type
 from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.core.samples import NodeSample
@@ -35,9 +35,9 @@ MISSING: Mapping[str, Callable[[NodeView], Missing | None]] = {
 def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, ...] = (),
                 ranks: Report | None = None, held: HeldConditions | None = None,
                 unprotected: tuple[int, ...] | None = None) -> Advice:
-    """What the last minutes say. ``sample`` is the newest in ``history``; ``previous`` are the
-    findings shown until now, which stay until their signal is clearly gone. ``ranks`` and ``unprotected``: see
-    :class:`NodeView`. ``held`` is what the user's own rules keep from one sample to the next."""
+    """Judge the last minutes. ``sample`` is the newest in ``history``; ``previous`` are the findings shown until now,
+    which stay until their signal is clearly gone. ``ranks`` and ``unprotected``: see :class:`NodeView`. ``held`` is
+    what the user's own rules keep from one sample to the next."""
     view = NodeView(history, sample, previous, ranks, unprotected)
     outcomes: list[Finding | Abstained | None] = []
     for rule in (*LIVE_RULES, *python_rules("live")):
@@ -45,7 +45,7 @@ def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, .
         if isinstance(outcome, Finding):
             view.note(outcome)
         outcomes.append(outcome)
-    outcomes += [*Own.not_loaded, *own_live_outcomes(view, {} if held is None else held)]
+    outcomes += [*UserRules.not_loaded, *user_live_outcomes(view, {} if held is None else held)]
     return replace(collect(outcomes), limit=live_limit(view) or "")
 
 

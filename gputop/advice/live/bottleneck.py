@@ -1,4 +1,4 @@
-"""What bounds a job that nothing is wrong with, from live figures: silence would look like a fault."""
+"""The limit of a job without findings, from live figures: silence would look like a fault."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def _means(view: NodeView, gpus: Iterable[GpuSample], metric: str, window_s: flo
 
 def _span(values: Iterable[float]) -> str:
     """The mean, or lowest and highest where they differ."""
-    known = sorted(values)
-    if known[-1] - known[0] > 0.1:
-        return f"{100 * known[0]:.0f}-{percent(known[-1])}"
-    return percent(sum(known) / len(known))
+    ordered = sorted(values)
+    if ordered[-1] - ordered[0] > 0.1:
+        return f"{100 * ordered[0]:.0f}-{percent(ordered[-1])}"
+    return percent(sum(ordered) / len(ordered))
 
 
 def _power(view: NodeView, gpus: list[GpuSample], window_s: float) -> list[str]:

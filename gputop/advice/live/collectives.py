@@ -80,7 +80,7 @@ def title(a: Absence) -> str:
 
 
 def counts_text(a: Absence) -> str:
-    """What the counts say, in a sentence or two."""
+    """Counts of collectives, in a sentence or two."""
     if a.silent:
         return f"{a.absent_count} of {a.absent_count + a.waiting_count} ranks did not answer NCCL."
     waiting = f"{a.waiting_count} rank{'s' if a.waiting_count != 1 else ''}"

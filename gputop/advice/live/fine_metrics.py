@@ -14,7 +14,7 @@ class NoFineMetrics(Verdict, frozen=True, kw_only=True):
 
 
 def judge_no_fine_metrics(view: NodeView) -> NoFineMetrics | Missing | None:
-    """Only coarse utilization: a kernel on one SM counts like one on all."""
+    """Coarse utilization alone: a kernel on one SM counts like one on all."""
     window_s = view.seconds("no_fine_metrics.window_s")
     coarse = [g for g in view.whole_gpus if _only_coarse(view, g, window_s)]
     if not coarse:

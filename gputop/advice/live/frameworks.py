@@ -1,4 +1,4 @@
-"""What the live findings say differently of TensorFlow, JAX and PyTorch jobs (:mod:`gputop.core.framework`)."""
+"""Words of the live findings that differ between TensorFlow, JAX and PyTorch jobs (:mod:`gputop.core.framework`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIXED_PRECISION = {
 
 
 def a_trace(framework: str) -> str:
-    """What shows more than live figures do, as a sentence calls it."""
+    """Source that shows more than live figures, as a sentence calls it."""
     return "a trace of torch.profiler (gputop analyze)" if framework == "pytorch" else "a capture"
 
 
@@ -23,7 +23,7 @@ def take_a_trace(framework: str) -> str:
 
 
 def no_figure(framework: str) -> str:
-    """Why there is no figure for the gain."""
+    """Reason why there is no figure for the gain."""
     return f"live samples show no steps: {a_trace(framework)} gives the value"
 
 

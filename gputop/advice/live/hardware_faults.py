@@ -42,7 +42,7 @@ class HardwareError(Verdict, frozen=True, kw_only=True):
 
 
 def judge_hardware_error(view: NodeView) -> HardwareError | Missing | None:
-    """What the GPUs, or the driver for them, report as broken; the worst first."""
+    """Faults that the GPUs, or the driver for them, report; the worst first."""
     gpus = view.sample.gpus
     faults = sorted([*_gone(view), *_xids(view), *_memory(gpus)], key=lambda fault: _SEVERITIES.index(fault.severity))
     if not faults:
@@ -80,7 +80,7 @@ def _begun(message: str) -> str:
 
 
 def _unknown(gpus: Sequence[GpuSample]) -> Missing | None:
-    """Where neither faults nor error counts can be read, nothing is known of the hardware."""
+    """Abstain where neither faults nor error counts can be read."""
     seen = [g for g in gpus if g.state == OK]
     if not seen or any(g.xids_reason is None or g["ecc_uncorrected"].value is not None for g in seen):
         return None
@@ -111,7 +111,7 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
 
 
 def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
-    """For how long the GPU has been silent; None while that is short."""
+    """Seconds for which the GPU has been silent; None while that is short."""
     last_s = view.history.last_ok_s(gpu.info.uuid)
     since_s = last_s if last_s is not None else view.history.oldest_s
     if since_s is None:
@@ -129,24 +129,24 @@ def _xids(view: NodeView) -> Iterable[_Fault]:
         (e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s
     }
     for number in sorted({number for number, _, _ in events}, key=lambda number: (number != _OFF_BUS, number)):
-        here = [(index, time_s) for found, index, time_s in events if found == number]
-        known = explain(number)
+        here = [(index, time_s) for xid, index, time_s in events if xid == number]
+        meaning = explain(number)
         evidence = {"xid": float(number), "xid_count": float(len(here)),
                     "xid_age_s": view.sample.time_s - max(time_s for _, time_s in here)}
-        blame = "unknown origin" if known.fault == UNKNOWN else f"mostly the {known.fault}'s fault"
+        blame = "unknown origin" if meaning.fault == UNKNOWN else f"mostly the {meaning.fault}'s fault"
         yield _Fault(
-            _xid_severity(known), tuple(sorted({index for index, _ in here})),
-            f"reported Xid {number}: {known.meaning}",
+            _xid_severity(meaning), tuple(sorted({index for index, _ in here})),
+            f"reported Xid {number}: {meaning.meaning}",
             f"The driver reported it {len(here)}× in the last {limit('hardware_error.xid_window_s') / 60:.0f} minutes; "
             f"{blame}.",
-            known.action, evidence, _XID, reset=known.reset_helps,
+            meaning.action, evidence, _XID, reset=meaning.reset_helps,
         )
 
 
-def _xid_severity(known: Xid) -> Severity:
-    if known.number == _KILLED:
+def _xid_severity(meaning: Xid) -> Severity:
+    if meaning.number == _KILLED:
         return "low"
-    return "medium" if known.goes_on or known.fault in (APPLICATION, UNKNOWN) else "high"
+    return "medium" if meaning.goes_on or meaning.fault in (APPLICATION, UNKNOWN) else "high"
 
 
 # -- memory ---------------------------------------------------------------------------------------

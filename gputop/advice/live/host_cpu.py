@@ -121,7 +121,7 @@ def _granted(view: NodeView, process: ProcessSample, window_s: float,
 
 
 def _of_limit(view: NodeView, window_s: float) -> tuple[float, float] | None:
-    """What the processes on the GPUs use of the cores granted here, and how many those are."""
+    """Cores that the processes on the GPUs use of those granted here, and the number granted."""
     cores = view.sample.host.cpu_limit_cores
     pids = {p.pid for p in view.processes}
     if not cores:

@@ -69,9 +69,9 @@ def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
         total, used = gpu["memory_total_bytes"].value, view.mean(gpu, "memory_used_bytes", window_s)
         if used is None or not total:
             continue
-        found = _tight(view, gpu, used, total, window_s)
-        if found is not None:
-            tight.append(found)
+        tight_gpu = _tight(view, gpu, used, total, window_s)
+        if tight_gpu is not None:
+            tight.append(tight_gpu)
         elif used >= limit("memory_pressure.full") * total:
             reserves.append(gpu)
             continue

@@ -44,30 +44,31 @@ def judge_network_bound(view: NodeView) -> NetworkBound | Missing | None:
     if not waiting:
         return None
     full, missing = [], ""
-    known: list[AdapterSample] = []  # of the others nobody knows whether they could carry more
+    readable: list[AdapterSample] = []  # of the others nobody knows whether they could carry more
     for adapter in working:
         traffic = _traffic(view, adapter, window_s)
         link = adapter["rdma_max_bytes_per_s"].value
         if traffic is None or not link:
             missing = missing or _why(adapter, window_s)
             continue
-        known.append(adapter)
+        readable.append(adapter)
         if max(traffic) >= view.limit(_RULE, "rate_", min(waiting)) * link:
             full.append((max(traffic) / link, adapter, traffic, float(link)))
     if not full:
         return Missing(missing) if missing else None
-    _, adapter, traffic, link = max(full, key=lambda own: own[0])
+    _, adapter, traffic, link = max(full, key=lambda other: other[0])
     return NetworkBound(
         gpus=tuple(sorted(waiting)), severity="medium", window_s=window_s, adapter=adapter.name,
         way=_WAYS[traffic.index(max(traffic))], rdma_bytes_per_s=max(traffic), link_bytes_per_s=link, waiting=waiting,
-        full_adapters=sum(own.link_layer == adapter.link_layer for _, own, *_ in full),
-        adapters=sum(own.link_layer == adapter.link_layer for own in known), retransmits=_retransmits(view, window_s))
+        full_adapters=sum(other.link_layer == adapter.link_layer for _, other, *_ in full),
+        adapters=sum(other.link_layer == adapter.link_layer for other in readable),
+        retransmits=_retransmits(view, window_s))
 
 
 def _traffic(view: NodeView, adapter: AdapterSample, window_s: float) -> tuple[float, float] | None:
     """Mean bytes/s received and sent."""
     def mean(way: int) -> float | None:
-        return view.host_mean(lambda point: own[way] if (own := point.rdma_bytes_per_s.get(adapter.name)) else None,
+        return view.host_mean(lambda point: rates[way] if (rates := point.rdma_bytes_per_s.get(adapter.name)) else None,
                               window_s)
 
     received, sent = mean(0), mean(1)
@@ -75,7 +76,7 @@ def _traffic(view: NodeView, adapter: AdapterSample, window_s: float) -> tuple[f
 
 
 def _retransmits(view: NodeView, window_s: float) -> float | None:
-    """How many more there are at the end of the window than at its beginning; None: not counted, or reset."""
+    """Increase from the beginning of the window to its end; None: not counted, or reset."""
     points = [point.rdma_retransmits for point in view.host(window_s) if point.rdma_retransmits]
     if len(points) < 2 or points[0].keys() != points[-1].keys():
         return None

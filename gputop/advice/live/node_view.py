@@ -1,4 +1,5 @@
-"""What the live rules see of the node: windows of history, the processes on each GPU, what is shown already."""
+"""The view of the node that the live rules judge: windows of history, the processes on each GPU, what is shown
+already."""
 
 from __future__ import annotations
 
@@ -27,6 +28,9 @@ _LONGEST = {"sm_active": "recurring_idle.window_s", "tensor_active": "tensor_idl
 
 # Servers that hold a GPU for others to share, not jobs.
 _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
+# What starts the ranks of inference servers: vLLM, SGLang, Triton, TensorRT-LLM, TGI, LMDeploy.
+_INFERENCE_SERVERS = re.compile(
+    r"\b(?:vllm|sglang|tritonserver|trtllm|tensorrt_llm|text[-_]generation|lmdeploy)\b", re.I)
 
 
 class Window(Struct, frozen=True):
@@ -45,13 +49,13 @@ def _window(times: Series, values: list[Series], seconds: float, end_s: float) -
     counts, means = [], []
     fewest, covered = limit("min_readings"), limit("coverage")
     seen_least_s, late_most_s = covered * seconds, (1 - covered) * seconds
-    for own in values:
-        total, count, mean = sum(own), len(own), math.nan
+    for readings in values:
+        total, count, mean = sum(readings), len(readings), math.nan
         first, last = (times[0], times[-1]) if times else (math.nan, math.nan)
         if total != total:  # something is missing, which is rare
-            known = [i for i, v in enumerate(own) if v == v]
-            total, count = sum([own[i] for i in known]), len(known)
-            first, last = (times[known[0]], times[known[-1]]) if known else (math.nan, math.nan)
+            readable = [i for i, v in enumerate(readings) if v == v]
+            total, count = sum([readings[i] for i in readable]), len(readable)
+            first, last = (times[readable[0]], times[readable[-1]]) if readable else (math.nan, math.nan)
         # A reading stands for the time to the next one, so first to last lacks one step.
         if (count >= fewest and (last - first) * count / max(1, count - 1) >= seen_least_s
                 and end_s - last <= late_most_s):
@@ -62,7 +66,7 @@ def _window(times: Series, values: list[Series], seconds: float, end_s: float) -
 
 
 def _mean(values: Series) -> float:
-    """Of those that are known; NaN where there is none."""
+    """Mean of the known values; NaN where there is none."""
     total = sum(values)
     if total != total:
         values = [v for v in values if v == v]
@@ -106,12 +110,12 @@ class NodeView:
         self._found.append((finding.id, frozenset(indices)))
 
     def found(self, *finding_ids: str) -> bool:
-        """Whether a rule before found, on this sample, one of these."""
-        return any(found in finding_ids for found, _ in self._found)
+        """Return whether an earlier rule found one of these on this sample."""
+        return any(finding_id in finding_ids for finding_id, _ in self._found)
 
     def gpus_explained_by(self, *finding_ids: str) -> frozenset[int]:
         """The GPUs whose state one of these findings, made before on this sample, accounts for."""
-        return frozenset(i for found, gpus in self._found if found in finding_ids for i in gpus)
+        return frozenset(i for finding_id, gpus in self._found if finding_id in finding_ids for i in gpus)
 
     def gpus_left_out(self, rule_id: str) -> frozenset[int]:
         """The GPUs that this rule leaves out: a rule before it accounts for their state."""
@@ -134,11 +138,11 @@ class NodeView:
 
     @property
     def complete(self) -> bool:
-        """Whether all GPUs of the node are watched (``--gpus`` leaves some out)."""
+        """Return whether all GPUs of the node are watched (``--gpus`` leaves some out)."""
         return not self.sample.gpus_unwatched
 
-    def sees_below(self, index: int) -> bool:
-        """Whether all GPUs before this one are watched, so that none of a job's can lie among them unseen."""
+    def lower_gpus_visible(self, index: int) -> bool:
+        """Return whether all GPUs before this one are watched, so that none of a job's can lie among them unseen."""
         return self.complete or set(range(index)) <= {g.info.index for g in self.sample.gpus}
 
     def seconds(self, threshold_id: str) -> float:
@@ -156,7 +160,7 @@ class NodeView:
                 longest = max(seconds, self.seconds(_LONGEST[metric])) if metric in _LONGEST else seconds
                 fetched = self._readings[metric] = (longest, *self.history.windows(metric, longest, end_s=end_s))
             first = bisect_left(fetched[1], end_s - seconds)
-            times, values = fetched[1][first:], [own[first:] for own in fetched[2]] if first else fetched[2]
+            times, values = fetched[1][first:], [readings[first:] for readings in fetched[2]] if first else fetched[2]
             self._windows[key] = _window(times, values, seconds, end_s)
         return self._windows[key]
 
@@ -188,7 +192,7 @@ class NodeView:
         return self.window(metric, seconds).count[self.column(gpu)]
 
     def activity(self, gpu: GpuSample, seconds: float) -> tuple[str, float] | None:
-        """How busy the GPU was: SM activity, or else coarse utilization; (metric, mean)."""
+        """Activity of the GPU: SM activity, or else coarse utilization; (metric, mean)."""
         for metric in ("sm_active", "gpu_util"):
             mean = self.mean(gpu, metric, seconds)
             if mean is not None:
@@ -212,11 +216,11 @@ class NodeView:
             places = [count - 1 - math.floor((newest_s - time_s) * count / seconds) for time_s in window.times]
             for number in range(count):
                 parts.append((bisect_left(places, number), bisect_left(places, number + 1)))
-            self._tables[key] = [[_mean(own[a:b]) for a, b in parts] for own in window.values]
+            self._tables[key] = [[_mean(readings[a:b]) for a, b in parts] for readings in window.values]
         return self._tables[key][self.column(gpu)]
 
     def slices(self, seconds: float) -> int:
-        """How many slices the last ``seconds`` have: each as long as an interval at least."""
+        """Number of slices of the last ``seconds``, each at least an interval long."""
         return round(seconds / max(limit("slice_s"), self.sample.interval_s or 0.0))
 
     def clock_event_share(self, gpu: GpuSample, reasons: tuple[str, ...], seconds: float) -> float | None:
@@ -236,17 +240,17 @@ class NodeView:
         return sorted((g for g in held if "C" in process.gpus[g.info.index].kind), key=lambda g: g.info.index)
 
     def framework(self, gpus: Iterable[int]) -> str:
-        """What all processes on these GPUs train with (:mod:`gputop.core.framework`); empty where they differ, or where
-        it is not known."""
+        """Framework that all processes on these GPUs train with (:mod:`gputop.core.framework`); empty where they
+        differ, or where it is not known."""
         held = set(gpus)
-        found = {p.framework for p in self.processes if held & set(p.gpus)}
-        return found.pop() if len(found) == 1 else ""
+        frameworks = {p.framework for p in self.processes if held & set(p.gpus)}
+        return frameworks.pop() if len(frameworks) == 1 else ""
 
     def age_s(self, process: ProcessSample) -> float:
-        """For how long the process is known to exist at least."""
+        """Lower bound of the process's age."""
         since = [self.history.held_since(g.info.uuid, process.pid) for g in self.compute_gpus(process)]
-        known = [s for s in (*since, process.started_s) if s is not None]
-        return max(0.0, self.sample.time_s - min(known)) if known else 0.0
+        seen_s = [s for s in (*since, process.started_s) if s is not None]
+        return max(0.0, self.sample.time_s - min(seen_s)) if seen_s else 0.0
 
     @cached_property
     def warmed_up_gpus(self) -> list[GpuSample]:
@@ -255,7 +259,7 @@ class NodeView:
         return [g for g in self.whole_gpus if self.age_on_s(g) >= limit("idle_gpu.age_s")]
 
     def age_on_s(self, gpu: GpuSample) -> float:
-        """For how long the oldest process on this GPU is known to exist; infinite where none is listed."""
+        """Lower bound of the age of the oldest process on this GPU; infinite where none is listed."""
         return self._ages_s.get(gpu.info.index, math.inf)
 
     @cached_property
@@ -268,13 +272,13 @@ class NodeView:
         return ages_s
 
     def was_shown_as(self, finding_id: str, severity: Severity) -> bool:
-        """Whether this finding is on screen with this severity."""
+        """Return whether this finding is on screen with this severity."""
         return any(f.id == finding_id and f.severity == severity for f in self.previous)
 
     def full_cores(self, seconds: float) -> float:
-        """How many cores of the host had no time left, on average; 0 where that is not known."""
-        known = [point.full_cores for point in self.host(seconds) if point.full_cores is not None]
-        return sum(known) / len(known) if known else 0.0
+        """Mean number of the host's cores that had no time left; 0 where that is not known."""
+        cores = [point.full_cores for point in self.host(seconds) if point.full_cores is not None]
+        return sum(cores) / len(cores) if cores else 0.0
 
     def host(self, seconds: float) -> list[HostHistoryPoint]:
         if seconds not in self._hosts:
@@ -283,17 +287,17 @@ class NodeView:
 
     def host_mean(self, value: Callable[[HostHistoryPoint], float | None], seconds: float) -> float | None:
         """Mean of a figure of the host over the window; None where too little of it was seen."""
-        known = [(point.time_s, v) for point in self.host(seconds) if (v := value(point)) is not None]
-        if len(known) < limit("min_readings"):
+        points = [(point.time_s, v) for point in self.host(seconds) if (v := value(point)) is not None]
+        if len(points) < limit("min_readings"):
             return None
-        seen_s = (known[-1][0] - known[0][0]) * len(known) / (len(known) - 1)
-        late_s = self.sample.time_s - known[-1][0]
+        seen_s = (points[-1][0] - points[0][0]) * len(points) / (len(points) - 1)
+        late_s = self.sample.time_s - points[-1][0]
         if seen_s < limit("coverage") * seconds or late_s > (1 - limit("coverage")) * seconds:
             return None
-        return sum(v for _, v in known) / len(known)
+        return sum(v for _, v in points) / len(points)
 
     def not_at_work(self, seconds: float) -> Missing:
-        """Why no GPU could be judged by how it works."""
+        """Abstention because no GPU could be judged by how it works."""
         if self.processes and self.warmed_up_gpus:
             return Missing(f"{seconds:.0f} s of readings of a GPU at work")
         if self.processes:
@@ -320,7 +324,7 @@ class NodeView:
                        "container sees other processes only with --pid=host")
 
     def no_process(self) -> Missing:
-        """Why there is no process to judge."""
+        """Abstention because there is no process to judge."""
         if self.readable_gpus and not self.whole_gpus:
             return Missing("a whole GPU: live samples cannot judge jobs on MIG instances")
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
@@ -336,8 +340,13 @@ def is_service(process: ProcessSample) -> bool:
     return any(name in (process.command or "") for name in _SERVICES)
 
 
+def is_inference_server(process: ProcessSample) -> bool:
+    """Return whether its command names one, whose ranks wait for requests, some of them in a collective."""
+    return _INFERENCE_SERVERS.search(process.command or "") is not None
+
+
 def same_job(a: ProcessSample, b: ProcessSample, complete: bool = True) -> bool:
-    """Whether two processes belong to one job: parent and child, ranks, workers of one program.
+    """Return whether two processes belong to one job: parent and child, ranks, workers of one program.
 
     Ranks run one command, but for numbers, as one user, on different GPUs; where not all GPUs
     are watched (not ``complete``) they may differ on the others. The same command word for

@@ -23,19 +23,20 @@ class NumaRemote(Verdict, frozen=True, kw_only=True):
 def judge_numa_remote(view: NodeView) -> NumaRemote | Missing | None:
     """A process may only use CPUs of NUMA nodes that have not all of its GPUs. One that may use all nodes is left
     alone: where the scheduler puts it is not known."""
-    found = []
+    remote = []
     for process in view.processes:
         if view.age_s(process) < limit("idle_gpu.age_s"):
             continue  # it may yet bind itself
         nodes = {gpu.info.index: gpu.info.numa_node for gpu in view.compute_gpus(process)}
         far = tuple(index for index, node in nodes.items() if node is not None and node not in process.numa_nodes)
         if process.numa_nodes and far:
-            found.append((process, far, tuple(sorted({node for node in nodes.values() if node is not None}))))
-    if not found:
+            remote.append((process, far, tuple(sorted({node for node in nodes.values() if node is not None}))))
+    if not remote:
         return None
-    process, far, gpu_nodes = found[0]
-    return NumaRemote(gpus=tuple(sorted({gpu for _, own, _ in found for gpu in own})), severity="low", process=process,
-                      far=far, gpu_nodes=gpu_nodes, bound_nodes=process.numa_nodes, others=len(found) - 1)
+    process, far, gpu_nodes = remote[0]
+    return NumaRemote(gpus=tuple(sorted({gpu for _, far_gpus, _ in remote for gpu in far_gpus})), severity="low",
+                      process=process, far=far, gpu_nodes=gpu_nodes, bound_nodes=process.numa_nodes,
+                      others=len(remote) - 1)
 
 
 def describe_numa_remote(v: NumaRemote) -> Explanation:

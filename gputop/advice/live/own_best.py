@@ -30,7 +30,7 @@ class BelowOwnBest(Verdict, frozen=True, kw_only=True):
 
 
 def fall_of(means: Sequence[float]) -> Fall | None:
-    """Of the means of whole minutes, oldest first; None where it has not fallen, or where it comes and goes."""
+    """Fall of the means of whole minutes (oldest first); None where there is none, or where it comes and goes."""
     unknown = max((i for i, mean in enumerate(means) if mean != mean), default=-1)
     values = means[unknown + 1:]
     rule = "below_own_best"
@@ -49,7 +49,7 @@ def fall_of(means: Sequence[float]) -> Fall | None:
 
 
 def falls(view: NodeView) -> dict[int, Fall]:
-    """By GPU, of jobs that are past their start; those that are idle or without a process are left out."""
+    """Falls by GPU, for jobs that are past their start; those that are idle or without a process are left out."""
     slices = max(1, min(_MOST_SLICES, round(limit("below_own_best.window_s") / SLICE_S)))
     end_s, means = view.history.slice_means("sm_active", SLICE_S, slices)
     out = {}

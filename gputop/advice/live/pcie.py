@@ -161,13 +161,13 @@ def judge_pcie_saturated(view: NodeView) -> PcieSaturated | Missing | None:
                 missing = missing or _no_traffic(gpu, metric, window_s)
                 continue
             judged = True
-            found = _FullLink(gpu, metric, window_s, mean, link)
-            if found.share >= view.limit(rule, "rate_", index) and index not in left_out and (
-                    index not in full or found.share > full[index].share):
-                full[index] = found
+            full_link = _FullLink(gpu, metric, window_s, mean, link)
+            if full_link.share >= view.limit(rule, "rate_", index) and index not in left_out and (
+                    index not in full or full_link.share > full[index].share):
+                full[index] = full_link
     if not full:
         return None if judged else Missing(missing or "a GPU whose PCIe traffic can be read")
-    worst = max(full.values(), key=lambda found: found.share)
+    worst = max(full.values(), key=lambda full_link: full_link.share)
     activity = view.activity(worst.gpu, worst.window_s)
     leave = "leave" if view.was_shown_as(rule, "medium") else "enter"
     severity: Severity = "low"

@@ -74,25 +74,25 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
         elif idle and not busy and len(means) == len(gpus) and _long_idle(view, gpus):
             wholly.append(_Holder(process, idle, None, len(means)))
     if partly:
-        worst = max(partly, key=lambda found: len(found.idle) / found.held)
+        worst = max(partly, key=lambda holder: len(holder.idle) / holder.held)
         # At least this share is idle, even if it holds every GPU that is not watched and uses it.
         severity = severity_of(len(worst.idle) / (worst.held + view.sample.gpus_unwatched))
         return IdleGpu(gpus=_all_idle(partly), severity=severity, window_s=window_s, worst=worst,
                        complete=view.complete)
     if wholly:
         return IdleGpu(gpus=_all_idle(wholly), severity="medium", window_s=view.seconds("idle_gpu.all_window_s"),
-                       worst=max(wholly, key=lambda found: len(found.idle)), complete=view.complete)
+                       worst=max(wholly, key=lambda holder: len(holder.idle)), complete=view.complete)
     return None if judged or left_out else Missing(
         f"{window_s:.0f} s of activity readings of a process that is past its start-up "
         f"({limit('idle_gpu.age_s'):.0f} s)")
 
 
-def _all_idle(found: list[_Holder]) -> tuple[int, ...]:
-    return tuple(sorted({index for holder in found for index in holder.idle}))
+def _all_idle(holders: list[_Holder]) -> tuple[int, ...]:
+    return tuple(sorted({index for holder in holders for index in holder.idle}))
 
 
 def _long_idle(view: NodeView, gpus: list[GpuSample]) -> bool:
-    """Whether none of these GPUs did anything over the longer window."""
+    """Return whether none of these GPUs did anything over the longer window."""
     activities = [(g.info.index, view.activity(g, view.seconds("idle_gpu.all_window_s"))) for g in gpus]
     return all(a is not None and a[1] <= view.limit("idle_gpu", "", i) for i, a in activities)
 
@@ -206,7 +206,7 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
         return Missing("a process that holds several GPUs" if view.complete
                        else "a process that holds several of the GPUs watched")
     # Where GPUs before them are not watched, the first of these need not be the first of the process.
-    processes = [p for p in processes if view.sees_below(view.compute_gpus(p)[0].info.index)]
+    processes = [p for p in processes if view.lower_gpus_visible(view.compute_gpus(p)[0].info.index)]
     if not processes:
         return Missing("the first GPU of the job: leave out --gpus, or also watch GPU 0")
     judged = False
@@ -317,7 +317,7 @@ def judge_shared_gpu(view: NodeView) -> SharedGpu | Missing | None:
 
 
 def _takes_part(view: NodeView, process: ProcessSample, gpu: GpuSample) -> bool:
-    """Whether the process is more than passing by: there for a while, with memory or kernels."""
+    """Return whether the process is more than passing by: there for a while, with memory or kernels."""
     held = process.gpus.get(gpu.info.index)
     if held is None or "C" not in held.kind or _together_s(view, process, gpu) < limit("shared_gpu.together_s"):
         return False

@@ -14,8 +14,8 @@ from gputop.telemetry.recurring_idle import OCCURRENCES, RecurringIdle, recurrin
 from gputop.text.units import counted, percent
 
 _LONG_STEP_S = 60.0  # one step may last as long, so that the pause is a part of each
-_KEPT = 0.8  # of the share at which a severity begins, it is kept
-_ALIKE = 1.5  # lengths within this factor are told as one
+_KEPT = 0.8  # a severity is kept down to this factor of the share at which it begins
+_EQUAL_LENGTH_FACTOR = 1.5  # lengths within this factor are told as one
 
 
 class ReturningIdle(Verdict, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
     """GPUs at work that are idle again and again, for longer than between steps, and together."""
     window_s, rule = view.seconds("recurring_idle.window_s"), "recurring_idle"
     recent_s = view.seconds("window_s")
-    activity = next((known for gpu in view.warmed_up_gpus if (known := view.activity(gpu, recent_s))), None)
+    activity = next((recent for gpu in view.warmed_up_gpus if (recent := view.activity(gpu, recent_s))), None)
     if activity is None:
         return view.not_at_work(recent_s)
     metric = activity[0]
@@ -51,10 +51,10 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
             column = view.column(gpu)
             index_of[column] = gpu.info.index
             since_s[column] = view.sample.time_s - view.age_on_s(gpu) + limit("idle_gpu.age_s")
-    found, times = recurring_idle(window.times, window.values, since_s)
+    recurring, times = recurring_idle(window.times, window.values, since_s)
     explained = view.gpus_explained_by("host_cpu_saturated", "pcie_saturated", "network_bound", "gpu0_oversubscribed",
                                        "low_sm_active")
-    for one in found:
+    for one in recurring:
         gpus = tuple(sorted(index_of[column] for column in one.gpus))
         # What comes irregularly is how those look.
         if one.share >= view.limit(rule, "share_", gpus[0]) and (one.period_s is not None or not explained & set(gpus)):
@@ -65,7 +65,7 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
 
 
 def _severity(view: NodeView, share: float) -> Severity:
-    """By the share, which moves a little with each idle time that enters or leaves the window."""
+    """Severity by the share, which moves a little with each idle time that enters or leaves the window."""
     levels: tuple[tuple[Severity, float], ...] = (("high", HIGH_SHARE), ("medium", MEDIUM_SHARE))
     for severity, least in levels:
         if share >= least * (_KEPT if view.was_shown_as("recurring_idle", severity) else 1.0):
@@ -75,7 +75,7 @@ def _severity(view: NodeView, share: float) -> Severity:
 
 def _verdict(view: NodeView, one: RecurringIdle, gpus: tuple[int, ...], metric: str) -> ReturningIdle:
     sample = view.sample
-    lengths = sorted(own.idle_s for own in one.intervals)
+    lengths = sorted(interval.idle_s for interval in one.intervals)
     return ReturningIdle(
         gpus=gpus, severity=_severity(view, one.share), window_s=one.seen_s, metric=metric, activity=one.usual,
         idle_ratio=one.share, times=len(lengths), idle_s=median(lengths), shortest_s=lengths[0], longest_s=lengths[-1],
@@ -83,11 +83,11 @@ def _verdict(view: NodeView, one: RecurringIdle, gpus: tuple[int, ...], metric: 
         # No distance is known better than to half of an interval between samples.
         period_spread_s=None if one.spread_s is None else max(one.spread_s, 0.5 * (sample.interval_s or 0.0)),
         next_in_s=None if one.next_s is None else max(0.0, one.next_s - sample.time_s),
-        other_times=len(one.others), other_s=sum(own.idle_s for own in one.others))
+        other_times=len(one.others), other_s=sum(interval.idle_s for interval in one.others))
 
 
 def describe_recurring_idle(v: ReturningIdle) -> Explanation:
-    last, alike = f"the last {_time(v.window_s)}", v.longest_s <= _ALIKE * v.shortest_s
+    last, alike = f"the last {_time(v.window_s)}", v.longest_s <= _EQUAL_LENGTH_FACTOR * v.shortest_s
     times = f"This happened {v.times} times"
     span = f"{_time(v.shortest_s)} to {_time(v.longest_s)}"
     long = _time(v.idle_s) if alike or v.period_s is not None else span
@@ -126,7 +126,7 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
 
 
 def _time(seconds: float) -> str:
-    """As in a sentence that people compare with a clock: 4.1 s, 62 s, 2.5 min, 10 min."""
+    """Duration as people compare it with a clock: 4.1 s, 62 s, 2.5 min, 10 min."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 119.5 else f"{seconds / 60:.1f}".removesuffix(".0") + " min"

@@ -38,11 +38,11 @@ class ThermalThrottled(Verdict, frozen=True, kw_only=True):
 def judge_thermal_throttled(view: NodeView) -> ThermalThrottled | Missing | None:
     """Clocks held down by heat."""
     rule, window_s = "thermal_throttled", view.seconds("thermal_throttled.window_s")
-    known = [heat for gpu in view.readable_gpus if (heat := _heat(view, gpu, window_s)) is not None]
-    hot = [heat for heat in known if heat.share >= view.limit(rule, "share_", heat.gpu)
+    judged = [heat for gpu in view.readable_gpus if (heat := _heat(view, gpu, window_s)) is not None]
+    hot = [heat for heat in judged if heat.share >= view.limit(rule, "share_", heat.gpu)
            and heat.clock <= view.limit(rule, "clock_", heat.gpu)]
     if not hot:
-        return None if known else Missing(
+        return None if judged else Missing(
             f"{window_s:.0f} s of SM clock with its maximum, and clock event reasons or the core temperature with its "
             "slowdown limit")
     worst = min(hot, key=lambda heat: heat.clock)
@@ -70,20 +70,20 @@ def _heat(view: NodeView, gpu: GpuSample, window_s: float) -> _Heat | None:
 def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
     worst = v.worst
     evidence = {"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock, "thermal_share_ratio": worst.share}
-    at = ""
+    degrees = ""
     if worst.temperature_c is not None:
         evidence["temperature_c"] = worst.temperature_c
-        at = f" at {worst.temperature_c:.0f} °C"
+        degrees = f" at {worst.temperature_c:.0f} °C"
     if worst.slowdown_c is not None:
         evidence["temperature_slowdown_c"] = worst.slowdown_c
-        at += f" (slowdown begins at {worst.slowdown_c:.0f} °C)"
+        degrees += f" (slowdown begins at {worst.slowdown_c:.0f} °C)"
     return Explanation(
         title=f"{gpus_text(v.gpus)} slowed down by heat",
-        why=f"GPU {worst.gpu}{at} ran at {percent(worst.clock)} of its highest SM clock. Heat slowed it down for "
+        why=f"GPU {worst.gpu}{degrees} ran at {percent(worst.clock)} of its highest SM clock. Heat slowed it down for "
             f"{percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training all GPUs wait for the "
             "slowest one.",
         evidence=evidence,
-        brief=f"GPU {worst.gpu}{at} runs at {percent(worst.clock)} of its highest SM clock.",
+        brief=f"GPU {worst.gpu}{degrees} runs at {percent(worst.clock)} of its highest SM clock.",
         action="Have the cooling checked: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
                "then a lower power limit keeps the clock even.",
         snippet="nvidia-smi -q -d TEMPERATURE,PERFORMANCE" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
@@ -112,11 +112,11 @@ def judge_power_capped(view: NodeView) -> PowerCapped | Missing | None:
     """Clocks held down by the power limit for most of the window."""
     rule, window_s = "power_capped", view.seconds("window_s")
     by_heat = view.gpus_left_out(rule)
-    known = [cap for gpu in view.readable_gpus if (cap := _power_cap(view, gpu, window_s)) is not None]
-    if not known:
+    judged = [cap for gpu in view.readable_gpus if (cap := _power_cap(view, gpu, window_s)) is not None]
+    if not judged:
         return Missing(f"{window_s:.0f} s of SM clock with its maximum, and power with its limit or clock event "
                        "reasons")
-    capped = [cap for cap in known if cap.gpu not in by_heat and _at_limit(view, cap)
+    capped = [cap for cap in judged if cap.gpu not in by_heat and _at_limit(view, cap)
               and cap.clock <= view.limit(rule, "clock_", cap.gpu)]
     if not capped:
         return None
@@ -148,11 +148,11 @@ def describe_power_capped(v: PowerCapped) -> Explanation:
         evidence["power_cap_share_ratio"] = worst.share
     if worst.power is not None:
         evidence["power_of_limit_ratio"] = worst.power
-    at = f"the power limit of {worst.limit_w:.0f} W" if worst.limit_w is not None else "the power limit"
+    cap = f"the power limit of {worst.limit_w:.0f} W" if worst.limit_w is not None else "the power limit"
     return Explanation(
         title=f"{gpus_text(v.gpus)} slowed down by the power limit",
         why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its highest SM clock over the last {v.window_s:.0f} s "
-            f"because of {at}. Kernels bound by arithmetic slow down with the clock; those bound by memory hardly do.",
+            f"because of {cap}. Kernels bound by arithmetic slow down with the clock; those bound by memory hardly do.",
         evidence=evidence,
         brief=f"GPU {worst.gpu} runs at {percent(worst.clock)} of its highest SM clock.",
         action="Compare the limit with the card's default. If somebody lowered it, have it raised. At the default "

@@ -16,16 +16,16 @@ import numpy as np
 
 from gputop.advice.causes import fold_consequences
 from gputop.advice.evaluation_caveats import with_evaluation_caveat
-from gputop.advice.own_registry import Own
 from gputop.advice.python_rules import guarded, python_rules
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.host_work import out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.own_rules import with_own_rules
 from gputop.advice.trace.replayed import Cures
+from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.user_registry import UserRules
 from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, bound, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.core.findings import LARGE_SHARE, MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
@@ -35,21 +35,22 @@ from gputop.trace.model import Kind
 from gputop.trace.parallel import pool
 
 _COMPUTE = "compute"  # part of the step, and kind of events
-_WORTH_NAMING = 0.05  # of the gaps: a line that runs so long there is named by the finding
-_ABOUT_THEM = 0.5  # of their time: a finding that costs less is about few of them, such as those of every 64th step
+_WORTH_NAMING = 0.05  # share of the gaps: a line that runs so long there is named by the finding
+# Share of their time: a finding that costs less is about few of them, such as those of every 64th step.
+_ABOUT_THEM = 0.5
 
 
 def trace_advice(facts: TraceFacts) -> Advice:
-    """What all rules have to say about one trace, what follows from another finding under it."""
+    """Judge one trace by all rules; findings that follow from another one stand under it."""
     job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
     with pool() as threads:  # each rule is a pure function of the facts; those of others, in Python, need not be
         outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
     outcomes += [guarded(rule, partial(_outcome, rule, facts, job, cures)) for rule in python_rules("trace")]
     advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)
     findings, what_if = cures.together(fold_consequences(advice.findings, cures.rest))
-    abstained = (*advice.abstained, *Own.not_loaded)
+    abstained = (*advice.abstained, *UserRules.not_loaded)
     judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=abstained)
-    return with_own_rules(Advice(findings, abstained, what_if=what_if), judged)
+    return with_user_rules(Advice(findings, abstained, what_if=what_if), judged)
 
 
 def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding | Abstained | None:
@@ -93,7 +94,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
 
 
 def _ncu(verdict: Verdict, facts: TraceFacts) -> str:
-    """How to look at the kernel that takes most time of those the verdict is about."""
+    """Command to look at the kernel with the most time among those of the verdict."""
     if verdict.events is None or facts.analysis.kernels is None:
         return ""
     device, rows = facts.trace.device, verdict.events.rows
@@ -101,8 +102,8 @@ def _ncu(verdict: Verdict, facts: TraceFacts) -> str:
     names, which = numbered(device.name[rows])
     time = np.bincount(which, weights=device.end_ns[rows] - device.start_ns[rows])
     lines = {row.name: row.ncu for row in facts.analysis.kernels.by_name}
-    known = [(-own, facts.trace.names[i]) for i, own in zip(names.tolist(), time.tolist(), strict=True) if i >= 0]
-    return next((line for _, name in sorted(known) if (line := lines.get(name, ""))), "")
+    by_time = [(-ns, facts.trace.names[i]) for i, ns in zip(names.tolist(), time.tolist(), strict=True) if i >= 0]
+    return next((line for _, name in sorted(by_time) if (line := lines.get(name, ""))), "")
 
 
 def _culprits(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[Culprit, ...]:
@@ -111,7 +112,7 @@ def _culprits(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[Culprit,
     if verdict.events is None:
         return verdict.culprits
     several = verdict.events if isinstance(verdict.events, list) else [verdict.events]
-    named = [named_events(facts.trace, events, facts.judged_spans, facts.steps_or_window, facts.basis,
+    named = [named_events(facts.trace, events, facts.analyzed_spans, facts.steps_or_window, facts.basis,
                           facts.active_numbers, facts.calls) for events in several]
     if len(named) == 1:
         return named[0]
@@ -133,7 +134,7 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
     lines = tuple(Culprit(line.line, "line", line.s_per_step, stacks.basis, traced=line.traced) for line in most.lines
                   if line.share >= _WORTH_NAMING)
     # A stage of the input pipeline is no rival: the lines are what it runs.
-    known = max((culprit.time_s or 0.0 for culprit in verdict.culprits if culprit.kind != "stage"), default=0.0)
+    culprit_s = max((culprit.time_s or 0.0 for culprit in verdict.culprits if culprit.kind != "stage"), default=0.0)
     if lines and lines[0].traced:  # functions that the trace names are what runs in these lines, or calls them
-        return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * known else ()
-    return lines if lines and (lines[0].time_s or 0.0) >= known else ()
+        return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * culprit_s else ()
+    return lines if lines and (lines[0].time_s or 0.0) >= culprit_s else ()

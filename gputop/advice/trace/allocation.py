@@ -55,15 +55,15 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
         return Missing(f"three steps, to distinguish calls that recur ({_call_names(facts, rows)[0]}) from calls at "
                        "the start of a job")
     edges = steps.edges_ns
-    at = np.searchsorted(edges[:, 0], host.start_ns[rows], side="right") - 1
-    inside = (at >= 0) & (host.start_ns[rows] < edges[np.maximum(at, 0), 1])
-    rows, at = rows[inside], at[inside]
+    step = np.searchsorted(edges[:, 0], host.start_ns[rows], side="right") - 1
+    inside = (step >= 0) & (host.start_ns[rows] < edges[np.maximum(step, 0), 1])
+    rows, step = rows[inside], step[inside]
     # Caches of the frameworks fill in the first steps; what recurs is in most of them.
-    if len(np.unique(at)) <= limit("allocation_in_steps.recurring") * steps.count:
+    if len(np.unique(step)) <= limit("allocation_in_steps.recurring") * steps.count:
         return None
     calls = Calls(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows])
     per = len(facts.gpu_timelines) * facts.replayed_steps
-    idle_s = sum(own.seconds for own in cost_of_calls(facts, calls).values()) / per
+    idle_s = sum(cost.seconds for cost in cost_of_calls(facts, calls).values()) / per
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("allocation_in_steps.share"):
         return None
@@ -77,13 +77,13 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
 
 
 def _calls_of(facts: TraceFacts, rows: I64, name: str) -> Culprit:
-    """These calls of that name, and where the longest of them is."""
+    """Culprit of these calls of that name, at the longest of them."""
     assert facts.steps is not None
     host = facts.trace.host
-    own = np.array([i for i in rows.tolist() if _plain(facts.trace.names[host.name[i]]) == name])
-    length = host.end_ns[own] - host.start_ns[own]
+    of_name = np.array([i for i in rows.tolist() if _plain(facts.trace.names[host.name[i]]) == name])
+    length = host.end_ns[of_name] - host.start_ns[of_name]
     return Culprit(name, "host", float(length.sum()) / facts.steps.count / 1e9, facts.basis,
-                   at_s=int(host.start_ns[own[length.argmax()]]) / 1e9)
+                   at_s=int(host.start_ns[of_name[length.argmax()]]) / 1e9)
 
 
 def _plain(name: str) -> str:
@@ -143,10 +143,10 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
     rows = np.flatnonzero(migrations)
     if not len(rows):
         return None
-    judged, per = facts.judged_spans, len(facts.gpu_timelines) * facts.steps_or_window
+    judged, per = facts.analyzed_spans, len(facts.gpu_timelines) * facts.steps_or_window
     rows = rows[coverage(judged, device.start_ns[rows], device.start_ns[rows] + 1) > 0]
     each = [rows[device.gpu[rows] == timeline.gpu] for timeline in facts.gpu_timelines]
-    migration_s = sum(union(device.start_ns[own], device.end_ns[own]).total for own in each) / per / 1e9
+    migration_s = sum(union(device.start_ns[of_gpu], device.end_ns[of_gpu]).total for of_gpu in each) / per / 1e9
     share = savings.removed(migration_s, facts.period_s)
     if share < limit("managed_memory.share"):
         return None

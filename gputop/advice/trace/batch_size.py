@@ -29,7 +29,7 @@ _ASK_FOR_ROOM = {
 }
 
 
-_WORTH_TELLING = 0.001  # of the step
+_WORTH_TELLING = 0.001  # share of the step
 
 
 class BatchSizeHeadroom(Verdict, frozen=True, kw_only=True):
@@ -70,39 +70,40 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
     factor = min((_room(use) for use in used.values()), default=limit("batch_size_headroom.factor"))
     if factor < limit("batch_size_headroom.factor"):
         return None
-    known = set(used) == numbers
-    factor = factor if known else limit("batch_size_headroom.factor")
-    scaling = [own for own in facts.analysis.batch_scaling if own.gpu in numbers]
-    worst = max(scaling, key=lambda own: own.few_blocks_s or 0.0, default=None)
-    tightest = max(used.values(), key=lambda use: use.peak_bytes / use.capacity_bytes) if known else None
+    memory_is_known = set(used) == numbers
+    factor = factor if memory_is_known else limit("batch_size_headroom.factor")
+    scaling = [gpu_scaling for gpu_scaling in facts.analysis.batch_scaling if gpu_scaling.gpu in numbers]
+    worst = max(scaling, key=lambda gpu_scaling: gpu_scaling.few_blocks_s or 0.0, default=None)
+    tightest = max(used.values(), key=lambda use: use.peak_bytes / use.capacity_bytes) if memory_is_known else None
     launch_s, host_s = _launch_and_host_s(facts)
     allreduces = facts.waits.allreduce_s if facts.waits is not None else {}
     caveat, gpus = facts.small_sample_caveat, facts.active
-    found = BatchSizeHeadroom(
+    headroom = BatchSizeHeadroom(
         gpus=facts.active_numbers, factor=factor, compute=sum(gpu.compute for gpu in gpus) / len(gpus),
         launch_s=launch_s, host_s=host_s, allreduce_s=_mean(allreduces.values()),
-        optimizer_s=_mean(own.optimizer_s for own in scaling),
-        filled_s=_mean(own.filled_s.get(int(factor)) for own in scaling) or 0.0,
+        optimizer_s=_mean(gpu_scaling.optimizer_s for gpu_scaling in scaling),
+        filled_s=_mean(gpu_scaling.filled_s.get(int(factor)) for gpu_scaling in scaling) or 0.0,
         sms=worst.sms if worst else None, few_blocks=worst.few_blocks if worst else (),
-        few_blocks_s=_mean(own.few_blocks_s for own in scaling),
-        last_wave_s=_mean(own.last_wave_s for own in scaling),
-        under_one_wave_s=_mean(own.under_one_wave_s for own in scaling), input_s=None,
+        few_blocks_s=_mean(gpu_scaling.few_blocks_s for gpu_scaling in scaling),
+        last_wave_s=_mean(gpu_scaling.last_wave_s for gpu_scaling in scaling),
+        under_one_wave_s=_mean(gpu_scaling.under_one_wave_s for gpu_scaling in scaling), input_s=None,
         memory=(tightest.peak_bytes, tightest.capacity_bytes) if tightest else None, caveat=caveat)
-    share = savings.faster(found.fixed_s, factor, facts.period_s) + savings.removed(found.filled_s, facts.period_s)
+    share = (savings.faster(headroom.fixed_s, factor, facts.period_s)
+             + savings.removed(headroom.filled_s, facts.period_s))
     input_s = _input_s(facts)
     if share > (least := max(1 - input_s / facts.period_s, 0.0)):
-        share, found = least, replace(found, input_s=input_s)
+        share, headroom = least, replace(headroom, input_s=input_s)
     if share < limit("batch_size_headroom.share"):
         return None
     severity = severity_of(share)
     # The same idle time is claimed once: launch_bound names its cause, this a way to live with it.
-    if caveat or not known or (launch_calls(facts) is None and judge_launch_bound(facts) is not None):
+    if caveat or not memory_is_known or (launch_calls(facts) is None and judge_launch_bound(facts) is not None):
         severity = at_most(severity, "medium")
-    return replace(found, share=share, severity=severity)
+    return replace(headroom, share=share, severity=severity)
 
 
 def _room(use: AllocatorUse) -> float:
-    """By how much all memory in use can grow: a power of two, no more than is advised at once."""
+    """Factor by which all memory in use can grow: a power of two, no more than is advised at once."""
     grow = limit("batch_size_headroom.memory") * use.capacity_bytes / use.peak_bytes
     return min(2.0 ** math.floor(math.log2(grow)), limit("batch_size_headroom.factor_max")) if grow >= 1 else 1.0
 
@@ -123,17 +124,17 @@ def _launch_and_host_s(facts: TraceFacts) -> tuple[float, float]:
 
 
 def _input_s(facts: TraceFacts) -> float:
-    """What tf.data's slowest segment works for the batches of a step: 0 where that is not known."""
+    """Seconds that tf.data's slowest segment works for the batches of a step; 0 where that is not known."""
     waited, window_s = facts.analysis.input, facts.analysis.trace.window_s
-    pipeline = next((own for own in waited.pipelines if own.batches), None) if waited is not None else None
+    pipeline = next((p for p in waited.pipelines if p.batches), None) if waited is not None else None
     if pipeline is None or not pipeline.bounding_s_per_batch or window_s <= 0:
         return 0.0
     return pipeline.bounding_s_per_batch * pipeline.batches * facts.period_s / window_s
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
@@ -175,13 +176,13 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
 
 
 def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
-    """What of the GPU its kernels leave empty, in sentences."""
+    """Sentences on the part of the GPU that its kernels leave empty."""
     least = 0.01 * job.period_s
     if v.sms is not None and (v.few_blocks_s or 0.0) >= least:
         times: dict[tuple[str, int], float] = {}
-        for own in v.few_blocks:
-            key = plain_name(own.name), own.blocks
-            times[key] = times.get(key, 0.0) + own.time_s_per_step
+        for kernel in v.few_blocks:
+            key = plain_name(kernel.name), kernel.blocks
+            times[key] = times.get(key, 0.0) + kernel.time_s_per_step
         longest = ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
                             for (name, blocks), time_s in list(times.items())[:3])
         yield (f"Kernels with fewer blocks than the GPU's {v.sms} SMs run for {seconds(v.few_blocks_s or 0.0)}: "

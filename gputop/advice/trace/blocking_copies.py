@@ -1,4 +1,5 @@
-"""How copies are done: from pageable memory, or with the host waiting for each; and other waits for the GPU."""
+"""Rules about the way of copies: from pageable memory, or with the host waiting for each; and other waits for the
+GPU."""
 
 from __future__ import annotations
 
@@ -89,22 +90,22 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     if all(gpu.copies_pageable_s is None for gpu in facts.active):
         return Missing("the kind of memory at the copies' ends" + (
             " (kind_src, kind_dst: from TensorFlow 2.11 on)" if facts.framework == "tensorflow" else ""))
-    device, judged = facts.trace.device, facts.judged_spans
+    device, judged = facts.trace.device, facts.analyzed_spans
     copies = []
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = down_ns = 0
     for timeline in facts.gpu_timelines:
         kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
         host_end = np.where(kind == Kind.H2D, src, np.where(kind == Kind.D2H, dst, MemoryKind.UNKNOWN))
         large = device.bytes[timeline.rows] > limit("copies_pageable.bytes")
-        own = timeline.rows[(host_end == MemoryKind.PAGEABLE) & large]
-        copies.append(own)
+        pageable = timeline.rows[(host_end == MemoryKind.PAGEABLE) & large]
+        copies.append(pageable)
         hidden = merge(timeline.compute, timeline.collectives)
-        exposed += intersect(subtract(union(device.start_ns[own], device.end_ns[own]), hidden), judged).total
+        exposed += intersect(subtract(union(device.start_ns[pageable], device.end_ns[pageable]), hidden), judged).total
         whole += intersect(subtract(merge(timeline.h2d, timeline.d2h), hidden), judged).total
-        moved += int(device.bytes[own].sum())
-        length = device.end_ns[own] - device.start_ns[own]
+        moved += int(device.bytes[pageable].sum())
+        length = device.end_ns[pageable] - device.start_ns[pageable]
         pageable_ns += int(length.sum())
-        down_ns += int(length[device.kind[own] == Kind.D2H].sum())
+        down_ns += int(length[device.kind[pageable] == Kind.D2H].sum())
         pinned = timeline.rows[(host_end == MemoryKind.PINNED) & (device.bytes[timeline.rows] >= _LARGE_BYTES)]
         pinned_ns += int((device.end_ns[pinned] - device.start_ns[pinned]).sum())
         pinned_bytes += int(device.bytes[pinned].sum())
@@ -169,23 +170,24 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
         return Missing("the host calls that made the copies (correlation ids); capture with host tracing on")
     per = len(facts.gpu_timelines) * facts.replayed_steps
     cost = cost_of_calls(facts, waits.calls)
-    if savings.removed(sum(own.seconds for own in cost.values()) / per, facts.period_s) < limit("sync_copies.share"):
+    idle_s = sum(gpu_cost.seconds for gpu_cost in cost.values()) / per
+    if savings.removed(idle_s, facts.period_s) < limit("sync_copies.share"):
         return None
     # What something else explains: functions traced or run op by op, Python between two calls of functions.
     for gpu, other in removed_host_time(facts, "tracing", "eager", "gap").items():
         if gpu in cost:
             cost[gpu] = cost[gpu].without(other)
-    idle_s = sum(own.seconds for own in cost.values()) / per
+    idle_s = sum(gpu_cost.seconds for gpu_cost in cost.values()) / per
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("sync_copies.share"):
         return None
-    at = np.concatenate([_last_waits(facts, waits, gpu, own.idle.end) for gpu, own in cost.items()])
-    blocking = np.unique(at[at >= 0])
+    last_wait = np.concatenate([_last_waits(facts, waits, gpu, gpu_cost.idle.end) for gpu, gpu_cost in cost.items()])
+    blocking = np.unique(last_wait[last_wait >= 0])
     rows = waits.copy[blocking][waits.copy[blocking] >= 0]
-    of_copy = at >= 0
-    of_copy[of_copy] = waits.copy[at[of_copy]] >= 0
-    idle = np.concatenate([own.idle.end - own.idle.start for own in cost.values()])
-    idle_ns = np.bincount(waits.copy[at[of_copy]], idle[of_copy], len(device)).astype(np.int64)
+    of_copy = last_wait >= 0
+    of_copy[of_copy] = waits.copy[last_wait[of_copy]] >= 0
+    idle = np.concatenate([gpu_cost.idle.end - gpu_cost.idle.start for gpu_cost in cost.values()])
+    idle_ns = np.bincount(waits.copy[last_wait[of_copy]], idle[of_copy], len(device)).astype(np.int64)
     upwards = device.kind[rows] == Kind.H2D
     of_way = {"d2h": rows[~upwards], "h2d": rows[upwards]}
     ways = {**{way: len(copied) for way, copied in of_way.items()}, "sync": len(blocking) - len(rows)}
@@ -215,7 +217,7 @@ class IdleOfCalls(NamedTuple):
 
 
 def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
-    """By GPU (index into ``Trace.gpus``), what these calls cost by the replay: neither what it waits for a batch, nor
+    """Cost of these calls by the replay, by GPU (index into ``Trace.gpus``): neither what it waits for a batch, nor
     what is before a step's first kernel."""
     trace, replay = facts.trace, facts.replay
     if replay is None or not len(calls.line):
@@ -231,19 +233,18 @@ def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
 
 
 def _last_waits(facts: TraceFacts, waits: HostWaits, gpu: int, idle_end_ns: I64) -> I64:
-    """For each of these ends of the GPU's idle times which of the waits was the last to end before it, of the GPU's own
-    process; -1: none."""
+    """Last wait of the GPU's own process to end before each of these ends of the GPU's idle times; -1: none."""
     trace = facts.trace
     process = (trace.gpus[gpu].host, trace.gpus[gpu].rank)
-    own = np.array([(line.host, line.rank) == process for line in trace.lines], bool)
-    chosen = np.flatnonzero(own[waits.line])
+    of_process = np.array([(line.host, line.rank) == process for line in trace.lines], bool)
+    chosen = np.flatnonzero(of_process[waits.line])
     chosen = chosen[np.lexsort((waits.start_ns[chosen], waits.line[chosen], waits.end_ns[chosen]))]
-    at = np.searchsorted(waits.end_ns[chosen], idle_end_ns, side="right") - 1
-    return np.where(at >= 0, chosen[np.maximum(at, 0)], -1) if len(chosen) else np.full(len(at), -1, np.int64)
+    index = np.searchsorted(waits.end_ns[chosen], idle_end_ns, side="right") - 1
+    return np.where(index >= 0, chosen[np.maximum(index, 0)], -1) if len(chosen) else np.full(len(index), -1, np.int64)
 
 
 def _steps_with_cost(facts: TraceFacts, waits_ns: I64) -> float:
-    """How many steps these waits are of: without the last one where it has fewer than the others, as the idle time that
+    """Number of steps of these waits: without the last one where it has fewer than the others, as the idle time that
     follows a wait at a step's end lies behind it."""
     replayed, steps = facts.replayed_steps, facts.steps
     if steps is None or steps.count < limit("host.steps") or round(replayed, 6) != steps.count:

@@ -72,9 +72,9 @@ _HIDE_PREFETCH = {
 }
 _BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
-_WORTH_NAMING = 0.02  # of the delay
-_MOST = 0.5  # of the delay
-_SILENT = 0.1  # of the delay: so much without an event is said
+_WORTH_NAMING = 0.02  # share of the delay
+_MAIN_SHARE = 0.5  # share of the delay
+_SILENT = 0.1  # share of the delay: so much without an event is said
 # Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
 # more than the begin of collectives, which the late GPU's own work before them outlasts.
 _EXPRESSED, _EXPRESSED_TOGETHER = 0.5, 0.05
@@ -86,7 +86,7 @@ _NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: th
 # -- what is judged -----------------------------------------------------------------------------------
 
 def _missing(facts: TraceFacts) -> Missing | None:
-    """Why collectives that do take time cannot be judged; None where there is nothing to judge."""
+    """Reason why collectives that take time cannot be judged; None where there is nothing to judge."""
     unmatched = facts.waits.unmatched if facts.waits else {}
     reason = next(iter(unmatched.values()), "")
     return Missing(
@@ -103,12 +103,13 @@ def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
 
 
 def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
-    found = facts.analysis.collectives
-    return next((op for op in found.operations if op.operation == "AllReduce"), None) if found is not None else None
+    collectives = facts.analysis.collectives
+    operations = collectives.operations if collectives is not None else ()
+    return next((op for op in operations if op.operation == "AllReduce"), None)
 
 
 def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
-    """What a GPU reduces per step (or in the window): as the trace tells, else four bytes for each parameter."""
+    """Bytes that a GPU reduces per step (or in the window): as the trace shows, else four bytes for each parameter."""
     steps = facts.steps
     if op.bytes is not None:
         per_call = op.bytes / op.count
@@ -141,11 +142,11 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
     share = savings.overlapped(waits.bare_s, free, facts.period_s)
     if waits.bare_s < limit("collectives.share") * facts.period_s:
         return None
-    found = facts.analysis.collectives
+    collectives = facts.analysis.collectives
     return CommunicationExposed(
         gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s, **_hidden(facts),
         waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s), free_compute_s=free,
-        per_step=None if found is None else found.count_per_step, operation=_most_exposed(found),
+        per_step=None if collectives is None else collectives.count_per_step, operation=_most_exposed(collectives),
     )
 
 
@@ -158,14 +159,14 @@ def _most_exposed(collectives: Collectives | None) -> str:
 def _exposed_on_one_rank(facts: TraceFacts, exposed_s: float) -> CommunicationExposed | None:
     if exposed_s < limit("collectives.share") * facts.period_s:
         return None
-    free, found = _free_compute(facts), facts.analysis.collectives
+    free, collectives = _free_compute(facts), facts.analysis.collectives
     share = savings.overlapped(exposed_s, free, facts.period_s)
     return CommunicationExposed(
         gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives), share=share, saving=share,
         # All of it may be waiting, of which overlap saves nothing.
         severity=at_most(severity_of(share), "medium"),
         exposed_s=exposed_s, waiting_s=None, free_compute_s=free, **_hidden(facts),
-        per_step=None if found is None else found.count_per_step, operation=_most_exposed(found),
+        per_step=None if collectives is None else collectives.count_per_step, operation=_most_exposed(collectives),
     )
 
 
@@ -178,9 +179,9 @@ def _hidden(facts: TraceFacts) -> dict[str, Any]:
 
 def _free_compute(facts: TraceFacts) -> float:
     """Mean seconds per step, or in the window, in which a GPU computes and does not communicate."""
-    own = [(gpu.compute - (gpu.collectives - gpu.collectives_exposed)) * gpu.window_s for gpu in facts.active]
+    alone_s = [(gpu.compute - (gpu.collectives - gpu.collectives_exposed)) * gpu.window_s for gpu in facts.active]
     windows = [gpu.window_s for gpu in facts.active]
-    return max(sum(own), 0.0) / sum(windows) * facts.period_s
+    return max(sum(alone_s), 0.0) / sum(windows) * facts.period_s
 
 
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
@@ -211,7 +212,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
 
 
 def _hide(operation: str, job: Job) -> str:
-    """What hides this operation in this job."""
+    """Advice on what hides this operation in this job."""
     if job.trains is False and operation in (_GRADIENTS, "ReduceScatter"):
         return _HIDE_SERVING
     return _HIDE.get(operation, _HIDE[_GRADIENTS])
@@ -265,7 +266,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     latest = by_lateness[0]
     alone = waits.late_s[latest] >= limit("collective_waiting.one") * late
     gpus = (latest,) if alone else tuple(sorted(gpu for gpu in by_lateness if waits.late_s[gpu] >= 0.1 * late))
-    found = facts.analysis.collectives
+    collectives = facts.analysis.collectives
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes="The last GPU reaches each collective together with the others (their median).")
@@ -282,7 +283,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
-        of_collectives=None if found is None else found.waiting,
+        of_collectives=None if collectives is None else collectives.waiting,
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
         culprits=culprits, held_up=held_up, cure=fix,
         expressed=_EXPRESSED_TOGETHER if held_up is None else _EXPRESSED,
@@ -291,7 +292,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
 
 def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: Sequence[int],
              ) -> tuple[HeldUp | None, tuple[Culprit, ...]]:
-    """What the hosts of these late GPUs (the job's numbers) did while the GPUs had no work, where that is most of why
+    """Work of the hosts of these late GPUs (the job's numbers) while the GPUs had no work, where that is most of why
     collectives begin late."""
     held_up_s = sum(waits.held_up_s.get(gpu, 0.0) for gpu in numbers)
     if held_up_s < limit("causes.late_by_host") * late_s:
@@ -316,12 +317,12 @@ def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: 
     per = facts.steps_or_window
     ranked = [work for work in ranked_work(totals, per) if work.s_per_step * per * 1e9 >= _WORTH_NAMING * gaps_ns]
     return (HeldUp(held_up_s, _processes(facts, numbers), ranked, silent_ns / per / 1e9,
-                   gaps_ns / per / 1e9, input=input_ns >= _MOST * gaps_ns),
+                   gaps_ns / per / 1e9, input=input_ns >= _MAIN_SHARE * gaps_ns),
             on_host(facts, ranked, merge(EMPTY, *(waits.held_up[gpu] for gpu in numbers if gpu in waits.held_up))))
 
 
 def _launching_lines(trace: Trace, timeline: GpuTimeline) -> npt.NDArray[np.bool_]:
-    """Which threads launch to the GPU; shape (lines,)."""
+    """Mask of the threads that launch to the GPU; shape (lines,)."""
     out = np.zeros(len(trace.lines), bool)
     launching = np.unique(trace.device.launch_line[timeline.rows])
     out[launching[launching >= 0]] = True
@@ -353,20 +354,20 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     title = f"{host} {'delays' if v.alone else 'delay'} {gpus}{'' if v.alone else ' by turns'}: {others}"
     why = (f"{host} {'leaves' if v.alone else 'together leave'} {gpus} without work for {seconds(held_up.gaps_s)} per "
            f"{job.basis}.")
-    most = _MOST * held_up.gaps_s
+    most = _MAIN_SHARE * held_up.gaps_s
     if held_up.work:
         why += f" In that time {'the host runs' if v.alone else 'the hosts run'} {named_work(held_up.work)}."
     if held_up.silent_s >= _SILENT * held_up.gaps_s:
         why += (f" For {seconds(held_up.silent_s)} of that time the trace has no host event: Python runs or waits.")
     why += f" {words.why}"
-    action, snippet, known = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
+    action, snippet, host_work = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
     late = who or "this process"
     if held_up.input:
         action = (f"Make the input of {late} as fast as that of the others: more workers, and an equal share of the "
                   "data.")
         snippet = LOADER if job.framework == "pytorch" else None
-    elif known is not None:
-        action, snippet = known[0].action, known[0].snippets.get(job.loop)
+    elif host_work is not None:
+        action, snippet = host_work[0].action, host_work[0].snippets.get(job.loop)
     elif held_up.work and held_up.work[0].s_per_step >= most:
         action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
                   "the same time.")
@@ -382,7 +383,7 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
 
 
 def _ranks(processes: Sequence[str]) -> str:
-    """As words: "rank 1", "ranks 0-3"; of several hosts each rank by itself."""
+    """Words for ranks: "rank 1", "ranks 0-3"; of several hosts each rank by itself."""
     numbers = [process.removeprefix("rank ") for process in processes]
     if len(numbers) > 1 and all(number.isdecimal() for number in numbers):
         return f"ranks {ranges(int(number) for number in numbers)}"
@@ -420,7 +421,7 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
 # -- allreduce_count --------------------------------------------------------------------------------
 
 class AllReduceCount(Verdict, frozen=True, kw_only=True):
-    """With ``saving_unknown`` it is a remark: they are many and exposed, and what fewer would save is not known."""
+    """Verdict on many all-reduces. ``saving_unknown``: a remark, since what fewer would save is not known."""
 
     count: float  # per step
     needed: int

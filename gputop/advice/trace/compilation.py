@@ -190,9 +190,9 @@ _FUSED_UPDATE = ("optimizer = torch.optim.AdamW(model.parameters(), fused=True) 
                  "# optimizers without fused=: foreach=True")
 _WHOLE_TENSORS = ("loss = (x * w).sum(dim=1).square().sum()  # in place of a loop over the rows of x\n"
                   "model = torch.compile(model)  # fuses the small ops that are left")
-_MOSTLY_OPTIMIZER = 0.5  # of the time of small ops
-_MOSTLY_HELD_UP = 0.9  # of the time: what little a thread then runs is no measure
-_WORTH_SAYING = 0.1  # of the time: what the profiler itself takes of it
+_MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
+_MOSTLY_HELD_UP = 0.9  # share of the time: what little a thread then runs is no measure
+_WORTH_SAYING = 0.1  # share of the time: what the profiler itself takes of it
 
 
 class EagerExecution(Verdict, frozen=True, kw_only=True):
@@ -332,7 +332,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
 def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) -> Explanation:
     """Each op outside of jax.jit is a program of its own."""
     ops = "Small jitted ops" if v.ops_per_step is None else f"{v.ops_per_step:.0f} small jitted ops per step"
-    most = ", ".join(function_name(own.name) for own in v.culprits[:3])
+    most = ", ".join(function_name(culprit.name) for culprit in v.culprits[:3])
     waits = "the GPU waits for Python" if v.gpus else "Python takes"
     return Explanation(
         title=f"{ops} run one by one from Python: {percent(v.share)} of the {job.basis}",

@@ -57,7 +57,7 @@ _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their ori
 _FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one jit, where XLA fuses them away",
                "pytorch": ", or let torch.compile fuse them away"}
 _KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D}
-_AHEAD = "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
+_PREFETCH_TO_GPU = "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
 _ON_GPU = {
     True: "x = keras.layers.Rescaling(1 / 255)(inputs)  # inputs arrive as uint8, converted on the GPU",
     False: "x = tf.cast(x, tf.float32) / 255  # in the step: inputs arrive as uint8, converted on the GPU",
@@ -112,7 +112,7 @@ def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
 
 
 def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
-    """What to do about copies to the host that these ops ask for, and the code."""
+    """Fix for copies to the host that these ops ask for, and its code."""
     for pattern, action, in_keras, own_loop in _FETCHING:
         if ops and pattern.search(ops[0]):
             return action, None if job.framework != "tensorflow" else in_keras if is_keras(job) else own_loop
@@ -122,7 +122,9 @@ def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
 def _snippet(way: str, job: Job) -> str | None:
     if job.framework != "tensorflow":
         return None
-    return xla_on_step(job) if way == "d2d" else ("" if len(job.gpus) > 1 else _AHEAD) + _ON_GPU[is_keras(job)]
+    if way == "d2d":
+        return xla_on_step(job)
+    return ("" if len(job.gpus) > 1 else _PREFETCH_TO_GPU) + _ON_GPU[is_keras(job)]
 
 
 def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
@@ -177,17 +179,17 @@ def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:
     scale = facts.period_s / windows if windows else 0.0
     per = "in_window" if facts.basis == "window" else f"per_{facts.basis}"
     out = {f"{way}_count_{per}": sum(gpu.copies_count.get(way, 0) for gpu in gpus) * scale}
-    known = [size for size in sizes if size is not None]
-    if known and len(known) == len(sizes) and seconds:
-        out[f"{way}_bytes_{per}"] = sum(known) * scale
-        out[f"{way}_bytes_per_s"] = sum(known) / seconds
+    counted = [size for size in sizes if size is not None]
+    if counted and len(counted) == len(sizes) and seconds:
+        out[f"{way}_bytes_{per}"] = sum(counted) * scale
+        out[f"{way}_bytes_per_s"] = sum(counted) / seconds
     return out
 
 
 def _pageable(gpus: list[GpuUse]) -> float | None:
-    known = [gpu for gpu in gpus if gpu.copies_pageable_s is not None]
-    seconds = sum(gpu.copies_s.get(way, 0.0) for gpu in known for way in ("h2d", "d2h"))
-    return sum(gpu.copies_pageable_s or 0.0 for gpu in known) / seconds if seconds else None
+    recorded = [gpu for gpu in gpus if gpu.copies_pageable_s is not None]
+    seconds = sum(gpu.copies_s.get(way, 0.0) for gpu in recorded for way in ("h2d", "d2h"))
+    return sum(gpu.copies_pageable_s or 0.0 for gpu in recorded) / seconds if seconds else None
 
 
 # -- default_stream ---------------------------------------------------------------------------------
@@ -210,26 +212,27 @@ class DefaultStream(Verdict, frozen=True, kw_only=True):
 def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     """All kernels and copies of a GPU are on one stream, so that pinned copies cannot run beside compute."""
     assert facts.shares is not None
-    device, judged = facts.trace.device, facts.judged_spans
+    device, judged = facts.trace.device, facts.analyzed_spans
     exposed = moved = whole = 0
     lines: dict[str, None] = {}
     rows = [NO_ROWS]
     for timeline in facts.gpu_timelines:
         kind = device.kind[timeline.rows]
-        own = timeline.rows[np.flatnonzero((kind == Kind.H2D) | (kind == Kind.D2H))]
-        pinned = np.where(device.kind[own] == Kind.H2D, device.src[own], device.dst[own]) == MemoryKind.PINNED
-        own = own[pinned & (device.bytes[own] > limit("copies_pageable.bytes"))]
-        if not len(own):
+        copied_rows = timeline.rows[np.flatnonzero((kind == Kind.H2D) | (kind == Kind.D2H))]
+        host_end = np.where(device.kind[copied_rows] == Kind.H2D, device.src[copied_rows], device.dst[copied_rows])
+        pinned = host_end == MemoryKind.PINNED
+        copied_rows = copied_rows[pinned & (device.bytes[copied_rows] > limit("copies_pageable.bytes"))]
+        if not len(copied_rows):
             continue
         streams = distinct(device.line[timeline.rows])
         if len(streams) > 1:
             return None
         lines[facts.trace.lines[int(streams[0])].name] = None
-        copied = union(device.start_ns[own], device.end_ns[own])
+        copied = union(device.start_ns[copied_rows], device.end_ns[copied_rows])
         exposed += intersect(copied, judged).total
-        whole += int((device.end_ns[own] - device.start_ns[own]).sum())
-        moved += int(device.bytes[own].sum())
-        rows.append(own)
+        whole += int((device.end_ns[copied_rows] - device.start_ns[copied_rows]).sum())
+        moved += int(device.bytes[copied_rows].sum())
+        rows.append(copied_rows)
     exposed_s = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
     share = savings.overlapped(exposed_s, facts.shares["compute"] * facts.period_s, facts.period_s)
     if share < limit("default_stream.share"):

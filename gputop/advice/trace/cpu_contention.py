@@ -14,7 +14,7 @@ from gputop.text.units import percent, printable
 
 _OF_HOST = ("input", "launch", "host")  # parts of the step in which GPUs wait for a CPU's work
 _NAMED, _NAME_CHARS = 3, 32
-_MOSTLY = 0.5  # of what the other processes use
+_MAIN_SHARE = 0.5  # share of what the other processes use
 
 
 class CpuContention(Verdict, frozen=True, kw_only=True):
@@ -51,14 +51,14 @@ def _with_few_workers(cpus: JobCpus | None) -> JobCpus | None:
     """The same with the processes that the job started, such as a DataLoader's workers, as part of the job; unless they
     are most of what keeps the CPUs busy next to it: then they are the finding."""
     if cpus is None or cpus.children is None or cpus.used is None or cpus.others is None or not cpus.programs or (
-            cpus.children >= _MOSTLY * cpus.programs):
+            cpus.children >= _MAIN_SHARE * cpus.programs):
         return cpus
     return replace(cpus, used=cpus.used + cpus.children, others=cpus.others - cpus.children, children=0.0,
                    busiest=tuple(user for user in cpus.busiest if not user.child))
 
 
 def others_take(cpus: JobCpus | None) -> bool:
-    """Whether other processes take so much of the CPUs that the job's own work is slower for it."""
+    """Return whether other processes take so much of the CPUs that the job's own work is slower for it."""
     if cpus is None or cpus.used is None or cpus.programs is None or cpus.busy is None:
         return False
     if cpus.quota is not None and cpus.used >= limit("cpu_contention.full") * cpus.quota:
@@ -68,8 +68,8 @@ def others_take(cpus: JobCpus | None) -> bool:
 
 
 def _lost(facts: TraceFacts, cpus: JobCpus, host: float) -> float:
-    """At most this share of the step is lost. What the main thread does itself, others hold up no more than it was seen
-    to wait for a CPU; of the rest any thread may have waited."""
+    """Upper bound of the share of the step that is lost. What the main thread does itself, others hold up no more than
+    it was seen to wait for a CPU; of the rest any thread may have waited."""
     if cpus.held_up is None or facts.host is None or facts.period_s <= 0:
         return host * taken(cpus)
     main_s = facts.host.tracing_s + facts.host.eager_s + (facts.host.gap_s or 0.0)
@@ -78,14 +78,14 @@ def _lost(facts: TraceFacts, cpus: JobCpus, host: float) -> float:
 
 
 def taken(cpus: JobCpus) -> float:
-    """At most this share of the host's time goes to other processes: none if the job had their CPUs as well."""
+    """Upper bound of the share of the host's time that goes to other processes: 0 if the job had their CPUs as well."""
     programs, used = cpus.programs or 0.0, cpus.used or 0.0
     return programs / (programs + used) if programs else 0.0
 
 
 def may_be_others(facts: TraceFacts, share: float, *, silent: bool) -> str | None:
-    """Why this share of the time, of which nothing but its length speaks for the job's own Python, may be that of other
-    processes; None where they do not take so much.
+    """Reason why other processes may have taken this share of the time, where only its length speaks for the job's own
+    Python; None where they do not take so much.
 
     ``silent``: the main thread shows no event in most of it, so it ran Python or waited for a CPU, which was measured.
     In an event it may also have waited for another thread, which had no CPU.
@@ -100,15 +100,15 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool) -> str | Non
 
 
 def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
-    own = v.children is not None and v.children >= _MOSTLY * v.programs
-    who = "Other processes" if own else "Other programs"
+    mostly_children = v.children is not None and v.children >= _MAIN_SHARE * v.programs
+    who = "Other processes" if mostly_children else "Other programs"
     evidence = {"allowed_cpus": v.allowed, "job_cpus": v.used, "other_programs_cpus": v.programs}
     if v.children is not None:
         evidence["child_processes_cpus"] = v.children
     if v.held_up is not None:
         evidence["main_thread_held_up_ratio"] = v.held_up
     evidence["share_ratio"] = v.share
-    started = f", {v.children:.2g} of them by processes that the job started" if own else ""
+    started = f", {v.children:.2g} of them by processes that the job started" if mostly_children else ""
     why = (f"{who} used {v.programs:.2g} of the {v.allowed:.3g} CPUs that the job may use{started}. The job itself "
            f"got {v.used:.2g}, and no CPU was idle.")
     if v.held_up is not None:
@@ -118,13 +118,13 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
     if named:
         why += f" The busiest: {', '.join(named)} CPUs."
     action = ("Give the job more CPUs, or start fewer of these processes: find out the purpose of each (workers of "
-              "the input pipeline, a second program)." if own else
+              "the input pipeline, a second program)." if mostly_children else
               "Stop these programs, lower their priority or keep them on other CPUs, or run the job on its own node.")
     pids = " ".join(str(user.pid) for user in v.busiest[:_NAMED]) or "PID"
     return Explanation(
         title=f"{who} keep {v.programs:.2g} of {v.allowed:.3g} CPUs busy, the job gets {v.used:.2g}", why=why,
         evidence=evidence, action=action,
-        snippet=None if own else f"renice 19 {pids}  # or: taskset -apc CPUS PID\n# Slurm: --exclusive",
+        snippet=None if mostly_children else f"renice 19 {pids}  # or: taskset -apc CPUS PID\n# Slurm: --exclusive",
         gain=f"at most: the part of {'the waiting for the host' if v.gpus else 'the time'} that is these processes' "
              "share of the CPUs in use, if the job had those CPUs as well",
         source=source("cpu_contention.full", "cpu_contention.others"),

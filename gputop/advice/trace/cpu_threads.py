@@ -55,7 +55,7 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     # The ops' threads share the work with the main one; a profiler's or a loader's thread takes little.
     if cpus.main < limit("threads_unused.main") * cpus.used or threads < 2:
         return None
-    spans, large = facts.judged_spans, host_rows(facts.trace, _PARALLEL)
+    spans, large = facts.analyzed_spans, host_rows(facts.trace, _PARALLEL)
     host = facts.trace.host
     large = large[lines_of(facts.trace, MAIN)[host.line[large]] & (
         host.end_ns[large] - host.start_ns[large] >= _LARGE_NS)]

@@ -93,8 +93,7 @@ def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | Missing | None:
 
 
 class _Work(NamedTuple):
-    """What calls of the host cost: time of the kernels that they launch (device events) or, without a GPU, their
-    own."""
+    """Cost of the host's calls: time of the kernels that they launch (device events) or, without a GPU, their own."""
 
     time_s: float
     rows: I64
@@ -119,13 +118,13 @@ def _within(facts: TraceFacts, pattern: str) -> I64:
 
 def _values(trace: Trace, rows: I64, name: str) -> F64 | None:
     """A stat of these host events; None where one of them has none, or there are no events."""
-    at, values = host_stat(trace.host, name)
-    chosen = np.isin(at, rows)
+    event_rows, values = host_stat(trace.host, name)
+    chosen = np.isin(event_rows, rows)
     return values[chosen].astype(np.float64) if len(rows) and int(chosen.sum()) == len(rows) else None
 
 
 def _untied(trace: Trace, calls: I64) -> I64:
-    """These gradients without those to which the engine adds another one of the same table: after the gradient's own
+    """Gradients without those to which the engine adds another one of the same table: after the gradient's own
     function, within the engine's event around it."""
     host = trace.host
     nodes, adds = host_rows(trace, _NODE), host_rows(trace, _ADD)

@@ -1,4 +1,4 @@
-"""What every rule on traces is given."""
+"""The facts that every rule on traces receives."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ class TraceFacts:
     parts: PartsByGpu = field(default_factory=dict)  # when each part of the step holds, of the GPUs that took part
     calls: CallScopes | None = None  # modules and calls around PyTorch's launches; None: another framework's
     # What several rules compute of the trace alone, by name; see :meth:`once`.
-    known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def once(self, name: str, find: Callable[[], T]) -> T:
-        """What ``find`` tells, found once for all rules; two that ask at the same time may both find it."""
-        if name not in self.known:
-            self.known[name] = find()
-        found: T = self.known[name]
-        return found
+    def cached(self, name: str, find: Callable[[], T]) -> T:
+        """Return the result of ``find``, computed once for all rules; two that ask at the same time may both compute
+        it."""
+        if name not in self.cache:
+            self.cache[name] = find()
+        value: T = self.cache[name]
+        return value
 
     @property
     def active(self) -> list[GpuUse]:
@@ -78,7 +79,8 @@ class TraceFacts:
 
     @property
     def hardly_any_kernels(self) -> bool:
-        """Whether the GPUs ran so few kernels, and fewer steps than can stand for a job, that nothing weighs much."""
+        """Return whether the GPUs ran so few kernels, and fewer steps than can stand for a job, that nothing weighs
+        much."""
         steps = self.steps.count if self.steps else 0
         return bool(self.active) and steps < limit("few.steps") and (
             self._kernels_per_gpu < limit("few.hardly_any_kernels"))
@@ -89,7 +91,7 @@ class TraceFacts:
 
     @property
     def small_sample_caveat(self) -> str | None:
-        """What a finding rests on, in a sentence, where that is too little for a high severity; else None."""
+        """Caveat on a trace that is too short for a high severity, in a sentence; else None."""
         steps, kernels = self.steps.count if self.steps else 0, self._kernels_per_gpu
         if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
             return None
@@ -110,7 +112,7 @@ class TraceFacts:
 
     @property
     def steps_or_window(self) -> int:
-        """How many steps a sum over all of ``judged_spans`` is of; 1 without steps."""
+        """Number of steps in a sum over all of ``analyzed_spans``; 1 without steps."""
         return self.steps.count if self.steps else 1
 
     @property
@@ -121,12 +123,12 @@ class TraceFacts:
 
     @property
     def replayed_steps(self) -> float:
-        """How many steps the replay is of; of very many events it takes a part."""
+        """Number of steps of the replay; of very many events it takes a part."""
         replayed = self.replay.spans.total if self.replay is not None else 0
-        return self.steps_or_window * (replayed / self.judged_spans.total if replayed else 1.0)
+        return self.steps_or_window * (replayed / self.analyzed_spans.total if replayed else 1.0)
 
     @property
-    def judged_spans(self) -> Spans:
+    def analyzed_spans(self) -> Spans:
         """The time that is judged: the steps, or from the first device event to the last."""
         steps = self.steps
         if steps is not None:
@@ -138,7 +140,7 @@ class TraceFacts:
 
 
 class TimeShares(Struct, frozen=True):
-    """Where the time goes: see the fields of :class:`TraceFacts` of the same names."""
+    """Shares of the time: see the fields of :class:`TraceFacts` of the same names."""
 
     shares: Mapping[str, float] | None
     basis: str
@@ -176,50 +178,50 @@ def exposed_ns(facts: TraceFacts, rows: I64) -> I64:
     """The time of these device events within the steps in which their GPU neither computes nor runs a collective."""
     device, out = facts.trace.device, np.zeros(len(rows), np.int64)
     for timeline in facts.gpu_timelines:
-        at = np.flatnonzero(device.gpu[rows] == timeline.gpu)
-        start, end = device.start_ns[rows[at]], device.end_ns[rows[at]]
-        hidden = intersect(merge(timeline.compute, timeline.collectives), facts.judged_spans)
-        out[at] = coverage(facts.judged_spans, start, end) - coverage(hidden, start, end)
+        on_gpu = np.flatnonzero(device.gpu[rows] == timeline.gpu)
+        start, end = device.start_ns[rows[on_gpu]], device.end_ns[rows[on_gpu]]
+        hidden = intersect(merge(timeline.compute, timeline.collectives), facts.analyzed_spans)
+        out[on_gpu] = coverage(facts.analyzed_spans, start, end) - coverage(hidden, start, end)
     return out
 
 
 def on_host(facts: TraceFacts, work: Sequence[GapWork], within: Spans, per: str = "") -> tuple[Culprit, ...]:
     """Work of the host ``within`` some time as culprits, each with the place of its longest event there; of
     "scope/op:Type" without the type. ``per``: what its times are of, if not of a step."""
-    begins = longest_on_host(facts.trace, {own.name for own in work}, within)
-    return tuple(Culprit(split_op(own.name)[0] if op_of_annotation(own.name) else own.name, "host", own.s_per_step,
-                         per or facts.basis, at_s=begins.get(own.name)) for own in work)
+    begins = longest_on_host(facts.trace, {item.name for item in work}, within)
+    return tuple(Culprit(split_op(item.name)[0] if op_of_annotation(item.name) else item.name, "host", item.s_per_step,
+                         per or facts.basis, at_s=begins.get(item.name)) for item in work)
 
 
 def waits_for_host(facts: TraceFacts, *causes: str) -> Spans:
-    """When any GPU, or in a trace without one the step, waits for its host for one of these causes."""
+    """Spans in which any GPU, or in a trace without one the step, waits for its host for one of these causes."""
     divided = facts.host.divided if facts.host is not None else ()
-    return merge(EMPTY, *(own.by_cause[cause] for own in divided for cause in causes))
+    return merge(EMPTY, *(of_gpu.by_cause[cause] for of_gpu in divided for cause in causes))
 
 
 def waits_for_input(facts: TraceFacts) -> Spans:
-    """When any GPU, or in a trace without one the training loop, waits for a batch within the steps."""
+    """Spans in which any GPU, or in a trace without one the training loop, waits for a batch within the steps."""
     if facts.gpu_timelines:
-        return merge(EMPTY, *(own["input"] for own in facts.parts.values()))
-    return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.judged_spans)
+        return merge(EMPTY, *(parts["input"] for parts in facts.parts.values()))
+    return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.analyzed_spans)
 
 
 def idle_before(facts: TraceFacts, part: str) -> I64:
-    """For each device event how long its GPU was idle before it in this part of the steps."""
+    """Idle time (ns) of the GPU before each device event in this part of the steps."""
     out = np.zeros(len(facts.trace.device), np.int64)
     for timeline in facts.gpu_timelines:
-        own = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
+        waits = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
         # Each lies in one gap, or before the first event; what comes after the last event is before none.
         before = np.concatenate((timeline.rows[:1], timeline.after))
-        which = np.searchsorted(timeline.gaps.end, own.start, side="right") + (own.start >= timeline.window_ns[0])
+        which = np.searchsorted(timeline.gaps.end, waits.start, side="right") + (waits.start >= timeline.window_ns[0])
         counted = np.flatnonzero(which < len(before))
-        time = np.bincount(which[counted], (own.end - own.start)[counted], len(before)).astype(np.int64)
+        time = np.bincount(which[counted], (waits.end - waits.start)[counted], len(before)).astype(np.int64)
         out[before] = time
     return out
 
 
 def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:
-    """By GPU (index into ``Trace.gpus``) when it waits for its host for one of these causes: what a cure takes from
-    the host's threads."""
+    """Spans by GPU (index into ``Trace.gpus``) in which it waits for its host for one of these causes: what a fix takes
+    from the host's threads."""
     late = facts.host.late if facts.host is not None else {}
     return {gpu: merge(EMPTY, *(by_cause[cause] for cause in causes)) for gpu, by_cause in late.items()}

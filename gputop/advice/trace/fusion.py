@@ -37,7 +37,7 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
 def kernels_in_steps(facts: TraceFacts) -> I64:
     """Rows of the kernels that begin within the steps, in order of time. Read-only: several rules ask for them."""
-    return facts.once("kernels_in_steps", lambda: _kernels_in_steps(facts))
+    return facts.cached("kernels_in_steps", lambda: _kernels_in_steps(facts))
 
 
 def _kernels_in_steps(facts: TraceFacts) -> I64:
@@ -56,9 +56,9 @@ def by_stream(trace: Trace, rows: I64) -> I64:
 def time_in_rows(
     facts: TraceFacts, kernels: I64, chained: Mask, least: float,
 ) -> tuple[float, float, float, tuple[I64, F64]]:
-    """Per step (or window) and GPU, of rows of at least ``least`` such kernels one after the other on a stream: seconds
-    that fusing would save, seconds, and rows. A fused row reads two tensors and writes one, as each kernel does now.
-    And these kernels, with what fusing leaves of the time of each (ratio)."""
+    """Seconds that fusing would save, seconds, and number of rows of at least ``least`` such kernels one after the
+    other on a stream, per step (or window) and GPU. A fused row reads two tensors and writes one, as each kernel does
+    now. And these kernels, with what fusing leaves of the time of each (ratio)."""
     if not len(kernels):
         return 0.0, 0.0, 0.0, (kernels, np.ones(0))
     device = facts.trace.device
@@ -75,8 +75,8 @@ def time_in_rows(
 
 
 def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mask:
-    """For each event whether the name that it has in this column has the pattern anywhere, in any case, and not
-    ``but``. Of many names only those that occur there are searched."""
+    """Mask of the events whose name in this column has the pattern anywhere, in any case, and not ``but``. Of many
+    names only those that occur there are searched."""
     wanted, unwanted = re.compile(pattern, re.IGNORECASE).search, re.compile(but, re.IGNORECASE).search
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
     few = len(trace.names) < len(column) // 64  # quicker searched than counted
@@ -92,7 +92,7 @@ def _beside_launch_waits(facts: TraceFacts, seconds: float) -> float:
 
 
 def _seconds(facts: TraceFacts, rows: I64) -> float:
-    """Of these device events, per step (or window) and GPU."""
+    """Seconds of these device events per step (or window) and GPU."""
     device = facts.trace.device
     return float((device.end_ns[rows] - device.start_ns[rows]).sum()) / _per(facts) / 1e9
 
@@ -137,7 +137,6 @@ _SOFTMAX_OP_BUT = r"log_?soft_?max|xent|cross_?entropy"
 _NOT_BETWEEN = (rf"top_?k|sort|scatter|gather|index|embedding|_?norm(?!alizedprob)|conv|nccl|{_FUSED_ATTENTION}")
 _COPY = r"copy|CatArray|transpose|SwapDimension"  # of queries, keys or values: fused attention may need it as well
 _BETWEEN = 8  # kernels: scale, mask and cast, two reductions and TensorFlow's softmax, dropout
-_BATCHED = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaEinsum")
 _PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
 _ATTENTION = {
     "jax": "jax.nn.dot_product_attention(q, k, v, mask=mask, implementation='cudnn')  # FP16 or BF16\n"
@@ -177,12 +176,12 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     product = _matching(trace, name, _PRODUCT, _NO_PRODUCT)
     softmax &= ~product
     bound = product | (_matching(trace, name, _NOT_BETWEEN, _SOFTMAX) & ~softmax)
-    at = np.flatnonzero(bound)
-    first, last = at[:-1], at[1:]
+    bounds = np.flatnonzero(bound)
+    first, last = bounds[:-1], bounds[1:]
     so_far = np.concatenate(([0], np.cumsum(softmax)))
-    found = product[first] & product[last] & (device.line[kernels[first]] == device.line[kernels[last]])
-    found &= (last - first <= _BETWEEN + 1) & (so_far[last] > so_far[first])
-    first, last = first[found], last[found]
+    is_attention = product[first] & product[last] & (device.line[kernels[first]] == device.line[kernels[last]])
+    is_attention &= (last - first <= _BETWEEN + 1) & (so_far[last] > so_far[first])
+    first, last = first[is_attention], last[is_attention]
     batched = batched_products(trace, kernels[first]) & batched_products(trace, kernels[last])
     first, last = first[batched], last[batched]
     count = len(first) / _per(facts)
@@ -212,18 +211,18 @@ def _softmaxes(trace: Trace, kernels: I64) -> Mask:
 
 
 def batched_products(trace: Trace, kernels: I64) -> Mask:
-    """Which of these products are of many matrices at once: by the op, the host's call, or the grid's third dimension;
-    those of which none is known do not count."""
+    """Mask of these products that are of many matrices at once: by the op, the host's call, or the grid's third
+    dimension; those of which none is known do not count."""
     device = trace.device
     types = [split_op(trace.names[i])[1] if i >= 0 else "" for i in device.tf_op[kernels].tolist()]
     by_op = np.array([bool(kind) and kind not in _PLAIN_PRODUCTS for kind in types], bool)
-    known = device.tf_op[kernels] >= 0
+    has_op = device.tf_op[kernels] >= 0
     if name_mask(trace, "aten::").any():
         by_call = launched_in_calls(trace, kernels, r"aten::(?:badd)?bmm$")
     else:
         deep = np.array([shape.grid[2] > 1 for shape in trace.launch_shapes] + [False], bool)
         by_call = deep[device.shape[kernels]] if len(device.shape) else np.zeros(len(kernels), bool)
-    return np.where(known, by_op, by_call)
+    return np.where(has_op, by_op, by_call)
 
 
 def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
@@ -367,8 +366,9 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
     """The optimizer has kernels for each variable, so short that launching them takes as long."""
     trace, kernels = facts.trace, kernels_in_steps(facts)
     device = trace.device
-    own = _matching(trace, device.tf_op[kernels], _APPLY_OP) | launched_in_calls(trace, kernels, OPTIMIZER_CALL)
-    rows = kernels[own & (device.kind[kernels] == Kind.COMPUTE)]
+    by_optimizer = (_matching(trace, device.tf_op[kernels], _APPLY_OP)
+                    | launched_in_calls(trace, kernels, OPTIMIZER_CALL))
+    rows = kernels[by_optimizer & (device.kind[kernels] == Kind.COMPUTE)]
     count = len(rows) / _per(facts)
     if count < limit("optimizer_unfused.count"):
         return None
@@ -387,7 +387,7 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
 
 def _pauses_ns(facts: TraceFacts, rows: I64) -> int:
     """Idle time of the GPUs between two kernels of these, with nothing else in between, within the steps."""
-    device, judged, total = facts.trace.device, facts.judged_spans, 0
+    device, judged, total = facts.trace.device, facts.analyzed_spans, 0
     chosen = np.zeros(len(device), bool)
     chosen[rows] = True
     for timeline in facts.gpu_timelines:

@@ -48,38 +48,39 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
         return Missing("marked steps, to see whether the same graph is recorded again")
     recordings, made_ns = _recordings(facts)
     edges = steps.edges_ns
-    at = np.searchsorted(edges[:, 0], made_ns, side="right") - 1
-    at = at[(at >= 0) & (made_ns < edges[np.maximum(at, 0), 1])]
-    if len(np.unique(at)) <= limit("graph_recapture.recurring") * steps.count:
+    in_step = np.searchsorted(edges[:, 0], made_ns, side="right") - 1
+    in_step = in_step[(in_step >= 0) & (made_ns < edges[np.maximum(in_step, 0), 1])]
+    if len(np.unique(in_step)) <= limit("graph_recapture.recurring") * steps.count:
         return None
-    idle = {timeline.gpu: intersect(intersect(timeline.gaps, recordings), facts.judged_spans)
+    idle = {timeline.gpu: intersect(intersect(timeline.gaps, recordings), facts.analyzed_spans)
             for timeline in facts.gpu_timelines}
-    idle_s = sum(own.total for own in idle.values()) / max(len(idle), 1) / steps.count / 1e9
+    idle_s = sum(spans.total for spans in idle.values()) / max(len(idle), 1) / steps.count / 1e9
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("graph_recapture.share"):
         return None
-    recording_s = intersect(recordings, facts.judged_spans).total / steps.count / 1e9
+    recording_s = intersect(recordings, facts.analyzed_spans).total / steps.count / 1e9
     return GraphRecapture(
-        gpus=facts.active_numbers, share=share, recorded=len(at) / steps.count, recording_s=recording_s, idle_s=idle_s,
+        gpus=facts.active_numbers, share=share, recorded=len(in_step) / steps.count,
+        recording_s=recording_s, idle_s=idle_s,
         culprits=(Culprit("recording of CUDA graphs", "host", recording_s, facts.basis),),
         cure=Cure(host=idle, assumes="Each graph is recorded once, before these steps."))
 
 
 def _recordings(facts: TraceFacts) -> tuple[Spans, I64]:
-    """From the begin of each capture to the end of the instantiation that follows on its thread, or the instantiation
-    alone where nothing is captured; and when graphs were instantiated."""
+    """Spans from the begin of each capture to the end of the instantiation that follows on its thread, or of the
+    instantiation alone where nothing is captured; and when graphs were instantiated."""
     host = facts.trace.host
     begun, made = host_rows(facts.trace, _BEGIN), host_rows(facts.trace, _MADE)
     spans = EMPTY
     begun_on = {line: begun[rows] for line, rows in by_line(host.line[begun]).items()} if len(begun) else {}
     for line, rows in (by_line(host.line[made]).items() if len(made) else ()):
-        own, starts = made[rows], host.start_ns[begun_on.get(line, begun[:0])]
-        ends = host.end_ns[own]
+        made_on_line, starts = made[rows], host.start_ns[begun_on.get(line, begun[:0])]
+        ends = host.end_ns[made_on_line]
         # The first capture after the instantiation before.
         first = np.searchsorted(starts, np.concatenate(([np.iinfo(np.int64).min], ends[:-1])))
-        known = first < len(starts)
-        start = host.start_ns[own].copy()
-        start[known] = np.minimum(starts[first[known]], start[known])
+        has_capture = first < len(starts)
+        start = host.start_ns[made_on_line].copy()
+        start[has_capture] = np.minimum(starts[first[has_capture]], start[has_capture])
         spans = merge(spans, union(start, ends))
     return spans, host.start_ns[made]
 

@@ -28,7 +28,7 @@ from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
 _KERAS = (KERAS2, KERAS3)
-_WORTH_NAMING = 0.01  # of the gap; less is no part of the cause
+_WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
 _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
     "evaluation": ("evaluate", "test_on_batch(x, y)"),
@@ -133,7 +133,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
-    work = tuple(own for own in host.gap_main if own.s_per_step >= _WORTH_NAMING * host.gap_s)
+    work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, gap_s=host.gap_s,
                        severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
@@ -146,8 +146,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
 
 
 def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
-    """How a rank is called: by its number, or its file, which is named after host and port, where each host has one;
-    else by its host."""
+    """Name of a rank: its number, or its file, which is named after host and port, where each host has one; else by its
+    host."""
     if rank is not None:
         return str(rank)
     if len(trace.paths) != len(trace.hosts):
@@ -187,22 +187,22 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 def out_of_the_step(words: Explanation, line: Culprit, gap_s: float) -> Explanation:
     """The words with the fix for a line of Python ("metrics.py:112 confusion_matrix") that takes half of the gap or
     more; else the words as they are."""
-    place, _, function = line.name.partition(" ")
+    location, _, function = line.name.partition(" ")
     if (line.time_s or 0.0) < 0.5 * gap_s or not function.rpartition(".")[2].isidentifier():
         return words
-    return structs.replace(words, action=f"Move {function} ({place}) out of the step, or run it every N steps.",
-                           snippet=f"if step % 100 == 0:\n    {function}(…)  # {place}")
+    return structs.replace(words, action=f"Move {function} ({location}) out of the step, or run it every N steps.",
+                           snippet=f"if step % 100 == 0:\n    {function}(…)  # {location}")
 
 
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
-    """What fills the gap, what to do, and the code."""
+    """Content of the gap, the action, and the code."""
     most = limit("step_gap_host.named") * v.gap_s
-    known = known_work(WORK, (*v.work, *v.executor_work), most)
-    if v.inside and (known is None or known[0].kind == "iterator"):
+    recognized = known_work(WORK, (*v.work, *v.executor_work), most)
+    if v.inside and (recognized is None or recognized[0].kind == "iterator"):
         return _work_inside(v, loop, most)
-    if known is not None:
-        found, named = known
-        return f"{found.what} ({named_work(named)})", found.action, found.snippets.get(loop)
+    if recognized is not None:
+        kind, named = recognized
+        return f"{kind.what} ({named_work(named)})", kind.action, kind.snippets.get(loop)
     what = _gap_content(v, loop, most)
     if loop in _KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
@@ -233,15 +233,15 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str]
 def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
                most: float) -> tuple[KnownWork, list[GapWork]] | None:
     """The first of these kinds that takes so many seconds, and its work."""
-    for known in kinds:
-        named = [own for own in work if known.fits(own.name)]
-        if named and sum(own.s_per_step for own in named) >= most:
-            return known, named
+    for kind in kinds:
+        named = [item for item in work if kind.fits(item.name)]
+        if named and sum(item.s_per_step for item in named) >= most:
+            return kind, named
     return None
 
 
 def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
-    """What fills a gap of which no known kind of work fills most."""
+    """Content of a gap in which no known kind of work takes most of the time."""
     silent, shown = v.silent_s or 0.0, named_work(v.work)
     if silent >= most or not shown:
         python = ("first of all the wait for the DataLoader, which Nsight does not record; otherwise logging, metrics"
@@ -290,7 +290,7 @@ _HAS_KERNEL = re.compile(
     r"Sigmoid|Square|Sqrt|Rsqrt|Pow|OneHot|TopKV2|ArgMax|Cumsum|Random\w+|StatelessRandom\w+|Einsum$")
 
 
-_MOST_STEPS = 0.9  # of the placement's time, if all steps were as those that are seen
+_MOST_STEPS = 0.9  # share of the placement's time, if all steps were as those that are seen
 
 
 class HostPlacement(Verdict, frozen=True, kw_only=True):
@@ -315,7 +315,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     replayed_ns = sum(spans.total for spans in removed.values())
     cure = Cure(host=removed, assumes="These ops overlap with the step, or take almost no time on the GPU.")
     # Of a few steps a replay misses too much of the first one, in which the GPU's first event comes late.
-    whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.judged_spans.total * len(removed)
+    whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.analyzed_spans.total * len(removed)
     return HostPlacement(gpus=facts.active_numbers, share=share, wait_s=host.placement_s, work=host.placement,
                          culprits=on_host(facts, host.placement, waits_for_host(facts, "placement")),
                          cure=cure if whole else None)

@@ -1,4 +1,4 @@
-"""Which change of a tf.data pipeline lets it keep up, the code for it, and the step time to expect then.
+"""The change of a tf.data pipeline that lets it keep up, its code, and the step time to expect then.
 
 tf.data runs a pipeline's segments at the same time: what lies between two stages with threads of their own
 (Prefetch and the parallel ones). The slowest segment bounds it. A fix changes one stage; the step then takes as long
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.job_cpus import JobCpus
 from gputop.text.units import percent, seconds
@@ -60,15 +61,13 @@ _ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
 _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function). Its calls share Python's lock (GIL): "
                "they compute one at a time, and only while they wait for storage or network do several run. Write it "
                "in TensorFlow ops, or run it once and store TFRecords. If CPUs are free, run it in separate processes.")
-_MOST = 0.5  # of the time waited, or of a function's
-_CROWD = 2  # threads for each CPU, from which they are said to be too many
+_MAIN_SHARE = 0.5  # share of the time waited, or of a function's
+_MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.
 _EXPLAINS = 1.25
 MOST_TO_EXPECT = "; this is an upper bound"
 _CACHED = f"the stage's results are cached{MOST_TO_EXPECT}"
-_CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
-_PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
 _MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
 _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Glob|MatchingFiles")
 _SEVERAL = re.compile(r"FlatMap|Interleave")
@@ -112,10 +111,10 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``budget`` tf.data's CPU
     budget, ``python_s`` what tf.data's functions spent in Python in the window, ``job`` the CPUs of the captured job.
     """
-    found = _bottleneck(pipeline, step_s, wait_s, per_step, budget, job)
-    if found is None:
+    slow = _bottleneck(pipeline, step_s, wait_s, per_step, budget, job)
+    if slow is None:
         return None
-    return _fill_buffers(found) or _replace_python(found, python_s) or _use_threads(found) or _do_less(found)
+    return _fill_buffers(slow) or _replace_python(slow, python_s) or _use_threads(slow) or _do_less(slow)
 
 
 class _Effect(Struct, frozen=True, kw_only=True):
@@ -150,8 +149,8 @@ class _Bottleneck(Struct, frozen=True):
 
     @property
     def apart(self) -> bool:
-        """Whether a buffer or workers lie between the step and the stage, so that it runs beside the step."""
-        return any(_CUTS.search(above.name) for above in (self.stage, *_above(self.stages, self.stage)))
+        """Return whether a buffer or workers lie between the step and the stage, so that it runs beside the step."""
+        return any(SEGMENT_ENDS.search(above.name) for above in (self.stage, *_above(self.stages, self.stage)))
 
     @property
     def prefetch(self) -> Stage | None:
@@ -160,13 +159,13 @@ class _Bottleneck(Struct, frozen=True):
 
     @property
     def pipeline_s(self) -> float:
-        """What its slowest segment takes for the batches of a step."""
+        """Seconds that its slowest segment takes for the batches of a step."""
         return max(self.cost_s, self.others_s)
 
     @property
     def threads(self) -> float:
-        """How many threads the stage can have; tf.data's pool has one for each CPU, and they run on those that are
-        free. No more than it has where a parallel interleave runs it: how many that uses, a trace does not always
+        """Number of threads that the stage can have; tf.data's pool has one for each CPU, and they run on those that
+        are free. No more than it has where a parallel interleave runs it: how many that uses, a trace does not always
         tell."""
         if any(above.name.startswith("ParallelInterleave") for above in _above(self.stages, self.stage)):
             return self.stage.workers
@@ -175,11 +174,11 @@ class _Bottleneck(Struct, frozen=True):
 
     @property
     def on_all_threads_s(self) -> float:
-        """What the segment takes once the stage runs on all threads that it can have."""
+        """Seconds that the segment takes once the stage runs on all threads that it can have."""
         return self.cost_s - self.stage_s + self.stage_s * self.stage.workers / self.threads
 
     def under(self, pattern: re.Pattern[str]) -> bool:
-        """Whether a stage of such a name runs this one."""
+        """Return whether a stage of such a name runs this one."""
         return any(pattern.match(above.name) for above in _above(self.stages, self.stage))
 
     def fix(self, action: str, snippet: str, effect: _Effect) -> InputFix:
@@ -218,7 +217,7 @@ class _Bottleneck(Struct, frozen=True):
 
 def _bottleneck(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, budget: int | None,
                 job: JobCpus | None) -> _Bottleneck | None:
-    """What bounds the pipeline; None where that or its cost is not known."""
+    """Stage that bounds the pipeline; None where that or its cost is not known."""
     cpus = min((n for n in (budget, job and job.limit) if n), default=None)
     stages = {stage.path: stage for stage in pipeline.stages}
     slow = stages.get(pipeline.bounding or "")
@@ -226,104 +225,104 @@ def _bottleneck(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
         return None
     segments = _segments(stages)
     costs = {head: sum(_cost(stages[path], cpus) for path in paths) * per_step for head, paths in segments.items()}
-    own = next(head for head, paths in segments.items() if slow.path in paths)
+    slow_head = next(head for head, paths in segments.items() if slow.path in paths)
     # Stages that overlap, or a window that cuts batches off, can make the costs more than a step was long.
-    scale = min(1.0, step_s / costs[own]) if costs[own] > 0 else 1.0
+    scale = min(1.0, step_s / costs[slow_head]) if costs[slow_head] > 0 else 1.0
     return _Bottleneck(
-        pipeline, stages, slow, step_s, wait_s, rest_s=max(step_s - wait_s, 0.0), cost_s=costs[own] * scale,
+        pipeline, stages, slow, step_s, wait_s, rest_s=max(step_s - wait_s, 0.0), cost_s=costs[slow_head] * scale,
         stage_s=_cost(slow, cpus) * per_step * scale,
-        others_s=max((min(cost, step_s) for head, cost in costs.items() if head != own), default=0.0),
+        others_s=max((min(cost, step_s) for head, cost in costs.items() if head != slow_head), default=0.0),
         cpus=cpus, job=job)
 
 
-def _fill_buffers(found: _Bottleneck) -> InputFix | None:
-    """Where the pipeline is fast enough, and only its buffers do not carry the step over the slow batches."""
-    pipeline, last = found.pipeline, found.prefetch
+def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
+    """Fix of a pipeline that is fast enough on average, but whose buffers do not bridge the slow batches."""
+    pipeline, last = slow.pipeline, slow.prefetch
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
-    if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and found.pipeline_s <= found.step_s:
-        return found.fix(
+    if pipeline.wait_s > 0 and refill_s >= _MAIN_SHARE * pipeline.wait_s and slow.pipeline_s <= slow.step_s:
+        return slow.fix(
             f"The shuffle buffer is filled again at the start of each epoch ({seconds(refill_s)} in this window). Call "
             "repeat right after shuffle, and set the steps of an epoch.", _ONE_ITERATOR,
-            _Effect(left_s=min(found.cost_s, found.rest_s), how="the buffer is never filled again",
-                    most_s=found.wait_s * min(1.0, refill_s / pipeline.wait_s)))
-    if last is not None and found.apart and found.pipeline_s <= found.rest_s and (last.buffer_empty or 0.0) < 0.5:
-        return replace(found.fix(
+            _Effect(left_s=min(slow.cost_s, slow.rest_s), how="the buffer is never filled again",
+                    most_s=slow.wait_s * min(1.0, refill_s / pipeline.wait_s)))
+    if last is not None and slow.apart and slow.pipeline_s <= slow.rest_s and (last.buffer_empty or 0.0) < 0.5:
+        return replace(slow.fix(
             "The pipeline is fast enough on average, but its buffer is sometimes empty. Prefetch more batches.",
-            _DEEPER, _Effect(left_s=found.cost_s, how="the buffer has enough batches while slow ones are made",
-                             most_s=found.wait_s)), fast_enough=True)
-    if not found.apart and found.cost_s <= found.rest_s:
-        return found.fix("Prefetch: make the next batch while the step runs.", _PREFETCH,
-                         _Effect(left_s=found.cost_s, how="a batch is made while the step before it runs"))
+            _DEEPER, _Effect(left_s=slow.cost_s, how="the buffer has enough batches while slow ones are made",
+                             most_s=slow.wait_s)), fast_enough=True)
+    if not slow.apart and slow.cost_s <= slow.rest_s:
+        return slow.fix("Prefetch: make the next batch while the step runs.", _PREFETCH,
+                        _Effect(left_s=slow.cost_s, how="a batch is made while the step before it runs"))
     return None
 
 
-def _replace_python(found: _Bottleneck, python_s: float) -> InputFix | None:
-    """Where the stage runs Python, of which only one call runs at a time."""
-    stage = found.stage
+def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
+    """Fix of a stage that runs Python, of which only one call runs at a time."""
+    stage = slow.stage
     if stage.name.startswith("Generator"):
-        return found.fix(_RECORD_FILES, _RECORDS, _Effect(
-            left_s=found.cost_s - found.stage_s, removes=True,
+        return slow.fix(_RECORD_FILES, _RECORDS, _Effect(
+            left_s=slow.cost_s - slow.stage_s, removes=True,
             how="reading records takes almost no time compared with the generator's Python"))
-    if _MAPS.match(stage.name) and stage.function_s and python_s >= _MOST * stage.function_s:
-        return found.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
-            left_s=found.cost_s - found.stage_s, removes=True, at_most=True,
+    if _MAPS.match(stage.name) and stage.function_s and python_s >= _MAIN_SHARE * stage.function_s:
+        return slow.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
+            left_s=slow.cost_s - slow.stage_s, removes=True, at_most=True,
             how="the Python code takes no time; this is an upper bound"))
     return None
 
 
-def _use_threads(found: _Bottleneck) -> InputFix | None:
-    """Where the stage can run on more threads than it does."""
-    stage, last, threads = found.stage, found.prefetch, round(found.threads)
+def _use_threads(slow: _Bottleneck) -> InputFix | None:
+    """Fix of a stage that can run on more threads than it does."""
+    stage, last, threads = slow.stage, slow.prefetch, round(slow.threads)
     more = stage.workers < threads
-    if found.under(_SEVERAL) or _READS.match(stage.name) or _SEVERAL.match(stage.name):
+    if slow.under(_SEVERAL) or _READS.match(stage.name) or _SEVERAL.match(stage.name):
         if more:
-            return found.fix(_SEVERAL_FILES, _INTERLEAVE, _Effect(
-                left_s=found.cost_s * stage.workers / found.threads,
+            return slow.fix(_SEVERAL_FILES, _INTERLEAVE, _Effect(
+                left_s=slow.cost_s * stage.workers / slow.threads,
                 how=f"files are read on {threads} threads at a time"))
     elif _MAPS.match(stage.name) and more:
-        if _PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
-            return found.fix("The map is parallel already, but the trace does not show on how many threads. Let "
-                             "tf.data choose their number, and cache work that is the same in every epoch.", _CACHE,
-                             _Effect(left_s=found.cost_s - found.stage_s, how=_CACHED, removes=True, frees_cpus=True))
-        of = f", of {found.cpus:.3g} CPUs" if found.cpus else ""
+        if PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
+            return slow.fix("The map is parallel already, but the trace does not show on how many threads. Let "
+                            "tf.data choose their number, and cache work that is the same in every epoch.", _CACHE,
+                            _Effect(left_s=slow.cost_s - slow.stage_s, how=_CACHED, removes=True, frees_cpus=True))
+        of = f", of {slow.cpus:.3g} CPUs" if slow.cpus else ""
         action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
                   f"Let tf.data choose the number of the map's threads (now {stage.workers}{of})")
         if last is None:
             action += " and prefetch"
-        return found.fix(f"{action}.", _MAP if last else _PARALLEL, _Effect(
-            left_s=found.on_all_threads_s,
+        return slow.fix(f"{action}.", _MAP if last else _PARALLEL, _Effect(
+            left_s=slow.on_all_threads_s,
             how=f"the map runs on {threads} threads and each call takes as long as now"))
     if stage.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
-        return found.fix(_ASSEMBLE, _BATCH, _Effect(
-            left_s=found.on_all_threads_s, how=f"batches are assembled on {threads} threads"))
+        return slow.fix(_ASSEMBLE, _BATCH, _Effect(
+            left_s=slow.on_all_threads_s, how=f"batches are assembled on {threads} threads"))
     return None
 
 
-def _do_less(found: _Bottleneck) -> InputFix:
-    """Where nothing but less work in the stage helps."""
-    stage, left_s, job = found.stage, found.cost_s - found.stage_s, found.job
+def _do_less(slow: _Bottleneck) -> InputFix:
+    """Fix of a stage in which only less work helps."""
+    stage, left_s, job = slow.stage, slow.cost_s - slow.stage_s, slow.job
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
-        return found.fix(*((_LESS_WORK, _CACHE) if found.prefetch else (_OVERLAP, _PREFETCH)), _Effect(
+        return slow.fix(*((_LESS_WORK, _CACHE) if slow.prefetch else (_OVERLAP, _PREFETCH)), _Effect(
             left_s=left_s, how=f"{stage.name} takes no time, so this is an upper bound", removes=True,
             at_most=True))
     crowd = ""
-    if found.cpus and stage.workers >= _CROWD * max(found.threads, 1):
+    if slow.cpus and stage.workers >= _MAX_THREADS_PER_CPU * max(slow.threads, 1):
         # Threads that compute take turns on the CPUs; only those that wait for something else can be more.
-        crowd = (f"The stage's {stage.workers} threads share {found.cpus:.3g} CPUs: let tf.data choose their number "
+        crowd = (f"The stage's {stage.workers} threads share {slow.cpus:.3g} CPUs: let tf.data choose their number "
                  "(AUTOTUNE), unless they wait for storage or network. ")
-    fed = max((other.calls for other in found.pipeline.stages if other.parent == stage.path), default=0)
+    fed = max((other.calls for other in slow.pipeline.stages if other.parent == stage.path), default=0)
     full = ("The work runs on all CPUs already" if job is None or stage.workers >= int(job.limit) else
             "No CPU is free for more threads")
     cached = _Effect(left_s=left_s, how=_CACHED, removes=True, frees_cpus=True)
-    if found.pipeline.batches and max(stage.calls, fed) >= 2 * found.pipeline.batches:
-        return found.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache work that is "
-                         "the same in every epoch.", _ONCE_OR_WHOLE, cached)
-    return found.fix(f"{crowd}{full}. Cache work that is the same in every epoch, or do it once and store it.",
-                     f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", cached)
+    if slow.pipeline.batches and max(stage.calls, fed) >= 2 * slow.pipeline.batches:
+        return slow.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache work that is "
+                        "the same in every epoch.", _ONCE_OR_WHOLE, cached)
+    return slow.fix(f"{crowd}{full}. Cache work that is the same in every epoch, or do it once and store it.",
+                    f"{_CACHE}\n{_THREADS.format(4 * round(slow.threads))}", cached)
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
-    """What a promise assumes of the CPUs on which the work of the pipeline goes on."""
+    """Assumption of an estimate about the CPUs on which the work of the pipeline goes on."""
     if job is None:
         return "; the trace does not show whether CPUs are free for that, so this is an upper bound"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
@@ -360,7 +359,7 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
 
 
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:
-    """What helps in general where the trace tells no more than the slowest stage's name, or not even that.
+    """General fix where the trace shows at most the slowest stage's name.
 
     ``prefetches``: the pipeline has a prefetch already.
     """
@@ -383,7 +382,7 @@ def _segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
     head: dict[str, str] = {}
     for path, stage in stages.items():  # parents come first
         above = stages.get(stage.parent or "")
-        cut = above is None or _CUTS.search(above.name) or _CUTS.search(stage.name)
+        cut = above is None or SEGMENT_ENDS.search(above.name) or SEGMENT_ENDS.search(stage.name)
         head[path] = path if cut or above is None else head[above.path]
     out: dict[str, list[str]] = {}
     for path, first in head.items():
@@ -392,9 +391,9 @@ def _segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
 
 
 def _above(stages: Mapping[str, Stage], stage: Stage) -> list[Stage]:
-    found = []
-    at = stages.get(stage.parent or "")
-    while at is not None:
-        found.append(at)
-        at = stages.get(at.parent or "")
-    return found
+    consumers = []
+    consumer = stages.get(stage.parent or "")
+    while consumer is not None:
+        consumers.append(consumer)
+        consumer = stages.get(consumer.parent or "")
+    return consumers

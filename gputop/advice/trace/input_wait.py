@@ -32,11 +32,11 @@ from gputop.trace.intervals import coverage
 from gputop.trace.lookups import name_mask
 from gputop.trace.threads import MAIN, lines_of
 
-_WORTH_NAMING = 0.01  # of the waits
+_WORTH_NAMING = 0.01  # share of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
 _LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers=True{})"
 _WORKERS = 8  # to begin with, where the CPUs are not known
-_FULL = 0.9  # of the CPUs busy: no further worker finds one
+_CPUS_FULL_RATIO = 0.9  # share of the CPUs that are busy; above it no further worker finds one
 
 
 class InputBound(Verdict, frozen=True, kw_only=True):
@@ -111,9 +111,9 @@ def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culp
     """The slowest stage of tf.data, in its call that lies longest in waits; of PyTorch what runs in the waits."""
     trace, waits = facts.trace, waits_for_input(facts)
     if facts.framework == "pytorch":
-        found = work_in(trace, waits, lines_of(trace, MAIN))[0]
-        work = [own for own in ranked_work(found, facts.steps_or_window * max(len(facts.trace.hosts), 1))
-                if own.s_per_step * 1e9 * facts.steps_or_window >= _WORTH_NAMING * waits.total]
+        time_by_name = work_in(trace, waits, lines_of(trace, MAIN))[0]
+        work = [item for item in ranked_work(time_by_name, facts.steps_or_window * max(len(facts.trace.hosts), 1))
+                if item.s_per_step * 1e9 * facts.steps_or_window >= _WORTH_NAMING * waits.total]
         return on_host(facts, work, waits)
     if fix.stage:
         stage = fix.stage.rpartition("::")[2]
@@ -123,20 +123,20 @@ def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culp
     chosen = np.array([text == fix.stage if fix.stage else text.rpartition("::")[2] == stage for text in paths], bool)
     rows = rows[chosen[path]]
     inside = coverage(waits, trace.host.start_ns[rows], trace.host.end_ns[rows])
-    at = int(trace.host.start_ns[rows[inside.argmax()]]) / 1e9 if inside.any() else None
-    return (Culprit(stage, "stage", (fix.numbers or {}).get("slowest_stage_s"), facts.basis, at_s=at),)
+    longest_s = int(trace.host.start_ns[rows[inside.argmax()]]) / 1e9 if inside.any() else None
+    return (Culprit(stage, "stage", (fix.numbers or {}).get("slowest_stage_s"), facts.basis, at_s=longest_s),)
 
 
 def _waits_like(facts: TraceFacts, share: float) -> int:
-    """How often a loop waited in the window, steps that are not whole included, for half of the time that it waits
-    for each batch of a step, or longer; the loop that did so most often."""
+    """Number of a loop's waits in the window, incomplete steps included, of at least half of its wait for each batch of
+    a step; the loop that did so most often."""
     each_ns = share * facts.period_s * 1e9 / max(_waits_in_steps(facts), 1)
     return max((int((loop.waits.end - loop.waits.start >= 0.5 * each_ns).sum())
                 for loop in training_loops(facts.trace)), default=0)
 
 
 def _waits_in_steps(facts: TraceFacts) -> int:
-    """How often a loop waited for a batch within the steps: the loop that did so most often."""
+    """Number of a loop's waits for a batch within the steps: the loop that did so most often."""
     if facts.steps is None:
         return 0
     return max((int(in_steps(loop.waits.start, facts.steps).sum()) for loop in training_loops(facts.trace)), default=0)
@@ -152,22 +152,22 @@ def _slowest_by_name(stages: Mapping[str, float]) -> str | None:
 
 
 def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
-    """By the pipeline waited for most; in general terms where the trace does not show its stages."""
+    """Fix by the pipeline with the longest waits; in general terms where the trace does not show its stages."""
     if facts.framework == "pytorch":
         return _loader_fix(facts)
     waited, steps = facts.analysis.input, facts.steps
     if waited is None:
         return suggest_fix_by_name(None)
     pipeline = next((pipeline for pipeline in waited.pipelines if pipeline.batches), None)
-    found = None
+    fix = None
     if pipeline is not None and steps is not None:
         per_step = max(steps.times.iterations_per_step, _waits_in_steps(facts) / steps.count)
-        found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
-                            python_s(facts.trace), facts.trace.job_cpus)
-    found = found or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
-        stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
+        fix = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
+                          python_s(facts.trace), facts.trace.job_cpus)
+    fix = fix or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
+        stage.name.startswith("Prefetch") for other in waited.pipelines for stage in other.stages))
     keras = _KERAS.get(training_loop(facts))
-    return found if keras is None else keras_workers(found, pipeline, keras)
+    return fix if keras is None else keras_workers(fix, pipeline, keras)
 
 
 def _loader_fix(facts: TraceFacts) -> InputFix:
@@ -178,7 +178,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     if name_mask(facts.trace, rf"{LOADER}_SingleProcess").any():
         return InputFix("Give the DataLoader workers, which load ahead while the model trains.", snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
-    if cpus is not None and cpus.busy is not None and cpus.busy >= _FULL * cpus.allowed:
+    if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:
         children = cpus.children or 0.0
         tells = (f" Its workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
                  if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")

@@ -82,8 +82,8 @@ def _eager_ops(facts: TraceFacts) -> str | None:
 
 
 def _xla_events(facts: TraceFacts) -> str | None:
-    known = facts.analysis.functions is not None or facts.analysis.ops is not None
-    return None if facts.framework == "tensorflow" and known else (
+    has_events = facts.analysis.functions is not None or facts.analysis.ops is not None
+    return None if facts.framework == "tensorflow" and has_events else (
         f"TensorFlow's functions or ops on the host, which show whether XLA compiled them{HOST_EVENTS}")
 
 

@@ -1,4 +1,4 @@
-"""What the words of a finding have to know about the job, beside the verdict."""
+"""The facts about the job that the words of a finding need besides the verdict."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Job(Struct, frozen=True):
 
 
 def trains(facts: TraceFacts) -> bool | None:
-    """Whether the job trains.
+    """Return whether the job trains.
 
     1. Something of a backward pass or an optimizer: yes. A job may also serve its model, as in reinforcement learning.
     2. Without that, something that only servers of language models run: no.
     3. Without either, no for PyTorch, whose names show both: its ops or, within CUDA graphs, its kernels. Of others it
        is not known: XLA's fusions tell nothing.
     """
-    return facts.once("trains", lambda: _trains(facts))
+    return facts.cached("trains", lambda: _trains(facts))
 
 
 def _trains(facts: TraceFacts) -> bool | None:
@@ -74,7 +74,7 @@ def _server(facts: TraceFacts) -> str:
 
 
 def graphs_run(facts: TraceFacts) -> bool:
-    """Whether the host launches CUDA graphs."""
+    """Return whether the host launches CUDA graphs."""
     return bool(name_mask(facts.trace, GRAPH_LAUNCH).any())
 
 

@@ -80,13 +80,13 @@ def _short(facts: TraceFacts) -> Events:
         time[timeline.after] = np.where(gaps.end - gaps.start <= _PAUSE_NS, gaps.end - gaps.start, 0)
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
         device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
-    length = coverage(facts.judged_spans, device.start_ns[rows], device.end_ns[rows])
+    length = coverage(facts.analyzed_spans, device.start_ns[rows], device.end_ns[rows])
     return Events(rows, np.where(length > 0, length + time[rows], 0))
 
 
 def _pauses_s(facts: TraceFacts) -> float:
     """Mean seconds per step (or in the window) and GPU in pauses between kernels."""
-    pauses, judged = [], facts.judged_spans
+    pauses, judged = [], facts.analyzed_spans
     for timeline in facts.gpu_timelines:
         brief = timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS
         pauses.append(intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), judged).total)

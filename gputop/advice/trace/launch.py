@@ -29,7 +29,7 @@ _SNIPPETS = {
     "pytorch, compiled, with waits": GRAPH_BREAKS,
 }
 _SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
-_ONE_BY_ONE = 0.5  # of the kernels have a launch of their own
+_ONE_BY_ONE = 0.5  # share of the kernels that have a launch of their own
 
 
 # What turns CUDA graphs off, by the server of language models; each records them by default.
@@ -82,8 +82,8 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
 
 
 def _launch_waits(facts: TraceFacts) -> dict[int, Spans]:
-    """By GPU (index into ``Trace.gpus``) the part ``launch`` of the steps."""
-    return {gpu: own["launch"] for gpu, own in facts.parts.items()}
+    """Spans of the part ``launch`` of the steps, by GPU (index into ``Trace.gpus``)."""
+    return {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
 
 
 def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
@@ -92,13 +92,13 @@ def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
     launching = np.zeros(len(facts.trace.lines), bool)
     launching[launching_lines(facts.trace)] = True
     began = host.start_ns[rows_of(launching[host.line])]  # in order, as all events of a trace
-    events = sum(int((np.searchsorted(began, own.end) - np.searchsorted(began, own.start)).sum())
-                 for own in waits.values())
+    events = sum(int((np.searchsorted(began, spans.end) - np.searchsorted(began, spans.start)).sum())
+                 for spans in waits.values())
     return events / max(len(waits), 1) / facts.steps_or_window
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:
-    """Whether the host waits for the GPU within the steps: once at the end of each is the fetched loss."""
+    """Return whether the host waits for the GPU within the steps: once at the end of each is the fetched loss."""
     waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
     threads = max(len(np.unique(waits.line)), 1)
     marked = facts.steps is not None and bool(facts.steps.call_ends_ns)
@@ -161,17 +161,17 @@ def _distinct(in_order_ns: I64) -> I64:
 def launch_pace_s(facts: TraceFacts) -> float | None:
     """Median time from one launch to the next on a thread; None where launches are not known, or most kernels are not
     launched one by one."""
-    return facts.once("launch_pace_s", lambda: _launch_pace_s(facts.trace.device))
+    return facts.cached("launch_pace_s", lambda: _launch_pace_s(facts.trace.device))
 
 
 def _launch_pace_s(device: DeviceEvents) -> float | None:
-    known = rows_of((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    launch = device.launch_ns[known]
+    launched = rows_of((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
+    launch = device.launch_ns[launched]
     if len(launch) < 2:
         return None
     # The kernels of a CUDA graph have one launch: calls are counted, not kernels.
-    calls = [_distinct(in_order(launch[at])) for at in by_line(device.launch_line[known]).values()]
+    calls = [_distinct(in_order(launch[on_line])) for on_line in by_line(device.launch_line[launched]).values()]
     if sum(map(len, calls)) < _ONE_BY_ONE * len(launch):
         return None
-    apart = np.concatenate([np.diff(own) for own in calls])
+    apart = np.concatenate([np.diff(starts) for starts in calls])
     return float(np.median(apart)) / 1e9 if len(apart) else None

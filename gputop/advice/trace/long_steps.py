@@ -25,7 +25,7 @@ from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, unio
 from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
-_WORTH_NAMING = 0.01  # of the longest work
+_WORTH_NAMING = 0.01  # share of the longest work
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
@@ -62,37 +62,37 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     length = (edges[:, 1] - edges[:, 0]) / 1e9
     by_part = {}
     if facts.gpu_timelines:
-        found = long_steps(length)
-        if found is not None:  # most traces have none, and this takes long
+        long = long_steps(length)
+        if long is not None:  # most traces have none, and this takes long
             by_part = breakdown_by_step(facts.trace, facts.gpu_timelines, steps.bounds_ns)
     elif steps.call_ends_ns:  # calls of functions are the CPU's own computing, which varies
         by_part = breakdown_by_step(facts.trace, (), steps.bounds_ns)
         called = np.minimum(steps.call_ends_ns, edges[:, 1])
         waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
         by_part["host"] = (edges[:, 1] - called - coverage(waits, called, edges[:, 1])) / 1e9
-        found = long_steps(length, by_part["host"] + by_part["input"])
+        long = long_steps(length, by_part["host"] + by_part["input"])
     else:
         return None
-    if found is None:
+    if long is None:
         return None
-    share = float(found.more_s.sum() / length.sum())
+    share = float(long.more_s.sum() / length.sum())
     if share < limit("long_steps.share"):
         return None
-    usual = np.delete(np.arange(steps.count), found.indices)
-    parts = {part: float(times[found.indices].mean() - np.median(times[usual])) for part, times in by_part.items()}
+    usual = np.delete(np.arange(steps.count), long.indices)
+    parts = {part: float(times[long.indices].mean() - np.median(times[usual])) for part, times in by_part.items()}
     parts = {part: time for part, time in parts.items() if time > 0}
-    work = _host_work(facts, found.indices, usual)
-    named = [own for own in work if own.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
+    work = _host_work(facts, long.indices, usual)
+    named = [item for item in work if item.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     verdict = LongStepsFound(
-        gpus=facts.active_numbers, share=share, steps=tuple((found.indices + 1).tolist()), of=steps.count,
-        severity=_of_one(share) if len(found.indices) == 1 else None,
-        every=found.every, more_s=float(found.more_s.mean()), usual_s=found.usual_s, parts=parts,
-        work=work, culprits=on_host(facts, named, _outside_work(facts, found.indices), "long step"),
-        kernel=_kernel(facts, found.indices, usual),
+        gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
+        severity=_of_one(share) if len(long.indices) == 1 else None,
+        every=long.every, more_s=float(long.more_s.mean()), usual_s=long.usual_s, parts=parts,
+        work=work, culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
+        kernel=_kernel(facts, long.indices, usual),
     )
     most = max(parts, key=parts.__getitem__, default="host")
-    if found.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
-        shown_s = sum(own.s_per_step for own in work)
+    if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
+        shown_s = sum(item.s_per_step for item in work)
         silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s
         others = may_be_others(facts, share, silent=silent)
         if others is not None:
@@ -105,26 +105,27 @@ def _of_one(share: float) -> Severity:
     return "medium" if share >= HIGH_SHARE else "low"
 
 
-def _host_work(facts: TraceFacts, at: I64, usual: I64) -> tuple[GapWork, ...]:
-    """What the host does per long step more than in the others, while no GPU is busy; without GPUs between calls."""
+def _host_work(facts: TraceFacts, indices: I64, usual: I64) -> tuple[GapWork, ...]:
+    """Extra work of the host per long step, compared with the others, while no GPU is busy; without GPUs between
+    calls."""
     lines = lines_of(facts.trace, MAIN, EXECUTOR)
-    there, elsewhere = (work_in(facts.trace, _outside_work(facts, i), lines)[0] for i in (at, usual))
-    more = {name: (round(time - elsewhere.get(name, (0, 0))[0] * len(at) / len(usual)), count)
-            for name, (time, count) in there.items()}
-    return ranked_work({name: work for name, work in more.items() if work[0] > 0}, len(at))
+    in_long_steps, elsewhere = (work_in(facts.trace, _outside_work(facts, i), lines)[0] for i in (indices, usual))
+    more = {name: (round(time - elsewhere.get(name, (0, 0))[0] * len(indices) / len(usual)), count)
+            for name, (time, count) in in_long_steps.items()}
+    return ranked_work({name: work for name, work in more.items() if work[0] > 0}, len(indices))
 
 
-def _outside_work(facts: TraceFacts, at: I64) -> Spans:
+def _outside_work(facts: TraceFacts, indices: I64) -> Spans:
     """The time of these steps in which no GPU is busy; without GPUs that between calls."""
     assert facts.steps is not None
     edges = facts.steps.edges_ns
     busy = merge(EMPTY, *(timeline.busy for timeline in facts.gpu_timelines))
     if not facts.gpu_timelines:
         busy = union(edges[:, 0], facts.steps.call_ends_ns)
-    return subtract(union(edges[at, 0], edges[at, 1]), busy)
+    return subtract(union(edges[indices, 0], edges[indices, 1]), busy)
 
 
-def _kernel(facts: TraceFacts, at: I64, usual: I64) -> str | None:
+def _kernel(facts: TraceFacts, indices: I64, usual: I64) -> str | None:
     """The kernel whose time per step is longer by most in these steps."""
     assert facts.steps is not None
     device, edges = facts.trace.device, facts.steps.edges_ns
@@ -136,8 +137,8 @@ def _kernel(facts: TraceFacts, at: I64, usual: I64) -> str | None:
     rows, step = rows[inside], step[inside]
     length = (device.end_ns[rows] - device.start_ns[rows]).astype(np.float64)
     n = len(facts.trace.names)
-    long = np.isin(step, at)
-    more = (np.bincount(device.name[rows[long]], weights=length[long], minlength=n) / len(at)
+    long = np.isin(step, indices)
+    more = (np.bincount(device.name[rows[long]], weights=length[long], minlength=n) / len(indices)
             - np.bincount(device.name[rows[~long]], weights=length[~long], minlength=n) / len(usual))
     return facts.trace.names[int(more.argmax())] if more.max(initial=0.0) > 0 else None
 
@@ -166,12 +167,12 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
 
 
 def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None]:
-    """What the long steps have more of, what to do, and the code."""
+    """Content of the extra time of long steps, the action, and the code."""
     most = limit("long_steps.named") * v.more_s
-    known = _known_work(v)
-    if known is not None:
-        found, named = known
-        return f"{found.what} ({named[0].name})", found.action, found.snippets.get(job.loop)
+    recognized = _known_work(v)
+    if recognized is not None:
+        kind, named = recognized
+        return f"{kind.what} ({named[0].name})", kind.action, kind.snippets.get(job.loop)
     read = next((work.count_per_step for work in v.work if work.name == READ_VARIABLE), 0.0)
     if part in _HOST and read >= MANY_VARIABLES:  # Keras saves in Python, which shows no event
         what = f"Python that reads {read:.0f} variables, as saving a checkpoint does"

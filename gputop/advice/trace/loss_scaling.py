@@ -39,17 +39,17 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     hit = _scaling_events(facts)
     if not hit.any():
         return None
-    device, judged = facts.trace.device, facts.judged_spans
+    device, judged = facts.trace.device, facts.analyzed_spans
     # The predicate's copy: what the GPU stands still for after it.
     copied = np.flatnonzero(hit & (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER))
     waits = host_waits(facts.trace, limit("copies_pageable.bytes")).chosen(copied)
-    waits_s = sum(own.seconds for own in cost_of_calls(facts, waits.calls).values())
+    waits_s = sum(cost.seconds for cost in cost_of_calls(facts, waits.calls).values())
     waits_s *= facts.steps_or_window / facts.replayed_steps
     checks_ns = kernels = 0
     for timeline in facts.gpu_timelines:
-        own = timeline.rows[hit[timeline.rows]]
-        checks_ns += intersect(union(device.start_ns[own], device.end_ns[own]), judged).total
-        kernels += int((device.kind[own] == Kind.COMPUTE).sum())
+        checking = timeline.rows[hit[timeline.rows]]
+        checks_ns += intersect(union(device.start_ns[checking], device.end_ns[checking]), judged).total
+        kernels += int((device.kind[checking] == Kind.COMPUTE).sum())
     per = len(facts.gpu_timelines) * facts.steps_or_window
     share = savings.removed((checks_ns / 1e9 + waits_s) / per, facts.period_s)
     if share < limit("loss_scaling.share"):

@@ -35,15 +35,15 @@ def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
     The first step is left out: what is freed in it may have been allocated before the records began.
     """
     events, steps = facts.trace.allocator, facts.steps
-    known = (events.allocator >= 0) & (events.in_use_bytes >= 0)
-    if not known.any():
+    complete = (events.allocator >= 0) & (events.in_use_bytes >= 0)
+    if not complete.any():
         return Missing("what PyTorch's allocators hold, which torch.profiler records with profile_memory=True; without "
                        "it `gputop record` sees a job's host memory grow over hours")
     if steps is None or steps.count < limit("memory_growth.steps") or facts.period_s <= 0:
         return Missing(f"{limit('memory_growth.steps'):.0f} whole steps: capture longer")
     growth = {}
-    for allocator in np.unique(events.allocator[known]).tolist():
-        rows = np.flatnonzero(known & (events.allocator == allocator))
+    for allocator in np.unique(events.allocator[complete]).tolist():
+        rows = np.flatnonzero(complete & (events.allocator == allocator))
         per_step = _growth(_floors(events, rows, steps)[1:])
         if per_step is not None:
             growth[facts.trace.names[allocator]] = per_step

@@ -31,7 +31,7 @@ _SLOWER = (
     "nvidia-smi: heat, a power limit, fixed clocks or another process can slow it down, or it is faulty."
 )
 _SHOW_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"
-_OF_ITS_OWN = 0.5  # of what it takes longer, in ops that the others do not run: these alone are named
+_OWN_OPS_SHARE = 0.5  # share of what it takes longer, in ops that the others do not run: these alone are named
 _OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
 _WHOLE_BATCH = ("batch = per_gpu_batch * strategy.num_replicas_in_sync\n"
                 "ds = ds.batch(batch, drop_remainder=True)")
@@ -92,11 +92,11 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
     launches = {gpu.gpu: gpu.kernels for gpu in gpus if gpu.gpu in work}
     more = launches[heavy] / median(n for gpu, n in launches.items() if gpu != heavy)
     # Longer kernels are a larger share of the batch, which can be dealt out; more of them are work of its own.
-    own = more - 1 >= limit("replica_imbalance.own_kernels") * (ratio - 1)
+    has_own_work = more - 1 >= limit("replica_imbalance.own_kernels") * (ratio - 1)
     excess = _excess(facts, heavy, work)
-    alike = "" if excess is None or own else _alike(excess, more)
+    alike = "" if excess is None or has_own_work else _alike(excess, more)
     slower = alike == "slower"
-    alone = own or slower  # what the others could not take from it
+    alone = has_own_work or slower  # what the others could not take from it
     share = (savings.removed(work[heavy] - others, facts.period_s) if alone else
              savings.equalized(work, facts.period_s))
     if share < limit("replica_imbalance.share"):
@@ -115,26 +115,26 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
         events=events, longer_alike=excess.alike if excess is not None else None,
         blocks_ratio=excess.blocks if excess is not None else None, alike=alike,
         cure=Cure(scaled=evened, assumes=f"GPU {heavy} is as fast as the others." if slower else
-                  f"GPU {heavy} has as little to do as the others." if own else
+                  f"GPU {heavy} has as little to do as the others." if has_own_work else
                   "The same work is spread evenly over the GPUs."),
         id="gpu0_oversubscribed" if heavy == 0 and not slower else "replica_imbalance", gpus=(heavy,), share=share,
-        heavy=heavy, compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=own,
+        heavy=heavy, compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=has_own_work,
     )
 
 
 def _excess(facts: TraceFacts, heavy: int, work: Mapping[int, float]) -> Excess | None:
-    """What the GPU computes longer than those of the others that take part; None where that is mostly in ops that the
-    others do not run at all."""
+    """Excess of the GPU's compute time over the others that take part; None where that is mostly in ops that the others
+    do not run at all."""
     by_number = {gpu_number(facts.trace, timeline.gpu): timeline for timeline in facts.gpu_timelines}
     others = [by_number[gpu] for gpu in work if gpu != heavy and gpu in by_number]
     if heavy not in by_number or not others:
         return None
-    found = excess_of(facts.trace, by_number[heavy], others, facts.judged_spans, facts.calls)
-    return found if found is not None and found.own_ns < _OF_ITS_OWN * found.total_ns else None
+    excess = excess_of(facts.trace, by_number[heavy], others, facts.analyzed_spans, facts.calls)
+    return excess if excess is not None and excess.own_ns < _OWN_OPS_SHARE * excess.total_ns else None
 
 
 def _alike(excess: Excess, kernels_ratio: float) -> str:
-    """Why all ops take longer; "" where some do that others do not."""
+    """Reason why all ops take longer; "" where some do that others do not."""
     if excess.alike < limit("replica_imbalance.alike"):
         return ""
     same = limit("replica_imbalance.same_work")
@@ -201,22 +201,22 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
     work = _taking_part(replicas)
     if replicas is None or len(work) < 2:
         return None
-    found = replicas.compute
-    if found is None:
+    compute = replicas.compute
+    if compute is None:
         return Missing(f"the GPUs' work on one clock: {replicas.missing.get('compute', 'unknown')}")
-    if found.serial is None or found.serial_by_chance is None or found.serial_by_chance >= 1:
+    if compute.serial is None or compute.serial_by_chance is None or compute.serial_by_chance >= 1:
         return None
-    overlap = (1 - found.serial) / (1 - found.serial_by_chance)
+    overlap = (1 - compute.serial) / (1 - compute.serial_by_chance)
     period = facts.period_s
-    share = savings.side_by_side((1 - found.exactly[0]) * period, [w.compute_s for w in work], period)
+    share = savings.side_by_side((1 - compute.exactly[0]) * period, [w.compute_s for w in work], period)
     if overlap > limit("serial_gpus.overlap") or share < limit("serial_gpus.share"):
         return None
     numbers = [w.gpu for w in work]
     rows = np.concatenate([timeline.computing for timeline in facts.gpu_timelines])
     return SerialGpus(
         events=[Events(rows, only_on=(gpu,)) for gpu in numbers],
-        gpus=tuple(numbers), share=share, one_alone=found.serial,
-        one_alone_by_chance=found.serial_by_chance, any_active=1 - found.exactly[0],
+        gpus=tuple(numbers), share=share, one_alone=compute.serial,
+        one_alone_by_chance=compute.serial_by_chance, any_active=1 - compute.exactly[0],
         most_work_s=max(w.compute_s for w in work),
     )
 

@@ -59,8 +59,8 @@ _JAX_CAST = {"bf16": "x, params = jax.tree.map(lambda a: a.astype(jnp.bfloat16),
              "fp16": "x, params = jax.tree.map(lambda a: a.astype(jnp.float16), (x, params))"}
 _TORCH_BF16 = ("with torch.autocast('cuda', dtype=torch.bfloat16):  # forward and loss; backward() outside\n"
                "    loss = criterion(model(x), y)")
-_TORCH_INFERENCE = {own: f"with torch.inference_mode(), torch.autocast('cuda', dtype=torch.{dtype}):\n    y = model(x)"
-                    for own, dtype in (("bf16", "bfloat16"), ("fp16", "float16"))}
+_TORCH_INFERENCE = {name: f"with torch.inference_mode(), torch.autocast('cuda', dtype=torch.{dtype}):\n    y = model(x)"
+                    for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16"))}
 _TORCH_FP16 = ("scaler = torch.amp.GradScaler()\nwith torch.autocast('cuda', dtype=torch.float16):\n"
                "    loss = criterion(model(x), y)\nscaler.scale(loss).backward(); scaler.step(optimizer); "
                "scaler.update()")
@@ -135,9 +135,9 @@ def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) 
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
-    """How many bytes a thread may load at once, as the kernel's name tells; None where it does not."""
-    found = [int(a or b) for a, b in _ALIGNED.findall(row.name.split("(", 1)[0])]
-    return min(found) * _BYTES[dtype] if found and dtype in _BYTES else None
+    """Bytes that a thread may load at once, by the kernel's name; None where it does not say."""
+    alignments = [int(a or b) for a, b in _ALIGNED.findall(row.name.split("(", 1)[0])]
+    return min(alignments) * _BYTES[dtype] if alignments and dtype in _BYTES else None
 
 
 def tensor_cores(facts: TraceFacts) -> tuple[int, int] | bool | None:
@@ -158,9 +158,9 @@ def tensor_cores(facts: TraceFacts) -> tuple[int, int] | bool | None:
 def _compute_s(facts: TraceFacts) -> float:
     """Mean time of a GPU's compute kernels per step, or in the window; no more than the breakdown has for it."""
     gpus = facts.active
-    own = sum(gpu.compute * gpu.window_s if gpu.compute_s_per_step is None else gpu.compute_s_per_step
-              for gpu in gpus) / len(gpus)
-    return min(own, facts.shares["compute"] * facts.period_s) if facts.shares is not None else own
+    kernels_s = sum(gpu.compute * gpu.window_s if gpu.compute_s_per_step is None else gpu.compute_s_per_step
+                    for gpu in gpus) / len(gpus)
+    return min(kernels_s, facts.shares["compute"] * facts.period_s) if facts.shares is not None else kernels_s
 
 
 def _mixed(matmuls: _Matmuls) -> bool:
@@ -168,7 +168,7 @@ def _mixed(matmuls: _Matmuls) -> bool:
 
 
 def _assumes(what: str, speedup: str = "precision.speedup") -> str:
-    """What the estimated saving assumes."""
+    """Assumption of the estimated saving."""
     return f"assumes that {what} take 1/{limit(speedup):g} of their time; memory-bound ones gain less"
 
 
@@ -233,17 +233,17 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
 
 
 def _assumed(fp32: bool, tf32: bool) -> str:
-    """What the estimate of 16 bits assumes, in words."""
+    """Assumption of the estimate for 16 bits, in words."""
     parts = ([f"FP32 kernels take 1/{limit('precision.speedup'):g}"] if fp32 else []) + (
         [f"TF32 kernels take 1/{limit('precision.tf32_speedup'):g}"] if tf32 else [])
     return f"in 16 bits {' and '.join(parts)} of their time; kernels bound by memory gain less"
 
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
-    kinds = [f"{percent(own)} of the kernel time is {what}" for own, what in (
+    kinds = [f"{percent(part)} of the kernel time is {what}" for part, what in (
         (v.fp32_part, "matrix multiplication in FP32 on the ordinary cores (FFMA)"),
         (v.attention_part, "attention in FP32"), (v.tf32_part, "matrix multiplication in TF32"))
-        if not reads_zero(own)]
+        if not reads_zero(part)]
     sixteen = "BF16" if v.tf32 else "FP16"
     if v.id is None:
         title = f"FP32 without tensor cores takes {percent(v.fp32_part)} of the kernel time"
@@ -345,7 +345,7 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
 
 # -- dims_unaligned ---------------------------------------------------------------------------------
 
-_SMALL_PART = 0.1  # of these kernels' time
+_SMALL_PART = 0.1  # share of these kernels' time
 _CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)
 _DIMENSIONS = {
     "attention": "the sequence length or the size of a head",
@@ -398,7 +398,7 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
 
 
 def _products(facts: TraceFacts, names: Sequence[str]) -> tuple[str, ...]:
-    """What the kernels of these names are: of many matrices at once, as attention's, convolutions, or others."""
+    """Kinds of the kernels of these names: of many matrices at once, as attention's, convolutions, or others."""
     trace = facts.trace
     rows = kernels_named(facts, names)
     kernels = [(trace.names[name], trace.names[op] if op >= 0 else "") for name, op in zip(

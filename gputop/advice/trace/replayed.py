@@ -1,4 +1,4 @@
-"""What the findings' cures save by a replay of the recorded steps: each alone, and with those before it."""
+"""Savings of the findings' fixes by a replay of the recorded steps: each alone, and with those before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gputop.analysis.what_if.replay import TOLERANCE
 from gputop.core.findings import LARGE_SHARE, MIN_SHARE, CombinedGain, Finding
 from gputop.text.units import percent
 
-_MOST_COMBINED = 5  # findings of which every set is replayed: 31
+_MAX_COMBINED = 5  # findings of which every set is replayed: 31
 _MAX_COST = 4_000_000  # about 0.3 s
 
 
@@ -54,7 +54,8 @@ class Cures:
         return saved, ""
 
     def rest(self, effect: str, cause: str) -> float | None:
-        """What one finding's cure saves once another's is done, as a share of today's step; None: not replayed."""
+        """Remaining saving of one finding's fix once another's is done, as a share of today's step; None: not
+        replayed."""
         if effect not in self.by_finding or cause not in self.by_finding:
             return None
         return self._saved_together((effect, cause)) - self._saved_together((cause,))
@@ -68,13 +69,14 @@ class Cures:
         cost = self._replay.cost * (2 if self._replay.ambiguous_wait_ratio else 1)
         saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(cost, 1))
         ids = list(alone)
-        together = {own: saved[tuple(ids[:i + 1])] for i, own in enumerate(ids)}
+        together = {finding_id: saved[tuple(ids[:i + 1])] for i, finding_id in enumerate(ids)}
         return (tuple(replace(f, gain=replace(f.gain, together=together[f.id])) if f.id in together else f
                       for f in several),
                 tuple(CombinedGain(chosen, share) for chosen, share in saved.items() if len(chosen) > 1))
 
     def _saved_together(self, ids: Iterable[str]) -> float:
-        """Where the trace does not tell what the host does in its pauses, the lesser of both."""
+        """Saving of several fixes; the smaller of both estimates where the trace does not show what the host does in
+        its pauses."""
         if self._replay is None:
             return 0.0
         cures = [self.by_finding[id_] for id_ in ids]
@@ -86,12 +88,12 @@ class Cures:
 def combinations_saved(
     alone: Mapping[str, float], saved: Callable[[tuple[str, ...]], float], most: int,
 ) -> dict[tuple[str, ...], float]:
-    """What sets of findings save, the ids in the order of ``alone``: each alone, the first two, three and so on, and
+    """Savings of sets of findings, the ids in the order of ``alone``: each alone, the first two, three and so on, and
     the other sets of the first five, as far as ``most`` replays go. A set saves no less than one that it contains."""
     ids = tuple(alone)
-    out: dict[tuple[str, ...], float] = {(own,): share for own, share in alone.items()}
+    out: dict[tuple[str, ...], float] = {(finding_id,): share for finding_id, share in alone.items()}
     for size in range(2, len(ids) + 1):
-        for chosen in combinations(ids[:_MOST_COMBINED], size) if size <= _MOST_COMBINED else [ids[:size]]:
+        for chosen in combinations(ids[:_MAX_COMBINED], size) if size <= _MAX_COMBINED else [ids[:size]]:
             if chosen != ids[:size]:
                 most -= 1
                 if most < 0:

@@ -30,7 +30,7 @@ SAME_LENGTHS = {
 
 
 def is_keras(job: Job) -> bool:
-    """Whether Keras' fit runs the loop."""
+    """Return whether Keras' fit runs the loop."""
     return job.loop in (KERAS2, KERAS3)
 
 

@@ -13,7 +13,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 from gputop.trace.threads import GLOBAL_POOL, INPUT, lines_of
 
-_WORTH_NAMING = 0.05  # of what tf.data's threads do while launches are late
+_WORTH_NAMING = 0.05  # share of what tf.data's threads do while launches are late
 _PRIVATE_LAUNCHES = "TF_GPU_THREAD_MODE=gpu_private TF_GPU_THREAD_COUNT=2 python train.py"
 
 
@@ -55,12 +55,12 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     # GPUs that wait in a collective for the one whose launches were held up longest wait for the same CPUs: with
     # this the mean over the GPUs becomes what the last one of each collective lost.
     others_s = waits.late_by_host_s * (1 - 1 / len(waits.waiting_s)) if waits is not None else 0.0
-    found = work_in(facts.trace, late := waits_for_host(facts, "dispatch"), lines_of(facts.trace, INPUT))[0]
-    work = [own for own in ranked_work(found, 1) if own.s_per_step >= _WORTH_NAMING * sum(
-        time for time, _ in found.values()) / 1e9]
+    time_by_name = work_in(facts.trace, late := waits_for_host(facts, "dispatch"), lines_of(facts.trace, INPUT))[0]
+    work = [item for item in ranked_work(time_by_name, 1) if item.s_per_step >= _WORTH_NAMING * sum(
+        time for time, _ in time_by_name.values()) / 1e9]
     return ThreadContention(
         # Without times: theirs are sums over many threads.
-        culprits=tuple(replace(own, time_s=None) for own in on_host(facts, work, late)),
+        culprits=tuple(replace(item, time_s=None) for item in on_host(facts, work, late)),
         gpus=facts.active_numbers, share=(host.dispatch_s + host.stalled * others_s) / facts.period_s,
         launch_wait_s=host.dispatch_s, collective_wait_s=others_s, held_up=host.stalled, threads_at_work=at_work,
         shared=host.input_shared_threads, cpus=threads.cpus or pool, input_meanwhile=host.input_together or 0.0,

@@ -1,4 +1,5 @@
-"""What PyTorch training loops do more often than they need: gradients reduced or zeroed, and ops that train nothing."""
+"""Rules about work that PyTorch training loops do more often than they need: gradients reduced or zeroed, and ops that
+train nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def _spans(facts: TraceFacts, rows: I64) -> Spans:
 
 def _share(facts: TraceFacts, spans: Spans) -> float:
     """This time of one process as a share of the steps."""
-    judged = facts.judged_spans
+    judged = facts.analyzed_spans
     return intersect(spans, judged).total / judged.total if judged.total else 0.0
 
 
@@ -141,8 +142,8 @@ def _work(facts: TraceFacts, rows: I64) -> float:
         return _share(facts, _spans(facts, rows))
     device, spans = facts.trace.device, _spans(facts, rows)
     of_ops = np.flatnonzero(coverage(spans, device.launch_ns, device.launch_ns + 1) > 0)
-    time = int(coverage(facts.judged_spans, device.start_ns[of_ops], device.end_ns[of_ops]).sum())
-    return time / (facts.judged_spans.total * len(facts.active)) if facts.judged_spans.total else 0.0
+    time = int(coverage(facts.analyzed_spans, device.start_ns[of_ops], device.end_ns[of_ops]).sum())
+    return time / (facts.analyzed_spans.total * len(facts.active)) if facts.analyzed_spans.total else 0.0
 
 
 def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
@@ -176,11 +177,11 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     if result is None:
         return None
     ops = result.rows
-    within = coverage(facts.judged_spans, host.start_ns[ops], host.end_ns[ops])
+    within = coverage(facts.analyzed_spans, host.start_ns[ops], host.end_ns[ops])
     total = int(within.sum())
     if not total or result.product_ns > limit("ops_without_gradient.products") * total:
         return None  # a second model runs without training, as a teacher does
-    share = total / facts.judged_spans.total
+    share = total / facts.analyzed_spans.total
     if share < limit("ops_without_gradient.share"):
         return None
     kinds, which, counts = np.unique(host.name[ops], return_inverse=True, return_counts=True)
@@ -191,7 +192,7 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
         gpus=(), share=share, frees_cpus=True, best_case=True, ops_s=share * facts.period_s,
         names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_LINES]) or "many kinds",
         calls=counts[longest[0]] / steps.count if longest else 0.0,
-        culprits=(*_lines(facts, intersect(spans, facts.judged_spans)), *(
+        culprits=(*_lines(facts, intersect(spans, facts.analyzed_spans)), *(
             Culprit(trace.names[kinds[i]], "host", times[i] / steps.count / 1e9, facts.basis,
                     at_s=int(host.start_ns[ops[which == i]][within[which == i].argmax()]) / 1e9)
             for i in longest[:_NAMED_LINES])))
@@ -204,7 +205,7 @@ def _lines(facts: TraceFacts, spans: Spans) -> tuple[Culprit, ...]:
     error_s = max((samples.error_s for samples in facts.trace.stacks), default=0.0)
     if not python or 2e9 * error_s > float(np.median(spans.end - spans.start)):
         return ()
-    processes = process_lines(python, facts.judged_spans, spans)
+    processes = process_lines(python, facts.analyzed_spans, spans)
     lines = gap_lines("gap", spans, spans.total / facts.steps_or_window / 1e9, processes).lines
     return tuple(Culprit(line.line, "line", line.s_per_step, facts.basis, traced=line.traced)
                  for line in lines[:_NAMED_LINES])

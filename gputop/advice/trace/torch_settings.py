@@ -11,6 +11,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.small_ops import outermost_ops
 from gputop.analysis.steps.compilations import holds
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, coverage, merge, union
@@ -18,7 +19,6 @@ from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64
 from gputop.trace.threads import MAIN, lines_of
 
-_NODE = r"autograd::engine::evaluate_function"
 _CHECK = r"aten::isnan$"
 _CHECKS = r"aten::(?:isnan|_is_any_true|any|item|is_nonzero|_local_scalar_dense)$"
 _PRODUCT = (r"aten::(?:addmm|mm|bmm|baddbmm|addmv|mv|dot|linear|matmul|_?convolution\w*|thnn_conv2d|_slow_conv2d\w*|"
@@ -38,7 +38,7 @@ def _spans(facts: TraceFacts, rows: I64) -> Spans:
 
 def _ratio(facts: TraceFacts, spans: Spans) -> float:
     """This time as a share of the steps, or of the window."""
-    judged = facts.judged_spans
+    judged = facts.analyzed_spans
     if not judged.total:
         window = facts.trace.window_ns
         judged = Spans(np.array(window[:1], np.int64), np.array(window[1:], np.int64))
@@ -56,18 +56,18 @@ class AnomalyMode(Verdict, frozen=True, kw_only=True):
 def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     """Autograd's anomaly detection is on: each node of the backward pass looks for NaN in what it computes."""
     host, trace = facts.trace.host, facts.trace
-    nodes, checks = host_rows(trace, _NODE), host_rows(trace, _CHECK)
+    nodes, checks = host_rows(trace, BACKWARD_NODE), host_rows(trace, _CHECK)
     if not len(checks) or not len(nodes):
         return None
     checked = np.zeros(len(nodes), bool)
     in_nodes: list[I64] = []
     for line in np.unique(host.line[nodes]).tolist():
         of_line = np.flatnonzero(host.line[nodes] == line)
-        own = nodes[of_line]
-        checked[of_line] = holds(trace, own, host.start_ns[checks[host.line[checks] == line]])
+        of_thread = nodes[of_line]
+        checked[of_line] = holds(trace, of_thread, host.start_ns[checks[host.line[checks] == line]])
         work = host_rows(trace, _CHECKS)
         work = work[host.line[work] == line]
-        backward = _spans(facts, own)
+        backward = _spans(facts, of_thread)
         in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None
@@ -87,22 +87,22 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
 
 
 def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
-    """From each check's begin to the end of the last op in a row that belongs to it."""
+    """Spans from each check's begin to the end of the last op in a row that belongs to it."""
     host, trace = facts.trace.host, facts.trace
-    own = outermost_ops(trace, rows[host.line[rows] == line])
-    begins = name_mask(trace, _CHECK)[host.name[own]]
+    outermost = outermost_ops(trace, rows[host.line[rows] == line])
+    begins = name_mask(trace, _CHECK)[host.name[outermost]]
     group = np.cumsum(begins)
     kept = group > 0
-    own, group = own[kept], group[kept]
+    outermost, group = outermost[kept], group[kept]
     first = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    last = np.append(first[1:], len(own)) - 1
+    last = np.append(first[1:], len(outermost)) - 1
     # An op far behind its check is the backward pass's own.
-    nodes = host_rows(trace, _NODE)
+    nodes = host_rows(trace, BACKWARD_NODE)
     nodes = nodes[host.line[nodes] == line]
     node_end = np.sort(host.end_ns[nodes])
-    ends = node_end[np.minimum(np.searchsorted(node_end, host.start_ns[own[first]]), len(node_end) - 1)]
-    done = np.maximum(host.end_ns[own[last]], host.end_ns[own[first]])
-    return union(host.start_ns[own[first]], np.minimum(done, ends))
+    ends = node_end[np.minimum(np.searchsorted(node_end, host.start_ns[outermost[first]]), len(node_end) - 1)]
+    done = np.maximum(host.end_ns[outermost[last]], host.end_ns[outermost[first]])
+    return union(host.start_ns[outermost[first]], np.minimum(done, ends))
 
 
 def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:

@@ -1,4 +1,4 @@
-"""How the training loop is written, for advice that must be true for it: a trace names no versions."""
+"""The style of the training loop, for advice that must be true for it: a trace names no versions."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
 _UNNAMED = ("python", "unknown")  # kinds of host work of which no event tells more
 _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
-_WORK_OF_KIND: dict[str, KnownWork] = {known.kind: known for known in (*WORK, *SELDOM_WORK)}
+_WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
 _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): work at the end "
                    "of an epoch (on_epoch_end, checkpoints, metrics) delays the training.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
@@ -81,26 +81,28 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
 
 
 def _one_short_pause(parts: Sequence[WallPart]) -> bool:
-    """Whether all of the time is one pause that is no loss by its length alone."""
+    """Return whether all of the time is one pause that is no loss by its length alone."""
     return sum(part.count for part in parts) == 1 and parts[0].longest_s < limit("time_outside_steps.once")
 
 
 def _of_others(facts: TraceFacts, part: WallPart, share: float) -> str | None:
-    """Why other processes may have made this part so long: nothing but its length speaks for the job's own Python."""
+    """Reason why other processes may have made this part so long: nothing but its length speaks for the job's own
+    Python."""
     if part.kind not in _UNNAMED or part.every_steps is not None:
         return None
     return may_be_others(facts, share, silent=part.kind == "python")
 
 
 def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
-    """What has a name, each once with its time in the recording."""
+    """Culprits that have a name, each once with its time in the recording."""
     times: dict[tuple[str, str], list[WallPart]] = {}
     for part in parts:
         if part.what:
             times.setdefault((part.what, "line" if _LINE.search(part.what) else "host"), []).append(part)
-    found = [Culprit(what, kind, sum(part.time_s for part in own), "window",
-                     at_s=max(own, key=lambda part: part.longest_s).at_s) for (what, kind), own in times.items()]
-    return tuple(sorted(found, key=lambda one: -(one.time_s or 0.0)))
+    culprits = [Culprit(what, kind, sum(part.time_s for part in same_name), "window",
+                        at_s=max(same_name, key=lambda part: part.longest_s).at_s)
+                for (what, kind), same_name in times.items()]
+    return tuple(sorted(culprits, key=lambda one: -(one.time_s or 0.0)))
 
 
 def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
@@ -132,7 +134,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
 
 
 def _what(part: WallPart) -> str:
-    """What the host did: "saving checkpoints (train.py:88 save)", "Python at train.py:11 Save.on_epoch_end"."""
+    """Words for the host's work: "saving checkpoints (train.py:88 save)", "Python at train.py:11 Save.on_epoch_end"."""
     kind = HOST_KINDS.get(part.kind, HOST_KINDS["unknown"])
     if part.kind in ("line", "op"):
         return part.what
@@ -146,9 +148,9 @@ def _often(part: WallPart) -> str:
 
 
 def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
-    known = _WORK_OF_KIND.get(part.kind)
-    if known is not None:
-        return known.action, known.snippets.get(job.loop)
+    recognized = _WORK_OF_KIND.get(part.kind)
+    if recognized is not None:
+        return recognized.action, recognized.snippets.get(job.loop)
     if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
         return _SLOW_START, LOADER if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in _KERAS:
@@ -234,7 +236,7 @@ class UnfinishedStep(Verdict, frozen=True, kw_only=True):
 
 
 def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
-    """At the begin or the end of the recording no step ends for far longer than a step takes: one that had begun
+    """No step ends at the begin or the end of the recording for far longer than a step takes: one that had begun
     before, or that had not ended. Waits for a batch are those of input_bound."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or steps is None or steps.unit != "step" or steps.count < limit("unfinished_step.steps"):

@@ -1,4 +1,4 @@
-"""What in a GPU's kernels a larger batch shares out, and what of the GPU they leave empty for it to fill.
+"""Time of a GPU's kernels that a larger batch shares out, and the part of the GPU that it would fill.
 
 A step with ``f`` times the samples needs ``f`` times the kernel time, except for two kinds of kernels. The optimizer's
 work on the parameters, whose number does not change. And a kernel with fewer blocks than the GPU has SMs leaves SMs
@@ -95,7 +95,8 @@ class _Alone:
 
 
 def _waves(trace: Trace, gpu: int, sms: int, blocks: I64) -> F64:
-    """By launch shape how often the GPU must be filled with blocks (Nsight Compute's waves); 0 where not known."""
+    """Number of times that the GPU must be filled with blocks (Nsight Compute's waves), by launch shape; 0 where not
+    known."""
     capability = trace.gpus[gpu].compute_capability
     resident = [resident_blocks(capability, math.prod(shape.block), shape.registers, shape.shared_bytes) or 0
                 for shape in trace.launch_shapes] + [0]

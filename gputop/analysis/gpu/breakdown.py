@@ -1,4 +1,4 @@
-"""Where the step goes: eight exclusive parts that sum to it exactly.
+"""Breakdown of the step: eight exclusive parts that sum to it exactly.
 
 Each instant of each GPU that took part goes to the first of these that holds, and the
 parts are averaged over those GPUs:
@@ -44,8 +44,8 @@ PartsByGpu = Mapping[int, Mapping[str, Spans]]
 
 
 class IdleByGpu(NamedTuple):
-    """By GPU that took part (index into ``Trace.gpus``): when the loop that feeds it waits for a batch and none of that
-    loop's GPUs is busy, and when it waits for its host: the instants of the parts ``launch`` and ``host``."""
+    """Idle spans by GPU that took part (index into ``Trace.gpus``): the loop that feeds it waits for a batch and none
+    of that loop's GPUs is busy, or it waits for its host: the instants of the parts ``launch`` and ``host``."""
 
     starved: Mapping[int, Spans]
     late: Mapping[int, Spans]
@@ -75,7 +75,7 @@ def parts_by_gpu(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
     idle: IdleByGpu | None = None,
 ) -> dict[int, dict[str, Spans]]:
-    """For each GPU that took part (index into ``Trace.gpus``) when each part holds on it. ``idle``: the same bounds'
+    """Spans of each part on each GPU that took part (index into ``Trace.gpus``). ``idle``: the same bounds'
     :func:`idle_by_gpu`, where that is known."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     idle = idle_by_gpu(trace, gpu_timelines, bounds) if idle is None else idle
@@ -88,7 +88,7 @@ def _parts(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
     by_gpu: PartsByGpu | None = None,
 ) -> tuple[dict[str, list[Spans]], int]:
-    """When each part holds on each GPU that took part, and how many those are; without any, on the host."""
+    """Spans of each part on each GPU that took part, and the number of those GPUs; without any, on the host."""
     by_gpu = parts_by_gpu(trace, gpu_timelines, bounds) if by_gpu is None else by_gpu
     if by_gpu:
         return {name: [parts[name] for parts in by_gpu.values()] for name in PART_IDS}, len(by_gpu)
@@ -123,7 +123,7 @@ def _gpu_parts(
 def idle_by_gpu(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
 ) -> IdleByGpu:
-    """What several analyses ask of the same ``bounds`` (disjoint, in order)."""
+    """Idle spans that several analyses need of the same ``bounds`` (disjoint, in order)."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
     starved = _starved(trace, gpu_timelines, training_loops(trace))
@@ -148,7 +148,7 @@ def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], withi
 
 
 def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequence[TrainingLoop]) -> dict[int, Spans]:
-    """For each GPU when the loop that feeds it waits for a batch and none of that loop's GPUs is busy.
+    """Spans by GPU in which the loop that feeds it waits for a batch and none of that loop's GPUs is busy.
 
     A loop bound to a thread feeds the GPUs that thread launches on, any other loop those of its host.
     """
@@ -164,7 +164,8 @@ def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequen
 
 
 def _launching(trace: Trace, within: Spans) -> Spans:
-    """When the host was launching work: runs of launches close together, inside tf.functions where there are any.
+    """Spans in which the host was launching work: runs of launches close together, inside tf.functions where there are
+    any.
 
     What lies outside ``within`` may be left out.
     """

@@ -82,20 +82,20 @@ def collective_waits(
         for timeline, spans in zip(ran, late, strict=True)])
     unmatched: dict[str, str] = {}
     for name, rows_by_gpu in by_operation(trace, rows).items():
-        there = [i for i, r in enumerate(rows_by_gpu) if len(r)]
-        operations = matched(trace, [rows_by_gpu[i] for i in there])
+        members = [i for i, r in enumerate(rows_by_gpu) if len(r)]
+        operations = matched(trace, [rows_by_gpu[i] for i in members])
         if isinstance(operations, str):
             unmatched[name] = operations
             continue
         if steps is not None:
             operations = operations[_begun_in_steps(device.start_ns[operations].max(axis=1), steps)]
         if len(operations):
-            sums.add(name, there, device.start_ns[operations], device.end_ns[operations])
+            sums.add(name, members, device.start_ns[operations], device.end_ns[operations])
     return sums.result(steps, unmatched)
 
 
 class _Sums:
-    """What the matched collectives of all operations add up to, by the GPUs that ran some (places in ``timelines``)."""
+    """Sums over the matched collectives of all operations, by the GPUs that ran some (indices into ``timelines``)."""
 
     def __init__(self, trace: Trace, timelines: Sequence[GpuTimeline], waits_for_host: Sequence[Spans],
                  without_work: Sequence[Spans]) -> None:
@@ -115,12 +115,12 @@ class _Sums:
         self._allreduce_s: list[float] = []
         self._allreduce_bare_ns = self._allreduce_ns = 0
 
-    def add(self, operation: str, there: Sequence[int], start: I64, end: I64) -> None:
-        """Add the collectives of one operation, by when they started and ended: shape (collectives, GPUs ``there``)."""
+    def add(self, operation: str, members: Sequence[int], start: I64, end: I64) -> None:
+        """Add the collectives of one operation. ``start`` and ``end`` have the shape (collectives, ``members``)."""
         begun = start.max(axis=1)
         self._count += len(start)
         waiting, hidden, bare = begun[:, None] - start, np.empty_like(start), np.empty_like(start)
-        for j, i in enumerate(there):
+        for j, i in enumerate(members):
             self._waits[i].append(union(start[:, j], begun))
             self._moves[i].append(union(begun, end[:, j]))
             hidden[:, j] = coverage(self._beside[i], start[:, j], begun)
@@ -131,26 +131,26 @@ class _Sums:
         exposed = np.where(whole > 0, 1 - hidden.sum(axis=1) / np.maximum(whole, 1), 0.0)
         ahead = np.median(np.sort(start, axis=1)[:, :-1], axis=1)
         last = np.argmax(start, axis=1)
-        behind = _behind_by_host([self._waits_for_host[i] for i in there], start, begun, last)
+        behind = _behind_by_host([self._waits_for_host[i] for i in members], start, begun, last)
         self._late_by_host_ns += float((np.minimum(behind, begun - ahead) * exposed).sum())
-        without_work = [self._without_work[i] for i in there]
+        without_work = [self._without_work[i] for i in members]
         held_ns = np.minimum(_behind_by_host(without_work, start, begun, last), begun - ahead) * exposed
         since = _since_collective_before(without_work, begun)
-        for j, i in enumerate(there):
+        for j, i in enumerate(members):
             mine = np.flatnonzero((last == j) & (held_ns >= _HELD_UP_NS))
             self._held_up_ns[i] += float(held_ns[mine].sum())
             self._held_up[i].append(_holding_up(without_work[j], since[mine], start[mine, j], held_ns[mine]))
-        np.add.at(self._late_ns, np.array(there)[last], (begun - ahead) * exposed)
-        np.add.at(self._late_times, np.array(there)[last[whole > 0]], 1)
+        np.add.at(self._late_ns, np.array(members)[last], (begun - ahead) * exposed)
+        np.add.at(self._late_times, np.array(members)[last[whole > 0]], 1)
         if operation == "AllReduce":
-            for i in there:
+            for i in members:
                 self._allreduces[i] = self._moves[i][-1]
             self._allreduce_s = ((end - start).min(axis=1) / 1e9).tolist()
             self._allreduce_bare_ns = bare_ns
             self._allreduce_ns = int((end - begun[:, None]).min(axis=1).sum())
 
     def result(self, steps: Steps | None, unmatched: Mapping[str, str]) -> CollectiveWaits:
-        """Per step where there are steps, and then of the time within them."""
+        """Result per step where there are steps, and then of the time within them."""
         per = steps.count if steps is not None else 1
         within = None if steps is None else steps.spans
 
@@ -199,7 +199,7 @@ def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | 
 
 
 def _before_first_launch(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> Spans:
-    """From the begin of the steps to the GPU's first event, where that was launched later."""
+    """Span from the begin of the steps to the GPU's first event, where that was launched later."""
     first = timeline.rows[:1]
     if steps is None or not len(first) or trace.device.launch_ns[first[0]] < steps.bounds_ns[0][0]:
         return EMPTY
@@ -213,7 +213,7 @@ def _begun_in_steps(begun_ns: I64, steps: Steps) -> I64:
 
 
 def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -> F64:
-    """How much longer than the others (their median) the last GPU waited for its host since the collective before.
+    """Extra time (ns) that the last GPU waited for its host since the previous collective, over the others' median.
 
     ``waits`` is when each GPU did, ``start`` of shape (collectives, GPUs) when it arrived, ``last`` who came last.
     """
@@ -227,7 +227,7 @@ def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -
 
 
 def _since_collective_before(waits: Sequence[Spans], begun: I64) -> I64:
-    """When the collective before each began; before the first, when a GPU first waited."""
+    """Start of the collective before each; before the first, the time at which a GPU first waited."""
     order = np.argsort(begun, kind="stable")
     since = np.empty_like(begun)
     since[order] = np.append(min((spans.start[0] for spans in waits if len(spans.start)), default=0), begun[order[:-1]])

@@ -85,7 +85,7 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOf
 
 
 def no_collectives(trace: Trace) -> str | None:
-    """What to bear in mind where several GPUs compute and nothing that they ran exchanges data between them."""
+    """Note for a trace in which several GPUs compute and nothing that they ran exchanges data between them."""
     device = trace.device
     computing = len(distinct(device.gpu[device.kind == Kind.COMPUTE]))
     if computing < 2 or ((device.kind == Kind.COLLECTIVE) | (device.kind == Kind.P2P)).any():
@@ -108,7 +108,7 @@ def by_operation(trace: Trace, rows: Sequence[I64]) -> dict[str, list[I64]]:
 
 
 def operation(kernel: str) -> str:
-    """What a collective's kernel does: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` → AllReduce."""
+    """Operation of a collective's kernel: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` → AllReduce."""
     match = _OPERATION.search(kernel.replace("(anonymous namespace)", "").split("(", 1)[0])
     return _OPERATIONS[match[1].lower().replace("_", "")] if match else UNKNOWN
 
@@ -138,7 +138,7 @@ def _operation(
 
 
 def _per_step(rows: Sequence[I64], of_steps: WorkOfSteps | None) -> float | None:
-    """How many of these events, given by GPU, a step has on one GPU; None without steps."""
+    """Number of these events (given by GPU) per step and GPU; None without steps."""
     if of_steps is None:
         return None
     return sum(int(of_steps.inside[events].sum()) for events in rows) / len(rows) / of_steps.count

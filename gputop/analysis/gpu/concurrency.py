@@ -1,4 +1,4 @@
-"""How many GPUs are active at once: side by side, or one after the other?"""
+"""Number of GPUs that are active at once: side by side, or one after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _LONGEST_NS = 86_400 * 10**9
 
 
 def concurrency(active: Sequence[Spans], within: Spans, gpus: Sequence[int]) -> Concurrency | None:
-    """For two sets of time or more, of the GPUs numbered ``gpus``; None if ``within`` is empty or longer than a day."""
+    """Concurrency of two or more sets of time, of the GPUs numbered ``gpus``; None if ``within`` is empty or longer
+    than a day."""
     whole, n = within.total, len(active)
     if not 0 < whole <= int(within.end[-1]) - int(within.start[0]) < _LONGEST_NS or n < 2:
         return None
@@ -45,7 +46,7 @@ def concurrency(active: Sequence[Spans], within: Spans, gpus: Sequence[int]) -> 
 
 
 def _time_by_state(inside: Sequence[Spans], codes: Sequence[tuple[int, int]], turn: np.ufunc, states: int) -> F64:
-    """How long (ns) each state holds from the first edge to the last. It is 0 at first; a set's begin and end turn it
+    """Time (ns) of each state from the first edge to the last. The state is 0 at first; a set's begin and end turn it
     to another one by their codes.
 
     Goes through the time in parts: what is computed of one stays in a core's cache.

@@ -19,7 +19,7 @@ DIRECTIONS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D, "p2p": Kind.P2P
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """By direction ("h2d", "d2h", "d2d", "p2p", "other"), only those that occur.
+    """Copies by direction ("h2d", "d2h", "d2d", "p2p", "other"), only those that occur.
 
     ``seconds`` are sums over copies (streams may overlap); ``bytes`` is None where the
     trace does not tell the size of any copy that way, else the sum of those it tells.

@@ -1,4 +1,4 @@
-"""What each GPU did with its time: busy, compute, collectives, copies, and whose fault idle is.
+"""Time of each GPU: busy, compute, collectives, copies, and the cause of idle time.
 
 All by unions on one timeline per GPU, never by sums over streams. The window of a GPU is
 from its first device event to its last.
@@ -82,10 +82,10 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     if not (lasts := end > start).any():
         return None
     kind = device.kind[rows]
-    there = np.bincount(kind, minlength=len(Kind))
+    count_by_kind = np.bincount(kind, minlength=len(Kind))
 
     def of(*kinds: Kind) -> Spans:
-        if not there[list(kinds)].any():
+        if not count_by_kind[list(kinds)].any():
             return EMPTY
         chosen = np.flatnonzero(np.logical_or.reduce([kind == one for one in kinds]))
         return union(start[chosen], end[chosen])
@@ -107,7 +107,7 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
 
 
 class _Pauses(NamedTuple):
-    """Of events in order of their starts: when any runs, and the places of those before and after each pause.
+    """Union of events in order of their starts, and the indices of those before and after each pause.
 
     ``plain``: no two begin at once, so that ``after`` names the only one.
     """
@@ -119,7 +119,7 @@ class _Pauses(NamedTuple):
 
 
 def _pauses(start: I64, end: I64) -> _Pauses:
-    """What a search in the union of these events finds, without the search. All last."""
+    """Find the pauses of these events, all of which last, without a search in their union."""
     order = None if (end[1:] >= end[:-1]).all() else np.argsort(end, kind="stable")
     ends = end if order is None else end[order]
     last = np.flatnonzero(start[1:] > ends[:-1])
@@ -147,7 +147,7 @@ def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:
 
 
 def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
-    """Of a GPU's device events (``rows``) the one that begins as each gap ends, or the first after that; -1: none.
+    """First of a GPU's device events (``rows``) that begins at or after the end of each gap; -1: none.
 
     Of several that start at once the earliest launched counts: the GPU could have run that one.
     """
@@ -206,7 +206,7 @@ def unused_gpu(trace: Trace, gpu: int) -> GpuUse:
 
 
 def gpu_number(trace: Trace, gpu: int) -> int:
-    """What a GPU is called in results: its ordinal, or its place in the trace where several ranks share ordinals."""
+    """Number of a GPU in results: its ordinal, or its index in the trace where several ranks share ordinals."""
     unique = len({g.ordinal for g in trace.gpus}) == len(trace.gpus)
     return trace.gpus[gpu].ordinal if unique else gpu
 

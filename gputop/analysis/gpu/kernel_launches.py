@@ -1,4 +1,4 @@
-"""How Nsight Compute (``ncu``) gets at the one launch of a kernel that is worth a look.
+"""Command lines with which Nsight Compute (``ncu``) finds the one launch of a kernel that is worth a look.
 
 ``ncu`` runs the job anew, counts the launches whose function name fits, skips some and profiles the next. The function
 name is what is left of a C++ name without return type, namespaces, template arguments and parameters; a pattern fits
@@ -35,7 +35,8 @@ _FUNCTION = re.compile(r"[\w$.]+$")
 
 
 def function_name(kernel: str) -> str:
-    """What ``ncu`` knows a kernel by: the name of its function, or its mangled name; empty where it cannot be told."""
+    """Name by which ``ncu`` knows a kernel: that of its function, or its mangled name; empty where it cannot be
+    told."""
     match = _FUNCTION.search(_CUT.split(kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0])
     return match[0] if match else ""
 
@@ -66,7 +67,7 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
 
     @cache
     def fits(code: int) -> tuple[I64, I64, I64, I64]:
-        """Of all launches of a function: when, of which name, how long, of which process."""
+        """Launches of a function: start, name, length and process of each."""
         fitting = order[ends[code - 1] if code else 0:ends[code]]
         event = rows[fitting]
         return (launched[fitting], name_of[fitting], device.end_ns[event] - device.start_ns[event],
@@ -89,20 +90,20 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
 
 
 def _of_amd(trace: Trace) -> bool:
-    """Whether the kernels ran on GPUs of AMD's, which Nsight Compute does not know. XSpaces tell no number of SMs of
-    them; other files may tell nothing of their GPUs, but have calls of HIP and kernels of Tensile and MIOpen."""
+    """Return whether the kernels ran on GPUs of AMD, which Nsight Compute does not know. XSpaces tell no number of SMs
+    of them; other files may tell nothing of their GPUs, but have calls of HIP and kernels of Tensile and MIOpen."""
     return any(gpu.compute_capability is not None and gpu.sms is None for gpu in trace.gpus) or bool(
         name_mask(trace, r"hip[A-Z]\w*(?:Launch|Mem)|Cijk_A|[Mm][Ii][Oo]pen|__amd_rocclr_").any())
 
 
 def _processes(trace: Trace) -> I64:
-    """Which process each GPU of the trace belongs to."""
+    """Process of each GPU of the trace."""
     keys = [(gpu.host, gpu.rank) for gpu in trace.gpus]
     return np.array([keys.index(key) for key in keys], np.int64)
 
 
 def _skipped(launched_ns: I64, length_ns: I64, edges_ns: I64 | None) -> int:
-    """How many launches to skip from the job's start, so that the longest one of a step after the warm-up comes next.
+    """Number of launches to skip from the job's start, so that the longest one of a step after the warm-up comes next.
     ``edges_ns``: when the steps begin and end, where they are known.
 
     A start that launches the kernel more often, to try algorithms, makes it another launch of the same kernel.

@@ -112,13 +112,13 @@ def _kernels_of(trace: Trace, timeline: GpuTimeline, of_steps: WorkOfSteps | Non
 
 
 def _combinations(columns: Sequence[npt.NDArray]) -> tuple[I64, list[I64]]:
-    """For each row which of the distinct combinations of these ids (or -1) it has, and the columns of those."""
-    there, which = numbered(columns[0])
-    values = [there]
+    """Number, for each row, of its combination of these ids (or -1), and the columns of the distinct combinations."""
+    distinct_ids, which = numbered(columns[0])
+    values = [distinct_ids]
     for column in columns[1:]:
-        there, column_which = numbered(column)
-        both, which = numbered(which * len(there) + column_which)
-        values = [*(value[both // len(there)] for value in values), there[both % len(there)]]
+        distinct_ids, column_which = numbered(column)
+        both, which = numbered(which * len(distinct_ids) + column_which)
+        values = [*(value[both // len(distinct_ids)] for value in values), distinct_ids[both % len(distinct_ids)]]
     return which, values
 
 
@@ -202,7 +202,7 @@ def _table(
 
 @dataclass(frozen=True, slots=True)
 class _PerStep:
-    """Of each group."""
+    """Figures of each group per step."""
 
     count: F64
     time_s: F64
@@ -223,9 +223,9 @@ def _kept(key: I64, kinds: _Kinds, count: npt.NDArray, label: Callable[[int], st
     if 1 < len(kinds.gpus) <= _GPUS_FOR_TOP and len(used) > TOP:
         gpu = kinds.cell // len(kinds.classes)
         for on_gpu in (np.flatnonzero(gpu == i) for i in range(len(kinds.gpus))):
-            there = _sums(key[on_gpu], kinds.length[on_gpu], len(count))
-            present = np.flatnonzero(there)
-            chosen |= set(_largest(present, there[present], _TOP_OF_GPU, label))
+            time_on_gpu = _sums(key[on_gpu], kinds.length[on_gpu], len(count))
+            present = np.flatnonzero(time_on_gpu)
+            chosen |= set(_largest(present, time_on_gpu[present], _TOP_OF_GPU, label))
     return np.array(sorted(chosen, key=lambda k: (-time[k], label(k))), np.int64)
 
 
@@ -277,9 +277,9 @@ def _shapes(trace: Trace, group: I64, kinds: _Kinds, n: int) -> list[_Shapes]:
     many = len(all_) + 1
     used, which = np.unique(group * many + kinds.shape, return_inverse=True)
     times = np.bincount(which, weights=kinds.length)
-    there = times > 0
+    has_time = times > 0
     shapes_of: list[list[tuple[LaunchShape, float]]] = [[] for _ in range(n)]
-    for code, time in zip(used[there].tolist(), times[there].tolist(), strict=True):
+    for code, time in zip(used[has_time].tolist(), times[has_time].tolist(), strict=True):
         if code % many < len(all_):
             shapes_of[code // many].append((all_[code % many], time))
     out = []

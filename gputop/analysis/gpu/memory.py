@@ -1,5 +1,5 @@
-"""How full the frameworks' own allocators were, when, and who held it. TensorFlow and JAX reserve nearly all of a
-GPU's memory, so that only this tells what is really in use."""
+"""Use of the frameworks' own allocators over time, and the holders of the peak. TensorFlow and JAX reserve nearly all
+of a GPU's memory, so that only this tells what is really in use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def downsample(values: I64, points: int) -> I64:
 
 
 def _fragmentation(events: AllocatorEvents, rows: I64, peak: int) -> tuple[float | None, float | None]:
-    """At the peak and the highest: 1 - largest free block / free bytes (bfc_allocator.cc); NaN and absent are None."""
+    """Fragmentation at the peak and the highest: 1 - largest free block / free bytes (bfc_allocator.cc); NaN and absent
+    are None."""
     if len(events.fragmentation) != len(events):
         return None, None
     fragmentation: npt.NDArray[np.float64] = events.fragmentation[rows]
@@ -86,7 +87,7 @@ def _fragmentation(events: AllocatorEvents, rows: I64, peak: int) -> tuple[float
 def _holders(
     trace: Trace, rows: I64, peak_ns: int, peak_bytes: int,
 ) -> tuple[tuple[Holder, ...], int | None, int | None]:
-    """Who holds the peak: by TF op what was allocated in the window and not yet freed at its instant, the bytes of
+    """Holders of the peak: by TF op the bytes allocated in the window and not yet freed at its instant, the bytes of
     the peak that no op is known for, and those of them allocated before the window. None without addresses."""
     events = trace.allocator
     if len(events.address) != len(events) or not (events.address[rows] >= 0).any():

@@ -1,4 +1,5 @@
-"""What a comparison needs of a trace besides its analysis, small enough to be kept: no trace is read for it twice.
+"""Series that a comparison needs of a trace besides its analysis, small enough to be kept: no trace is read for it
+twice.
 
 Without NumPy, which the monitor does not load before it compares.
 """

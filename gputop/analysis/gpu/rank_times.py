@@ -49,7 +49,7 @@ def rank_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps 
     return tuple(out)
 
 
-_WIDER = 1.5  # times the spread of the load: then that of the waiting is not due to the load
+_WAITING_SPREAD_FACTOR = 1.5  # times the spread of the load: then that of the waiting is not due to the load
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,18 @@ class Extremes:
 
     @property
     def sorted_by(self) -> str:
-        """For a caption: "8 ranks, sorted by …"."""
+        """Caption: "8 ranks, sorted by …"."""
         return "load (kernels and copies)" if self.by == "load" else "waiting: the others wait for the first"
 
 
 def least_median_most(ranks: Sequence[RankTimes]) -> Extremes:
-    """By load; by waiting where that differs more between the ranks than their load can explain."""
+    """Rank with the least, the median and the most load; of waiting where that differs more between the ranks than
+    their load can explain."""
     loads = [rank.load_s for rank in ranks]
     waits = [rank.waiting_s for rank in ranks if rank.waiting_s is not None]
     by: Literal["load", "waiting"] = "load"
-    if waits and len(waits) == len(ranks) and max(waits) - min(waits) > _WIDER * (max(loads) - min(loads)):
+    if waits and len(waits) == len(ranks) and (
+            max(waits) - min(waits) > _WAITING_SPREAD_FACTOR * (max(loads) - min(loads))):
         by = "waiting"
     ordered = sorted(ranks, key=lambda rank: (rank.load_s if by == "load" else rank.waiting_s or 0.0))
     if len(ordered) < 2:

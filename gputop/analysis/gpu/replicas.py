@@ -21,7 +21,7 @@ from gputop.trace.intervals import coverage, union
 from gputop.trace.model import I64, Kind, Trace
 
 _MIN_STEPS = 2
-_LAUNCHES_KNOWN = 0.5  # of a GPU's compute kernels; below, what is known may be another thread's alone
+_LAUNCHES_KNOWN = 0.5  # share of a GPU's compute kernels; below, what is known may be another thread's alone
 
 
 def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Replicas:
@@ -90,7 +90,7 @@ def _work(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | Non
 
 
 def _launched(trace: Trace, rows: I64) -> I64:
-    """Those of the kernels with a known launch by time of it; none where most have none."""
+    """Kernels with a known launch, in order of it; none where most have none."""
     launch = trace.device.launch_ns[rows]
     with_launch = np.flatnonzero(launch >= 0)
     if len(with_launch) < _LAUNCHES_KNOWN * len(rows):
@@ -115,14 +115,14 @@ def _first_kernels(trace: Trace, rows: Sequence[I64], by: I64, steps: Steps | No
     """
     bounds = np.array(steps.bounds_ns if steps else [], np.int64).reshape(-1, 2)
     columns: tuple[list[I64], ...] = ([], [], [])
-    there = np.ones(len(bounds), bool)
+    on_all_gpus = np.ones(len(bounds), bool)
     for kernels in rows:
         lo, hi = np.searchsorted(by[kernels], bounds[:, 0]), np.searchsorted(by[kernels], bounds[:, 1])
-        there &= hi > lo
+        on_all_gpus &= hi > lo
         first, last = kernels[np.minimum(lo, len(kernels) - 1)], kernels[np.maximum(hi, 1) - 1]
         for column, values in zip(columns, (trace.device.start_ns[first], by[first], by[last]), strict=True):
             column.append(values)
-    return _First(*(np.stack(column, axis=1)[there] for column in columns))
+    return _First(*(np.stack(column, axis=1)[on_all_gpus] for column in columns))
 
 
 def _skew(numbers: Sequence[int], start_ns: I64) -> StepSkew:

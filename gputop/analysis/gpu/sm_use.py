@@ -1,4 +1,4 @@
-"""How much of a GPU its kernels use while they run: the share of its SMs that have work.
+"""Part of a GPU that its kernels use while they run: the share of its SMs that have work.
 
 A GPU counts as busy while any kernel runs, be it one block on one of 132 SMs. The algorithm, for each GPU:
 
@@ -36,7 +36,7 @@ _WARP = 32
 
 
 def sm_use(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[SmUse, ...]:
-    """Of each GPU that ran compute kernels, in seconds per step or, without steps, in the window."""
+    """Use of the SMs of each GPU that ran compute kernels, in seconds per step or, without steps, in the window."""
     out = []
     for timeline in gpu_timelines:
         places = _places(timeline, steps)

@@ -1,4 +1,4 @@
-"""What a trace shows of each single step, for telling a change from the spread of the steps."""
+"""Series of a trace with one value for each step, for telling a change from the spread of the steps."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def step_series(
 
 
 def _waiting(trace: Trace, gpu_timelines: Sequence[GpuTimeline], start: I64, end: I64) -> F64 | None:
-    """Per step 1 - transfer / summed time of the collectives that begin in it.
+    """Ratio of waiting per step: 1 - transfer / summed time of the collectives that begin in it.
 
     See :mod:`gputop.analysis.gpu.collectives`.
     """

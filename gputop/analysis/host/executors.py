@@ -1,4 +1,4 @@
-"""To whom the ops on the threads that all of TensorFlow shares belong: the model, or functions of tf.data."""
+"""Owner of the ops on the threads that all of TensorFlow shares: the model, or functions of tf.data."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def input_executors(trace: Trace) -> I64:
 
 
 def of_input_pipeline(trace: Trace) -> Mask:
-    """Which host events belong to the input pipeline: all on tf.data's threads, and on others what begins while
-    their executor runs a function of tf.data."""
+    """Mask of the host events that belong to the input pipeline: all on tf.data's threads, and on others what begins
+    while their executor runs a function of tf.data."""
     host = trace.host
     out = lines_of(trace, INPUT)[host.line] if len(host) else np.zeros(0, bool)
     runs = input_executors(trace)

@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"(?:__|a_)inference_(.+?)_\d+$")
 
 def functions(trace: Trace, steps: Steps | None = None) -> Functions | None:
     """Calls of tf.functions in the window; None where none is traced and XLA neither compiles nor runs."""
-    compile_, runs = _spans(trace, host_rows(trace, COMPILE)), _spans(trace, host_rows(trace, XLA_RUN))
+    compile_, runs = spans_of(trace, host_rows(trace, COMPILE)), spans_of(trace, host_rows(trace, XLA_RUN))
     modules = _modules(trace)
     used = _functions(trace, {m[1] for name in modules if (m := _NUMBERED.match(name))}, runs, steps)
     if not used and not len(compile_.start) and not len(runs.start) and not modules:
@@ -60,7 +60,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
         first = min(sum(counts.get(row) == 1 for row in rows[of_function[traced]].tolist()), 1)
         calls_s = int(length[rows[of_function[traced]]].sum()) / 1e9
         built = int(building[of_function].sum()) / 1e9
-        in_xla = intersect(_spans(trace, rows[of_function]), runs).total
+        in_xla = intersect(spans_of(trace, rows[of_function]), runs).total
         xla = any(m.endswith("-xla") for m in modes) or name in compiled or in_xla > 0
         out.append(FunctionUse(
             name=name, calls=len(of_function), seconds=int(length[rows[of_function]].sum()) / 1e9,
@@ -81,7 +81,7 @@ def _of_a_step(length_ns: I64, inside: Mask, steps: Steps) -> dict[str, float]:
 
 
 def _within(trace: Trace, calls: I64, inner: I64) -> I64:
-    """For each call the time of the ``inner`` events whose nearest call around it is; each instant counts once."""
+    """Time of the ``inner`` events of which each call is the nearest call around; each instant counts once."""
     host = trace.host
     rows = np.concatenate((calls, inner))
     nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
@@ -94,8 +94,8 @@ def _within(trace: Trace, calls: I64, inner: I64) -> I64:
     return np.bincount(around[counted], weights=self_ns[counted], minlength=len(calls)).astype(np.int64)
 
 
-def _spans(trace: Trace, rows: I64) -> Spans:
-    """When any of these events was open, on any thread."""
+def spans_of(trace: Trace, rows: I64) -> Spans:
+    """Spans in which any of these events was open, on any thread."""
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 

@@ -1,4 +1,4 @@
-"""What the host did while no GPU worked: the names that fill a step's gaps."""
+"""Work of the host while no GPU worked: the names that fill a step's gaps."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def charge(trace: Trace, rows: I64, inside_ns: I64, line: npt.NDArray) -> Charge
 
 
 def marks(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Which host events are marks of steps, or hold one: an epoch, the whole training. They are around the work, and
-    none of it themselves."""
+    """Mask of the host events that are marks of steps, or hold one: an epoch, the whole training. They are around the
+    work, and none of it themselves."""
     host = trace.host
     is_mark = name_mask(trace, _MARKER)[host.name]
     is_mark[host_stat(host, "step_num")[0]] = True
@@ -141,7 +141,7 @@ def shown_name(name: str) -> str:
 
 
 def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
-    """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open but
+    """Work by name (own nanoseconds within the gaps, number of events), and the gap time in which no event is open but
     :func:`marks`, over the chosen lines."""
     host = trace.host
     rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
@@ -168,8 +168,8 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
 
 
 def lines_apart(line: npt.NDArray) -> Iterator[I64]:
-    """Where in this column of lines each stands that has many events, and where all the others do: what is computed of
-    one stays in a core's cache. Where many lines have, all are together: each costs a pass over the column."""
+    """Indices of each line with many events in this column, and of all others together: what is computed of one stays
+    in a core's cache. Where many lines have, all are together: each costs a pass over the column."""
     many = np.bincount(line) > AT_ONCE
     many &= many.sum() <= FEW_LINES
     for one in np.flatnonzero(many).tolist():
@@ -179,8 +179,8 @@ def lines_apart(line: npt.NDArray) -> Iterator[I64]:
 
 
 def longest_on_host(trace: Trace, names: Collection[str], within: Spans) -> dict[str, float]:
-    """By name when the event of it begins (seconds) that lies longest in ``within``. ``names`` are of host events or of
-    eager ops, as :func:`work_in` gives them; those without such an event are left out."""
+    """Begin (seconds), by name, of the event that lies longest in ``within``. ``names`` are of host events or of eager
+    ops, as :func:`work_in` gives them; those without such an event are left out."""
     host, number = trace.host, np.full(len(trace.names) + 1, -1, np.int64)  # the last one answers for no name
     wanted = {name: i for i, name in enumerate(names)}
     for i, text in enumerate(map(shown_name, trace.names)):

@@ -1,4 +1,4 @@
-"""What the host does while it keeps the GPUs waiting: one cause for each instant.
+"""Causes for which the host keeps the GPUs waiting: one for each instant.
 
 Each instant in which a GPU stands still by the host's fault (the parts ``launch`` and ``host`` of the
 breakdown) goes to the first of these that holds:
@@ -103,7 +103,7 @@ class HostCauses:
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
-    """Whether the model itself runs op by op, and not only a callback."""
+    """Return whether the model itself runs op by op, and not only a callback."""
     if ops is None or (ops.eager_share or 0.0) < EAGER_SHARE:
         return False
     count = ops.eager_ops_per_step if ops.eager_ops_per_step is not None else sum(op.count for op in ops.eager)
@@ -122,15 +122,15 @@ def host_causes(
     if not late:
         return None
     bounds = _bounds(trace, steps)
-    parts = {cause: sum(own.by_cause[cause].total for own in late) for cause in CAUSES}
-    gaps, placed = (merge(*(own.by_cause[cause] for own in late)) for cause in ("gap", "placement"))
-    held_up = [intersect(own.by_cause["dispatch"], _held_up(trace, own.timeline))
-               for own in late if own.timeline is not None]
+    parts = {cause: sum(waits.by_cause[cause].total for waits in late) for cause in CAUSES}
+    gaps, placed = (merge(*(waits.by_cause[cause] for waits in late)) for cause in ("gap", "placement"))
+    held_up = [intersect(waits.by_cause["dispatch"], _held_up(trace, waits.timeline))
+               for waits in late if waits.timeline is not None]
     stalled = merge(EMPTY, *held_up)
     unit = 1e9 * len(bounds) * len(late)
     seen = _bounds_seen(gpu_timelines, bounds)
     placed = intersect(placed, seen)
-    placed_ns = sum(intersect(own.by_cause["placement"], seen).total for own in late)
+    placed_ns = sum(intersect(waits.by_cause["placement"], seen).total for waits in late)
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
     gap_s = parts["gap"] / unit
@@ -151,7 +151,7 @@ def host_causes(
         gap_host=slow[0] if slow is not None else None, gap_rank=slow[1] if slow is not None else None,
         input_together=together, input_threads=threads,
         input_shared_threads=shared,
-        late={own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}, divided=tuple(late),
+        late={waits.timeline.gpu: waits.by_cause for waits in late if waits.timeline is not None}, divided=tuple(late),
         gap_recurring=recurring_share(trace, steps, gaps, slow) if steps is not None and not trace.gpus else None,
     )
 
@@ -186,7 +186,7 @@ def late_by_cause(
 
 
 def _behind_calls(steps: Steps) -> Spans:
-    """From the end of each step's call to its end."""
+    """Spans from the end of each step's call to the step's end."""
     if not steps.call_ends_ns:
         return EMPTY
     ends = steps.edges_ns[:, 1]
@@ -235,7 +235,8 @@ def _late(
 
 
 def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
-    """From the end of one launch to the start of the next one to this GPU, where that is far longer than usual."""
+    """Spans from the end of one launch to the start of the next one to this GPU, where that is far longer than
+    usual."""
     device = trace.device
     rows = timeline.rows[rows_of(device.launch_ns[timeline.rows] >= 0)]
     if len(rows) < 2:
@@ -253,7 +254,8 @@ def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
 
 
 def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | None, float]:
-    """How much of this time tf.data works, on how many threads, and on how many that are not its own."""
+    """Share of this time in which tf.data works, the number of its threads, and that of threads which are not its
+    own."""
     of_input = lines_of(trace, INPUT)
     if not stalled.total or not of_input.any():
         return None, None, 0.0
@@ -282,8 +284,8 @@ def _work(
 ) -> tuple[tuple[GapWork, ...], tuple[GapWork, ...], float | None]:
     """Names in the gaps on the threads that call functions and on executors', and the time without an event."""
     calling = np.zeros(len(trace.lines), bool)
-    for own in hosts:
-        calling[trace.host.line[own.call_rows]] = True
+    for spans_of_host in hosts:
+        calling[trace.host.line[spans_of_host.call_rows]] = True
     calling &= lines_of(trace, MAIN)
     if not gaps.total or not calling.any():
         return (), (), None

@@ -106,7 +106,7 @@ def _begins_in(spans: Spans, times: I64) -> npt.NDArray[np.bool_]:
 
 
 def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
-    """Which host events have a launch on their own thread inside."""
+    """Mask of the host events that contain a launch of their own thread."""
     device, host = trace.device, trace.host
     with_launch = device.launch_ns >= 0
     if not with_launch.any() or not len(rows):

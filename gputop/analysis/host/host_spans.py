@@ -1,4 +1,4 @@
-"""When a host traces or compiles functions, runs them, runs ops eagerly, and runs ops that no GPU does."""
+"""Spans in which a host traces or compiles functions, runs them, runs ops eagerly, and runs ops that no GPU does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
-from gputop.analysis.host.functions import XLA_RUN
+from gputop.analysis.host.functions import XLA_RUN, spans_of
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.analysis.host.small_ops import small_ops
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
@@ -77,16 +77,16 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
     executing = _rows(trace, np.ones(len(trace.names), bool), here & xla)
     waiting = _rows(trace, name_mask(trace, _WAITS), main)
-    calls = _union(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
+    calls = spans_of(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
     short_ops = None
     if not len(called) and host_rows(trace, _TORCH_OP).size:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
         waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
-        calls = joined(_union(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
+        calls = joined(spans_of(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
         if not trace.gpus:
             long = ops[trace.host.end_ns[ops] - trace.host.start_ns[ops] >= LONG_OP_NS]
-            short_ops = complement(_union(trace, np.concatenate((long, waited_for))), *trace.window_ns)
+            short_ops = complement(spans_of(trace, np.concatenate((long, waited_for))), *trace.window_ns)
     elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
@@ -100,16 +100,16 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     elif runs_eagerly:
         rows = _eager_rows(trace, main)
         of_jax = np.empty(0, np.int64) if len(rows) else _eager_rows_of_jax(trace, here)
-        eager = subtract(joined(_union(trace, rows), EAGER_PAUSE_NS), calls)
+        eager = subtract(joined(spans_of(trace, rows), EAGER_PAUSE_NS), calls)
         if not trace.gpus:  # on a CPU the ops are the model's own computing
-            eager = subtract(eager, _union(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
+            eager = subtract(eager, spans_of(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
         if len(of_jax):  # the call of a small op is itself Python's part: the op takes less time than its call
             long = executing[trace.host.end_ns[executing] - trace.host.start_ns[executing] >= LONG_OP_NS]
             others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), _functions_of_jax(trace, here),
                                      waiting, long))
-            eager = subtract(joined(_union(trace, of_jax), EAGER_PAUSE_NS), _union(trace, others))
+            eager = subtract(joined(spans_of(trace, of_jax), EAGER_PAUSE_NS), spans_of(trace, others))
     return HostSpans(
-        tracing=tracing, eager=eager, placed=_union(trace, placed_rows),
+        tracing=tracing, eager=eager, placed=spans_of(trace, placed_rows),
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
         short_ops=short_ops,
     )
@@ -120,10 +120,6 @@ def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
     if not (names.any() and lines.any()):
         return np.empty(0, np.int64)
     return np.flatnonzero(names[host.name] & lines[host.line])
-
-
-def _union(trace: Trace, rows: I64) -> Spans:
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
@@ -144,7 +140,7 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
 
 
 def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) -> I64:
-    """When something of a function runs on this host or is launched, in order."""
+    """Times at which something of a function runs on this host or is launched, in order."""
     host, device = trace.host, trace.device
     started = host_rows(trace, RUNS)
     started = started[not_input[started]]
@@ -153,8 +149,8 @@ def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) 
 
 
 def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
-    """Of each call that traces the time until its function begins to run: after building, compiling or, where
-    neither is traced, from the call's start on. To the end of building where nothing is seen to run."""
+    """Spans from each call that traces until its function begins to run: after building, compiling or, where neither is
+    traced, from the call's start on. To the end of building where nothing is seen to run."""
     host = trace.host
     building = np.concatenate((host_rows(trace, TRACING), host_rows(trace, COMPILE)))
     building = building[here[host.line[building]]]
@@ -165,9 +161,9 @@ def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
     last = np.searchsorted(built_start, end) - 1
     inside = (last >= 0) & (built_start[np.maximum(last, 0)] >= start) if len(building) else np.zeros(len(calls), bool)
     after = np.where(inside, np.clip(built[np.maximum(last, 0)] if len(building) else start, start, end), start)
-    at = np.searchsorted(begun, after)
-    first = begun[np.minimum(at, len(begun) - 1)] if len(begun) else end
-    runs = (at < len(begun)) & (first <= end)
+    next_run = np.searchsorted(begun, after)
+    first = begun[np.minimum(next_run, len(begun) - 1)] if len(begun) else end
+    runs = (next_run < len(begun)) & (first <= end)
     return union(start, np.where(runs, first, np.where(inside, after, end)))
 
 
@@ -191,18 +187,18 @@ def _functions_of_jax(trace: Trace, here: Mask) -> I64:
 
 
 def _innermost(trace: Trace, rows: I64) -> I64:
-    """Those of these events, in order of time, that hold no other of them on their thread: what only calls other ops
+    """Events among these, in order of time, that hold no other of them on their thread: what only calls other ops
     (views of many tensors) computes nothing itself."""
     host = trace.host
     out = []
     for line in np.unique(host.line[rows]).tolist():
-        own = rows[host.line[rows] == line]
-        out.append(own[np.concatenate((host.start_ns[own][1:] >= host.end_ns[own][:-1], [True]))])
+        on_line = rows[host.line[rows] == line]
+        out.append(on_line[np.concatenate((host.start_ns[on_line][1:] >= host.end_ns[on_line][:-1], [True]))])
     return np.sort(np.concatenate(out)) if out else rows
 
 
 def _python_callbacks(trace: Trace, ops: I64) -> I64:
-    """Of these events the long ones in which a compiled function runs Python: without a GPU all other ops are its own
+    """Long events among these in which a compiled function runs Python: without a GPU all other ops are its own
     computing, custom calls (LAPACK) among them."""
     host = trace.host
     long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]

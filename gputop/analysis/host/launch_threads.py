@@ -66,7 +66,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
 
 
 def work_by_line(trace: Trace) -> dict[int, Spans]:
-    """When each host thread has an event; of tf.data's threads only the events that are work count."""
+    """Spans in which each host thread has an event; of tf.data's threads only the events that are work count."""
     host = trace.host
     start, end, line = host.start_ns, host.end_ns, host.line
     of_input = lines_of(trace, INPUT)
@@ -77,7 +77,7 @@ def work_by_line(trace: Trace) -> dict[int, Spans]:
 
 
 def input_on_shared_threads(trace: Trace) -> dict[int, Spans]:
-    """When each thread that is not tf.data's own runs a function of tf.data."""
+    """Spans in which each thread that is not tf.data's own runs a function of tf.data."""
     host, of_input = trace.host, lines_of(trace, INPUT)
     rows = input_executors(trace)
     rows = rows[~of_input[host.line[rows]]] if len(rows) else rows
@@ -106,7 +106,7 @@ def _share(work: Spans | None, of: Spans) -> float | None:
 
 
 def _overlaps(work: dict[int, Spans], launching: Spans) -> dict[int, int]:
-    """For each line how long it is at work while a launch runs."""
+    """Time (ns) by line in which it is at work while a launch runs."""
     return {line: _overlap(launching, spans) for line, spans in work.items()}
 
 

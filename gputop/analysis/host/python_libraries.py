@@ -1,4 +1,4 @@
-"""Whose code a Python function is: the user's, or of Python itself or an installed package.
+"""Owner of a Python function: the user, or of Python itself or an installed package.
 
 py-spy and older versions of PyTorch's tracer write whole paths. A newer one writes paths without the folder on sys.path
 that they lie below, and the tracer of TensorFlow and JAX nothing but the name of the file. There packages tell by
@@ -77,7 +77,7 @@ _FAMILIES = re.compile(r"gen_\w+_ops|\w+_op_def|_pywrap_\w+|\w+_pb2")
 
 
 def is_library(file: str) -> bool:
-    """Whether a file, by its whole path, is of Python itself or of an installed package."""
+    """Return whether a file, by its whole path, is of Python itself or of an installed package."""
     return ((file.startswith("<") and not file.startswith(_CELLS)) or "/site-packages/" in file
             or "/dist-packages/" in file or "/lib/python3" in file or "/lib64/python3" in file)
 

@@ -20,14 +20,15 @@ from gputop.trace.intervals import Spans
 from gputop.trace.model import I64
 
 BUILT_IN = "<built-in>"  # in place of the file of a function that is not written in Python
-_TRUSTED_S = 2.0  # that a thread other than the main one still has the stack that was seen last: it may have gone
+# Time for which a thread other than the main one is taken to keep the stack seen last: it may have gone.
+_TRUSTED_S = 2.0
 # Where threads of the standard library wait for work.
 _WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "socketserver.py", "connection.py", "thread.py",
             "popen_fork.py", "subprocess.py")
 
 
 class StackSpans(NamedTuple):
-    """When a thread had which stack (index into those of its process; -1: none), on the trace's clock: in order, and
+    """Spans of a thread's stacks (index into those of its process; -1: none), on the trace's clock: in order, and
     apart.
 
     ``seen`` are the instants at which a sample first saw each of them.
@@ -39,7 +40,7 @@ class StackSpans(NamedTuple):
     seen: I64
 
     def around(self, spans: Spans) -> StackSpans:
-        """Those between the first and the last of these instants."""
+        """Spans between the first and the last of these instants."""
         if not len(spans.start):
             return StackSpans(*(column[:0] for column in self))
         first = np.searchsorted(self.end, spans.start[0], side="right")
@@ -81,7 +82,7 @@ class PythonStacks(NamedTuple):
         return out
 
     def waits(self, stack: int) -> bool:
-        """Whether it waits for work in the standard library."""
+        """Return whether it waits for work in the standard library."""
         inner = next((frame for frame in reversed(self.stacks[stack]) if self.frames[frame].file != BUILT_IN), None)
         return (inner is not None and bool(self.of_library[inner])
                 and PurePosixPath(self.frames[inner].file).name in _WAITING)

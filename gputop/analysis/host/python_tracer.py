@@ -38,7 +38,7 @@ _CALLER = re.compile(r"(?P<file>.+):(?P<line>\d{1,9})$")
 _NO_MODULE = ("builtins", "<unknown>")
 _MAX_STACKS = 50_000
 _MAX_DEPTH = 300  # what is deeper counts as the function around it
-_PER_LAUNCH = 0.1  # of the launches of a GPU: a thread with Python and so many is a training loop
+_PER_LAUNCH = 0.1  # share of a GPU's launches: a thread with Python and so many is a training loop
 
 
 class _Calls(NamedTuple):
@@ -85,7 +85,7 @@ def function_text(name: str) -> str | None:
 
 
 def tells_lines(trace: Trace) -> bool:
-    """Whether the tracer wrote the lines of calls, too."""
+    """Return whether the tracer wrote the lines of calls, too."""
     return len(host_stat(trace.host, "called_from")[0]) > 0
 
 
@@ -102,7 +102,7 @@ def _loops(trace: Trace, lines: Sequence[int], loaders: set[int], spans: dict[in
 
 
 def _calls(trace: Trace, rows: I64) -> _Calls:
-    """Those of these rows that are not too deep; what reaches beyond the call around it is cut there."""
+    """Calls among these rows that are not too deep; what reaches beyond the call around it is cut there."""
     host = trace.host
     line, start, end, name = (column[rows].astype(np.int64) for column in (
         host.line, host.start_ns, host.end_ns, host.name))
@@ -158,7 +158,7 @@ class _Frames:
 
 
 def _frame(name: str) -> tuple[StackFrame, bool | None]:
-    """By its name in a trace, and whether it is of a library."""
+    """Frame of a function by its name in a trace, and whether it is of a library."""
     for pattern, is_library in ((_XLA, is_library_file), (_PYTORCH, is_library_below_path)):
         match = pattern.match(name)
         if match is not None:
@@ -174,7 +174,7 @@ def _frame(name: str) -> tuple[StackFrame, bool | None]:
 
 
 def _stacks(calls: _Calls, names: _Frames) -> I64:
-    """For each call the stack while it runs itself, as an index into ``names.stacks``.
+    """Stack of each call while it runs itself, as an index into ``names.stacks``.
 
     From a certain number of different stacks on what is deeper counts as the function around it.
     """
@@ -212,7 +212,7 @@ def _stacks(calls: _Calls, names: _Frames) -> I64:
 
 
 def _innermost(calls: _Calls, stack: I64, rows: I64) -> StackSpans:
-    """Of one thread's calls when each was the innermost."""
+    """Spans in which each of one thread's calls was the innermost."""
     start, end, depth = calls.start[rows], calls.end[rows], calls.depth[rows]
     around = calls.parent[rows]
     time = np.concatenate((end, start))

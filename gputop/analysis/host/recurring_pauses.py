@@ -15,7 +15,7 @@ from gputop.trace.lookups import host_rows
 from gputop.trace.model import Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 
-_OFTEN = 0.5  # of the steps have a pause at this place. gputop's own figure
+_RECURRING_SHARE = 0.5  # share of the steps that have a pause at this place. gputop's own figure
 
 
 def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
@@ -47,5 +47,5 @@ def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
     places, which = np.unique(key, axis=0, return_inverse=True)
     of_step = np.searchsorted(edges[:, 0], pauses.start[before_op], side="right") - 1
     seen = np.unique(np.stack((which.reshape(-1), of_step), axis=1), axis=0)[:, 0]
-    often = np.bincount(seen, minlength=len(places)) >= _OFTEN * steps.count
+    often = np.bincount(seen, minlength=len(places)) >= _RECURRING_SHARE * steps.count
     return float(length[often[which.reshape(-1)]].sum()) / pauses.total

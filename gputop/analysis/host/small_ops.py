@@ -31,7 +31,7 @@ class SmallOps(NamedTuple):
 
 
 def small_ops(trace: Trace, lines: Mask) -> SmallOps:
-    """Those of these threads."""
+    """Small ops of these threads."""
     host, rows_of_lines, spans, count = trace.host, [], EMPTY, 0
     ops = host_rows(trace, _OP)
     ops = ops[lines[host.line[ops]]]
@@ -52,7 +52,7 @@ def small_ops(trace: Trace, lines: Mask) -> SmallOps:
 
 
 def outermost_ops(trace: Trace, rows: I64) -> I64:
-    """Those of one thread's events that lie in no other of them, in order of time."""
+    """Events of one thread that lie in no other of them, in order of time."""
     host = trace.host
     rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
     if not len(rows):

@@ -1,4 +1,4 @@
-"""Which lines of Python ran in the gaps of the steps, by stacks that were sampled while the job was captured, or by the
+"""Lines of Python that ran in the gaps of the steps, by stacks that were sampled while the job was captured, or by the
 functions that the profiler's own tracer recorded.
 
 Samples and trace have the Unix time of one machine. A gap counts as seen where a sampled stack changed in it or where
@@ -29,15 +29,16 @@ from gputop.trace.model import I64, Trace
 INPUT_GAP, EAGER_GAP = "input", "eager"
 GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, "placement", "dispatch")
 _NO_GAPS_ON_CPU = ("placement", "dispatch")  # without a GPU these hold the computing
-_CERTAIN = 3.0  # mean intervals: of random samples 95 % of such gaps have one
-_AROUND = 0.5  # of the stacks first seen outside of gaps: a line in so many is around the steps and tells of no gap
+_SAMPLED_INTERVALS = 3.0  # mean intervals: of random samples 95 % of such gaps have one
+# Share of the stacks first seen outside of gaps: a line in so many is around the steps and tells of no gap.
+_ENCLOSING_SHARE = 0.5
 TOP = 8
 _MOST_LINES = 4 * TOP
-_SCATTERED = 0.2  # of the gaps' time: no line takes so much of it
+_SCATTERED = 0.2  # share of the gaps' time: no line takes so much of it
 _MIN_SHARE = 0.01
 _FEW_GAPS = 3  # that were seen: of fewer no lines are told, unless there are no others
-_OF_GAPS = 2.0
-_PASSES_ON = 0.98  # of a line's time is that of the one line that it calls
+_GAP_RATIO = 2.0
+_PASSES_ON = 0.98  # share of a line's time in the one line that it calls
 _FLAME_SHARE, _FLAME_NODES, _FLAME_DEPTH = 0.005, 400, 60
 
 
@@ -47,13 +48,13 @@ def seen_gaps(gaps: Spans, spans: StackSpans, rate_hz: float) -> Spans:
         return EMPTY
     changes = np.searchsorted(spans.seen, gaps.end, side="right") - np.searchsorted(spans.seen, gaps.start)
     sampled = (gaps.start >= spans.seen[0]) & (gaps.end <= spans.end[-1])
-    certain = gaps.end - gaps.start >= _CERTAIN * 1e9 / rate_hz
+    certain = gaps.end - gaps.start >= _SAMPLED_INTERVALS * 1e9 / rate_hz
     is_seen = (changes > 0) | (sampled & certain)
     return Spans(gaps.start[is_seen], gaps.end[is_seen])
 
 
 class _Telling(NamedTuple):
-    """By stack the index of the frame that says most, of the outermost one that could, and of the innermost one of all;
+    """Indices by stack of the frame that says most, of the outermost one that could, and of the innermost one of all;
     -1: the stack says nothing."""
 
     line: I64
@@ -74,15 +75,15 @@ class Lines:
         self._telling_of_ops = self._frames_that_tell(False, frozenset())
 
     def _threads(self, kind: str) -> list[tuple[StackSpans, bool]]:
-        """Those whose Python tells of such gaps, and whether only the user's own code in it does: in waits for input
-        the loop stands still and other threads go on."""
+        """Threads whose Python shows such gaps, and whether only the user's own code in it does: in waits for input the
+        loop stands still and other threads go on."""
         if kind != INPUT_GAP:
             return [(self.python.loop, False)]
         loop = [(self.python.loop, True)] if self.python.loop_loads else []
         return [*loop, *((spans, True) for spans in self.python.others)]
 
     def seen(self, gaps: Spans, kind: str = "gap") -> Spans:
-        """Those of which the stacks tell."""
+        """Gaps that the stacks cover."""
         python = self.python
         if python.exact:
             loop = python.loop
@@ -96,7 +97,7 @@ class Lines:
         return merge(self._going_on(gaps), *(seen_gaps(gaps, spans, python.rate_hz) for spans in sampled))
 
     def _going_on(self, gaps: Spans) -> Spans:
-        """Those in the middle of which the training loop has a stack of gaps."""
+        """Gaps in the middle of which the training loop has a stack of gaps."""
         spans = self.python.loop
         middle = gaps.start + (gaps.end - gaps.start) // 2
         last_span = np.searchsorted(spans.start, middle, side="right") - 1
@@ -112,7 +113,7 @@ class Lines:
             return np.empty(0, np.int64)
         loop = self.python.loop
         counts = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in (gaps, outside)]
-        return np.flatnonzero(counts[0] > _OF_GAPS * counts[1])
+        return np.flatnonzero(counts[0] > _GAP_RATIO * counts[1])
 
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
@@ -148,8 +149,9 @@ class Lines:
         return sorted(out, key=lambda row: (-row[1], row[0].file, row[0].line))
 
     def _frames_that_tell(self, worker: bool, around: frozenset[int]) -> _Telling:
-        """Of each stack the innermost frame of the user's own code that is not ``around`` the steps, else the innermost
-        one. ``worker``: a thread that tells of the user's own code alone, and nothing while it waits for work."""
+        """Innermost frame of each stack that is of the user's own code that is not ``around`` the steps, else the
+        innermost one. ``worker``: a thread that tells of the user's own code alone, and nothing while it waits for
+        work."""
         python = self.python
         line, outer, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(3))
         for number, stack in enumerate(python.stacks):
@@ -171,7 +173,7 @@ class Lines:
             for frame in set(self.python.stacks[stack]):
                 times[frame] = times.get(frame, 0) + int(by_stack[stack])
         total = outside.total if self.python.exact else int(inside.sum())
-        return frozenset(frame for frame, time in times.items() if time > _AROUND * total)
+        return frozenset(frame for frame, time in times.items() if time > _ENCLOSING_SHARE * total)
 
     def flame(self, window: Spans, gaps: Spans, per: float) -> tuple[FlameNode, ...]:
         """The loop's stacks as a tree, seconds by ``per``, the calls of each line that take most first. Lines of
@@ -250,7 +252,8 @@ def process_lines(python: Sequence[PythonStacks], within: Spans, gaps: Spans) ->
 
 def gap_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, causes: HostCauses | None,
               ) -> tuple[dict[str, Spans], Mapping[str, float]]:
-    """By kind when a GPU has such a gap or, in a trace without, the host; and how long, as the mean of the GPUs."""
+    """Spans by kind in which a GPU, or in a trace without one the host, has such a gap; and their length, the mean of
+    the GPUs."""
     bounds = steps.bounds_ns if steps is not None else (trace.window_ns,)
     parts = parts_by_gpu(trace, gpu_timelines, bounds)
     waits = [of_gpu["input"] for of_gpu in parts.values()]
@@ -283,7 +286,7 @@ def gap_lines(kind: str, gaps: Spans, s_per_step: float, processes: Sequence[Lin
 
 
 def lines_of_gaps(processes: Sequence[Lines], gaps: Iterable[tuple[int, int, str]]) -> list[tuple[StackLine, ...]]:
-    """For single gaps (start, end, cause) the lines that ran in each; empty where no sample tells of it."""
+    """Lines that ran in each of these gaps (start, end, cause); empty where no sample fell into it."""
     out = []
     for start, end, cause in gaps:
         one = Spans(np.array([start], np.int64), np.array([end], np.int64))

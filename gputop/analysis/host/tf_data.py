@@ -24,8 +24,8 @@ ITERATOR = r"Iterator::"
 _POSITION = re.compile(r"\[\d+\]")
 _PRODUCES = r"Parallel\w*Produce$|MapAndBatch\w*Produce$"
 _HANDS_ON = re.compile(r"(?:Root|Prefetch|Options|Model|MaxIntraOpParallelism|PrivateThreadPool)$")
-_CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
-_PARALLEL = re.compile(r"Parallel|MapAndBatch")
+SEGMENT_ENDS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
+PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
 _PYTHON_OP = r"(?:.*[:/])?(?:Eager)?PyFunc(?:Stateless)?$"
 _REFILL_FACTOR = 50.0  # times the median call; gputop's own figure
 _MAX_PATHS = 512  # far more than the stages of any pipeline; a damaged file may have any number
@@ -82,7 +82,7 @@ def iterator_paths(trace: Trace) -> tuple[I64, I64, list[str]]:
 
 
 def _stat_of(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
-    """Whether each row has the stat, and its value."""
+    """Mask of the rows that have the stat, and its value for each row."""
     having, values = host_stat(trace.host, name)
     if not len(having):
         return np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
@@ -106,7 +106,7 @@ def _iterators(trace: Trace, rows: I64) -> I64:
 
 
 def _datasets(trace: Trace, calls: _Calls) -> tuple[I64, list[str]]:
-    """For each call the number of its dataset, and the datasets' labels."""
+    """Number of each call's dataset, and the datasets' labels."""
     rows = calls.rows
     root = calls.paths.index("Root") if "Root" in calls.paths else -1
     has, ids = _keys(trace, rows, "id")
@@ -155,7 +155,7 @@ def _root_labels(
 
 
 def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
-    """By path the nanoseconds that the functions of its stages ran on executor threads, where that is traced.
+    """Nanoseconds by path that the functions of its stages ran on executor threads, where that is traced.
 
     A stage starts its function in its own call, or, with workers, in a "…Produce" on its thread, in which it also calls
     the stage below. A function that only passes on its arguments needs no executor: of a stage with workers whose
@@ -210,7 +210,7 @@ def _pipeline(
         rows = calls.rows[of[path == i]]
         parallelism = _highest(trace, rows, "parallelism")
         function = functions[i] * float(count[i]) / float(everywhere[i]) / 1e9 if i in functions else None
-        workers = _workers(stages.get(above), parallelism if _PARALLEL.search(name) else None)
+        workers = _workers(stages.get(above), parallelism if PARALLEL_STAGE.search(name) else None)
         limit, empty = _buffer(trace, rows) if name.startswith("Prefetch") else (None, None)
         cost = _cost(name, float(self_ns[i]) / 1e9, function, workers)
         iterators = np.unique(calls.iterator[of[path == i]])
@@ -256,7 +256,7 @@ def _workers(parent: Stage | None, parallelism: int | None) -> int:
     """Threads that do a stage's work: its own workers, or those of the parallel interleave that calls it."""
     if parallelism is not None:
         return max(parallelism, 1)
-    if parent is not None and (parent.name.startswith("ParallelInterleave") or not _CUTS.search(parent.name)):
+    if parent is not None and (parent.name.startswith("ParallelInterleave") or not SEGMENT_ENDS.search(parent.name)):
         return parent.workers
     return 1
 
@@ -265,7 +265,7 @@ def _cost(name: str, own_s: float, function_s: float | None, workers: int) -> fl
     """Seconds of a stage's own work over its workers; of a parallel stage without a traced function, waiting for it."""
     if _HANDS_ON.match(name):
         return 0.0
-    if _PARALLEL.search(name):
+    if PARALLEL_STAGE.search(name):
         return own_s if function_s is None else function_s / workers
     return own_s / workers
 
@@ -276,7 +276,7 @@ def _bounding(stages: dict[str, Stage]) -> tuple[str | None, float | None]:
     costs: dict[str, float] = {}
     for path, stage in stages.items():
         above = stages.get(stage.parent or "")
-        begins = above is None or _CUTS.search(above.name) or _CUTS.search(stage.name)
+        begins = above is None or SEGMENT_ENDS.search(above.name) or SEGMENT_ENDS.search(stage.name)
         segment[path] = path if begins else segment[above.path] if above else path
         costs[segment[path]] = costs.get(segment[path], 0.0) + (stage.cost_s_per_batch or 0.0)
     head = max(costs, key=lambda path: costs[path])

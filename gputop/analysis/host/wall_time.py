@@ -1,4 +1,4 @@
-"""Where the recorded time went: every second of every rank in one named part.
+"""Division of the recorded time: every second of every rank in one named part.
 
 For each rank, from the begin to the end of its recording (the profiler's own, where the trace holds them, else its
 first and last event), in this order:
@@ -57,21 +57,21 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 # Usual steps: at an edge of the recording there is one that began before it or had not ended, and the pause to the
 # next. gputop's own figure.
 OPEN_STEPS = 2.5
-_STOPS_NS = 10**9  # that TensorFlow's profiler takes to stop, on CPUs that are busy; measured up to 0.6 s
-_MOST = 0.5  # of a stretch: what fills it, names it
+_STOPS_NS = 10**9  # time of TensorFlow's profiler to stop on busy CPUs; measured up to 0.6 s
+_MAIN_SHARE = 0.5  # share of a stretch: what fills it, names it
 _KNOWN_STEPS = 5  # so many show how long a usual one takes
-_LULL = 0.5  # of a usual step: what begins sooner after its call, or after more of its own work, belongs to it
+_LULL = 0.5  # part of a usual step: what begins sooner after its call, or after more of its own work, belongs to it
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
-_WORTH_ITS_NAME = 0.005  # of the recording
+_WORTH_ITS_NAME = 0.005  # share of the recording
 _NAMES = 4  # of the host's work that are kept of each part
 _SUMMARY = PATTERN_OF_KIND["summary"]
 _XLA_PROGRAM = r"ThunkExecutor::Execute"
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
-_AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
+_AT_WORK = 0.5  # share of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
 _OF_STEPS = ("steps", "periods")  # their parts come first
 _NO_STEPS = "no_steps"
-_HALF = 0.5  # of the longest gap: another one of its kind
+_HALF = 0.5  # factor of the longest gap from which another one is of its kind
 _KERAS = "Keras"  # in the anchor of steps that are its
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
 _CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
@@ -123,20 +123,20 @@ def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     """
     in_overviews = {number: find_overview_steps(trace, overview, steps) for number, overview in trace.overviews.items()}
     if steps is None:
-        steps = next((Steps((), found.times) for found in in_overviews.values() if found is not None), None)
+        steps = next((Steps((), in_rank.times) for in_rank in in_overviews.values() if in_rank is not None), None)
     ranks = [rank for rank in _ranks(trace, gpu_timelines, steps, python) if rank.window.total]
     if not ranks:
         return None
     divided = []
     longest: tuple[Trace, Steps] | None = None
-    for place, rank in enumerate(ranks):
+    for index, rank in enumerate(ranks):
         rank_time = _of_rank(rank.number, rank.host, _parts(trace, steps, rank, start))
         overview, in_overview = trace.overviews.get(rank.number), in_overviews.get(rank.number)
         if overview is not None and in_overview is not None:
             if longest is None or in_overview.count > longest[1].count:
                 longest = overview, in_overview
             rank_time = _with_overview(rank_time, rank.window, overview, in_overview,
-                                       _of_process(python, place, len(ranks)))
+                                       _of_process(python, index, len(ranks)))
         divided.append(rank_time)
     total_s, recorded_s = (sum(times) / len(divided) for times in zip(
         *((rank_time.total_s, rank_time.recorded_s) for rank_time in divided), strict=True))
@@ -164,11 +164,11 @@ def _with_overview(detail: RankWallTime, window: Spans, overview: Trace, steps: 
     return _of_rank(detail.rank, detail.host, parts)
 
 
-def _of_process(python: Sequence[T], place: int, ranks: int) -> Sequence[T]:
+def _of_process(python: Sequence[T], index: int, ranks: int) -> Sequence[T]:
     """The Python of one rank's process. Of several ranks it is known where each has some."""
     if ranks == 1:
         return python
-    return python[place:place + 1] if len(python) == ranks else ()
+    return python[index:index + 1] if len(python) == ranks else ()
 
 
 def _of_rank(number: int, host: str, parts: tuple[WallPart, ...]) -> RankWallTime:
@@ -204,7 +204,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     processes = process_lines(python, within, complement(within, *trace.window_ns) if steps is not None else EMPTY)
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     out = []
-    for place, number in enumerate(numbers):
+    for index, number in enumerate(numbers):
         lines = of_line == number
         hosts = {trace.lines[line].host for line in np.flatnonzero(lines).tolist()}
         busy = merge(EMPTY, *(timeline.busy for timeline in gpu_timelines if of_gpu[timeline.gpu] == number))
@@ -214,13 +214,13 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
             _loop_lines(trace, lines, calls), waits,
-            _of_process(processes, place, len(numbers))))
+            _of_process(processes, index, len(numbers))))
     return out
 
 
 def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans) -> Spans:
-    """From the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end, which is
-    when it has stopped: a little later than it records."""
+    """Window from the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end,
+    which is when it has stopped: a little later than it records."""
     host = trace.host
     rows = rows_of(lines[host.line]) if len(host) else np.empty(0, np.int64)
     start, end = host.start_ns[rows], host.end_ns[rows]
@@ -234,7 +234,7 @@ def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans
 
 
 def _computed_on_cpu(trace: Trace, lines: npt.NDArray[np.bool_]) -> Spans:
-    """When XLA runs programs on the CPU: JAX's calls return before."""
+    """Spans in which XLA runs programs on the CPU: JAX's calls return before."""
     rows = host_rows(trace, _XLA_PROGRAM)
     rows = rows[(lines & lines_of(trace, EXECUTOR))[trace.host.line[rows]]] if len(rows) else rows
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
@@ -274,9 +274,9 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
             take(phase if phase in _PHASES else "iterations", spans)
-        known = merge(pauses, *(spans for id_, spans in divided.items() if id_ != "unrecorded"))
+        recorded = merge(pauses, *(spans for id_, spans in divided.items() if id_ != "unrecorded"))
         # Without a step of its own, where the other recording has some, all of it is an edge.
-        first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (last, last)
+        first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     stretches = _stretches(left, rank, steps, (first, last))
     setups = _loop_setups(trace, stretches, divided, steps, rank)
@@ -295,8 +295,8 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
 
 
 def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
-    """What follows the calls of some steps, if it takes longer than a usual step and in most of it nothing computes
-    and the loop does not wait for a batch: the ends of epochs. A step's own work may end after its call."""
+    """Pauses that follow the calls of some steps, if they take longer than a usual step and in most of it nothing
+    computes and the loop does not wait for a batch: the ends of epochs. A step's own work may end after its call."""
     if not steps.call_ends_ns or steps.count < _KNOWN_STEPS:
         return EMPTY
     end = steps.edges_ns[:, 1]
@@ -309,7 +309,7 @@ def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
         begin = np.where(computing.start[next_] <= begin + lull_ns, np.clip(computing.end[next_], begin, end), begin)
     taken = coverage(merge(rank.computes, rank.waits), begin, end)
     usual_ns += float(np.median(end - begin)) if len(end) else 0.0  # a call may be the lesser part of its step
-    long = (end - begin > usual_ns) & (taken < _MOST * (end - begin))
+    long = (end - begin > usual_ns) & (taken < _MAIN_SHARE * (end - begin))
     return Spans(begin[long], end[long])
 
 
@@ -321,7 +321,7 @@ def _id_of_steps(steps: Steps) -> str:
 
 
 def _whole_loops(steps: Steps) -> dict[str, Spans]:
-    """By phase the loops between two steps, each from its first call to its last one."""
+    """Loops between two steps, by phase, each from its first call to its last one."""
     edges = steps.edges_ns[:, 0]
     out = {}
     for phase, calls in steps.other_loops.items():
@@ -334,8 +334,8 @@ def _whole_loops(steps: Steps) -> dict[str, Spans]:
 
 def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[str, Spans], steps: Steps | None,
                  rank: _Rank) -> Spans:
-    """Of Keras the stretches that lead to an evaluation's first call, and those that follow its last one and free what
-    it has used. What else comes after it are callbacks at the end of an epoch, checkpoints among them."""
+    """Stretches of Keras that lead to an evaluation's first call, and those that follow its last one and free what it
+    has used. What else comes after it are callbacks at the end of an epoch, checkpoints among them."""
     loops = divided.get(EVALUATION, EMPTY)
     if steps is None or _KERAS not in steps.times.anchor or not len(loops.start):
         return EMPTY
@@ -353,8 +353,8 @@ def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
     return spans
 
 
-def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, int]) -> list[_Stretch]:
-    """What is left, each stretch up to the next step or loop."""
+def _stretches(left: Spans, rank: _Rank, steps: Steps | None, recorded_ns: tuple[int, int]) -> list[_Stretch]:
+    """Stretches of what is left, each up to the next step or loop."""
     if steps is None:
         return [_Stretch(_NO_STEPS, int(left.start[0]), int(left.end[-1]), subtract(left, rank.busy))] if len(
             left.start) else []
@@ -362,10 +362,10 @@ def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, 
     idle = subtract(left, rank.busy)
     out = []
     # The last call belongs to no whole step, and has ended.
-    last = steps.last_call_ns if steps.last_call_ns is not None else known[1]
-    cuts = (*known, last) if last - known[1] <= OPEN_STEPS * usual_ns else known
+    last = steps.last_call_ns if steps.last_call_ns is not None else recorded_ns[1]
+    cuts = (*recorded_ns, last) if last - recorded_ns[1] <= OPEN_STEPS * usual_ns else recorded_ns
     for start, end in _cut(left, cuts):
-        at_edge = end <= known[0] or start >= known[1]
+        at_edge = end <= recorded_ns[0] or start >= recorded_ns[1]
         longer = "open" if steps.times.unit == "step" else "no_steps"
         id_ = "between" if not at_edge else longer if end - start > OPEN_STEPS * usual_ns else "edges"
         within = slice(np.searchsorted(idle.end, start, side="right"), np.searchsorted(idle.start, end))
@@ -394,8 +394,8 @@ def _loop_part(id_: str, spans: Spans, steps: Steps | None) -> WallPart:
 
 
 def _every(starts: I64, steps: Steps | None) -> int | None:
-    """How many training steps lie between one and the next, where it is the same number at least twice; some
-    accidents in between do not count."""
+    """Number of training steps from one to the next, where it is the same at least twice; some accidents in between do
+    not count."""
     if steps is None:
         return None
     return period_of(np.searchsorted(steps.edges_ns[:, 0], np.sort(starts)))[0]
@@ -420,20 +420,20 @@ def _named(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch]) -> list[_Na
     rest = [stretch for i, stretch in enumerate(stretches) if i not in alone]
     if rest:
         together = merge(EMPTY, *(stretch.idle for stretch in rest))
-        found, quiet = work.get(len(stretches), {}), silent.get(len(stretches))
-        kind, what = _name(trace, rank, together, found, quiet, rest[0].id)
+        work_times, quiet = work.get(len(stretches), {}), silent.get(len(stretches))
+        kind, what = _name(trace, rank, together, work_times, quiet, rest[0].id)
         total = sum(stretch.idle.total for stretch in rest)
         for stretch in rest:  # the names of all of them, divided by their lengths
             part = stretch.idle.total / total
-            out.append(_Named(stretch, kind, what, {name: (round(time * part), 0) for name, (time, _) in found.items()},
-                              None if quiet is None else round(quiet * part)))
+            shared = {name: (round(time * part), 0) for name, (time, _) in work_times.items()}
+            out.append(_Named(stretch, kind, what, shared, None if quiet is None else round(quiet * part)))
     return out
 
 
 def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
           ) -> tuple[dict[int, dict[str, tuple[int, int]]], dict[int, int]]:
-    """By group of stretches the own time of each name on the loop's threads and the executors', and the time in which
-    the loop's threads show no event."""
+    """Own time, by group of stretches, of each name on the loop's threads and the executors', and the time in which the
+    loop's threads show no event."""
     host = trace.host
     idle = Spans(np.concatenate([s.idle.start for s in stretches]), np.concatenate([s.idle.end for s in stretches]))
     ends = np.array([stretch.end_ns for stretch in stretches])
@@ -446,20 +446,20 @@ def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
     line = host.line[rows]
     names = len(trace.names)
     keys, times, counts, outer = [], [], [], np.zeros(len(stretches) + 1)
-    for at in lines_apart(line):
-        charged: Charge = charge(trace, rows[at], inside[at], line[at])
-        keys.append(which[at] * names + charged.name)
+    for members in lines_apart(line):
+        charged: Charge = charge(trace, rows[members], inside[members], line[members])
+        keys.append(which[members] * names + charged.name)
         times.append(charged.own_ns)
-        held = np.zeros(len(at), np.int64)
+        held = np.zeros(len(members), np.int64)
         held[np.unique(charged.holder[charged.own_ns > 0])] = 1
         counts.append(held)
-        of_loop = rank.loop_lines[line[at]]
-        outer += np.bincount(which[at][of_loop], charged.outer_ns[of_loop], len(outer))
+        of_loop = rank.loop_lines[line[members]]
+        outer += np.bincount(which[members][of_loop], charged.outer_ns[of_loop], len(outer))
     out: dict[int, dict[str, tuple[int, int]]] = {}
     if keys:
-        key, place = np.unique(np.concatenate(keys), return_inverse=True)
-        total = np.bincount(place, np.concatenate(times))
-        number = np.bincount(place, np.concatenate(counts))
+        key, key_index = np.unique(np.concatenate(keys), return_inverse=True)
+        total = np.bincount(key_index, np.concatenate(times))
+        number = np.bincount(key_index, np.concatenate(counts))
         for one, time, events in zip(key.tolist(), total.tolist(), number.tolist(), strict=True):
             if time:
                 own_names = out.setdefault(one // names, {})
@@ -479,15 +479,15 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
           id_: str) -> tuple[str, str]:
     """The kind of host work that fills half of this time, and its name."""
     total = idle.total
-    if coverage(rank.waits, idle.start, idle.end).sum() >= _MOST * total:
+    if coverage(rank.waits, idle.start, idle.end).sum() >= _MAIN_SHARE * total:
         return "input", ""
     line, user = _line(rank, idle), _line(rank, idle, user=True)
     names = sorted(work, key=lambda name: -work[name][0])
     for kind, pattern in WORK_KINDS:
         alike = [name for name in names if re.match(pattern, name)]
-        if alike and sum(work[name][0] for name in alike) >= _MOST * total:
+        if alike and sum(work[name][0] for name in alike) >= _MAIN_SHARE * total:
             return kind, line or alike[0]
-    silent = silent_ns is not None and silent_ns >= _MOST * total
+    silent = silent_ns is not None and silent_ns >= _MAIN_SHARE * total
     many = MANY_VARIABLES * max(len(idle.start), 1)
     if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many:  # Python writes what it has read
         return "checkpoint", line or READ_VARIABLE
@@ -495,7 +495,7 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "summary", line or names[0]  # ops make histograms and images of what they write
     if user or line:
         return "line", user or line
-    if names and work[names[0]][0] >= _MOST * total:
+    if names and work[names[0]][0] >= _MAIN_SHARE * total:
         return "op", names[0]
     if id_ == "open" and _input_works(trace, rank, idle):
         return "input", ""
@@ -515,7 +515,7 @@ def _line(rank: _Rank, idle: Spans, *, user: bool = False) -> str:
 
 
 def _in_wrapper(rank: _Rank, idle: Spans) -> bool:
-    """Whether a library's wrapper around a call is where Python was in most of this time: no code of the user's, and
+    """Return whether Python was in a library's wrapper around a call for most of this time: no code of the user's, and
     no callback of the library."""
     first = _first_line(rank, idle)
     return first is not None and PurePosixPath(first.file).name in PASS_ON
@@ -525,12 +525,12 @@ def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:
     if not rank.python or not idle.total:
         return None
     first = next(iter(gap_lines("gap", idle, idle.total / 1e9, rank.python).lines), None)
-    return first if first is not None and first.share >= _MOST else None
+    return first if first is not None and first.share >= _MAIN_SHARE else None
 
 
 def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
-    """Whether tf.data's threads work most of this time, while those that run ops show nothing: the loop then waits for
-    a batch whose call has not ended."""
+    """Return whether tf.data's threads work most of this time, while those that run ops show nothing: the loop then
+    waits for a batch whose call has not ended."""
     host = trace.host
 
     def covered(lines: npt.NDArray[np.bool_]) -> float:
@@ -543,7 +543,8 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
 
 
 def same_work(kind: str, what: str) -> tuple[str, str]:
-    """What parts of one work have in common. A known kind of work is one, whichever of its lines took longest."""
+    """Key that the parts of one kind of work have in common. A known kind of work is one, whichever of its lines took
+    longest."""
     return kind, what if kind in ("line", "op") else ""
 
 
@@ -575,7 +576,7 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]
 
 
 def _longest_gaps(idle: Spans) -> tuple[int, int, int]:
-    """How many gaps are at least half as long as the longest one, and the length and the begin of that."""
+    """Number of gaps at least half as long as the longest one, and the length and begin of the longest."""
     length = idle.end - idle.start
     longest = int(length.argmax())
     return int((length >= _HALF * length[longest]).sum()), int(length[longest]), int(idle.start[longest])

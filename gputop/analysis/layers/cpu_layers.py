@@ -1,4 +1,4 @@
-"""Where the step of a job without a GPU goes by phase and layer: by the ops that its CPU runs.
+"""Time of a step by phase and layer in a job without a GPU: by the ops that its CPU runs.
 
 TensorFlow's executors tell each op with its thread, from its beginning to its end, and so does PyTorch. XLA's ops (JAX,
 ``jit_compile``) end on any thread: an event "end: " with the number of the start tells when (openxla/xla,
@@ -108,7 +108,7 @@ class OpSpans(NamedTuple):
 
 
 def op_spans(trace: Trace) -> OpSpans | None:
-    """When each op runs; None as for :func:`cpu_layers`."""
+    """Spans of each op; None as for :func:`cpu_layers`."""
     ops = _ops(trace) if not trace.gpus and len(trace.host) else None
     if ops is None or not len(ops.rows):
         return None
@@ -132,7 +132,7 @@ def op_spans(trace: Trace) -> OpSpans | None:
 
 
 def _training(trace: Trace) -> set[int]:
-    """Which of ``hlo_ops`` belong to a program that computes gradients."""
+    """Indices of ``hlo_ops`` that belong to a program that computes gradients."""
     (_, hlo), (_, module) = host_stat(trace.host, "hlo"), host_stat(trace.host, "hlo_module")
     programs = dict(zip(hlo.tolist(), module.tolist(), strict=True))
     those = {programs.get(i) for i, op in enumerate(trace.hlo_ops) if differentiates(op.op_name)}
@@ -168,7 +168,7 @@ def _ops(trace: Trace) -> _Ops:
 
 
 def _ends(trace: Trace, rows: I64) -> I64:
-    """When the op that began at each of these rows was done; -1: with the event itself, or not told."""
+    """End of the op that began at each of these rows; -1: with the event itself, or not told."""
     host = trace.host
     machine = np.array([trace.hosts.index(line.host) if line.host in trace.hosts else -1 for line in trace.lines])
     out = np.full(len(rows), -1, np.int64)
@@ -210,7 +210,8 @@ def _shared(trace: Trace, ops: _Ops, within: Spans) -> tuple[I64, int]:
 
 
 def _by_op(ops: _Ops, time_ns: I64, inside: npt.NDArray[np.bool_]) -> Iterator[tuple[int, str, float, float]]:
-    """What the op is, its phase where its name tells none, its time, and how many of its runs began in the steps."""
+    """Yield each op's key, its phase where its name says none, its time, and the number of its runs that began in the
+    steps."""
     for phase in dict.fromkeys(ops.phase.tolist()):
         of_phase = np.flatnonzero(ops.phase == phase)
         keys, which = np.unique(ops.key[of_phase], return_inverse=True)

@@ -21,9 +21,9 @@ from gputop.trace.intervals import AT_ONCE, Spans, coverage
 from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Trace
 
-_OPENED_FROM = 0.9  # of the time: a layer that has less stands as it is
-_NAMED_FROM = 0.1  # of the time: where no part of a layer takes more, it is not opened
-_NAMED_PART = 0.5  # of the time, below which names say too little
+_OPENED_FROM = 0.9  # share of the time: a layer that has less stands as it is
+_NAMED_FROM = 0.1  # share of the time: where no part of a layer takes more, it is not opened
+_NAMED_PART = 0.5  # share of the time, below which names say too little
 MAX_CULPRITS = 20  # of a finding
 _MAX_DEPTH, _MAX_NAME = 12, 160
 _NUMBER = re.compile(r"\d+")
@@ -130,8 +130,8 @@ def named_events(
 
 
 def op_keys(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:
-    """For each event the op of its program, or that many plus the index of its op's name, or, where the trace names no
-    op at all, the scope of its launch; -1: none."""
+    """Key of each event's op: the op of its program, or that many plus the index of its op's name, or, where the trace
+    names no op at all, the scope of its launch; -1: none."""
     device, many = trace.device, len(trace.hlo_ops)
     if calls is not None:
         return calls.of_event[rows]
@@ -152,7 +152,7 @@ def _name(trace: Trace, op: int, calls: CallScopes | None) -> tuple[tuple[str, .
 
 
 def op_stem(trace: Trace, op: int, calls: CallScopes | None) -> str:
-    """By which the same op of different replicas is known; "": of no op."""
+    """Name that the same op of different replicas has in common; "": of no op."""
     return _stem(_name(trace, op, calls)[0]) if op >= 0 else ""
 
 
@@ -189,8 +189,8 @@ def _opened(root: _Node) -> list[tuple[str, _Node]]:
 
 
 def _parts(node: _Node, whole_ns: float) -> list[tuple[str, _Node]] | None:
-    """What a scope consists of, siblings that differ in a number alone as one where that is needed; None: too many
-    small parts."""
+    """Parts of a scope, siblings that differ in a number alone as one where that is needed; None: too many small
+    parts."""
     children = dict(node.children)
     inner = sum(child.time_ns for child in children.values())
     for same in (False, True):

@@ -38,10 +38,10 @@ def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceSh
     kind = np.zeros(len(rows), np.uint8)
     sets = ((timeline.compute, timeline.other), (timeline.collectives, timeline.p2p), (timeline.h2d,))
     earlier: list[Spans] = []  # what goes before a kind
-    there = np.bincount(kinds, minlength=len(Kind))
+    count_by_kind = np.bincount(kinds, minlength=len(Kind))
     for number, (what, members) in enumerate(_PRIORITY):
         earlier += sets[number - 1] if number else ()
-        if not there[list(members)].any():
+        if not count_by_kind[list(members)].any():
             continue
         of_kind = np.zeros(len(Kind), bool)
         of_kind[list(members)] = True

@@ -1,4 +1,4 @@
-"""Which ops make one replica compute longer than the others, or whether it takes longer for everything alike."""
+"""Ops that make one replica compute longer than the others, or whether it takes longer for everything alike."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gputop.analysis.layers.pytorch import CallScopes
 from gputop.trace.intervals import Spans, coverage
 from gputop.trace.model import I64, Trace
 
-_CLEAR = 0.5  # of what some ops take longer: so much is left when what others take less is subtracted
-_ALIKE = 0.5  # of what all together take longer, in proportion
-_NAMED = 0.5  # of the time: with fewer ops named, kernels are compared by their names
-_SHAPES_KNOWN = 0.9  # of the kernels
+_MIN_NET_SHARE = 0.5  # share of what some ops take longer: so much is left when what others take less is subtracted
+_MIN_PROPORTION = 0.5  # share of what all together take longer, in proportion
+_NAMED = 0.5  # share of the time: with fewer ops named, kernels are compared by their names
+_SHAPES_KNOWN = 0.9  # share of the kernels
 
 
 class Excess(NamedTuple):
-    """What one GPU computes longer than the others: ``rows`` are its kernels, ``time_ns`` is how much of each that is,
-    by its op; ``total_ns`` all together, ``own_ns`` of it in ops that the others do not run.
+    """Excess of one GPU's compute time over the others: ``rows`` are its kernels, ``time_ns`` is how much of each that
+    is, by its op; ``total_ns`` all together, ``own_ns`` of it in ops that the others do not run.
 
     ``alike`` is the share of the others' time in ops that take longer here by half as much as all do together, and
     more: 1 where each takes longer, as on a GPU with lower clocks or with a larger part of each batch. ``blocks`` is
@@ -59,9 +59,9 @@ def excess_of(
     usual = np.median([np.bincount(stem, time, len(stems)) for stem, time in zip(rest, times[1:], strict=True)], axis=0)
     longer = np.maximum(of_heavy - usual, 0)
     total = float((of_heavy - usual).sum())
-    if not usual.sum() or total <= 0 or total < _CLEAR * longer.sum():
+    if not usual.sum() or total <= 0 or total < _MIN_NET_SHARE * longer.sum():
         return None
-    alike = float(usual[longer >= _ALIKE * total / usual.sum() * usual].sum() / usual.sum())
+    alike = float(usual[longer >= _MIN_PROPORTION * total / usual.sum() * usual].sum() / usual.sum())
     share = np.divide(longer, of_heavy, out=np.zeros(len(stems)), where=of_heavy > 0)
     return Excess(all_rows[0], np.rint(times[0] * share[stem_of_event]).astype(np.int64), round(total),
                   round(float(of_heavy[usual == 0].sum())), alike, _blocks_ratio(trace, all_rows, times), by_op)

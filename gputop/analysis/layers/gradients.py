@@ -1,4 +1,4 @@
-"""Which gradients a collective of PyTorch's DistributedDataParallel reduces.
+"""Gradients that a collective of PyTorch's DistributedDataParallel reduces.
 
 Its reducer puts each gradient into a bucket as soon as autograd has accumulated it, and the gradient that fills a
 bucket launches the bucket's AllReduce, within its own AccumulateGrad (PyTorch, ``torch/csrc/distributed/c10d/
@@ -88,8 +88,8 @@ def _of_thread(trace: Trace, functions: I64, accumulate: Mask, reduced: I64) -> 
 
 
 def _held(sizes: Sequence[int], message: int, otherwise: int) -> int:
-    """How many of the last gradients a message of so many elements holds; ``otherwise`` where a size is not told (-1),
-    0 where they do not add up."""
+    """Number of the last gradients that a message of so many elements holds; ``otherwise`` where a size is not told
+    (-1), 0 where they do not add up."""
     if message < 0 or min(sizes) < 0:
         return otherwise
     sums = np.cumsum(sizes[::-1])

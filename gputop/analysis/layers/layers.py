@@ -1,4 +1,4 @@
-"""Where the step goes by phase, by layer of the model, and by line of source."""
+"""Time of the step by phase, by layer of the model, and by line of source."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import union
 from gputop.trace.model import F64, HloOp, Kind, Trace
 
-_MAIN_KERNEL = 0.1  # of an op's time: what takes less does not count its executions
+_MAIN_KERNEL = 0.1  # share of an op's time: what takes less does not count its executions
 
 
 @dataclass(slots=True)
 class OpUse:
-    """What one op of a program took, in all steps and on all GPUs together, and how often it ran."""
+    """Time of one op of a program in all steps and on all GPUs together, and its number of runs."""
 
     op: HloOp
     device_ns: float
@@ -145,7 +145,7 @@ def _why_no_op(trace: Trace) -> Mapping[str, str]:
 
 
 def _executions(trace: Trace, shares: Sequence[DeviceShare], many: int) -> tuple[F64, list[str]]:
-    """How often each op of a program ran on all GPUs, and its longest kernel's name.
+    """Number of runs of each op of a program on all GPUs, and its longest kernel's name.
 
     An op may start several kernels, and a helper of them more than once: it ran as often as the rarest of its main
     ones.

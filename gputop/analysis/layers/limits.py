@@ -20,7 +20,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import TraceGpu
 
-MIN_COVERAGE = 0.7  # of the compute time, below which there is no single figure
+MIN_COVERAGE = 0.7  # share of the compute time, below which there is no single figure
 _MAX_POINTS, _MAX_NAME = 60, 160
 _WAITING = ("input", "host", "launch", "idle")
 _EXPOSED = ("collectives", "h2d", "d2h")
@@ -57,7 +57,7 @@ def limits(
 def _of_given(
     parts: Breakdown, known_steps: list[LimitStep], peak: GpuPeak, flops: float, uses: Sequence[GpuUse],
 ) -> Limits:
-    """With the user's FLOPs: the type is the one that most kernel time has, of those whose names tell."""
+    """Limits with the user's FLOPs: the type is the one that most kernel time has, of those whose names tell."""
     compute = parts.compute or 0.0
     by_name = dict.fromkeys(peak.flops, 0.0)
     for use in uses:

@@ -39,7 +39,7 @@ class OpsWithoutGradient(NamedTuple):
 
 
 def ops_without_gradient(trace: Trace) -> OpsWithoutGradient | None:
-    """Those of the loop's thread; None where it is not known, or no backward pass names its ops."""
+    """Ops without a gradient of the loop's thread; None where it is not known, or no backward pass names its ops."""
     line, linked = thread_of_ops(trace), linked_ops(trace)
     if line is None or not len(linked):
         return None

@@ -1,4 +1,4 @@
-"""What GPUs can do at most: dense FLOPs by number type and bytes of their memory, as NVIDIA's data sheets state them.
+"""Peaks of GPUs: dense FLOPs by number type and bytes of their memory, as NVIDIA's data sheets state them.
 
 Without sparsity. A GPU is known by its name or, as XSpaces name none, by compute capability, sms, memory
 and clock, where those tell it from others. What is not in the table has no peak: computing one from cores and clock

@@ -67,7 +67,7 @@ def op_scopes(trace: Trace) -> tuple[I64, CallScopes] | None:
 
 
 def _scopes_at(trace: Trace, line: npt.NDArray, time_ns: I64) -> CallScopes:
-    """By the calls that were running on these threads at these times."""
+    """Scopes by the calls that were running on these threads at these times."""
     host, many = trace.host, len(line)
     annotations = host_stat(host, "annotation")[0]
     functions = autograd_functions(trace)
@@ -124,7 +124,7 @@ def _below_their_parents(trace: Trace, scopes: list[Scope]) -> list[Scope]:
 
 
 def autograd_functions(trace: Trace) -> Mask:
-    """Which of ``trace.names`` are functions of autograd, as :func:`name_mask`."""
+    """Mask of ``trace.names`` that are functions of autograd, as :func:`name_mask`."""
     mask = name_mask(trace, _AUTOGRAD)
     return mask if mask.any() else name_mask(trace, _BARE_AUTOGRAD)
 
@@ -201,7 +201,7 @@ def _backward_threads(trace: Trace, functions: Mask) -> list[int]:
 
 
 def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:
-    """For each thread and time the row of the call that was running, -1: none. Calls of a thread are apart."""
+    """Row of the call that was running at each thread and time, -1: none. Calls of a thread are apart."""
     host, out = trace.host, np.full(len(line), -1, np.int64)
     for thread in np.unique(host.line[calls]).tolist():
         of_thread = calls[host.line[calls] == thread]

@@ -1,4 +1,4 @@
-"""Which phase of the training step an op belongs to, and its place in the model, by its name.
+"""Phase of the training step and layer of the model that an op belongs to, by its name.
 
 XLA's op names (JAX) say ``jit(step)/jvp(Model)/Dense_0/dot_general`` for the forward pass, ``transpose(jvp(Model))/…``
 for the backward pass and ``rematted_computation`` for what is computed again. TensorFlow's say ``model/dense/MatMul``
@@ -60,7 +60,7 @@ def scope_of(op_name: str, training: bool) -> Scope:
 
 
 def differentiates(op_name: str) -> bool:
-    """Whether an op of XLA's belongs to a program that computes gradients."""
+    """Return whether an op of XLA's belongs to a program that computes gradients."""
     return "jvp(" in op_name or "transpose(" in op_name
 
 

@@ -45,8 +45,8 @@ NO_LAYERS = {
 }
 _ORDER = (*PHASES, "collectives", "copies", LOCAL_COPIES, NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, EAGER,
           COMPILED, AFTER, NO_OP_RUNS)
-_FEW_LAYERS = 0.1  # of the forward pass in named layers: with less there are none to speak of
-_FOLDED_BELOW = 0.005  # of the whole: one row for all of them
+_FEW_LAYERS = 0.1  # share of the forward pass in named layers: with less there are none to speak of
+_FOLDED_BELOW = 0.005  # share of the whole: one row for all of them
 _MAX_DEPTH, _MAX_ROWS, _MAX_SOURCES = 12, 400, 30
 
 
@@ -99,7 +99,8 @@ def put(root: Node, phase: str, path: tuple[str, ...], node: Node, source: str =
 
 
 def no_layers(root: Node, how: str) -> dict[str, str]:
-    """For :func:`table_rows`: ``how``, a key of :data:`NO_LAYERS`, where ops of the forward pass are in no layer."""
+    """Argument of :func:`table_rows`: ``how``, a key of :data:`NO_LAYERS`, where ops of the forward pass are in no
+    layer."""
     forward = root.children.get("forward")
     if forward is None or not how:
         return {}

@@ -1,4 +1,4 @@
-"""What marks the training steps of a trace: the result of each way to find them."""
+"""Marks of the training steps of a trace: the result of each way to find them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Anchors(NamedTuple):
 
 
 def first_to_last(name: npt.NDArray, start_ns: I64, end_ns: I64) -> tuple[I64, I64]:
-    """When the first event of each name starts and the last one ends, in the order of the names' indices."""
+    """Start of the first event and end of the last one of each name, in the order of the names' indices."""
     names, which = np.unique(name, return_inverse=True)
     start = np.full(len(names), np.iinfo(np.int64).max)
     end = np.full(len(names), np.iinfo(np.int64).min)

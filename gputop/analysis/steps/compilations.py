@@ -98,13 +98,14 @@ def rebuilt(trace: Trace, all_builds: Builds | None = None) -> tuple[Rebuilt, ..
 
 
 def _is_over(positions: I64, calls: int) -> bool:
-    """Whether far more calls follow the last of those at these ``positions`` than ever lay between two of them."""
+    """Return whether far more calls follow the last of those at these ``positions`` than ever lay between two of
+    them."""
     return calls - 1 - int(positions[-1]) > OVER * int(np.diff(positions).max())
 
 
 def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:
-    """By name of JAX' call (index into the trace's names) when XLA worked on its function outside of all recorded calls
-    of it: those were open at an edge of the recording, and have no event."""
+    """Begins and ends, by name of JAX' call (index into the trace's names), of XLA's work on its function outside of
+    all recorded calls of it: those were open at an edge of the recording, and have no event."""
     host = trace.host
     rows = host_rows(trace, _MODULE.pattern)
     numbers = {name: i for i, name in enumerate(trace.names) if name.startswith("PjitFunction(")} if len(rows) else {}
@@ -131,7 +132,7 @@ def function_name(name: str) -> str:
 
 
 def outermost(trace: Trace, rows: I64) -> I64:
-    """Those of the events that are in no other of their name and thread: JAX records a call twice, one in the other."""
+    """Events that are in no other of their name and thread: JAX records a call twice, one in the other."""
     host = trace.host
     rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows], host.name[rows], host.line[rows]))]
     if not len(rows):
@@ -145,7 +146,7 @@ def outermost(trace: Trace, rows: I64) -> I64:
 
 
 def holds(trace: Trace, rows: I64, times_ns: I64) -> Mask:
-    """Which of these events contain one of these instants."""
+    """Mask of these events that contain one of these instants."""
     times = in_order(times_ns)
     start, end = trace.host.start_ns[rows], trace.host.end_ns[rows]
     return np.asarray(np.searchsorted(times, end) > np.searchsorted(times, start), bool)

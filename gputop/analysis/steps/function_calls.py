@@ -46,7 +46,7 @@ _MIN_LOOP_CALLS = 3  # calls of one function, to be taken for those of a loop
 # Two calls that take this share of the recording, each so long that it hardly holds more, are its steps. gputop's own
 # figures.
 _LONG_CALLS_SHARE, _LONG_CALL_NS = 0.5, 10**9
-_MIN_REBUILD_SHARE = 0.5  # of the recording goes into building one function anew. gputop's own figure
+_MIN_REBUILD_SHARE = 0.5  # share of the recording that goes into building one function anew. gputop's own figure
 
 
 # -- Keras ----------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def few_keras_calls(trace: Trace) -> Anchors | None:
 
 
 def _calls_of_keras(trace: Trace) -> _KerasCalls:
-    """By the ops that run them; without such ops by their own events."""
+    """Calls of Keras by the ops that run them; without such ops by their own events."""
     host = trace.host
     rows, function = calls_of_functions(trace)
     keras = name_mask(trace, _KERAS_OPS)[function]
@@ -243,7 +243,7 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str) -
 
 
 def _outer_calls(trace: Trace, rows: I64) -> I64:
-    """Those of a function's calls (3), in order of time, on the busiest thread and in no other of them."""
+    """Calls of a function (3), in order of time, on the busiest thread and in no other of them."""
     host = trace.host
     line = host.line[rows]
     rows = rows[line == busiest_line(trace, line)]

@@ -43,7 +43,7 @@ _OWN = re.compile(
 
 
 def own_ops(trace: Trace) -> Mask:
-    """Which of ``trace.names`` are calls of JAX's own ops, as :func:`gputop.trace.lookups.name_mask`."""
+    """Mask of ``trace.names`` that are calls of JAX's own ops, as :func:`gputop.trace.lookups.name_mask`."""
     mask = np.zeros(len(trace.names) + 1, bool)
     mask[:-1] = [name.startswith("PjitFunction(") and _OWN.match(function_name(name)) is not None
                  for name in trace.names]

@@ -8,7 +8,7 @@ from gputop.trace.model import QualityNote, Trace
 from gputop.trace.recorded import longest_recording, up_to_last_gpu_event
 
 
-def with_steps(trace: Trace) -> tuple[Trace, Steps | None]:
+def detect_steps(trace: Trace) -> tuple[Trace, Steps | None]:
     """The trace up to the last event of a GPU, without steps only its longest recording; and the steps."""
     trace = up_to_last_gpu_event(trace)
     steps = find_steps(trace)

@@ -73,7 +73,7 @@ def _period(names: npt.NDArray) -> int | None:
 
 
 def _widest_gap(start: I64, end: I64, period: int) -> int:
-    """Which kernel of a period has the widest usual gap before it (3), in all whole periods but the first."""
+    """Index of the kernel in a period with the widest usual gap before it (3), in all whole periods but the first."""
     reach = np.maximum.accumulate(end)
     gap = np.concatenate(([0], start[1:] - reach[:-1]))
     whole = len(start) // period

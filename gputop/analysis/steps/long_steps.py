@@ -13,11 +13,11 @@ from gputop.trace.model import F64, I64
 # absolute deviation (times 1.4826). More than a third of the steps are not rare. gputop's own figures.
 MIN_STEPS = 8
 _MORE, _DEVIATIONS, _MAD = 0.3, 6.0, 1.4826
-_MOST = 1 / 3
+_MAX_SHARE_OF_STEPS = 1 / 3
 _MIN_PERIODIC = 3
-_ONE_SHARE = 0.05  # of all steps' time: one long step is worth a word where it has that much more than the others
+_ONE_SHARE = 0.05  # share of all steps' time: one long step is worth a word where it has that much more than the others
 _TRIED = 16  # distances between long steps, the most common ones
-_PERIODIC = 0.75  # of the long steps; the others are accidents beside them
+_PERIODIC = 0.75  # share of the long steps; the others are accidents beside them
 
 
 class LongSteps(NamedTuple):
@@ -41,7 +41,7 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
     usual = float(np.median(judged))
     spread = _MAD * float(np.median(np.abs(judged - usual)))
     long = np.flatnonzero(judged - usual > max(_MORE * float(np.median(durations_s)), _DEVIATIONS * spread))
-    if not 1 <= len(long) <= _MOST * len(durations_s):
+    if not 1 <= len(long) <= _MAX_SHARE_OF_STEPS * len(durations_s):
         return None
     if len(long) == 1 and judged[long[0]] - usual < _ONE_SHARE * float(durations_s.sum()):
         return None
@@ -51,14 +51,14 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
 
 
 def _periodic(long: I64) -> tuple[I64, int | None]:
-    """Those of the long steps that come every so many steps, none missing, and how many; all where few do so."""
+    """Long steps that come every so many steps, none missing, and that number; all where few do so."""
     every, periodic = period_of(long)
     return (long, None) if every is None else (long[periodic], every)
 
 
 def period_of(places: I64) -> tuple[int | None, I64]:
-    """By how many steps the most of these (rising) places lie apart, none missing between the first and the last, and
-    which of the places these are; None where that holds of fewer than three, or of too few of them.
+    """Number of steps by which most of these (rising) positions lie apart, none missing between the first and the last,
+    and those positions; None where that holds of fewer than three, or of too few of them.
 
     Each distance between a place and one of the two after it is tried: an accident between two makes one of them two
     shorter ones.

@@ -1,4 +1,4 @@
-"""Which of several loops of a recording the steps are taken from, and when the others ran.
+"""Choice of the loop of a recording that the steps are taken from, and the spans of the others.
 
 1. Each function, or each name of a marker, that is called again and again is a loop.
 2. The steps are those of a loop that trains; without one of a loop of which nothing tells what it does, then of an
@@ -60,7 +60,8 @@ def longest_function(trace: Trace, function: npt.NDArray, length_ns: I64) -> int
 
 
 def other_loops(trace: Trace, rows: I64, function: npt.NDArray, phase_of: Mapping[int, str]) -> dict[str, Spans]:
-    """By phase when the loops of ``phase_of`` ran (4). ``rows`` of the host's events are calls of each ``function``."""
+    """Spans by phase in which the loops of ``phase_of`` ran (4). ``rows`` of the host's events are calls of each
+    ``function``."""
     spans: dict[str, Spans] = {}
     for other, phase in phase_of.items():
         of_other = rows[np.asarray(function) == other]
@@ -70,7 +71,7 @@ def other_loops(trace: Trace, rows: I64, function: npt.NDArray, phase_of: Mappin
 
 
 def _usual_reach(calls: Spans) -> int:
-    """How long a pause between two of a loop's calls may be (ns): a usual call, or some usual pauses."""
+    """Longest pause between two of a loop's calls (ns): a usual call, or some usual pauses."""
     length = float(np.median(calls.end - calls.start)) if len(calls.start) else 0.0
     pauses = calls.start[1:] - calls.end[:-1]
     return int(max(length, _LOOP_PAUSE_FACTOR * float(np.median(pauses)) if len(pauses) else 0.0))
@@ -78,8 +79,8 @@ def _usual_reach(calls: Spans) -> int:
 
 def within_each_step(start_ns: I64, function: npt.NDArray, loop: int,
                      phase_of: Mapping[int, str]) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
-    """Which of these calls belong to evaluations or predictions that most steps of the ``loop`` hold, as the training
-    waits for a callback that makes them after each batch; and their phases.
+    """Mask of these calls that belong to evaluations or predictions that most steps of the ``loop`` hold, as the
+    training waits for a callback that makes them after each batch; and their phases.
 
     Most are more than half of the times between two starts of the loop's calls, and ``_MIN_HELD`` or more.
     """
@@ -98,8 +99,8 @@ def within_each_step(start_ns: I64, function: npt.NDArray, loop: int,
 
 
 def pauses_for_other_calls(start_ns: I64, other_start_ns: I64, other_end_ns: I64) -> Spans:
-    """When another loop ran between two of these starts of steps (an evaluation): from its first call, which ends the
-    step, to the end of its last one.
+    """Spans in which another loop (an evaluation) ran between two of these starts of steps: from its first call, which
+    ends the step, to the end of its last one.
 
     Calls of other functions may belong to every step (metrics): another loop is where far more of them run between two
     starts than usually do.
@@ -115,7 +116,7 @@ def pauses_for_other_calls(start_ns: I64, other_start_ns: I64, other_end_ns: I64
 
 
 def phase_of_most(function: npt.NDArray, length_ns: I64, phase_of: Mapping[int, str]) -> str:
-    """What most of the time in these calls does, evaluate or predict; UNKNOWN where most of it does neither."""
+    """Phase of most of the time in these calls, evaluate or predict; UNKNOWN where most of it does neither."""
     times = {phase: sum(int(length_ns[function == index].sum()) for index, of_index in phase_of.items()
                         if of_index == phase)
              for phase in (EVALUATION, PREDICTION)}

@@ -1,4 +1,4 @@
-"""Which instants of a trace lie within its training steps, and which work of the GPUs belongs to them."""
+"""Membership in training steps: of instants of a trace, and of the GPUs' work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gputop.trace.model import I64, Kind, Trace
 
 
 def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
-    """Which of these instants, in order of time, lie within steps (which are disjoint)."""
+    """Mask of these instants, in order of time, that lie within steps (which are disjoint)."""
     inside = np.zeros(len(sorted_ns), bool)
     for first, last in np.searchsorted(sorted_ns, steps.edges_ns).tolist():
         inside[first:last] = True
@@ -21,15 +21,15 @@ def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class WorkOfSteps:
-    """Which device events belong to whole steps, one for each event, and to how many steps."""
+    """Mask of the device events that belong to whole steps, and the number of those steps."""
 
     inside: Mask
     count: int
 
 
 def work_of_steps(trace: Trace, steps: Steps) -> WorkOfSteps:
-    """By their launches where the steps rest on calls or markers of the host, which may be steps ahead of its GPUs;
-    else, and where the launch is not known, by their starts.
+    """Work of steps by its launches where the steps rest on calls or markers of the host, which may be steps ahead of
+    its GPUs; else, and where the launch is not known, by their starts.
 
     The last steps are left out where they launched less than the others: the trace ended before the GPUs did that work.
     """

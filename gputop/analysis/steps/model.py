@@ -14,7 +14,7 @@ from gputop.trace.model import I64
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """When each training step ran, and the figures of them all.
+    """Bounds of each training step, and the figures of them all.
 
     ``bounds_ns`` are (start, end) pairs relative to the trace's origin, disjoint and in order. ``call_ends_ns`` are
     the ends of the calls or markers at which the steps begin; empty where steps rest on kernels. ``last_call_ns`` is

@@ -27,7 +27,7 @@ _RANGE = re.compile(r"(?:^|[^a-zA-Z]|[a-z](?=[A-Z])|(?i:train|global))(?i:step|i
 _PARTS = re.compile(r"(?i)micro|sub|layer|block|stage|ProfilerStep")
 _EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|val(?![a-z])|test|predict|infer)")
 _DIGITS = re.compile(r"[0-9]{1,15}")
-_MOST_CHARS = 120  # of such a name
+_MAX_CHARS = 120  # of such a name
 _FEWEST = 3  # ranges
 _KNOWN = "numbered ranges"  # the key of the mask in Trace.name_masks
 
@@ -58,7 +58,7 @@ class _Family(NamedTuple):
 
 
 def numbered_ranges(trace: Trace) -> NumberedRanges | None:
-    """Those of the training loop; None where no ranges count its iterations."""
+    """Numbered ranges of the training loop; None where no ranges count its iterations."""
     host, mask = trace.host, _numbered(trace)
     rows = np.flatnonzero(mask[host.name]) if mask.any() else np.empty(0, np.int64)
     rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
@@ -85,11 +85,11 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
 
 
 def _numbered(trace: Trace) -> Mask:
-    """Which of ``trace.names`` are of such ranges, as :func:`gputop.trace.lookups.name_mask`."""
+    """Mask of ``trace.names`` that are of such ranges, as :func:`gputop.trace.lookups.name_mask`."""
     mask = trace.name_masks.get(_KNOWN)
     if mask is None or len(mask) != len(trace.names) + 1:
         mask = np.zeros(len(trace.names) + 1, bool)
-        mask[:-1] = [0 < len(name) <= _MOST_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
+        mask[:-1] = [0 < len(name) <= _MAX_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
                       and _PARTS.search(name) is None for name in trace.names]
         mask.flags.writeable = False
         trace.name_masks[_KNOWN] = mask
@@ -97,7 +97,7 @@ def _numbered(trace: Trace) -> Mask:
 
 
 def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
-    """Those on one thread whose ranges count iterations."""
+    """Families of ranges on one thread that count iterations."""
     host, families = trace.host, dict[str, list[int]]()
     numbers: dict[int, tuple[int, ...]] = {}
     for row in rows.tolist():
@@ -136,6 +136,6 @@ def _of_rank(trace: Trace, rank: int) -> Mask:
 
 
 def _within_one(trace: Trace, rows: I64, holders: I64) -> bool:
-    """Whether one of these ranges holds all of ``rows``."""
+    """Return whether one of these ranges holds all of ``rows``."""
     begin, end = trace.host.start_ns[rows].min(), trace.host.end_ns[rows].max()
     return bool(((trace.host.start_ns[holders] <= begin) & (trace.host.end_ns[holders] >= end)).any())

@@ -1,4 +1,5 @@
-"""Whether a step function trains, evaluates or predicts. Keras 3 gives all of them the same names, so the ops tell."""
+"""Phase of a step function: it trains, evaluates or predicts. Keras 3 gives all of them the same names, so the ops
+tell."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
 
 
 def evaluation_note(steps: StepTimes) -> list[TraceNote]:
-    """What to bear in mind where the window holds something else than training."""
+    """Note for a window that holds something else than training."""
     if steps.phase in (EVALUATION, PREDICTION):
         return [TraceNote("evaluation", (
             f"The steps of this window are {steps.phase}, not training: nothing here shows how training runs. Capture "
@@ -77,13 +78,13 @@ def evaluation_note(steps: StepTimes) -> list[TraceNote]:
 
 
 def _within(times_ns: I64 | None, spans: Spans) -> bool:
-    """Whether one of the times lies in one of the spans."""
+    """Return whether one of the times lies in one of the spans."""
     return times_ns is not None and bool(
         (np.searchsorted(times_ns, spans.end) > np.searchsorted(times_ns, spans.start)).any())
 
 
 def _times_by_rank(trace: Trace, mask: Mask) -> dict[int, I64]:
-    """By rank when such ops start on threads other than tf.data's, or are launched to a GPU, in order."""
+    """Times, by rank, at which such ops start on threads other than tf.data's, or are launched to a GPU, in order."""
     host, device = trace.host, trace.device
     on_host = mask[host.name] & ~lines_of(trace, INPUT)[host.line] if len(host) else np.zeros(0, bool)
     on_gpu = (mask[device.tf_op] | mask[device.name]) & (device.launch_ns >= 0)

@@ -48,8 +48,8 @@ _LOCAL, _KEPT = 1 / 3, 0.8  # of all ops: those of a name lie in less; those tha
 
 
 class _StepCalls(NamedTuple):
-    """Of each step when its first call of an optimizer begins and its last one ends (ns); and as indices into the
-    thread's ops the first op from there on: ``first_op`` of the first call, ``next_op`` behind the last."""
+    """Begin of each step's first call of an optimizer and end of its last one (ns); and as indices into the thread's
+    ops the first op from there on: ``first_op`` of the first call, ``next_op`` behind the last."""
 
     first_ns: I64
     last_end_ns: I64
@@ -80,8 +80,8 @@ def optimizer_steps(trace: Trace) -> Anchors | None:
 
 
 def _work_between(trace: Trace, ops: Ops, start: I64) -> I64:
-    """Between each of these calls and the next the nodes of the backward pass; where none is recorded at all, the
-    launches."""
+    """Number of nodes of the backward pass between each of these calls and the next; of launches where no node is
+    recorded."""
     if len(ops.backward_ns):
         return ops.backward_nodes(start[:-1], start[1:])
     launched = np.sort(trace.device.launch_ns[trace.device.launch_ns >= 0])
@@ -89,7 +89,7 @@ def _work_between(trace: Trace, ops: Ops, start: I64) -> I64:
 
 
 def _period_of_calls(name: npt.NDArray, work: I64) -> int:
-    """After how many calls the optimizers' names and the work before each come again (1); 1 where nothing tells.
+    """Number of calls after which the optimizers' names and the work before each come again (1); 1 where nothing tells.
 
     The shortest for which about as many of them do as for the best.
     """
@@ -107,7 +107,7 @@ def _period_of_calls(name: npt.NDArray, work: I64) -> int:
 
 
 def _first_of_step(ops: Ops, start: I64, end: I64, period: int) -> int:
-    """Which of the first calls begins a step: the one before which more batches are fetched than before others, or
+    """Index of the first call that begins a step: the one before which more batches are fetched than before others, or
     gradients zeroed more often; else the one before which most time passes without an op, or now and then: logging,
     evaluations and ends of epochs lie between steps."""
     if period == 1:
@@ -186,8 +186,8 @@ def _usual_sequence(ops: Ops, begin: I64, stop: I64) -> npt.NDArray:
 
 
 def _pauses_after_zeroing(ops: Ops, calls: _StepCalls, usual: Mask, lead: int) -> bool:
-    """Whether more time passes without an op behind the ``lead`` ops that zero gradients than before them, in the steps
-    that have as many as is usual, and ops behind them."""
+    """Return whether more time passes without an op behind the ``lead`` ops that zero gradients than before them, in
+    the steps that have as many as is usual, and ops behind them."""
     begin, stop = calls.next_op[:-1], calls.first_op[1:]
     steps = np.flatnonzero(usual & (stop - begin > lead))
     zeroing = begin[steps]
@@ -197,8 +197,9 @@ def _pauses_after_zeroing(ops: Ops, calls: _StepCalls, usual: Mask, lead: int) -
 
 
 def _begin_in(names: npt.NDArray, usual: npt.NDArray, lead: int, kept: int) -> int:
-    """Which of the ops between two steps' calls is the next step's first: behind ``kept`` ops, or, if there are more
-    than usual, where the ``usual`` sequence begins that ends with the next call, with or without its ``lead`` ops."""
+    """Index of the op between two steps' calls that is the next step's first: behind ``kept`` ops, or, if there are
+    more than usual, where the ``usual`` sequence begins that ends with the next call, with or without its ``lead``
+    ops."""
     begin = len(names) - len(usual)
     if len(usual) and begin > 0:
         if (names[begin:] == usual).all():
@@ -209,13 +210,13 @@ def _begin_in(names: npt.NDArray, usual: npt.NDArray, lead: int, kept: int) -> i
 
 
 def _leading(mask: Mask, begin: I64, stop: I64) -> I64:
-    """How many ops at the begin of each of these sequences are in ``mask``."""
+    """Number of ops at the begin of each of these sequences that are in ``mask``."""
     others = np.append(np.flatnonzero(~mask), len(mask))
     return np.minimum(others[np.searchsorted(others, begin)], stop) - begin
 
 
 def _phase(ops: Ops, first: int, stop: int) -> str | None:
-    """What the ops from ``first`` to before ``stop``, between two steps, are: an evaluation, a loop that trains
+    """Phase of the ops from ``first`` to before ``stop``, between two steps: an evaluation, a loop that trains
     otherwise, or none."""
     begin_ns, end_ns = ops.start[first:first + 1], ops.end[stop - 1:stop]
     if ops.backward_nodes(begin_ns, end_ns)[0]:
@@ -224,7 +225,7 @@ def _phase(ops: Ops, first: int, stop: int) -> str | None:
 
 
 def _spans_by_phase(ops: Ops, loops: list[tuple[str, int, int]]) -> dict[str, Spans]:
-    """When loops ran, of each of which the phase, the first op and the op behind the last are given."""
+    """Spans by phase of loops, each given by its phase, its first op and the op behind its last."""
     return {phase: union([int(ops.start[first]) for other, first, _ in loops if other == phase],
                          [int(ops.end[stop - 1]) for other, _, stop in loops if other == phase])
             for phase in dict.fromkeys(phase for phase, _, _ in loops)}
@@ -301,7 +302,7 @@ def _without_edges(ops: Ops) -> Ops:
 
 
 def _begins_of_sequence(ops: Ops, period: int) -> I64:
-    """When the op begins that comes once in each period, of several the one behind the widest pause; none where no op
+    """Begins of the op that comes once in each period, of several the one behind the widest pause; none where no op
     does."""
     _, which, counts = np.unique(ops.name, return_inverse=True, return_counts=True)
     pause = np.concatenate(([0], ops.start[1:] - ops.end[:-1]))

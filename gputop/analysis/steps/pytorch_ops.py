@@ -16,7 +16,7 @@ from gputop.trace.threads import MAIN, lines_of
 _MARKS = rf"Optimizer\.(?:step|zero_grad)#|{LOADER}"
 _ZERO_GRAD = r"Optimizer\.zero_grad#"
 _OPS = rf"[\w.]+::\S|{_MARKS}|Torch-Compiled Region|CompiledFunction|\w+Backward\d*$"
-_BACKWARD = r"autograd::engine::evaluate_function"
+BACKWARD_NODE = r"autograd::engine::evaluate_function"
 # Ops with weights, or what torch.compile made of them: a model runs.
 _FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
             r"\w*batch_norm|\w*attention\w*|_transformer_encoder_layer_fwd)$|Torch-Compiled Region")
@@ -41,11 +41,11 @@ class Ops(NamedTuple):
     forward_ns: I64
 
     def backward_nodes(self, begin_ns: I64, end_ns: I64) -> I64:
-        """How many nodes of the backward pass begin in each of these times."""
+        """Number of nodes of the backward pass that begin in each of these times."""
         return np.searchsorted(self.backward_ns, end_ns) - np.searchsorted(self.backward_ns, begin_ns)
 
     def runs_model(self, begin_ns: I64, end_ns: I64) -> Mask:
-        """In which of these times an op with weights begins."""
+        """Mask of these times in which an op with weights begins."""
         return np.asarray(np.searchsorted(self.forward_ns, end_ns) > np.searchsorted(self.forward_ns, begin_ns), bool)
 
     def part(self, kept: slice) -> Ops:
@@ -75,7 +75,7 @@ def _backward_rows(trace: Trace, line: int) -> I64:
     """The nodes of the backward pass in the process of this thread."""
     process = trace.lines[line].host, trace.lines[line].rank
     in_process = np.array([(other.host, other.rank) == process for other in trace.lines], bool)
-    rows = host_rows(trace, _BACKWARD)
+    rows = host_rows(trace, BACKWARD_NODE)
     return rows[in_process[trace.host.line[rows]]]
 
 
@@ -84,7 +84,7 @@ def thread_of_ops(trace: Trace) -> int | None:
     host = trace.host
     rows = host_rows(trace, r"aten::")
     rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
-    backward = host_rows(trace, _BACKWARD)
+    backward = host_rows(trace, BACKWARD_NODE)
     times = []
     for line, indices in by_line(host.line[rows]).items():
         of_line, nodes = rows[indices], backward[host.line[backward] == line]

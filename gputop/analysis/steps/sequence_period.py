@@ -1,4 +1,4 @@
-"""After how many calls or ops the sequence of their names repeats."""
+"""Period, in calls or ops, after which the sequence of their names repeats."""
 
 from __future__ import annotations
 

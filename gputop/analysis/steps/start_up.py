@@ -1,4 +1,5 @@
-"""What a job does once, at its start: it traces and compiles functions, loads libraries and modules, tries kernels."""
+"""Work that a job does once, at its start: it traces and compiles functions, loads libraries and modules, tries
+kernels."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
               r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Profiler)")
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
-_REPEATED = 0.5  # of the launches are not the first of their kernel, so that "the first" means something
+_REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
-_STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
-_WORTH_SAYING = 0.05  # of the recording
+_STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
+_WORTH_SAYING = 0.05  # share of the recording
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
 _FEW_STEPS = 3  # of fewer each may be the first
-START_UP_SHARE = 0.5  # of a step: such work, or compilation alone, that fills it. gputop's own figure
+START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
@@ -94,7 +95,7 @@ _NOTHING: _Found = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.
 
 
 def _longest_names(spans: Spans, calls: _Found) -> I64:
-    """Of each span the name of the longest event that begins in it, or before it and reaches into it."""
+    """Name, for each span, of the longest event that begins in it, or before it and reaches into it."""
     names = np.full(len(spans.start), -1, np.int64)
     if len(names) and len(calls[0]):
         span_index = np.minimum(np.searchsorted(spans.end, calls[0], side="right"), len(names) - 1)
@@ -163,7 +164,7 @@ def _tried(trace: Trace) -> _Found:
 
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
-    """What XLA compiles, and what Python traces: inside of calls and outside of any, without what returns."""
+    """Compilations of XLA, and tracing of Python: inside of calls and outside of any, without what returns."""
     host, calls = trace.host, builds(trace)
     again = {one.name for one in rebuilt(trace, calls)}
     returns = np.array([function_name(trace.names[name]) in again for name in host.name[calls.rows].tolist()], bool)
@@ -184,7 +185,7 @@ def _built(trace: Trace) -> tuple[_Found, _Found]:
 
 
 def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
-    """What torch.compile works on, unless it compiles a function again and again."""
+    """Compilations of torch.compile, unless it compiles a function again and again."""
     if any(built_again(trace, one) for one in torch_builds(trace, lines_of(trace, MAIN))):
         by_torch = EMPTY
     return by_torch.start, by_torch.end, np.full(len(by_torch.start), -1, np.int64)
@@ -202,19 +203,20 @@ def _joined(a: _Found, b: _Found) -> _Found:
 
 
 def past_start(trace: Trace) -> bool:
-    """Whether the job is known to have run for so long that what it does is no start: as gputop's captures tell."""
+    """Return whether the job is known to have run for so long that what it does is no start: as gputop's captures
+    tell."""
     return trace.job_cpus is not None and (trace.job_cpus.age_s or 0.0) > _PAST_START_S
 
 
 def tries_ns(trace: Trace) -> I64:
-    """When the kernels begin with which cuDNN's algorithms are tried out, in order."""
+    """Begins of the kernels with which cuDNN's algorithms are tried out, in order."""
     mask = name_mask(trace, TRIES)
     return trace.device.start_ns[mask[trace.device.name]] if mask.any() else np.empty(0, np.int64)
 
 
 def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
-    """What of a job's start ran in every one of these steps, for a sentence; empty: nothing known, or the job is past
-    its start. ``bounds_ns`` has the shape (steps, 2).
+    """Work of a job's start that ran in every one of these steps, for a sentence; empty: nothing known, or the job is
+    past its start. ``bounds_ns`` has the shape (steps, 2).
 
     A function that is compiled in two or more calls is no start: it returns.
     """
@@ -235,7 +237,7 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
 
 
 def _one_after_the_other(trace: Trace, begin_ns: int, end_ns: int) -> bool:
-    """Whether each GPU begins its first kernel after another one's last, as where each sets up in its turn."""
+    """Return whether each GPU begins its first kernel after another one's last, as where each sets up in its turn."""
     device = trace.device
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (device.start_ns >= begin_ns) & (device.start_ns < end_ns))
     spans = sorted((int(device.start_ns[kernels].min()), int(device.end_ns[kernels].max())) for kernels in (
@@ -244,7 +246,7 @@ def _one_after_the_other(trace: Trace, begin_ns: int, end_ns: int) -> bool:
 
 
 def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
-    """When the start with which the recording begins is over; None where it does not begin with one.
+    """End of the start with which the recording begins; None where it does not begin with one.
 
     From the recording's begin to there such work takes half of the time or more.
     """
@@ -260,7 +262,7 @@ def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
 
 
 def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
-    """What ran in the start up to then, for a sentence: of each kind the time and the longest by name."""
+    """Work in the start up to then, for a sentence: of each kind the time and the longest by name."""
     of_kind: dict[str, list[StartUpSpan]] = {}
     for span in spans:
         if span.start_ns < until_ns:

@@ -149,7 +149,7 @@ def _function_phases(trace: Trace) -> dict[str, str]:
 
 
 def _are_steps(detector: StepDetector, anchors: Anchors, whole: WholeSteps, functions: Sequence[Rebuilt]) -> bool:
-    """Whether these are steps of a loop (3, 4); ``functions`` are those that are built again and again."""
+    """Return whether these are steps of a loop (3, 4); ``functions`` are those that are built again and again."""
     surely_marked = anchors.confidence == "high"
     bounds = whole.bounds_ns
     if not surely_marked and not detector.builds and functions and (

@@ -37,20 +37,21 @@ class TorchBuilds(NamedTuple):
 
 
 def compiling(trace: Trace, lines: Mask) -> Spans:
-    """When torch.compile works on one of these threads, by its own marks; empty in older versions."""
+    """Spans in which torch.compile works on one of these threads, by its own marks; empty in older versions."""
     rows = host_rows(trace, _TIMED)
     rows = rows[lines[trace.host.line[rows]]]
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def built_again(trace: Trace, builds: TorchBuilds) -> bool:
-    """Whether the function is compiled again and again, up to the recording's end: not for two shapes in a start."""
+    """Return whether the function is compiled again and again, up to the recording's end: not for two shapes in a
+    start."""
     return len(builds.start_ns) >= AGAIN and int(trace.window_ns[1] - builds.end_ns[-1]) <= OVER * int(
         builds.end_ns[-1] - builds.start_ns[0])
 
 
 def torch_builds(trace: Trace, lines: Mask) -> tuple[TorchBuilds, ...]:
-    """Those of each function that compiles on one of these threads, the one that takes most time first."""
+    """Builds of each function that compiles on one of these threads, the one that takes most time first."""
     host = trace.host
     regions, cache_lookups, fake = (host_rows(trace, pattern) for pattern in (_REGION.pattern, _CACHE_LOOKUP, _FAKE))
     regions, cache_lookups, fake = (rows[lines[host.line[rows]]] for rows in (regions, cache_lookups, fake))

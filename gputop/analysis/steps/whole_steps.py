@@ -57,7 +57,7 @@ def whole_steps(trace: Trace, anchors: Anchors, start_up: Sequence[StartUpSpan],
 
 
 def alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:
-    """Which of these lengths of steps are not far off the usual one."""
+    """Mask of these lengths of steps that are not far off the usual one."""
     return (usual_ns / _WARM_UP_FACTOR <= length_ns) & (length_ns <= usual_ns * _WARM_UP_FACTOR)
 
 
@@ -99,7 +99,7 @@ def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
 
 
 def _count_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) -> int:
-    """How many leading steps belong to the job's start (4); 0 where no other follows."""
+    """Number of leading steps that belong to the job's start (4); 0 where no other follows."""
     tries = tries_ns(trace)
     if not len(bounds) or not (len(tries) or start_up):
         return 0
@@ -111,7 +111,7 @@ def _count_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) 
 
 
 def _count_warm_up(bounds: I64, most: int | None) -> int:
-    """How many leading steps are warm-up (5); 0 where that is more than ``most``.
+    """Number of leading steps that are warm-up (5); 0 where that is more than ``most``.
 
     Long steps behind one like those kept are none: a function that is traced anew, after the recording's begin.
     """

@@ -1,1 +1,1 @@
-"""What the step would take if something in it were different: the recorded window, replayed with a cure."""
+"""The time of a step if something in it were different: the recorded window, replayed with a cure."""

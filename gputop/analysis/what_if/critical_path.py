@@ -34,8 +34,8 @@ _OF_DEVICE = np.array([_COLLECTIVE if kind == Kind.COLLECTIVE else _KERNEL if ki
                        for kind in Kind])
 # Stretches of the step in which short segments are told as one. They are 300 to 599; as many segments at most are long,
 # and divide the short ones once more: MAX_SEGMENTS is more than all.
-_MOST_SEGMENTS = 300
-_MOST_ROWS = 40  # of what is not on the path
+_MAX_SEGMENTS = 300
+_MAX_ROWS = 40  # of what is not on the path
 _LONGEST_NAME = 160
 _FAR = 1 << 40  # ns; more than any slack that counts
 
@@ -102,7 +102,7 @@ def _typical(graph: Graph, steps: Steps) -> tuple[int, int, int, int]:
 
 
 def _begun_last(graph: Graph, instant: int) -> I64:
-    """Of each stream the last event that began before an instant."""
+    """Last event of each stream that began before an instant."""
     begun = np.flatnonzero(graph.events.start < instant)
     stream = graph.events.stream[begun]
     return begun[np.append(stream[1:] != stream[:-1], True)] if len(begun) else begun
@@ -189,7 +189,7 @@ class _Walk:
         return first if stops else self._before(first)
 
     def _before(self, event: int) -> int:
-        """What an event's begin waited for."""
+        """Predecessor that an event's begin waited for."""
         events, launches, delays = self._graph.events, self._graph.launches, self._graph.delays
         begin = int(events.start[event])
         line = int(self._graph.trace.device.line[events.row[event]])
@@ -235,7 +235,7 @@ class _Walk:
 
 
 def host_time(graph: Graph, lane: int, within: Spans, rows: I64) -> _Times:
-    """What the threads of a host lane did within these spans, of its events among ``rows``.
+    """Work of the threads of a host lane within these spans, of its events among ``rows``.
 
     1. Up to each launch it is the thread that launches next (a turn).
     2. In a turn cut the time where an event of the thread begins or ends, and where it launches or fetches a batch.
@@ -295,7 +295,7 @@ def _launches_near(graph: Graph, lane: int, lo: int, hi: int) -> tuple[I64, I64,
 
 
 def _innermost(trace: Trace, rows: I64) -> tuple[I64, I64]:
-    """From when on which of these events of one thread is the innermost one (row, -1: none)."""
+    """Times from which each of these events of one thread is the innermost one, and its row (-1: none)."""
     host = trace.host
     rows = rows[host.end_ns[rows] > host.start_ns[rows]]
     rows = rows[nesting_order(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)]
@@ -314,7 +314,7 @@ def _innermost(trace: Trace, rows: I64) -> tuple[I64, I64]:
 
 
 class _Room(NamedTuple):
-    """By how much pieces can be later before what they wait for is; ns, lists by piece.
+    """Delays that pieces can have before what they wait for is delayed; ns, lists by piece.
 
     ``head``: the pause before the head that is not needed. ``to_tail``: the sum of such pauses after the head.
     ``launch``: the least that a launch of the piece can be later if its end is not to be, and ``launch_at_end`` if the
@@ -331,7 +331,7 @@ class _Room(NamedTuple):
 
 
 def slack(graph: Graph, ends: I64) -> tuple[I64, I64, I64]:
-    """By how much each event can end later, each be launched later, and each host lane go on later after each of its
+    """Times by which each event can end later, each be launched later, and each host lane go on later after each of its
     waits, before the last of the events ``ends``, one of each stream, ends later. ns; :data:`POS_INF` and more: by any
     time.
 
@@ -407,7 +407,7 @@ def _rooms_backward(graph: Graph, room: _Room) -> tuple[I64, I64, I64]:
 
 
 def _off_path(graph: Graph, walk: _Walk, lo: int, hi: int, ends: I64) -> tuple[_Times, I64]:
-    """What the step's GPUs and hosts did that is not on the path, and the slack of each (ns)."""
+    """Work of the step's GPUs and hosts that is not on the path, and the slack of each (ns)."""
     device, events, waits = graph.trace.device, graph.events, graph.waits
     later, launch_later, goes_on_later = slack(graph, ends)
     off = np.flatnonzero((events.end > lo) & (events.start < hi) & (events.work > 0) & ~walk.on_path)
@@ -427,7 +427,8 @@ def _off_path(graph: Graph, walk: _Walk, lo: int, hi: int, ends: I64) -> tuple[_
 
 
 def _host_slack(graph: Graph, lane: int, instants: I64, launch_later: I64, goes_on_later: I64) -> I64:
-    """By how much a host lane can be later from these instants on: its launches until its next wait, and that wait."""
+    """Time by which a host lane can be later from these instants on: its launches until its next wait, and that
+    wait."""
     waits, launches, of_lane = graph.waits, graph.launches, graph.waits.of_lane(lane)
     mine = np.flatnonzero((launches.lane == lane) & (launch_later < _FAR))
     mine = mine[np.argsort(launches.begin[mine], kind="stable")]
@@ -474,7 +475,7 @@ def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: in
     called what most of it is."""
     if not len(path.start):  # nothing was waited for, in a damaged trace
         return
-    width = max((hi - lo) // _MOST_SEGMENTS, 1)
+    width = max((hi - lo) // _MAX_SEGMENTS, 1)
     length = path.end - path.start
     long, part = length >= width, (path.start - lo) // width
     new = np.append(True, long[1:] | long[:-1] | (part[1:] != part[:-1]))[:len(length)]
@@ -492,13 +493,13 @@ def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: in
 
 
 def _slack_rows(rest: _Times, room: I64, places: list[str], names: list[str]) -> Iterator[Slack]:
-    """What takes most time first."""
+    """Rows of slack, those with most time first."""
     distinct, what = np.unique(np.stack((rest.kind, rest.line, rest.name)), axis=1, return_inverse=True)
     what = what.ravel()
     count, time = np.bincount(what), np.bincount(what, weights=rest.end - rest.start)
     least = np.full(len(count), POS_INF, np.int64)
     np.minimum.at(least, what, room)
-    for row in np.argsort(-time, kind="stable")[:_MOST_ROWS].tolist():
+    for row in np.argsort(-time, kind="stable")[:_MAX_ROWS].tolist():
         kind, line, name = distinct[:, row].tolist()
         yield Slack(_KINDS[kind], names[name], places[line], int(count[row]), float(time[row]) / 1e9,
                     _seconds(least[row]))

@@ -1,4 +1,4 @@
-"""What a cure changes in the recorded window."""
+"""The changes of the recorded window that a fix makes."""
 
 from __future__ import annotations
 

@@ -77,13 +77,13 @@ class Launches(NamedTuple):
     by_lane: tuple[I64, ...]
 
     def last_before(self, lane: int, begin: I64, end: I64) -> I64:
-        """For each call of a lane the last launch of the lane before its end, no sooner than it began."""
+        """Last launch of the lane before the end of each of its calls, no sooner than the call began."""
         launches = np.append(NEG_INF, self.by_lane[lane])
         return np.maximum(begin, launches[np.searchsorted(launches, end) - 1])
 
 
 class Delays(NamedTuple):
-    """What lies between an event and what it waits for; ns, shape (events,).
+    """Delays between events and what they wait for; ns, shape (events,).
 
     ``source`` is the event of another stream that it waits for (-1: none), ``since_source`` the time since its end.
     ``after_launch`` and ``after_previous`` are the latency of the launch and the pause in the stream as recorded,
@@ -179,7 +179,7 @@ def _launches(lane: I64, begin: I64, end: I64, usual_call_ns: int, lanes: int) -
 
 
 def find_delays(events: Events, lanes: HostLanes, launches: Launches) -> tuple[Launches, Delays]:
-    """What each event waited for; and the launches, with those that the trace does not have.
+    """Find what each event waited for, and the launches, with those that the trace does not have.
 
     1. The usual latency is the mean time from launch to begin where the stream was free, and the usual pause that from
        the end of the previous event where the launch was early.
@@ -233,8 +233,8 @@ def find_delays(events: Events, lanes: HostLanes, launches: Launches) -> tuple[L
 
 
 def _other_streams(events: Events, late: I64, within: I64) -> tuple[I64, I64]:
-    """For the events ``late`` the event of another stream of the same GPU that ended last before each began, and the
-    time since; -1 where none ended ``within`` so many ns (by event). Both have the shape (events,)."""
+    """Event of another stream of the same GPU that ended last before each event of ``late`` began, and the time since;
+    -1 where none ended ``within`` so many ns (by event). Both have the shape (events,)."""
     source, since = np.full(len(events.row), -1, np.int64), np.zeros(len(events.row), np.int64)
     for gpu in np.unique(events.gpu[late]).tolist():
         by_end = np.flatnonzero(events.gpu == gpu)

@@ -1,4 +1,4 @@
-"""What waits for what in the recorded window: the graph that a replay goes through.
+"""The graph of waits in the recorded window, through which a replay goes.
 
 Events of a stream run one after the other, each no sooner than its launch (:mod:`~.dependencies`). A host lane goes on
 as recorded, the time between calls included, but where it waited for a GPU or for a batch it goes on when these are
@@ -163,7 +163,7 @@ def _replayed_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: S
 
 
 def _find_collectives(trace: Trace, events: Events, gpu_timelines: Sequence[GpuTimeline]) -> Collectives:
-    """Those of the matched collectives of which all GPUs' events are replayed."""
+    """Matched collectives of which all GPUs' events are replayed."""
     of_event, transfer = np.full(len(events.row), -1, np.int64), events.work.copy()
     begun = [np.empty(0, np.int64)]
     _, rows_by_gpu = of_gpus(trace, gpu_timelines)

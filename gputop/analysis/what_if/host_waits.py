@@ -39,7 +39,7 @@ class HostWaits(NamedTuple):
         return Calls(self.line, self.start_ns, self.end_ns)
 
     def chosen(self, rows: I64) -> HostWaits:
-        """Those for one of these copies."""
+        """Waits for one of these copies."""
         keep = np.isin(self.copy, rows)
         return HostWaits(*(column[keep] for column in self))
 
@@ -70,8 +70,8 @@ def host_waits(trace: Trace, staged_bytes: float) -> HostWaits:
 
 
 def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:
-    """For each synchronization the row of the copy that it waits for: the last work that its thread launched before.
-    -1 where that is something else, ``_LEFT_OUT`` where the thread launches nothing at all."""
+    """Row of the copy that each synchronization waits for: the last work that its thread launched before. -1 where that
+    is something else, ``_LEFT_OUT`` where the thread launches nothing at all."""
     device, host = trace.device, trace.host
     is_copy = np.zeros(len(device), bool)
     is_copy[copies] = True

@@ -1,4 +1,4 @@
-"""When host lanes wait, for a GPU or for a batch, and when a trace does not tell whether they do."""
+"""Waits of host lanes, for a GPU or for a batch, and pauses of which a trace does not show whether they are waits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepMarks(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """When host lanes wait, in order of lane and end; the first of each lane is at :data:`NEG_INF`. Shape (waits,).
+    """Waits of host lanes, in order of lane and end; the first of each lane is at :data:`NEG_INF`. Shape (waits,).
 
     ``on`` is the event that is waited for, -1 for a batch.
     """
@@ -58,7 +58,7 @@ class Waits(NamedTuple):
 
 
 class Fetches(NamedTuple):
-    """When host lanes wait for a batch that is made when it is asked for; ns, shape (fetches,)."""
+    """Waits of host lanes for a batch that is made when it is asked for; ns, shape (fetches,)."""
 
     lane: I64
     begin: I64
@@ -87,7 +87,7 @@ class _Candidates(NamedTuple):
 
 def find_waits(trace: Trace, events: Events, lanes: HostLanes, launches: Launches, loops: Sequence[TrainingLoop],
                marks: StepMarks, *, ambiguous: bool = False) -> LaneWaits:
-    """When host lanes wait. ``ambiguous``: pauses that may be waits for a GPU are.
+    """Find the waits of host lanes. ``ambiguous``: pauses that may be waits for a GPU are.
 
     1. Synchronizing calls of launching threads may wait, and so may launching calls of :data:`HELD_NS` and more.
     2. Where the trace need not have all calls that wait, pauses in launching may (:func:`_pauses`).
@@ -193,8 +193,8 @@ def _kernel_pairs(events: Events, launched: I64, drained: I64) -> I64:
 
 
 def _waited(since: I64, wait: I64, pair: I64) -> tuple[Flags, Flags]:
-    """Whether the lane may have waited in each pause, and whether it did. ``since``: from the end of the GPUs' work to
-    the next launch; ``wait``: from the last launch to the end of the GPUs' work (ns)."""
+    """Masks of the pauses in which the lane may have waited, and in which it did. ``since``: from the end of the GPUs'
+    work to the next launch; ``wait``: from the last launch to the end of the GPUs' work (ns)."""
     after_gpu, after_launch = _spread(pair, since), _spread(pair, wait + since)
     may_wait = _CLEARLY * after_launch >= after_gpu
     soon = since <= wait // 4
@@ -202,8 +202,8 @@ def _waited(since: I64, wait: I64, pair: I64) -> tuple[Flags, Flags]:
 
 
 def _spread(group: I64, value: I64) -> I64:
-    """For each value the distance between the quartiles of its group's values, and no less than they vary in any job;
-    in a group of few it is not known and as small."""
+    """Distance between the quartiles of the values in each value's group, and no less than they vary in any job; in a
+    group of few it is not known and as small."""
     order = np.lexsort((value, group))
     _, first, number, count = np.unique(group[order], return_index=True, return_inverse=True, return_counts=True)
     ranked = value[order]
@@ -214,7 +214,7 @@ def _spread(group: I64, value: I64) -> I64:
 
 
 def _ended_last(calls: _Candidates, events: Events, lanes: HostLanes, launches: Launches) -> I64:
-    """For each call the event of its lane's GPUs that ended last in it, and was launched before it; -1: none."""
+    """Event of the lane's GPUs that ended last in each call, and was launched before it; -1: none."""
     out = np.full(len(calls.lane), -1, np.int64)
     for lane in np.unique(calls.lane).tolist():
         by_end = np.flatnonzero(np.isin(events.gpu, lanes.gpus(lane)) & (events.work > 0))

@@ -26,8 +26,8 @@ from gputop.analysis.what_if.graph import MAX_EVENTS, Graph, build_graph, with_a
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
 
-TOLERANCE = 0.03  # of the step; Daydream's own errors are of this size
-MIN_AMBIGUOUS = 0.01  # of the step
+TOLERANCE = 0.03  # share of the step; Daydream's own errors are of this size
+MIN_AMBIGUOUS = 0.01  # share of the step
 _LAUNCHING_GAP_NS = 1_000_000  # as of the breakdown's part "launch"
 
 _Removed = Mapping[int, Spans]  # by host lane the time that it no longer needs
@@ -49,7 +49,7 @@ class Replay:
 
     @property
     def error(self) -> float:
-        """By how much of the steps the graph alone, with usual latencies, misses the recorded time (ratio)."""
+        """Ratio of the steps by which the graph alone, with usual latencies, misses the recorded time."""
         return abs(self.modeled_ns - self.recorded_ns) / max(self.spans.total, 1)
 
     @property
@@ -61,7 +61,7 @@ class Replay:
 
     @property
     def cost(self) -> int:
-        """What one replay takes, in units of about 0.07 µs: each event, and each piece or wait that is gone through."""
+        """Cost of one replay, in units of about 0.07 µs: each event, and each piece or wait that is gone through."""
         return len(self.graph.events.row) + 15 * len(self.graph.pieces.order)
 
     def saved(self, cure: Cure) -> float:
@@ -97,7 +97,7 @@ def _replay_of(graph: Graph, modeled_ns: int) -> Replay:
 
 
 class _Durations(NamedTuple):
-    """By event, in ns: its ``work``, the pause before it and it (``added``), and the sum of all until its end
+    """Durations by event, in ns: its ``work``, the pause before it and it (``added``), and the sum of all until its end
     (``elapsed``). ``by_launch`` is its end by its launch alone, less ``elapsed``; ``since_source`` the time from the
     end of the event of another stream that it waits for. All as the cure leaves them."""
 
@@ -109,8 +109,8 @@ class _Durations(NamedTuple):
 
 
 class _PieceTimes(NamedTuple):
-    """By piece, in ns: its end by its launches alone, were its host lane as recorded (``launched``), its length, the
-    pause before its head, the time since the source of its head, and the transfer of its collective."""
+    """Times by piece, in ns: its end by its launches alone, were its host lane as recorded (``launched``), its length,
+    the pause before its head, the time since the source of its head, and the transfer of its collective."""
 
     launched: list[int]
     length: list[int]
@@ -120,8 +120,9 @@ class _PieceTimes(NamedTuple):
 
 
 class _WaitTimes(NamedTuple):
-    """By wait of a host lane, in ns: its begin and end less the host time that is removed before them, how long after
-    the end of its event it returns, whether its call is canceled, and when the batch that it waits for is ready."""
+    """Times by wait of a host lane, in ns: its begin and end less the host time that is removed before them, how long
+    after the end of its event it returns, whether its call is canceled, and when the batch that it waits for is
+    ready."""
 
     begin: list[int]
     end: list[int]
@@ -131,9 +132,9 @@ class _WaitTimes(NamedTuple):
 
 
 class _Solution(NamedTuple):
-    """In ns: when each piece ends, its end by its launches alone (``launched``), by how much a host lane is ahead of
-    the recording after each wait (``ahead``), and what it gains in addition by collectives before its next wait
-    (``gained``)."""
+    """Result in ns: the time at which each piece ends, its end by its launches alone (``launched``), by how much a host
+    lane is ahead of the recording after each wait (``ahead``), and what it gains in addition by collectives before its
+    next wait (``gained``)."""
 
     ends: list[int]
     launched: list[int]
@@ -287,7 +288,7 @@ def steps_time_ns(graph: Graph, run: Run) -> int:
 
 
 def event_times(graph: Graph, cure: Cure | None) -> tuple[I64, I64]:
-    """When each event begins and ends with the cure (ns), shape (events,).
+    """Begin and end of each event with the fix (ns), shape (events,).
 
     1. The first event of a piece ends after the one before it in its stream and after its source.
     2. The others end as much later as their durations take, no sooner than the latest of their launches allows.
@@ -318,8 +319,8 @@ def _latest_so_far(values: I64, group: I64) -> I64:
 
 
 def idle_saved(graph: Graph, cure: Cure) -> dict[int, Spans]:
-    """By GPU (index into ``Trace.gpus``) the part of its idle gaps that it does not have with the cure: of each gap
-    the first."""
+    """Part of the idle gaps of each GPU (index into ``Trace.gpus``) that it does not have with the fix: of each gap the
+    first."""
     begin, end = event_times(graph, cure)
     events, out = graph.events, {}
     for gpu in np.unique(events.gpu).tolist():
@@ -340,7 +341,7 @@ def _scaled(times: I64, ratio: npt.NDArray[np.float64] | None) -> I64:
 
 
 def _ratio_left(graph: Graph, cure: Cure | None) -> npt.NDArray[np.float64] | None:
-    """What is left of each event's duration (ratio); None: all."""
+    """Ratio of each event's duration that is left; None: all."""
     if cure is None or not cure.scaled:
         return None
     left = np.ones(len(graph.events.row))
@@ -352,7 +353,7 @@ def _ratio_left(graph: Graph, cure: Cure | None) -> npt.NDArray[np.float64] | No
 
 
 def _removed_time(graph: Graph, cure: Cure | None) -> _Removed:
-    """By host lane the time that it no longer needs, within the replayed time and without its waits.
+    """Time, by host lane, that it no longer needs, within the replayed time and without its waits.
 
     1. What the cure removes of the threads that launch to a GPU.
     2. With ``launching`` the time from one launch to the next, where they follow one another closely.
@@ -397,7 +398,7 @@ def _next_launching_line(graph: Graph, lane: int, time_ns: I64) -> I64:
 
 
 def _canceled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64, I64, I64]]:
-    """By host lane the calls that are no longer made, in order of their ends: lane, threads, begins and ends."""
+    """Yield the calls that are no longer made by host lane, in order of their ends: lane, threads, begins and ends."""
     if cure is None or not len(cure.calls.line):
         return
     line, start, end = cure.calls
@@ -409,7 +410,7 @@ def _canceled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64,
 
 
 def _canceled(graph: Graph, cure: Cure | None) -> Flags:
-    """Whether each wait ends in a call that is no longer made."""
+    """Mask of the waits that end in a call that is no longer made."""
     waits = graph.waits
     out = np.zeros(len(waits.lane), bool)
     for lane, _, begin, end in _canceled_calls(graph, cure):
@@ -420,7 +421,7 @@ def _canceled(graph: Graph, cure: Cure | None) -> Flags:
 
 
 def _removed_before(removed: _Removed, lane: I64, t: I64) -> I64:
-    """How much of a lane's removed time lies before each instant (ns)."""
+    """Removed time of a lane before each instant (ns)."""
     out = np.zeros(len(t), np.int64)
     for number, spans in removed.items():
         of_lane = np.flatnonzero(lane == number)
@@ -429,7 +430,7 @@ def _removed_before(removed: _Removed, lane: I64, t: I64) -> I64:
 
 
 def _input_ready(graph: Graph, cure: Cure | None) -> list[int]:
-    """For each wait for a batch when the batch is there: as recorded, less what all batches until then come
+    """Time at which the batch is there for each wait for a batch: as recorded, less what all batches until then come
     sooner."""
     waits = graph.waits
     out = waits.end.copy()

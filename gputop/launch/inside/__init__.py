@@ -1,1 +1,1 @@
-"""What runs inside the job's own processes: only the standard library, Python 3.8 and newer, nothing of gputop."""
+"""Code that runs inside the job's own processes: only the standard library, Python 3.8 and newer, nothing of gputop."""

@@ -47,8 +47,8 @@ def switch_on_now(folder: str, token: str, until_s: float) -> None:
 
 
 def hold_now(folder: str, token: str, until_s: float) -> None:
-    """For a process that has used torch.profiler, which kineto's daemon mode leaves out: be a client by a thread of
-    Python's, which records with torch.profiler. Nothing after ``until_s``."""
+    """Be a client by a thread of Python's that records with torch.profiler, in a process that has used torch.profiler,
+    which kineto's daemon mode leaves out. Nothing after ``until_s``."""
     if time.time() > until_s:
         return
     torch = sys.modules.get("torch")
@@ -113,7 +113,7 @@ def _report(folder: str, token: str, state: str, detail: str = "") -> None:
 
 
 def listen(claimed: Any, announce: Any) -> None:
-    """Once torch is imported: have it listen in a new folder, if this process is the one that ``claimed()`` says is
+    """Have torch listen in a new folder once it is imported, if this process is the one that ``claimed()`` says is
     captured; ``announce`` is then called with torch's version. Not by KINETO_USE_DAEMON during the import: there torch
     2.6 hangs, and 2.7 to 2.9 may crash.
 
@@ -139,7 +139,7 @@ def listen(claimed: Any, announce: Any) -> None:
 
 
 def _cuda_untouched(torch: Any) -> bool:
-    """Whether there is a GPU that the process could use and has not begun to use."""
+    """Return whether there is a GPU that the process could use and has not begun to use."""
     return torch.version.cuda is not None and os.path.exists(_DRIVER) and not torch.cuda.is_initialized()  # noqa: PTH110
 
 
@@ -188,8 +188,8 @@ def _remove(folder: str) -> None:
 
 
 def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
-    """What came of it: "on", or a reason as a word; and a detail. Raises nothing. ``importing``: called at the end of
-    torch's import, before Python calls it done."""
+    """Switch on; returns the outcome, "on", or a reason as a word; and a detail. Raises nothing. ``importing``: called
+    at the end of torch's import, before Python calls it done."""
     torch = sys.modules.get("torch")
     if torch is None:
         return "absent", ""

@@ -63,7 +63,7 @@ def serve(framework: str, token: str = "", port: int | None = None, listen: str 
 
 
 def serve_now(token: str, port: int, listen: str, until_s: float) -> None:
-    """For a running process: as :func:`serve`, for the framework in use; does nothing after ``until_s``."""
+    """Serve in a running process as :func:`serve` does, for the framework in use; does nothing after ``until_s``."""
     if time.time() > until_s:
         return
     jax = sys.modules.get("jax")
@@ -93,7 +93,7 @@ def _start_jax(_module: Any, port: int) -> None:
 
 
 def claimed() -> bool:
-    """Whether this process is the one of its job and rank that is captured, whatever its framework is."""
+    """Return whether this process is the one of its job and rank that is captured, whatever its framework is."""
     run = os.environ.get("GPUTOP_RUN") or os.urandom(8).hex()
     if not _claimed(run):
         return False
@@ -104,8 +104,8 @@ def claimed() -> bool:
 def announce_pytorch(version: str) -> None:
     """Tell that gputop can capture from this process without a server."""
     rank, pid = _rank(), os.getpid()
-    known = f"PyTorch {version}" + (f", rank {rank}" if rank else "")
-    _tell(f"PyTorch's profiler in process {pid} waits for gputop ({known})", os.environ["GPUTOP_RUN"], f"pid:{pid}")
+    about = f"PyTorch {version}" + (f", rank {rank}" if rank else "")
+    _tell(f"PyTorch's profiler in process {pid} waits for gputop ({about})", os.environ["GPUTOP_RUN"], f"pid:{pid}")
 
 
 def socket_name(*parts: str) -> str:
@@ -115,8 +115,8 @@ def socket_name(*parts: str) -> str:
 
 
 def _claimed(token: str) -> bool:
-    """Whether this process is the one of its job and rank that serves. The claim is a socket name that the kernel
-    gives to one process at a time and releases when the process ends."""
+    """Return whether this process is the one of its job and rank that serves. The claim is a socket name that the
+    kernel gives to one process at a time and releases when the process ends."""
     global _claim
     if _claim is not None:
         return True
@@ -191,14 +191,14 @@ def listening_sockets(port: int) -> list[int]:
                         inodes.add(f"socket:[{columns[9]}]")
         except OSError:
             continue
-    found = []
+    descriptors = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             if os.readlink(f"/proc/self/fd/{name}") in inodes:  # noqa: PTH115
-                found.append(int(name))
+                descriptors.append(int(name))
         except OSError:  # closed meanwhile
             continue
-    return found
+    return descriptors
 
 
 def confine(descriptors: list[int]) -> bool:

@@ -29,14 +29,14 @@ _SETGROUPS = {"x86_64": 116, "aarch64": 159}  # of asm/unistd.h: the C library's
 
 
 def run(pid: int, uid: int, call: Callable[[], T]) -> T:
-    """What ``call`` returns where paths are those of process ``pid`` of ``uid``, with its file rights. Raises what
-    ``call`` raises, and OSError."""
+    """Return the result of ``call`` where paths are those of process ``pid`` of ``uid``, with its file rights. Raises
+    what ``call`` raises, and OSError."""
     return _in_thread(pid, uid, call, elsewhere=not _shares_root(pid), capable=False)
 
 
 def with_rights(pid: int, uid: int, call: Callable[[], T]) -> T:
-    """As :func:`run`, where paths are gputop's own, and may lead through the process's /proc/PID/root: for a call that
-    follows no link after that."""
+    """Call as :func:`run` does, where paths are gputop's own, and may lead through the process's /proc/PID/root: for a
+    call that follows no link after that."""
     return _in_thread(pid, uid, call, elsewhere=False, capable=True)
 
 
@@ -70,14 +70,14 @@ def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool, ca
 
 
 def fix(error: OSError) -> str:
-    """What helps against an error of :func:`run`."""
+    """Fix for an error of :func:`run`."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return "Run gputop as the job's user, and as root if the job runs in a container."
     return "The folder must exist and be writable for the job's user."
 
 
 def _shares_root(pid: int) -> bool:
-    """Whether a path leads the process to where it leads gputop. Raises OSError where that may not be known."""
+    """Return whether a path leads the process to where it leads gputop. Raises OSError where that may not be known."""
     process = Path(f"/proc/{pid}")
     return (process / "ns/mnt").samefile("/proc/self/ns/mnt") and (process / "root").samefile("/")
 
@@ -100,7 +100,8 @@ def _unshare_file_system() -> None:
 
 
 def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
-    """Those of this thread; the kernel takes root's right to enter and change everything from it, too."""
+    """Take the file rights of this thread; the kernel takes root's right to enter and change everything from it,
+    too."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_SETGROUPS.get(platform.machine(), -1), len(groups), (ctypes.c_uint * len(groups))(*groups)) != 0:
         _raise_errno()
@@ -111,8 +112,8 @@ def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Of this thread: a user or a container's root may not follow /proc/PID/root of others, as this machine's root may
-    (ptrace(2))."""
+    """Drop the capabilities of this thread: a user or a container's root may not follow /proc/PID/root of others, as
+    this machine's root may (ptrace(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.capset((ctypes.c_uint * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint * 6)()) != 0:
         _raise_errno()

@@ -1,4 +1,5 @@
-"""Which processes listen to a kineto daemon, and where: by the kernel's tables, not by what a process says of itself.
+"""Processes that listen to a kineto daemon, and their sockets: by the kernel's tables, not by what a process says of
+itself.
 
 A client's socket is bound to DIR/dynoconfigclient<uuid>, or to such an abstract name, which any local user can answer.
 """
@@ -94,7 +95,7 @@ def _client(pid: int, proc: Path, bound: dict[int, str]) -> Client | None:
 
 
 def is_same(client: Client) -> bool:
-    """Whether the process still is the one that was found."""
+    """Return whether the process still is the one that was found."""
     with contextlib.suppress(OSError):
         return lives(client.pid, client.started)
     return False

@@ -40,8 +40,8 @@ _LEAST_LEAD_MS = 1000  # kineto looks at its requests once a second
 
 
 class Event(Struct, frozen=True):
-    """What a process sent: a poll, or the ``report`` of gputop's code in it. ``configured``: the poll was answered with
-    the config that was registered."""
+    """Message of a process: a poll, or the ``report`` of gputop's code in it. ``configured``: the poll was answered
+    with the config that was registered."""
 
     pid: int
     ready: bool = False
@@ -63,7 +63,7 @@ class Daemon:
 
     @contextlib.contextmanager
     def events_of(self, pid: int) -> Iterator[queue.SimpleQueue[Event]]:
-        """What the process sends during the block; waits for another thread's block for it."""
+        """Yield what the process sends during the block; waits for another thread's block for it."""
         with self._turns.setdefault(pid, threading.Lock()):
             events = self._listeners[pid] = queue.SimpleQueue()
             try:
@@ -93,7 +93,7 @@ class Daemon:
         self._configs[pid] = config
 
     def receive(self) -> list[Event]:
-        """What has come, answered; never blocks."""
+        """Answer and return what has come; never blocks."""
         events = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:

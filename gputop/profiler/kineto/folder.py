@@ -29,14 +29,15 @@ TRACE_PREFIX = "gputop-trace-"  # of the names of traces, until they are fetched
 _PREFIX = "gputop-kineto-"
 # The clients' base config: each poll is a file looked for, in a thread of kineto's. It polls every 5 s without it.
 _BASE_CONFIG = b"ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"
-_UNUSED_MAX_AGE_S = 24 * 3600.0  # of a folder that no job has put a socket into
+_UNUSED_MAX_AGE_S = 24 * 3600.0  # age of a folder that no job has put a socket into
 _PARTIAL, _WRITTEN_MAX_AGE_S = ".tmp", 1800.0  # of a trace that kineto has not finished
 _MAX_SWEPT = 256
 _MAX_ENTRIES = 4096
 
 
 def is_of_gputop(folder: PurePosixPath) -> bool:
-    """Whether gputop made a folder, here or in a job that it prepared: its clients poll often and log nothing."""
+    """Return whether gputop made a folder, here or in a job that it prepared: its clients poll often and log
+    nothing."""
     return folder.name.startswith(_PREFIX)
 
 
@@ -54,8 +55,8 @@ class SocketFolder:
         name = f"{_PREFIX}{os.urandom(6).hex()}"
 
         def make() -> Folder:
-            with folder_of_process(pid, Path(PLACE)) as place:
-                folder = place.make(name)
+            with folder_of_process(pid, Path(PLACE)) as temporary:
+                folder = temporary.make(name)
                 try:
                     with os.fdopen(folder.create(CONFIG_NAME, 0o644), "wb") as config:
                         config.write(_BASE_CONFIG)
@@ -64,7 +65,7 @@ class SocketFolder:
                 except OSError:
                     folder.remove(CONFIG_NAME)
                     folder.close()
-                    place.remove_folder(name)
+                    temporary.remove_folder(name)
                     raise
             return folder
 
@@ -78,8 +79,8 @@ class SocketFolder:
 
     @classmethod
     def open(cls, pid: int, path: PurePosixPath, uid: int) -> SocketFolder:
-        """That which process ``pid`` of user ``uid`` has its socket in. Raises GputopError, also where other users
-        could bind a daemon's name there."""
+        """Open the folder in which process ``pid`` of user ``uid`` has its socket. Raises GputopError, also where other
+        users could bind a daemon's name there."""
         if len(str(path)) > MAX_FOLDER_CHARS or not path.is_absolute() or not str(path).isprintable():
             raise GputopError(f"process {pid} has its kineto socket in {printable(str(path))}, a folder that gputop "
                               "cannot use", "KINETO_IPC_SOCKET_DIR must be absolute and printable, with at most "
@@ -123,7 +124,8 @@ class SocketFolder:
             self._lock = -1
 
     def lock(self) -> bool:
-        """Whether this gputop is now the one that serves here, until :meth:`unlock` or :meth:`close`, or gputop ends.
+        """Return whether this gputop is now the one that serves here, until :meth:`unlock` or :meth:`close`, or gputop
+        ends.
 
         Others cannot hold it: its file can be opened by the job's user and root alone. Raises GputopError.
         """
@@ -161,7 +163,8 @@ class SocketFolder:
                 self.folder.remove(DAEMON_NAME)
 
     def send(self, daemon: socket.socket, name: str, datagram: bytes) -> bool:
-        """Whether a datagram went to the socket of that name, if it is one of the job's user. Never blocks."""
+        """Send a datagram to the socket of that name, if it is one of the job's user; returns whether it went. Never
+        blocks."""
         try:
             entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder.fd)
         except OSError:
@@ -187,12 +190,12 @@ class SocketFolder:
                     self.folder.remove(name)
 
     def _is_being_written(self, name: str) -> bool:
-        """Whether a recording that a killed gputop began may go on: kineto complains in the job's stderr of a file that
-        it cannot rename. Raises OSError."""
+        """Return whether a recording that a killed gputop began may go on: kineto complains in the job's stderr of a
+        file that it cannot rename. Raises OSError."""
         return name.endswith(_PARTIAL) and time.time() - self.folder.state(name).st_mtime < _WRITTEN_MAX_AGE_S
 
     def in_use(self) -> bool:
-        """Whether a job has a socket here; an empty folder that is young counts, its job may be starting."""
+        """Return whether a job has a socket here; an empty folder that is young counts, its job may be starting."""
         try:
             names = self.folder.names(_MAX_ENTRIES)
             clients = [name for name in names if name.startswith(CLIENT_PREFIX)]
@@ -214,7 +217,7 @@ class SocketFolder:
                     above.remove_folder(self.path.name)
 
     def _answers(self, name: str) -> bool:
-        """Whether a process has the socket of that name open."""
+        """Return whether a process has the socket of that name open."""
         try:
             entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder.fd)
         except OSError:
@@ -234,12 +237,12 @@ class SocketFolder:
         return True
 
 
-def sweep(place: Path = Path(PLACE)) -> None:
+def sweep(parent: Path = Path(PLACE)) -> None:
     """Remove from this machine's /tmp what killed gputops and jobs that have ended left; of other users only as root.
 
     Raises nothing, follows no link, and leaves alone what another gputop serves.
     """
-    with contextlib.suppress(OSError), Folder(place) as above:
+    with contextlib.suppress(OSError), Folder(parent) as above:
         with os.scandir(above.fd) as entries:
             named = (entry.name for entry in entries if entry.name.startswith(_PREFIX))
             left = list(itertools.islice(named, _MAX_SWEPT))
@@ -248,7 +251,7 @@ def sweep(place: Path = Path(PLACE)) -> None:
                 uid = os.fstat(folder.fd).st_uid
                 if os.geteuid() not in (0, uid):
                     continue
-                stale = SocketFolder(PurePosixPath(place) / name, folder, os.getpid(), uid)
+                stale = SocketFolder(PurePosixPath(parent) / name, folder, os.getpid(), uid)
                 if not stale.lock():
                     continue
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pwd
 import re
 from pathlib import Path
 
@@ -28,15 +29,13 @@ class Jobs(Struct, frozen=True):
 
 
 def find_jobs(proc: Path = _PROC) -> Jobs:
-    """What there is now."""
+    """Find the jobs that there are now."""
     clients = find_clients(proc)
     return Jobs(tuple(_as_server(client, proc) for client in clients if client.folder is not None),
                 tuple(client.pid for client in clients if client.folder is None))
 
 
 def _as_server(client: Client, proc: Path) -> ProfilerServer:
-    import pwd
-
     try:
         user = pwd.getpwuid(client.uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""What kineto's clients and their daemon say to each other (libkineto, DaemonConfigLoader and dynolog's ipcfabric).
+"""Messages between kineto's clients and their daemon (libkineto, DaemonConfigLoader and dynolog's ipcfabric).
 
 A datagram is the size of its body (size_t), its type (32 bytes of text, ended by a zero) and the body. All numbers are
 in the byte order and width of this machine: the socket does not leave it. Pure functions; any input is possible.
@@ -42,7 +42,7 @@ class Poll(Struct, frozen=True):
 
 
 class RecordingConfig(Struct, frozen=True):
-    """What a client is to record once, and where the job's process writes it.
+    """Settings of one recording, and where the job's process writes it.
 
     ``file`` is a path as the job sees it; the process writes to :meth:`written`. ``start_ms``: Unix time, 0 is at once.
     """
@@ -117,6 +117,6 @@ def poll_in(message: Message) -> Poll | None:
 
 
 def is_client_name(name: str) -> bool:
-    """Whether a socket in a daemon's folder has the name of a client."""
+    """Return whether a socket in a daemon's folder has the name of a client."""
     rest = name.removeprefix(CLIENT_PREFIX)
     return rest != name and len(rest) <= 40 and all(c in "0123456789abcdefABCDEF-" for c in rest)

@@ -62,7 +62,7 @@ LINES_TO_PASTE = (
     "        profiler.step()")
 PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TO_PASTE}"
 _DEVICE = frozenset((b"kernel", b"gpu_memcpy", b"gpu_memset"))
-_OVERLAP = 128  # of two pieces, so that no event is cut
+_OVERLAP = 128  # bytes that two pieces share, so that no event is cut
 
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
                         bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, first_probe_s=0.1,
@@ -263,7 +263,7 @@ class _Take:
 
 
 def has_events(file: BinaryIO) -> bool:
-    """Whether there is an event in kineto's JSON, which is read up to the first. Raises OSError."""
+    """Return whether there is an event in kineto's JSON, which is read up to the first. Raises OSError."""
     return any(_events(file))
 
 
@@ -291,7 +291,8 @@ def _events(file: BinaryIO) -> Iterator[bytes]:
 
 
 def window_ns(file: BinaryIO) -> tuple[int, int] | None:
-    """From the first event that the file names to the end of the recording, which it names last. Raises OSError."""
+    """Window from the first event that the file names to the end of the recording, which it names last. Raises
+    OSError."""
     head = file.read(_EDGE_BYTES)
     file.seek(max(0, os.fstat(file.fileno()).st_size - _EDGE_BYTES))
     base, first = _BASE.search(head), _TIME.search(head)

@@ -86,7 +86,7 @@ def _string(text: str) -> bytes:
 
 
 def _integer(value: int) -> bytes:
-    """With a prefix of 7 bits (RFC 7541, 5.1)."""
+    """Encode an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
     if value < 127:
         return bytes([value])
     out, value = b"\x7f", value - 127
@@ -97,16 +97,16 @@ def _integer(value: int) -> bytes:
 
 def _status(block: bytes) -> int:
     """``grpc-status`` of a header block. C's gRPC, which TensorFlow and JAX serve with, writes it as plain text."""
-    place = 0
+    pos = 0
 
     def integer(prefix: int) -> int:
-        nonlocal place
-        value = block[place] & (1 << prefix) - 1
-        place += 1
+        nonlocal pos
+        value = block[pos] & (1 << prefix) - 1
+        pos += 1
         if value == (1 << prefix) - 1:
             for shift in range(0, 28, 7):
-                more = block[place]
-                place += 1
+                more = block[pos]
+                pos += 1
                 value += (more & 127) << shift
                 if more < 128:
                     return value
@@ -114,16 +114,16 @@ def _status(block: bytes) -> int:
         return value
 
     def string() -> bytes:
-        nonlocal place
-        huffman = block[place] & 128
+        nonlocal pos
+        huffman = block[pos] & 128
         length = integer(7)
-        raw = block[place: place + length]
-        place += length
+        raw = block[pos: pos + length]
+        pos += length
         return b"" if huffman else raw
 
     try:
-        while place < len(block):
-            kind = block[place]
+        while pos < len(block):
+            kind = block[pos]
             if kind & 128:  # a field of a table, none of which holds a status
                 integer(7)
             elif kind & 0xE0 == 0x20:  # the table's size

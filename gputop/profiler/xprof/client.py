@@ -46,7 +46,7 @@ _OVERVIEW_LEVELS = (1, 0, 0)
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
 _GRACE_FACTOR, _GRACE_EXTRA_S = 5.0, 30.0
-_LATE_S = 1.0  # of our own clock after gRPC's
+_LATE_S = 1.0  # delay of our own clock after gRPC's
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _request(run: RunFolder, disk: ServerDisk, recording: Recording) -> Any:
 
 
 def set_options(options: Any, *, overview: bool = False) -> None:
-    """What is to be recorded, the same in every request of either grain."""
+    """Set what is to be recorded, the same in every request of either grain."""
     levels = _OVERVIEW_LEVELS if overview else _TRACER_LEVELS
     options.version = 1  # without it servers fall back to their own defaults
     options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = levels
@@ -131,7 +131,7 @@ class _Call:
 
     @property
     def recording(self) -> _Recording:
-        """What it was, once :meth:`run` has ended."""
+        """Result of the recording, once :meth:`run` has ended."""
         stopped_early = self._terminating is not None and self.took_s < self._until_s
         return _Recording(self.address, self.sent_s, self.seconds, self.took_s, stopped_early)
 
@@ -221,7 +221,7 @@ class _Call:
 
 
 def is_busy(code: str, details: str) -> bool:
-    """Whether a server refuses because its process is being profiled already."""
+    """Return whether a server refuses because its process is being profiled already."""
     text = details.lower()
     return code == "ALREADY_EXISTS" or ("another" in text and "profil" in text and "session" in text)
 

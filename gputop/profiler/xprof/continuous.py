@@ -16,6 +16,9 @@ recording continues until the job ends.
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -91,10 +94,6 @@ def run_watchdog(timeout_s: float) -> None:
     Its input has one message a line: ``on ADDRESS``, ``off ADDRESS``, ``end ADDRESS`` to end that one now, ``q`` to
     exit; any other line is a heartbeat.
     """
-    import os
-    import select
-    import signal
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when its work is done, within seconds of gputop's end
     load_grpc()
@@ -197,7 +196,7 @@ class _WatchdogProcess:
 
 @dataclass(frozen=True, slots=True)
 class RecordingState:
-    """How long a recording has been on, and by how much the job's memory has grown since."""
+    """Age of a recording, and growth of the job's memory since its begin."""
 
     seconds: float
     growth_bytes: int | None
@@ -205,7 +204,7 @@ class RecordingState:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a server has recorded and handed over: a file without a name, so that nothing is left behind."""
+    """Part of a recording that a server has handed over: a file without a name, so that nothing is left behind."""
 
     file: BinaryIO
     sent_s: float  # Unix time of the request that began it
@@ -241,7 +240,7 @@ class Continuous:
 
     @property
     def addresses(self) -> list[str]:
-        """Of those that are to be recorded and have not failed."""
+        """Addresses of the servers that are to be recorded and have not failed."""
         return [address for address in self.pids if address not in self.failed]
 
     def start(self) -> None:
@@ -278,7 +277,7 @@ class Continuous:
         return None
 
     def state(self) -> RecordingState:
-        """How long it has recorded; sends the watchdog a sign of life. Raises GputopError if the watchdog is gone."""
+        """State of the recording; sends the watchdog a sign of life. Raises GputopError if the watchdog is gone."""
         assert self._since_s is not None and self._watchdog is not None
         if not self._watchdog.heartbeat():
             self.close()
@@ -298,7 +297,7 @@ class Continuous:
     window_ns = staticmethod(session_window_ns)
 
     def kept_s(self, address: str) -> float:
-        """How many seconds of a server's recording are set aside."""
+        """Seconds of a server's recording that are set aside."""
         return sum(part.seconds for part in self._parts[address])
 
     def set_aside(self, folder: Path, keep_s: float) -> None:
@@ -378,7 +377,7 @@ class Continuous:
             folder.discard()
 
     def _with_parts(self, address: str, newest: bytes) -> bytes:
-        """What was handed over just now, joined with the parts that were set aside."""
+        """Bytes that were handed over just now, joined with the parts that were set aside."""
         with contextlib.suppress(OSError):
             older = [part.data() for part in reversed(self._parts[address])]
             if not newest or recorded_window_ns(newest) is not None:
@@ -432,7 +431,7 @@ def _explain(address: str, code: str, details: str) -> GputopError:
 
 
 def is_full(recorded: RecordingState, max_s: float, any_low: bool) -> bool:
-    """Whether a part should be set aside now.
+    """Return whether a part should be set aside now.
 
     Not while a GPU may be about to dip (``any_low``): nothing of the dip is to be missing, unless it takes too long.
     """

@@ -43,9 +43,9 @@ def outline(data: bytes) -> Outline:
 
     def texts(field: int) -> tuple[str, ...]:
         begins, ends = space.pairs(field)
-        found = (data[b:min(e, b + limits.MAX_NOTE_CHARS)].decode("utf-8", "replace")
+        texts = (data[b:min(e, b + limits.MAX_NOTE_CHARS)].decode("utf-8", "replace")
                  for b, e in zip(begins.tolist(), ends.tolist(), strict=True))
-        return tuple(dict.fromkeys(found))[:_MAX_TEXTS]
+        return tuple(dict.fromkeys(texts))[:_MAX_TEXTS]
 
     begins, ends = space.pairs(_PLANES)
     planes = sorted(zip(begins.tolist(), ends.tolist(), strict=True), key=lambda span: span[0] - span[1])
@@ -80,7 +80,7 @@ def session_window_ns(path: Path) -> tuple[int, int] | None:
 
 
 def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
-    """When the recording began and ended, Unix time by the server's clock; None where the trace does not tell.
+    """Begin and end of the recording, Unix time by the server's clock; None where the trace does not say.
 
     Of several that were joined, when the first began and the last ended.
     """
@@ -88,8 +88,8 @@ def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
     steps = Steps(limits.OUTLINE_FIELDS)
     begins, ends = read_fields(data, 0, len(data), {_PLANES}, _AT_MOST, steps=steps).pairs(_PLANES)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        found = read_fields(data, begin, end, {_PLANE_NAME}, {_PLANE_NAME: 1}, steps=steps, enough=True)
-        name = found.last(_PLANE_NAME)
+        plane = read_fields(data, begin, end, {_PLANE_NAME}, {_PLANE_NAME: 1}, steps=steps, enough=True)
+        name = plane.last(_PLANE_NAME)
         if name is not None and data[name[0]:name[1]] == b"Task Environment":
             stats = plane_stats(data, begin, end)
             start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")

@@ -36,7 +36,7 @@ _RIGHT_PORT = f"Give the port the job passed to {HOW_TO_SERVE}."
 # larger is refused before it takes any memory here.
 _MAX_MESSAGE_BYTES = 2**31 - 1
 
-_LATE_S = 0.25  # of our own clock after gRPC's, which tells more where it works
+_LATE_S = 0.25  # delay of our own clock after gRPC's, which tells more where it works
 _CLOSE_S = 1.0
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ def _check_service(address: str, timeout_s: float) -> ServerInfo:
 
 
 def _status_by_grpc(address: str, method: str, message: bytes, timeout_s: float) -> tuple[int, float]:
-    """As :func:`bare_call.status_of`, for one of the three statuses. Raises GputopError for any other."""
+    """Status as :func:`bare_call.status_of` has it, one of the three. Raises GputopError for any other."""
     grpc = load_grpc()
     took_s = 0.0
 
@@ -224,7 +224,7 @@ def open_channel(address: str) -> grpc.Channel:
 
 
 def call_within(address: str, timeout_s: float, work: Callable[[grpc.Channel], T]) -> T:
-    """What ``work`` returns or raises, which is given a channel; grpc.RpcError (DEADLINE_EXCEEDED) after ``timeout_s``.
+    """Call ``work`` with a channel; grpc.RpcError (DEADLINE_EXCEEDED) after ``timeout_s``.
 
     gRPC's own deadlines are kept by the threads that serve the connection: a server that floods it with frames, or
     sends headers without an end, delays them for as long as it likes. So this one is kept by a clock of our own.

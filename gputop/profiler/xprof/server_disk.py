@@ -99,8 +99,8 @@ class ServerDisk:
 
     def _open(self, folder: Folder, run: RunFolder) -> BinaryIO:
         # In the run's own folder, which gputop made and nobody else may write, the owner does not matter.
-        own = os.path.samestat(os.fstat(folder.fd), os.fstat(run.folder.fd))
-        owners = None if own else frozenset({os.geteuid() if self.uid is None else self.uid})
+        in_run_folder = os.path.samestat(os.fstat(folder.fd), os.fstat(run.folder.fd))
+        owners = None if in_run_folder else frozenset({os.geteuid() if self.uid is None else self.uid})
         return open_regular(f"{self.host}.xplane.pb", follow_links=False, owners=owners, folder_fd=folder.fd)
 
     def _own_view(self) -> list[Folder]:
@@ -155,7 +155,7 @@ def _server_uid(address: str, pid: int | None) -> int | None:
 
 
 def _shares_files(pid: int) -> bool:
-    """Whether the process sees gputop's file system and may write where gputop may."""
+    """Return whether the process sees gputop's file system and may write where gputop may."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""How much is in a trace: events of host and devices, counted without decoding them."""
+"""Volume of a trace: events of host and devices, counted without decoding them."""
 
 from __future__ import annotations
 

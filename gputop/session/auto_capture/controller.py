@@ -46,7 +46,7 @@ def existing_folder(path: Path) -> Path:
 
 
 def held_before(record: CaptureRecord, dip_s: float) -> tuple[str, ...]:
-    """What the trace of a dip that began at ``dip_s`` (Unix time) holds, by its first and last event.
+    """Notes on what the trace of a dip that began at ``dip_s`` (Unix time) holds, by its first and last event.
 
     Nothing where the trace was not analyzed, or does not tell when it was recorded.
     """
@@ -61,7 +61,7 @@ def held_before(record: CaptureRecord, dip_s: float) -> tuple[str, ...]:
 
 
 class CaptureHost(Protocol):
-    """What the auto-capture needs of who captures for it."""
+    """Interface that the auto-capture needs of whoever captures for it."""
 
     options: Options
 
@@ -104,7 +104,7 @@ class AutoCapture:
 
     @property
     def _keep_s(self) -> float:
-        """How much before this moment is to be kept."""
+        """Seconds before this moment that are to be kept."""
         return self.options.before_s + _MARGIN_S
 
     @property
@@ -113,11 +113,11 @@ class AutoCapture:
 
     @property
     def done(self) -> bool:
-        """Whether it has captured as often as it may."""
+        """Return whether it has captured as often as it may."""
         return self.count >= self.options.max_captures
 
     def state(self) -> str:
-        """For people, what matters most first: "auto-capture 1/20: 11:02:07 GPU 3: SM active 31% for 5 s"."""
+        """State for people, what matters most first: "auto-capture 1/20: 11:02:07 GPU 3: SM active 31% for 5 s"."""
         on = self._continuous is not None and self._continuous.on
         missed = f", {self.missed} during captures" if self.missed else ""
         return (f"auto-capture {self.count}/{self.options.max_captures}{missed}{' recording' if on else ''}: "
@@ -136,28 +136,29 @@ class AutoCapture:
             return
         gpu = next((g.info.label for g in sample.gpus if g.info.uuid == dip.uuid), dip.uuid)
         text = dip.text(gpu)
-        at = time.strftime("%H:%M:%S", time.localtime(dip.began_s))
+        begun = time.strftime("%H:%M:%S", time.localtime(dip.began_s))
         if now_s < self._settled_s:
             self.missed += 1
-            self._set_note(f"{at} {text}: not captured: a capture was running or ended less than {SETTLE_S:.0f} s ago")
+            self._set_note(f"{begun} {text}: not captured: a capture was running or ended less than "
+                           f"{SETTLE_S:.0f} s ago")
         elif self.done:
-            self._set_note(f"{at} {text}: not captured: the limit of captures is reached")
+            self._set_note(f"{begun} {text}: not captured: the limit of captures is reached")
         elif self._last_dip_s is not None and 0 <= now_s - self._last_dip_s < self.options.min_interval_s:
-            self._set_note(f"{at} {text}: not captured: the last capture was {(now_s - self._last_dip_s) / 60:.0f} min "
-                           "ago")
+            self._set_note(f"{begun} {text}: not captured: the last capture was "
+                           f"{(now_s - self._last_dip_s) / 60:.0f} min ago")
         else:
-            self._request_capture(dip, at, text)
+            self._request_capture(dip, begun, text)
 
-    def _request_capture(self, dip: Dip, at: str, text: str) -> None:
+    def _request_capture(self, dip: Dip, begun: str, text: str) -> None:
         self._dip_began_s = dip.began_s
         try:
-            self._host.start_capture(self._request(f"{text} (since {at})"))
+            self._host.start_capture(self._request(f"{text} (since {begun})"))
         except GputopError as error:
-            self._set_note(f"{at} {text}: not captured, {error.message}")
+            self._set_note(f"{begun} {text}: not captured, {error.message}")
             return
         self.count += 1
         self._last_dip_s = dip.now_s
-        self._set_note(f"{at} {text}")
+        self._set_note(f"{begun} {text}")
 
     def _request(self, reason: str = "") -> CaptureRequest:
         return CaptureRequest(self._host.options.capture_s, self.logdir, reason=reason)
@@ -303,7 +304,7 @@ class AutoCapture:
             continuous.close()
 
     def _max_part_s(self, continuous: Continuous) -> float:
-        """How many seconds all may record at a time, by a probe of each, as for any capture; raises GputopError."""
+        """Seconds that all may record at a time, by a probe of each, as for any capture; raises GputopError."""
         from gputop.profiler.capture.multi_worker import max_safe_duration
         from gputop.profiler.ways import recorder_of
 

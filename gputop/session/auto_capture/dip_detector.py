@@ -22,7 +22,7 @@ MIN_BASELINE_S = 30.0
 # A GPU that is usually next to idle has nothing to dip from.
 MIN_MEDIAN = 0.10
 _BASELINE_AGE_S = 5.0  # medians are not worth taking anew with every sample
-_RECOVERED = 0.5  # of the way from the threshold back to the median, before another dip can be one
+_RECOVERED = 0.5  # part of the way from the threshold back to the median, before another dip can be one
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Dip:
     threshold: float | None
 
     def text(self, gpu: str) -> str:
-        """For people: "GPU 3: SM active 31% for 5 s, usually 92%"."""
+        """Text for people: "GPU 3: SM active 31% for 5 s, usually 92%"."""
         if self.value is None:
             return f"GPU {gpu}: {self.metric} for {self.now_s - self.began_s:.0f} s"
         about = GPU_METRICS[self.metric]
@@ -53,7 +53,7 @@ class Dip:
 
 @dataclass(slots=True)
 class _Gpu:
-    """What is remembered of one GPU."""
+    """State that is kept of one GPU."""
 
     armed: bool = True
     low_since_s: float | None = None
@@ -71,7 +71,7 @@ class Trigger:
 
     @property
     def any_low(self) -> bool:
-        """Whether any GPU is below its threshold now, for however short a time."""
+        """Return whether any GPU is below its threshold now, for however short a time."""
         return any(gpu.low_since_s is not None for gpu in self._gpus.values())
 
     def check(self, history: History, sample: NodeSample | None = None) -> Dip | None:
@@ -79,18 +79,18 @@ class Trigger:
         reads."""
         if self.rule.condition is not None and sample is not None:
             return self._check_condition(self.rule.condition, history, sample)
-        found: Dip | None = None
+        first: Dip | None = None
         for uuid in history.uuids:
             dip = self._check_gpu(history, uuid, self._gpus.setdefault(uuid, _Gpu()))
-            found = found or dip
-        return found
+            first = first or dip
+        return first
 
     def _check_condition(self, condition: Condition, history: History, sample: NodeSample) -> Dip | None:
         """A GPU can dip again once its condition is known not to hold."""
         from gputop.advice.live.node_view import NodeView
-        from gputop.advice.live.own_rules import LiveValues
+        from gputop.advice.live.user_rules import LiveValues
 
-        outcomes, found = condition.judge(LiveValues(NodeView(history, sample, ()))), None
+        outcomes, first = condition.judge(LiveValues(NodeView(history, sample, ()))), None
         for info in (gpu.info for gpu in sample.gpus if gpu.info.index in outcomes and gpu.info.mig is None):
             gpu, holds = self._gpus.setdefault(info.uuid, _Gpu()), outcomes[info.index].holds
             if not holds:
@@ -100,8 +100,8 @@ class Trigger:
                 gpu.low_since_s = sample.time_s
             if gpu.armed and sample.time_s - gpu.low_since_s >= self.rule.hold_s:
                 gpu.armed = False
-                found = found or Dip(info.uuid, condition.text, gpu.low_since_s, sample.time_s, None, None, None)
-        return found
+                first = first or Dip(info.uuid, condition.text, gpu.low_since_s, sample.time_s, None, None, None)
+        return first
 
     def _check_gpu(self, history: History, uuid: str, gpu: _Gpu) -> Dip | None:
         now_s = history.newest_s
@@ -139,12 +139,12 @@ class Trigger:
         """The first metric with readings, and its median; None while readings are few, or if it is too low."""
         for metric in self.rule.metrics:
             times, values = history.window(uuid, metric, BASELINE_S)
-            known = [(time_s, v) for time_s, v in zip(times, values, strict=True) if v == v]
-            if not known:
+            readings = [(time_s, v) for time_s, v in zip(times, values, strict=True) if v == v]
+            if not readings:
                 continue
-            if known[-1][0] - known[0][0] < MIN_BASELINE_S:
+            if readings[-1][0] - readings[0][0] < MIN_BASELINE_S:
                 return metric, None
-            median = statistics.median(v for _, v in known)
+            median = statistics.median(v for _, v in readings)
             full = 1.0 if GPU_METRICS[metric].unit == RATIO else 0.0
             return metric, median if median >= MIN_MEDIAN * full else None
         return None, None

@@ -58,17 +58,17 @@ def _condition(text: str) -> DipRule:
     when, _, lasts = text.rpartition(" for ")
     try:
         hold_s, unit = quantity(lasts.strip()) if when else (_DEFAULT_HOLD_S, SECONDS)
-        own = condition(when or text, "live")
+        parsed = condition(when or text, "live")
     except Mistake as mistake:
-        raise _usage(text, f"{mistake.message}, at character {mistake.at + 1}; or it is METRIC < LEVEL with one of "
+        raise _usage(text, f"{mistake.message}, at character {mistake.pos + 1}; or it is METRIC < LEVEL with one of "
                            f"{', '.join(_METRICS)}") from None
-    if not own.per_gpu:
+    if not parsed.per_gpu:
         raise _usage(text, "gputop judges a dip for each GPU: use a metric that each GPU has, such as sm_active")
     if unit != SECONDS or not 1 <= hold_s <= 3600:
         raise _usage(text, "a dip lasts 1 to 3600 s")
-    return DipRule(" ".join(text.split()), (), hold_s, condition=own)
+    return DipRule(" ".join(text.split()), (), hold_s, condition=parsed)
 
 
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is not a rule for a dip: {why}", f'For example --on-dip "{DEFAULT_RULE}".',
+def _usage(text: str, reason: str) -> GputopError:
+    return GputopError(f"{text!r} is not a rule for a dip: {reason}", f'For example --on-dip "{DEFAULT_RULE}".',
                        EXIT_USAGE)

@@ -60,10 +60,10 @@ def remove_run(parent: Folder, run: str) -> list[str]:
     Returns the names of those that could not be removed. Raises OSError where it cannot be entered.
     """
     with parent.enter(run) as folder:
-        own = [name for name in folder.names() if name.endswith(_TRACES) or name in (CAPTURE, CLOCKS, MARK, STACKS)]
-        for name in own:
+        names = [name for name in folder.names() if name.endswith(_TRACES) or name in (CAPTURE, CLOCKS, MARK, STACKS)]
+        for name in names:
             folder.remove(name)
-        left = [name for name in own if folder.has(name)]
+        left = [name for name in names if folder.has(name)]
     parent.remove_folder(run)
     return left
 

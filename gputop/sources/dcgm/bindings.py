@@ -56,7 +56,8 @@ def find_bindings(root: Path, folder: Path | None = None) -> dict[int, Path]:
     if folder is not None:
         major = _major(folder)
         return {} if major is None else {major: folder}
-    return {major: root / place for major, place in FOLDERS.items() if (root / place / "dcgm_agent.py").is_file()}
+    return {major: root / subfolder for major, subfolder in FOLDERS.items()
+            if (root / subfolder / "dcgm_agent.py").is_file()}
 
 
 def _major(folder: Path) -> int | None:
@@ -71,17 +72,17 @@ def _major(folder: Path) -> int | None:
 
 def find_libraries(root: Path, env: Mapping[str, str], folder: Path | None = None) -> dict[int, Path]:
     """libdcgm.so.N where the bindings look for it (not in the loader's cache), by major version."""
-    places = [root / place.lstrip("/") for place in env.get("LD_LIBRARY_PATH", "").split(":") if place]
+    places = [root / directory.lstrip("/") for directory in env.get("LD_LIBRARY_PATH", "").split(":") if directory]
     places += [root / f"usr/lib/{platform.machine()}-linux-gnu", root / "usr/lib64"]
     if folder is not None:
         places.insert(0, folder)
-    found: dict[int, Path] = {}
-    for place in places:
-        for path in sorted(place.glob("libdcgm.so.*")):
+    libraries: dict[int, Path] = {}
+    for directory in places:
+        for path in sorted(directory.glob("libdcgm.so.*")):
             match = _LIBRARY.fullmatch(path.name)
             if match:
-                found.setdefault(int(match[1]), path)
-    return found
+                libraries.setdefault(int(match[1]), path)
+    return libraries
 
 
 def find_installed(root: Path, env: Mapping[str, str], folder: Path | None = None) -> list[Installed]:
@@ -95,10 +96,10 @@ def find_installed(root: Path, env: Mapping[str, str], folder: Path | None = Non
         return [Installed(major, python[major], shared[major]) for major in matching]
     if folder is not None and not python:
         raise GputopError(f"--dcgm-bindings {folder}: no bindings of DCGM there (dcgm_agent.py, dcgm_structs.py).",
-                          "They come with DCGM: " + ", ".join(f"/{place} (DCGM {m})" for m, place in FOLDERS.items()))
+                          "They come with DCGM: " + ", ".join(f"/{path} (DCGM {m})" for m, path in FOLDERS.items()))
     if python:
-        major, place = max(python.items())
-        raise GputopError(f"the library libdcgm.so.{major} of the DCGM bindings in {place} is not installed", INSTALL)
+        major, path = max(python.items())
+        raise GputopError(f"the library libdcgm.so.{major} of the DCGM bindings in {path} is not installed", INSTALL)
     if shared:
         major, library = max(shared.items())
         raise GputopError(f"the DCGM bindings for {library.name} are not installed: no /{FOLDERS.get(major, '…')}",
@@ -115,28 +116,28 @@ def load(installed: Installed) -> Bindings:
     with _import_lock:
         names = (*_MODULES, *_ALSO)
         others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-        place = str(installed.folder)
-        sys.path.insert(0, place)
+        path = str(installed.folder)
+        sys.path.insert(0, path)
         importlib.invalidate_caches()
         try:
             modules = {name: importlib.import_module(name) for name in _MODULES}
         except Exception as error:  # foreign code, which may fail in any way on a newer Python
-            raise GputopError(f"the DCGM bindings in {place} cannot be imported: {type(error).__name__}: {error}",
+            raise GputopError(f"the DCGM bindings in {path} cannot be imported: {type(error).__name__}: {error}",
                               INSTALL) from error
         finally:
-            sys.path.remove(place)
+            sys.path.remove(path)
             for name in names:
                 sys.modules.pop(name, None)
             sys.modules.update(others)
     agent, structs = modules["dcgm_agent"], modules["dcgm_structs"]
     for name, module in modules.items():
         if Path(module.__file__ or "").resolve().parent != installed.folder.resolve():
-            raise GputopError(f"{name} was imported from {module.__file__}, not from {place}: an import hook of this "
+            raise GputopError(f"{name} was imported from {module.__file__}, not from {path}: an import hook of this "
                               "Python environment puts another module of that name in its place.",
                               "Run gputop in a separate environment.")
     lacking = [name for name in _NEEDED if not hasattr(agent, name)]
     if lacking:
-        raise GputopError(f"the DCGM bindings in {place} lack {', '.join(lacking)}: too old", INSTALL)
+        raise GputopError(f"the DCGM bindings in {path} lack {', '.join(lacking)}: too old", INSTALL)
     try:
         structs._dcgmInit(str(installed.shared_object.parent))
         agent.dcgmInit()

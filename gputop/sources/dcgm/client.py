@@ -55,7 +55,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to read and watch. ``uuids`` None: every GPU that the engine lists. ``profiled``: those of them whose
+    """Fields to read and watch. ``uuids`` None: every GPU that the engine lists. ``profiled``: those of them whose
     profiling fields are watched, None: all."""
 
     ids: tuple[int, ...] = ()
@@ -161,11 +161,11 @@ class DcgmClient:
         """The newest answer; an error instead where it is too old to be shown."""
         snapshot, began, now_s = self._snapshot, self._step_began, self._clock()
         if began is not None and now_s - began[0] > HANG_TIMEOUT_S:
-            why = f"the host engine at {self.address} does not respond: a call has hung since {clock_text(began[1])}"
-            return replace(snapshot, error=why, fix="sudo systemctl restart nvidia-dcgm", values={})
+            reason = f"the host engine at {self.address} does not respond: a call has hung since {clock_text(began[1])}"
+            return replace(snapshot, error=reason, fix="sudo systemctl restart nvidia-dcgm", values={})
         if snapshot.error is None and now_s - snapshot.asked_s > max(2.0, 2.5 * self._interval_s):
-            why = f"the host engine at {self.address} has not answered since {clock_text(snapshot.time_s)}"
-            return replace(snapshot, error=why, values={})
+            reason = f"the host engine at {self.address} has not answered since {clock_text(snapshot.time_s)}"
+            return replace(snapshot, error=reason, values={})
         return snapshot
 
     def now_s(self) -> float:
@@ -221,9 +221,9 @@ class DcgmClient:
         finally:
             self._step_began = None
 
-    def _on_connection_lost(self, why: str, fix: str) -> None:
+    def _on_connection_lost(self, reason: str, fix: str) -> None:
         self._disconnect()
-        self._snapshot = Snapshot(why, fix)
+        self._snapshot = Snapshot(reason, fix)
         self._retry_at_s = self._clock() + self._retry_s
         self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
 
@@ -249,8 +249,8 @@ class DcgmClient:
             raise GputopError(f"this user may not connect to {address}",
                               f"ls -l {address.path}   # its group may; or give the engine a TCP port") from error
         except OSError as error:
-            why = "" if isinstance(error, ConnectionRefusedError) else f" ({error.strerror or error})"
-            raise GputopError(f"no host engine answers at {address}{why}", START) from error
+            detail = "" if isinstance(error, ConnectionRefusedError) else f" ({error.strerror or error})"
+            raise GputopError(f"no host engine answers at {address}{detail}", START) from error
         installed = dcgm_bindings.find_installed(self._root, self._env, self._folder)
         installed.sort(key=lambda entry: entry.major == self._last_major, reverse=True)  # stable: else newest first
         problems: list[GputopError] = []
@@ -336,8 +336,8 @@ class DcgmClient:
 
     def _suspect(self, engine: Engine, gpu: EngineGpu, values: Mapping[int, FieldValue], blank: frozenset[int],
                  now_s: float) -> None:
-        """Whether a GPU that gives blanks for too long is lost: no value says so. The engine is asked, which knows it
-        of one that is detached, but not of one whose driver says that it is lost: of that all fast fields are blank
+        """Ask whether a GPU that gives blanks for too long is lost: no value says so. The engine is asked, which knows
+        it of one that is detached, but not of one whose driver says that it is lost: of that all fast fields are blank
         that had values. Slow ones say nothing: some are 0 then."""
         of_now = [values[i] for i in (*dcgm_fields.FAST_IDS, *dcgm_fields.PROFILING_IDS)
                   if i in values and i != dcgm_fields.XID]
@@ -437,7 +437,7 @@ class DcgmClient:
 
 
 def _ids_of(instance: bool, ids: Iterable[int]) -> tuple[int, ...]:
-    """Those of ``ids`` that a GPU, or a MIG instance, has."""
+    """Field ids among ``ids`` that a GPU, or a MIG instance, has."""
     return tuple(i for i in ids if not instance or i in dcgm_fields.INSTANCE_IDS)
 
 

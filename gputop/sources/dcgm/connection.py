@@ -24,7 +24,7 @@ from gputop.text.units import printable
 
 DEFAULT_ADDRESS = "127.0.0.1:5555"
 CONNECT_TIMEOUT_MS = 500  # DCGM's own 5 s also pass where the port refuses
-KEEP_SAMPLES = 2  # of gputop's own watches: only the newest is read
+KEEP_SAMPLES = 2  # samples of gputop's own watches: only the newest is read
 MIN_WATCH_S = 0.1
 
 Entity = tuple[int, int]  # as DCGM knows a device: kind and number
@@ -41,7 +41,7 @@ _VERSION = re.compile(r"\bversion:(\d{1,4}(?:\.\d{1,4}){0,3})")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a host engine listens: a unix socket's ``path``, or ``host`` and ``port``."""
+    """Address at which a host engine listens: a unix socket's ``path``, or ``host`` and ``port``."""
 
     host: str = ""
     port: int = 0
@@ -95,7 +95,7 @@ class EngineError(Exception):
 
     @property
     def fails_all(self) -> bool:
-        """Whether the next call would fail, too: the connection is gone, or the bindings lack the function."""
+        """Return whether the next call would fail, too: the connection is gone, or the bindings lack the function."""
         return self.code in fields.CONNECTION_GONE or self.code == fields.FUNCTION_NOT_FOUND
 
 
@@ -166,14 +166,14 @@ class Engine:
 
         One id that the engine does not know fails a whole read: it is found once and then left out.
         """
-        known = [i for i in ids if i not in self._refused]
+        accepted = [i for i in ids if i not in self._refused]
         asked = [entity for entity in entities if entity not in self._unreadable]
-        values = self._read_or_prune(asked, known) if asked and known else {}
+        values = self._read_or_prune(asked, accepted) if asked and accepted else {}
         for entity in entities:
             for i in ids:
-                why = self._unreadable.get(entity) or self._refused.get(i)
-                if why is not None:
-                    values[entity, i] = FieldValue(None, why)
+                reason = self._unreadable.get(entity) or self._refused.get(i)
+                if reason is not None:
+                    values[entity, i] = FieldValue(None, reason)
         return values
 
     def _read_or_prune(
@@ -206,9 +206,9 @@ class Engine:
         if not values and len(entities) > 1:
             whys: dict[Entity, str] = {}
             for entity in entities:
-                found, missed = self._read_one_by_one([entity], ids)
-                values |= found
-                if found:
+                read, missed = self._read_one_by_one([entity], ids)
+                values |= read
+                if read:
                     failed = missed
                 else:
                     whys[entity] = next(iter(missed.values()))
@@ -218,8 +218,8 @@ class Engine:
 
     def _latest(self, entities: Sequence[Entity], ids: Sequence[int]) -> dict[tuple[Entity, int], FieldValue]:
         pair = self._structs.c_dcgmGroupEntityPair_t
-        found = self._call("dcgmEntitiesGetLatestValues", [pair(*entity) for entity in entities], list(ids), _NO_FLAGS)
-        values = zip(self._rows.iter_unpack(found), self._floats.iter_unpack(found), strict=True)
+        answer = self._call("dcgmEntitiesGetLatestValues", [pair(*entity) for entity in entities], list(ids), _NO_FLAGS)
+        values = zip(self._rows.iter_unpack(answer), self._floats.iter_unpack(answer), strict=True)
         wanted = frozenset(ids)
         return {
             ((kind, number), i): fields.decode(status, of_type == _DOUBLE, integer, double, time_us)
@@ -348,10 +348,10 @@ class Engine:
     def field_groups(self) -> dict[str, frozenset[int]]:
         """The field groups of all other clients: their ids by name. A watch needs such a group."""
         answer = self._call("dcgmFieldGroupGetAll")
-        own = f"gputop-{os.getpid()}-"
+        own_prefix = f"gputop-{os.getpid()}-"
         groups = {_text(group.fieldGroupName): frozenset(group.fieldIds[: group.numFieldIds])
                   for group in answer.fieldGroups[: answer.numFieldGroups]}
-        return {name: ids for name, ids in groups.items() if not name.startswith(own)}
+        return {name: ids for name, ids in groups.items() if not name.startswith(own_prefix)}
 
     def watchers(self, ids: Iterable[int]) -> tuple[str, ...]:
         """Names of the field groups of all other clients that hold one of ``ids``."""
@@ -392,10 +392,10 @@ class Engine:
             if error.fails_all:
                 raise
             return EngineGpu((_GPU, gpu), gpu, f"dcgm:{gpu}", f"GPU {gpu}")  # lost, or being reset
-        known = attributes.identifiers
+        identifiers = attributes.identifiers
         mig = getattr(getattr(attributes, "settings", None), "migModeEnabled", 0) == 1
-        return EngineGpu((_GPU, gpu), gpu, _text(known.uuid), _text(known.deviceName) or f"GPU {gpu}",
-                         _text(known.pciBusId), _text(known.driverVersion), mig)
+        return EngineGpu((_GPU, gpu), gpu, _text(identifiers.uuid), _text(identifiers.deviceName) or f"GPU {gpu}",
+                         _text(identifiers.pciBusId), _text(identifiers.driverVersion), mig)
 
     def _find_instances(self) -> tuple[EngineGpu, ...]:
         """The current GPU instances (MIG); none where the engine does not list them."""
@@ -409,27 +409,27 @@ class Engine:
         # NVML's MIG devices are the compute instances; it counts them in the order of these ids.
         devices = sorted({(e.info.nvmlGpuIndex, e.info.nvmlInstanceId, getattr(e.info, "nvmlComputeInstanceId", 0))
                           for e in entries if e.entity.entityGroupId == _COMPUTE_INSTANCE})
-        found: dict[Entity, EngineGpu] = {}
+        instances: dict[Entity, EngineGpu] = {}
         for entry in entries:
             if entry.entity.entityGroupId == _GPU_INSTANCE:
                 index, instance = entry.info.nvmlGpuIndex, entry.info.nvmlInstanceId
                 of_gpu = [(gi, ci) for gpu, gi, ci in devices if gpu == index]
-                first = next((place for place, (gi, _) in enumerate(of_gpu) if gi == instance), None)
+                first = next((position for position, (gi, _) in enumerate(of_gpu) if gi == instance), None)
                 entity = (_GPU_INSTANCE, entry.entity.entityId)
-                found[entity] = EngineGpu(
+                instances[entity] = EngineGpu(
                     entity, entry.parent.entityId, instance_key(index, instance),
                     slices=getattr(entry.info, "nvmlProfileSlices", 0), number=first,
                     mig_ids=(instance, 0) if first is None else of_gpu[first])
-        return tuple(found.values())
+        return tuple(instances.values())
 
 
 def _distinct(gpus: Iterable[EngineGpu]) -> tuple[EngineGpu, ...]:
     """The GPUs with a UUID each: a lost one may have none any more."""
-    found: dict[str, EngineGpu] = {}
+    by_uuid: dict[str, EngineGpu] = {}
     for gpu in gpus:
-        one = gpu if gpu.uuid and gpu.uuid not in found else replace(gpu, uuid=f"dcgm:{gpu.gpu}")
-        found[one.uuid] = one
-    return tuple(found.values())
+        one = gpu if gpu.uuid and gpu.uuid not in by_uuid else replace(gpu, uuid=f"dcgm:{gpu.gpu}")
+        by_uuid[one.uuid] = one
+    return tuple(by_uuid.values())
 
 
 def _text(value: bytes | str) -> str:
@@ -438,7 +438,7 @@ def _text(value: bytes | str) -> str:
 
 
 def _packed(value_type: Any, members: Mapping[str, str]) -> struct.Struct:
-    """These members of a structure, in this order, which is theirs in memory; ctypes takes a microsecond for each."""
+    """Unpacker of these members of a structure, in their order in memory; ctypes takes a microsecond for each."""
     text, end = "=", 0
     for name, code in members.items():
         offset = getattr(value_type, name).offset

@@ -44,7 +44,7 @@ class NvmlWithDcgmFallback:
 
     @property
     def label(self) -> str:
-        """What is read, for the header: "NVML + DCGM 4.2 host engine, driver 550.54"."""
+        """Label of what is read, for the header: "NVML + DCGM 4.2 host engine, driver 550.54"."""
         if self._client is None or not any(probe.from_dcgm for probe in self._probes):
             return self._nvml.label
         way, comma, driver = self._nvml.label.partition(",")

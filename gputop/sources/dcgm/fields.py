@@ -95,7 +95,7 @@ _MIB = float(1 << 20)
 
 
 def meaning(code: int) -> str:
-    """What a DCGM return code says, for a reading or a message."""
+    """Meaning of a DCGM return code, for a reading or a message."""
     return f"{_MEANINGS.get(code, 'error')} (DCGM {code})"
 
 
@@ -176,7 +176,7 @@ BY_METRIC: dict[str, tuple[Field, ...]] = {
 
 
 def is_profiling(field_id: int) -> bool:
-    """Whether DCGM counts the field among the profiling ones, whose watches need the counters of the GPU."""
+    """Return whether DCGM counts the field among the profiling ones, whose watches need the counters of the GPU."""
     return 1001 <= field_id < 2000
 
 
@@ -219,8 +219,8 @@ def decode(status: int, is_double: bool, integer: int, double: float, time_us: i
 def _blank(above: float, time_us: int) -> FieldValue:
     if not math.isfinite(above) or above >= 16:
         return FieldValue(None, "DCGM gave no number that can be used", time_us)
-    why = int(above)
-    return FieldValue(None, _BLANKS.get(why, "blank"), time_us, OK if why else NO_DATA)
+    code = int(above)
+    return FieldValue(None, _BLANKS.get(code, "blank"), time_us, OK if code else NO_DATA)
 
 
 def in_metric_unit(field: Field, value: float) -> float:

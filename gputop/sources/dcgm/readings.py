@@ -25,8 +25,8 @@ def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
         return Reading.missing(unit, snapshot.error, fields.SOURCE)
     of_gpu = snapshot.values.get(uuid)
     if of_gpu is None:
-        why = "not asked yet" if uuid in snapshot.listed else "the host engine does not list this GPU"
-        return Reading.missing(unit, why, fields.SOURCE)
+        reason = "not asked yet" if uuid in snapshot.listed else "the host engine does not list this GPU"
+        return Reading.missing(unit, reason, fields.SOURCE)
     total = 0.0
     of_metric = BY_METRIC[metric]
     for field in of_metric:
@@ -39,7 +39,7 @@ def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
 
 
 def missing_reason(field_id: int, value: FieldValue | None) -> str:
-    """Why a field has no value, for a reading."""
+    """Reason why a field has no value, for a reading."""
     if value is None:
         return f"field {field_id} is being asked for"
     if value.code == fields.NOT_WATCHED:
@@ -55,7 +55,8 @@ def engine_name(snapshot: Snapshot) -> str:
 
 
 def reads_through_gpm(version: str, driver: str, capability: FieldValue | None) -> bool:
-    """Whether an engine reads a GPU's profiling fields through GPM: a watch of them takes no counters from anybody.
+    """Return whether an engine reads a GPU's profiling fields through GPM: a watch of them takes no counters from
+    anybody.
 
     So it does since DCGM 3.1 on Hopper and newer (compute capability 9), with a driver that has GPM (R520).
     """

@@ -71,7 +71,7 @@ class DcgmSource:
 
     @property
     def label(self) -> str:
-        """For the header: "DCGM 4.2 host engine at 127.0.0.1:5555, driver 580.65"."""
+        """Label for the header: "DCGM 4.2 host engine at 127.0.0.1:5555, driver 580.65"."""
         snapshot = self._client.snapshot()
         where = "at" if self._local else "on another machine, at"
         driver = next((f", driver {gpu.driver}" for gpu in snapshot.gpus if gpu.driver), "")
@@ -86,8 +86,8 @@ class DcgmSource:
         answered = client.wait(OPEN_TIMEOUT_S)
         snapshot = client.snapshot()
         if snapshot.error is not None or not answered:
-            why = snapshot.error if answered else f"it does not answer within {OPEN_TIMEOUT_S:.0f} s"
-            raise GputopError(f"DCGM at {client.address}: {why}",
+            reason = snapshot.error if answered else f"it does not answer within {OPEN_TIMEOUT_S:.0f} s"
+            raise GputopError(f"DCGM at {client.address}: {reason}",
                               snapshot.fix or "sudo systemctl restart nvidia-dcgm")
         if not snapshot.gpus:
             raise NoDataError(f"The DCGM host engine at {client.address} lists no GPU.", "dcgmi discovery -l")
@@ -211,17 +211,17 @@ class _DcgmGpu:
             self._xids = (*self._xids[1 - _XIDS_KEPT:], XidEvent(time_us / 1e6, number))
         self._last_xid_us = time_us
 
-    def _without(self, state: str, why: str) -> GpuSample:
-        return GpuSample(self.info, {}, processes_reason=why, clock_events_reason=why, state=state, message=why,
-                         xids=self._xids, xids_reason=why)
+    def _without(self, state: str, reason: str) -> GpuSample:
+        return GpuSample(self.info, {}, processes_reason=reason, clock_events_reason=reason, state=state,
+                         message=reason, xids=self._xids, xids_reason=reason)
 
 
 class _RemoteHost:
     """The host of an engine on another machine: all its figures are missing, with that reason."""
 
     def __init__(self, address: str) -> None:
-        why = f"the GPUs are on another machine ({address}): run gputop there for its host"
-        readings = {metric.id: Reading.missing(metric.unit, why) for metric in HOST_METRICS.values()}
+        reason = f"the GPUs are on another machine ({address}): run gputop there for its host"
+        readings = {metric.id: Reading.missing(metric.unit, reason) for metric in HOST_METRICS.values()}
         self._sample = HostSample(address, readings)
 
     def read(self, now_s: float) -> HostSample:
@@ -254,25 +254,25 @@ def _infos(snapshot: Snapshot) -> dict[GpuInfo, str]:
         if gpu.uuid not in numbers:
             taken = set(numbers.values())
             numbers[gpu.uuid] = next(n for n in (gpu.gpu, *range(_MAX_GPUS * 2)) if n not in taken)
-    found: dict[GpuInfo, str] = {}
+    key_of: dict[GpuInfo, str] = {}
     for gpu in snapshot.gpus:
         # By key, because an engine could list one twice.
         parts = {part.uuid: part for part in snapshot.instances if part.gpu == gpu.gpu and part.number is not None}
         info = GpuInfo(numbers[gpu.uuid], gpu.uuid, gpu.name, gpu.pci_bus_id, whole(gpu, fields.PCIE_GEN_MAX, 17),
                        whole(gpu, fields.PCIE_WIDTH_MAX, 65), mig_mode=gpu.mig_mode or bool(parts))
-        found[info] = gpu.uuid
+        key_of[info] = gpu.uuid
         for key, part in sorted(parts.items(), key=lambda entry: entry[1].number or 0):
             instance, compute = part.mig_ids
             # The name that NVML gave to MIG devices before R470, and that CUDA still understands.
             uuid = f"MIG-{gpu.uuid}/{instance}/{compute}"
             memory_mib = whole(part, _MEMORY_TOTAL, 1 << 30)
             profile = f" {part.slices}g.{math.ceil(memory_mib / 1024)}gb" if memory_mib and part.slices else ""
-            found[GpuInfo(info.index, uuid, f"{gpu.name} MIG{profile}", gpu.pci_bus_id, mig=part.number)] = key
-    return found
+            key_of[GpuInfo(info.index, uuid, f"{gpu.name} MIG{profile}", gpu.pci_bus_id, mig=part.number)] = key
+    return key_of
 
 
 def _divided_reason(info: GpuInfo, infos: Sequence[GpuInfo]) -> str:
-    """Why a GPU in MIG mode has no activity of its own; empty for others."""
+    """Reason why a GPU in MIG mode has no activity of its own; empty for others."""
     if not info.mig_mode:
         return ""
     return divided_reason([one.label for one in infos if one.index == info.index and one.mig is not None])
@@ -308,7 +308,7 @@ def _clock_events(values: Mapping[int, fields.FieldValue]) -> tuple[tuple[str, .
 
 
 def _is_of_this_machine(gpus: Sequence[EngineGpu], root: Path) -> bool:
-    """Whether one of the engine's GPUs is in this machine: a local port may lead to a tunnel.
+    """Return whether one of the engine's GPUs is in this machine: a local port may lead to a tunnel.
 
     The driver shows its GPUs to everyone, but not always their UUIDs; then the bus address is compared.
     """

@@ -1,4 +1,4 @@
-"""Whether a DCGM value is current. A value stays readable after its watch has ended, so its time decides."""
+"""Age of DCGM values. A value stays readable after its watch has ended, so its time decides."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class StalenessTracker:
             limit_s = max(limit_s, 2 * seen.period_s + 1)
         if age_s > limit_s:
             when = clock_text(value.time_us / 1e6)
-            why = f"field {field_id} was last updated at {when}: its watch has ended, or is very slow"
-            return FieldValue(None, why, value.time_us, fields.STALE_DATA), ""
+            reason = f"field {field_id} was last updated at {when}: its watch has ended, or is very slow"
+            return FieldValue(None, reason, value.time_us, fields.STALE_DATA), ""
         # Twice, because a single gap is a pause of the engine and no slow watch.
         shortest_s = min(seen.period_s or 0.0, seen.period_before_s or 0.0)
         slow = shortest_s > max(FRESH_S, 2 * tick_s)

@@ -1,4 +1,4 @@
-"""Which fields are not worth asking for: each one without a value is an error line in the engine's log.
+"""Fields that are not worth asking for: each one without a value is an error line in the engine's log.
 
 A field that nobody watches is asked for once, and again when the field groups of the engine's clients have
 changed: a watch needs such a group. To list the groups writes nothing into the log.
@@ -22,7 +22,7 @@ Pair = tuple[Entity, int]
 
 
 class UnwatchedFields:
-    """Of one connection. ``left_out`` has the last answer for each field that is not asked for now."""
+    """Unwatched fields of one connection. ``left_out`` has the last answer for each field that is not asked for now."""
 
     def __init__(self) -> None:
         self.left_out: dict[Pair, FieldValue] = {}
@@ -34,17 +34,17 @@ class UnwatchedFields:
 
     def requests(self, engine: Engine, entities: Sequence[Entity], ids: Sequence[int],
                  now_s: float) -> dict[tuple[int, ...], list[Entity]]:
-        """What to read now: fields to entities. Raises EngineError where the connection is gone."""
+        """Requests to make now: fields to entities. Raises EngineError where the connection is gone."""
         if now_s >= self._check_s:
             self._check(engine, now_s)
         for pair in [pair for pair, due_s in self._due_s.items() if now_s >= due_s]:
             del self._due_s[pair], self.left_out[pair]
-        found: dict[tuple[int, ...], list[Entity]] = {}
+        requests: dict[tuple[int, ...], list[Entity]] = {}
         for entity in entities:
             wanted = tuple(i for i in ids if (entity, i) not in self.left_out)
             if wanted:
-                found.setdefault(wanted, []).append(entity)
-        return found
+                requests.setdefault(wanted, []).append(entity)
+        return requests
 
     def note(self, read: Mapping[Pair, FieldValue], now_s: float) -> None:
         """Leave out from now on what had an error instead of a value."""

@@ -16,11 +16,11 @@ from gputop.core.metrics import BYTES, CGROUP_METRICS
 from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
 from gputop.sources.host import proc_files
 from gputop.sources.host.containers import container_of
+from gputop.sources.host.proc_files import FIRST
 from gputop.text.units import printable
 
 PERIOD_S = 1.9  # the kernel sums the counters of all cores for a read; a little under 2 s, as ticks jitter
 LIMITS_PERIOD_S = 10.0  # a limit may change while a job runs
-FIRST = "first sample: a rate needs two"
 UNSEEN = "its control group is not visible here: run gputop on the host, or with --cgroupns=host"
 NO_QUOTA = "no CPU quota"
 _UNCOUNTED = "the kernel does not count it here"
@@ -76,85 +76,85 @@ class Cgroups:
     def own(self) -> CgroupSample | None:
         """gputop's own groups; None where /proc does not show them."""
         try:
-            return self.read(proc_files.read(f"{self._root}/proc/self/cgroup", _FILE_BYTES), own=True)
+            return self.read(proc_files.read(f"{self._root}/proc/self/cgroup", _FILE_BYTES), is_own=True)
         except OSError:
             return None
 
-    def read(self, cgroup: bytes, own: bool = False) -> CgroupSample:
+    def read(self, cgroup: bytes, is_own: bool = False) -> CgroupSample:
         """A sample of the groups that /proc/PID/cgroup names; within a period the last one again.
 
-        ``own``: they are gputop's; where their path is not visible, the mounted hierarchy is
+        ``is_own``: they are gputop's; where their path is not visible, the mounted hierarchy is
         taken for the container's own part of it.
         """
         now_s = self._clock()
-        known = self._known.get(cgroup)
-        if known is None:
-            known = self._known[cgroup] = _Known(_name(cgroup))
-        known.asked_s = now_s
-        if known.last is None or now_s - known.last[0] >= PERIOD_S:
+        group = self._known.get(cgroup)
+        if group is None:
+            group = self._known[cgroup] = _Known(_name(cgroup))
+        group.asked_s = now_s
+        if group.last is None or now_s - group.last[0] >= PERIOD_S:
             for text in [t for t, other in self._known.items() if now_s - other.asked_s > _FORGET_AFTER_S]:
                 del self._known[text]
-            known.last = now_s, CgroupSample(known.name, self._read_groups(known, cgroup, own, now_s))
-        return known.last[1]
+            group.last = now_s, CgroupSample(group.name, self._read_groups(group, cgroup, is_own, now_s))
+        return group.last[1]
 
-    def _read_groups(self, known: _Known, cgroup: bytes, own: bool, now_s: float) -> dict[str, Reading]:
+    def _read_groups(self, group: _Known, cgroup: bytes, is_own: bool, now_s: float) -> dict[str, Reading]:
         try:
-            if now_s >= known.limits_due_s:
-                known.limits_due_s = now_s + LIMITS_PERIOD_S
-                self._find_limits(known, cgroup, own)
-            if not known.accounts and not known.memories:
+            if now_s >= group.limits_due_s:
+                group.limits_due_s = now_s + LIMITS_PERIOD_S
+                self._find_limits(group, cgroup, is_own)
+            if not group.accounts and not group.memories:
                 return _all_missing(UNSEEN)
-            return {**self._cpu(known, now_s), **_memory(known)}
+            return {**self._cpu(group, now_s), **_memory(group)}
         except (OSError, ValueError, ZeroDivisionError, IndexError) as error:
-            known.limits_due_s = now_s  # the group may have been removed just now
+            group.limits_due_s = now_s  # the group may have been removed just now
             return _all_missing(f"its control group could not be read: {printable(str(error))}")
 
-    def _find_limits(self, known: _Known, cgroup: bytes, own: bool) -> None:
+    def _find_limits(self, group: _Known, cgroup: bytes, is_own: bool) -> None:
         mounts, paths = self._mounts(), _paths(cgroup)
-        levels = {c: _levels(mounts, paths, c, own) for c in ("cpu", "cpuacct", "cpuset", "memory")}
-        known.accounts, known.memories = levels["cpuacct"], levels["memory"]
-        found = [(level, _quota(level.folder)) for level in levels["cpu"]]
-        quotas = [_Limit(cores, level, file) for level, (cores, file) in found if cores is not None]
-        known.quotas = [limit.level for limit in quotas]
+        levels = {c: _levels(mounts, paths, c, is_own) for c in ("cpu", "cpuacct", "cpuset", "memory")}
+        group.accounts, group.memories = levels["cpuacct"], levels["memory"]
+        level_quotas = [(level, _quota(level.folder)) for level in levels["cpu"]]
+        quotas = [_Limit(cores, level, file) for level, (cores, file) in level_quotas if cores is not None]
+        group.quotas = [limit.level for limit in quotas]
         online = self._online()
         sets = [_Limit(cores, level, "cpuset") for level in levels["cpuset"]
                 if (cores := _cpuset(level.folder)) is not None and (online is None or cores < online)]
         # Of equal limits the outermost: its usage covers all that the limit holds for.
-        known.cpu = min([*reversed(quotas), *reversed(sets)], key=lambda limit: limit.value, default=None)
-        known.memory = [_Limit(value, level, file) for level in levels["memory"]
+        group.cpu = min([*reversed(quotas), *reversed(sets)], key=lambda limit: limit.value, default=None)
+        group.memory = [_Limit(value, level, file) for level in levels["memory"]
                         for value, file in _memory_limits(level.folder)]
 
     def _mounts(self) -> dict[str, list[tuple[str, str]]]:
-        """By controller: where its hierarchy is mounted, and which part of it; "" is version 2."""
+        """Mounts by controller: where its hierarchy is mounted, and which part of it; "" is version 2."""
         out: dict[str, list[tuple[str, str]]] = {}
         text = proc_files.read(f"{self._root}/proc/self/mountinfo", proc_files.ENVIRON_BYTES)
         for line in text.decode("utf-8", "surrogateescape").splitlines():
             # Before " - ": …, root of the mount, mount point, …; after it: type, source, options (proc(5)).
             before, _, after = line.partition(" - ")
-            place, kind = before.split(), after.split()
-            if len(place) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
+            mount, kind = before.split(), after.split()
+            if len(mount) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
                 for name in kind[2].split(",") if kind[0] == "cgroup" else [""]:
-                    out.setdefault(name, []).append((f"{self._root}/{place[4].lstrip('/')}", place[3]))
+                    out.setdefault(name, []).append((f"{self._root}/{mount[4].lstrip('/')}", mount[3]))
         return out
 
-    def _cpu(self, known: _Known, now_s: float) -> dict[str, Reading]:
+    def _cpu(self, group: _Known, now_s: float) -> dict[str, Reading]:
         out = {"cpu_limit_cores": _missing("cpu_limit_cores", NO_LIMIT)}
-        account = known.accounts[0] if known.accounts else None
-        if known.cpu is not None:
-            out["cpu_limit_cores"] = _reading("cpu_limit_cores", known.cpu.value, known.cpu.file)
+        account = group.accounts[0] if group.accounts else None
+        if group.cpu is not None:
+            out["cpu_limit_cores"] = _reading("cpu_limit_cores", group.cpu.value, group.cpu.file)
             # Hierarchies of version 1 may differ: then no counter covers exactly what the limit holds for.
-            account = next((level for level in known.accounts if level.path == known.cpu.level.path), None)
+            account = next((level for level in group.accounts if level.path == group.cpu.level.path), None)
         seconds = None if account is None else _cpu_seconds(account.folder)
-        before, known.used = known.used, None
+        before, group.used = group.used, None
         out["cpu_used_cores"] = _missing("cpu_used_cores", _UNCOUNTED)
         if account is not None and seconds is not None:
-            known.used = now_s, account, seconds
+            group.used = now_s, account, seconds
             # When a limit appears or disappears, the account changes: counters of two groups give no rate.
             out["cpu_used_cores"] = _missing("cpu_used_cores", FIRST)
             if before is not None and before[1] == account and now_s > before[0] and seconds >= before[2]:
                 used = (seconds - before[2]) / (now_s - before[0])
                 out["cpu_used_cores"] = _reading("cpu_used_cores", used, _SOURCE)
-        out["cpu_throttled_ratio"] = _throttled(known)
+        out["cpu_throttled_ratio"] = _throttled(group)
         return out
 
 
@@ -165,12 +165,12 @@ def _paths(cgroup: bytes) -> dict[str, str]:
 
 
 def _levels(mounts: dict[str, list[tuple[str, str]]], paths: dict[str, str], controller: str,
-            own: bool) -> list[_Level]:
+            is_own: bool) -> list[_Level]:
     """The groups that are mounted here, innermost first; none where the innermost is not mounted."""
     for name in (controller, ""):  # version 2 has the controllers that no hierarchy of version 1 took
         for point, mounted in mounts.get(name, ()) if name in paths else ():
             inner = _below(paths[name], mounted)
-            if inner is None and not own:
+            if inner is None and not is_own:
                 continue
             parts = inner or []
             levels = [_Level("/".join(parts[:n]), "/".join((point, *parts[:n]))) for n in range(len(parts), -1, -1)]
@@ -179,30 +179,30 @@ def _levels(mounts: dict[str, list[tuple[str, str]]], paths: dict[str, str], con
     return []
 
 
-def _throttled(known: _Known) -> Reading:
+def _throttled(group: _Known) -> Reading:
     """The share of throttled periods since the sample before, in the group where it is largest."""
-    before, known.periods = known.periods, {}
+    before, group.periods = group.periods, {}
     shares = []
-    for level in known.quotas:
+    for level in group.quotas:
         counts = _numbers(f"{level.folder}/cpu.stat")
         if "nr_periods" not in counts or "nr_throttled" not in counts:
             continue
-        now = known.periods[level.folder] = counts["nr_periods"], counts["nr_throttled"]
+        now = group.periods[level.folder] = counts["nr_periods"], counts["nr_throttled"]
         then = before.get(level.folder)
         if then is not None and now[0] >= then[0] and now[1] >= then[1]:
             # No period passes while nothing wants to run: then nothing is throttled either.
             shares.append((now[1] - then[1]) / max(1, now[0] - then[0]))
     if not shares:
-        return _missing("cpu_throttled_ratio", NO_QUOTA if not known.quotas else FIRST if known.periods else _UNCOUNTED)
+        return _missing("cpu_throttled_ratio", NO_QUOTA if not group.quotas else FIRST if group.periods else _UNCOUNTED)
     return _reading("cpu_throttled_ratio", min(1.0, max(shares)), _SOURCE)
 
 
-def _memory(known: _Known) -> dict[str, Reading]:
+def _memory(group: _Known) -> dict[str, Reading]:
     """The limit with the least memory left and its usage; without a limit, the usage of the innermost group."""
-    used = {level: _first_number(level.folder, "memory.current", "memory.usage_in_bytes") for level in known.memories}
-    limits = [limit for limit in known.memory if used.get(limit.level) is not None]
+    used = {level: _first_number(level.folder, "memory.current", "memory.usage_in_bytes") for level in group.memories}
+    limits = [limit for limit in group.memory if used.get(limit.level) is not None]
     tight = min(limits, key=lambda limit: limit.value - (used[limit.level] or 0), default=None)
-    level = tight.level if tight is not None else known.memories[0] if known.memories else None
+    level = tight.level if tight is not None else group.memories[0] if group.memories else None
     out = {"memory_limit_bytes": _missing("memory_limit_bytes", NO_LIMIT) if tight is None
            else _reading("memory_limit_bytes", tight.value, tight.file)}
     total = None if level is None else used[level]
@@ -242,7 +242,7 @@ def _quota(folder: str) -> tuple[float | None, str]:
 
 
 def _cpuset(folder: str) -> int | None:
-    """How many logical cores the cpuset of this group holds; None: not known."""
+    """Number of logical cores in the cpuset of this group; None: not known."""
     text = _text(f"{folder}/cpuset.cpus.effective") or _text(f"{folder}/cpuset.effective_cpus")
     count = 0
     for part in (text or "").split(","):
@@ -284,13 +284,13 @@ def _text(path: str) -> str | None:
         return None
 
 
-def _all_missing(why: str) -> dict[str, Reading]:
-    return {metric: _missing(metric, why) for metric in CGROUP_METRICS}
+def _all_missing(reason: str) -> dict[str, Reading]:
+    return {metric: _missing(metric, reason) for metric in CGROUP_METRICS}
 
 
 def _reading(metric: str, value: float, source: str) -> Reading:
     return Reading(float(value), CGROUP_METRICS[metric].unit, source)
 
 
-def _missing(metric: str, why: str) -> Reading:
-    return Reading.missing(CGROUP_METRICS[metric].unit, why)
+def _missing(metric: str, reason: str) -> Reading:
+    return Reading.missing(CGROUP_METRICS[metric].unit, reason)

@@ -36,9 +36,9 @@ def container_of(cgroup: bytes) -> str | None:
         fields = line.split(":", 2)
         parts = [part for part in fields[2].split("/") if part] if len(fields) == 3 else []
         for depth in range(len(parts) - 1, -1, -1):
-            found = _container(parts, depth)
-            if found is not None:
-                return found
+            container = _container(parts, depth)
+            if container is not None:
+                return container
     return None
 
 
@@ -61,8 +61,8 @@ def _container(parts: list[str], depth: int) -> str | None:
 
 
 def _is_slurms(above: list[str]) -> bool:
-    """Whether these are the groups that slurmd makes its jobs' groups in: a user can make some of the same names, but
-    only below one that is delegated to that user.
+    """Return whether these are the groups that slurmd makes its jobs' groups in: a user can make some of the same
+    names, but only below one that is delegated to that user.
 
     Of version 1 ``slurm/uid_1000`` or ``slurm_NODE/uid_1000`` at the top, of version 2
     ``system.slice/slurmstepd.scope`` or ``…/NODE_slurmstepd.scope``. With slurmd in a pod they stand in that pod's

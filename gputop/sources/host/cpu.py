@@ -56,16 +56,16 @@ def shares(now: tuple[int, int, int], before: tuple[int, int, int]) -> tuple[flo
 def core_ratios(now: CpuTimes, before: CpuTimes) -> tuple[float, ...]:
     """Busy share of each core that was online in both samples, in order of their numbers, rounded to 0.01."""
     both = ((n, shares(times, before.cores[n])) for n, times in now.cores.items() if n in before.cores)
-    return tuple([round(found[0], 2) for _, found in sorted(both) if found is not None])
+    return tuple([round(core_shares[0], 2) for _, core_shares in sorted(both) if core_shares is not None])
 
 
-def cpu_limit(own: CgroupSample | None, online: int | None) -> float | None:
-    """How many cores gputop may use: the smaller of what its control groups and its affinity grant.
+def cpu_limit(own_group: CgroupSample | None, online: int | None) -> float | None:
+    """Number of cores that gputop may use: the smaller of what its control groups and its affinity grant.
 
     None where that is all ``online`` cores, or their number is not known.
     """
     usable = float(len(os.sched_getaffinity(0)))
-    granted = None if own is None else own["cpu_limit_cores"].value
+    granted = None if own_group is None else own_group["cpu_limit_cores"].value
     limit = usable if granted is None else min(usable, granted)
     return None if online is None or limit >= online else limit
 

@@ -93,7 +93,7 @@ class GpuProcessTable:
 
     @property
     def follows(self) -> bool:
-        """Whether it follows any process, and so scans the whole process table itself."""
+        """Return whether it follows any process, and so scans the whole process table itself."""
         return bool(self._known)
 
     def read(self, gpus: Sequence[GpuSample], watched: Iterable[int] = ()) -> tuple[ProcessSample, ...]:
@@ -126,23 +126,23 @@ class GpuProcessTable:
         absent: dict[int, str] = {}
         table_due = now_s >= self._table_due_s
         for pid in held:
-            found = self._find(pid)
-            if isinstance(found, str):
-                absent[pid] = found
+            stat = self._find(pid)
+            if isinstance(stat, str):
+                absent[pid] = stat
             else:
-                stats[pid] = found
+                stats[pid] = stat
         if self._nested and absent and (table_due or held.keys() != self._last.keys()):
             unsure = [pid for pid in absent if absent[pid] in (OTHER_NAMESPACE, OTHER_USERS)]
             stats.update(self._match_by_device(unsure, held, gpus))
         for pid in self._known.keys() - stats.keys():
             del self._known[pid]
         table_cost_s = 0.0
-        if self._known and (table_due or not all(known.identified for known in self._known.values())):
+        if self._known and (table_due or not all(record.identified for record in self._known.values())):
             began_s = self._cpu_clock()
             self._scan_table(stats)
             table_cost_s = self._cpu_clock() - began_s
             self._table_due_s = now_s + max(TABLE_PERIOD_S, table_cost_s / MAX_COST)
-        families = {pid: self._family(known, stats[pid]) for pid, known in self._known.items()}
+        families = {pid: self._family(record, stats[pid]) for pid, record in self._known.items()}
         rates = self._rates.update(now_s, families, self._is_alive)
         return {
             pid: self._sample(pid, on_gpus, stats[pid], rates[pid]) if pid in stats
@@ -151,19 +151,19 @@ class GpuProcessTable:
         }, table_cost_s
 
     def _sample(self, pid: int, on_gpus: dict[int, GpuProcess], stat: Stat, rates: Rates) -> ProcessSample:
-        known = self._known[pid]
+        record = self._known[pid]
         return ProcessSample(
-            pid, known.user, known.command, rates.cpu_cores,
+            pid, record.user, record.command, rates.cpu_cores,
             Reading(float(stat.rss_pages * self._page_bytes), BYTES, SOURCE),
-            threads=stat.threads, gpus=on_gpus, reason=known.reason, parent_pid=stat.parent,
+            threads=stat.threads, gpus=on_gpus, reason=record.reason, parent_pid=stat.parent,
             started_s=None if self._boot_s is None else self._boot_s + stat.start / self._ticks_per_s,
-            local_pid=known.local if known.local != pid else None,
-            container=known.container, cuda_visible_devices=known.cuda_visible_devices,
+            local_pid=record.local if record.local != pid else None,
+            container=record.container, cuda_visible_devices=record.cuda_visible_devices,
             io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
-            container_pid=known.container_pid, note=known.note, reasons=dict(known.reasons),
-            cuda_device_order=known.cuda_device_order,
-            cgroup=None if known.groups is None else self.cgroups.read(known.groups), numa_nodes=known.numa_nodes,
-            framework=known.framework, kubernetes=None if known.groups is None else self._pods.read(known.groups),
+            container_pid=record.container_pid, note=record.note, reasons=dict(record.reasons),
+            cuda_device_order=record.cuda_device_order,
+            cgroup=None if record.groups is None else self.cgroups.read(record.groups), numa_nodes=record.numa_nodes,
+            framework=record.framework, kubernetes=None if record.groups is None else self._pods.read(record.groups),
         )
 
     # -- which process is meant ------------------------------------------------------------
@@ -172,11 +172,11 @@ class GpuProcessTable:
         """The process that the driver calls ``pid``, or why it is not visible; a new one becomes known."""
         if pid == 0:
             return NO_PID
-        known = self._known.get(pid)
-        stat = self.node.stat(pid if known is None else known.local)
-        if known is None or not isinstance(stat, Stat) or stat.start != known.start:  # new, gone, or the PID was reused
+        record = self._known.get(pid)
+        stat = self.node.stat(pid if record is None else record.local)
+        if record is None or not isinstance(stat, Stat) or stat.start != record.start:  # new, gone, or another one
             self._known.pop(pid, None)
-            if known is not None and known.local != pid:
+            if record is not None and record.local != pid:
                 return OTHER_NAMESPACE
             if self._nested:
                 # NVML's PIDs may be the host's: here the same number can belong to a process without a GPU.
@@ -191,7 +191,7 @@ class GpuProcessTable:
         return stat
 
     def _identity_doubt(self, pid: int) -> str | None:
-        """Why the process with this PID in this namespace may not be the one that the driver means."""
+        """Reason why the process with this PID in this namespace may not be the one that the driver means."""
         try:
             return None if process_match.opens_gpu(self._proc, pid) else OTHER_NAMESPACE
         except PermissionError:
@@ -206,23 +206,23 @@ class GpuProcessTable:
         listed = {pid: {minors[index] for index in held[pid]} for pid in pids if held[pid].keys() <= minors.keys()}
         if len(listed) != len(pids) or not listed:
             return {}  # a process whose devices are not known may be on any device
-        taken = {known.local for known in self._known.values()} | {os.getpid()}
+        taken = {record.local for record in self._known.values()} | {os.getpid()}
         watched = set(minors.values())
         mapped = process_match.mapped_devices(self._proc, (pid for pid in self.node.pids() if pid not in taken))
         mapped = {pid: devices & watched for pid, devices in mapped.items() if devices & watched}
-        found = {}
+        matched = {}
         for pid, local in process_match.match(listed, mapped).items():
             stat = self.node.stat(local)
             if isinstance(stat, Stat) and stat.state not in "ZX":
                 names = ", /dev/nvidia".join(str(n) for n in sorted(listed[pid]))
                 self._known[pid] = _Known(local, stat.start, note=MATCHED.format(pid, names))
-                found[pid] = stat
-        return found
+                matched[pid] = stat
+        return matched
 
-    def _why_absent(self, pid: int, why: str) -> str:
-        """The reason to show where /proc/PID/stat could not be read because of ``why``."""
-        if why not in (ENDED, DENIED):
-            return why
+    def _why_absent(self, pid: int, reason: str) -> str:
+        """The reason to show where /proc/PID/stat could not be read because of ``reason``."""
+        if reason not in (ENDED, DENIED):
+            return reason
         try:
             os.kill(pid, 0)  # signal 0 only asks whether it exists
         except (ProcessLookupError, OverflowError):
@@ -233,46 +233,46 @@ class GpuProcessTable:
 
     # -- who a process is --------------------------------------------------------------------
 
-    def _read_identity(self, known: _Known, name: bytes) -> None:
-        folder = f"{self._proc}/{known.local}"
+    def _read_identity(self, record: _Known, name: bytes) -> None:
+        folder = f"{self._proc}/{record.local}"
         reasons = {} if self._boot_s is not None else {"started_s": "/proc/stat shows no boot time"}
-        known.reason, before, known.command = None, known.command, None
+        record.reason, before, record.command = None, record.command, None
         try:
-            known.command = proc_files.command(self._read(f"{folder}/cmdline", proc_files.LARGE_BYTES), name)
+            record.command = proc_files.command(self._read(f"{folder}/cmdline", proc_files.LARGE_BYTES), name)
         except OSError as error:
-            known.reason = proc_files.why(error)
+            record.reason = proc_files.reason_of(error)
         try:
             status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
-            known.user = None if status.uid is None else self._user_names[status.uid]
-            known.container_pid = status.pids[-1] if len(status.pids) > 1 else None
-            known.numa_nodes = numa.bound_to(numa.parse_cpus(status.cpus), self._cpus_by_node)
-            if known.user is None:
+            record.user = None if status.uid is None else self._user_names[status.uid]
+            record.container_pid = status.pids[-1] if len(status.pids) > 1 else None
+            record.numa_nodes = numa.bound_to(numa.parse_cpus(status.cpus), self._cpus_by_node)
+            if record.user is None:
                 reasons["user"] = UNPARSABLE
         except OSError as error:
-            known.user = known.container_pid = None
-            known.numa_nodes = ()
-            reasons["user"] = reasons["container_pid"] = proc_files.why(error)
+            record.user = record.container_pid = None
+            record.numa_nodes = ()
+            reasons["user"] = reasons["container_pid"] = proc_files.reason_of(error)
         try:
-            known.groups = self._read(f"{folder}/cgroup", proc_files.LARGE_BYTES)
-            known.container = container_of(known.groups)
+            record.groups = self._read(f"{folder}/cgroup", proc_files.LARGE_BYTES)
+            record.container = container_of(record.groups)
         except OSError as error:
-            known.groups = known.container = None
-            reasons["container"] = proc_files.why(error)
+            record.groups = record.container = None
+            reasons["container"] = proc_files.reason_of(error)
         key = "cuda_visible_devices"
-        if not known.identified or known.command != before or key in known.reasons:  # it changes with the program
+        if not record.identified or record.command != before or key in record.reasons:  # it changes with the program
             try:
                 environ = self._read(f"{folder}/environ", proc_files.ENVIRON_BYTES)
-                known.cuda_visible_devices = proc_files.variable(environ, b"CUDA_VISIBLE_DEVICES")
-                known.cuda_device_order = proc_files.variable(environ, b"CUDA_DEVICE_ORDER")
+                record.cuda_visible_devices = proc_files.variable(environ, b"CUDA_VISIBLE_DEVICES")
+                record.cuda_device_order = proc_files.variable(environ, b"CUDA_DEVICE_ORDER")
             except OSError as error:
-                known.cuda_visible_devices = known.cuda_device_order = None
-                reasons[key] = proc_files.why(error)
-        known.scans = known.scans + 1 if known.command == before else 1  # another program
-        if known.scans in _FRAMEWORK_SCANS:
-            known.framework = ""
+                record.cuda_visible_devices = record.cuda_device_order = None
+                reasons[key] = proc_files.reason_of(error)
+        record.scans = record.scans + 1 if record.command == before else 1  # another program
+        if record.scans in _FRAMEWORK_SCANS:
+            record.framework = ""
             with contextlib.suppress(OSError):
-                known.framework = framework_of(self._read(f"{folder}/maps", MAPS_BYTES))
-        known.reasons, known.identified = reasons, True
+                record.framework = framework_of(self._read(f"{folder}/maps", MAPS_BYTES))
+        record.reasons, record.identified = reasons, True
 
     # -- the process table -------------------------------------------------------------------
 
@@ -281,21 +281,21 @@ class GpuProcessTable:
         children: dict[int, list[int]] = {}
         for pid, parent in self.node.scan().items():
             children.setdefault(parent, []).append(pid)
-        own = {known.local for known in self._known.values()}
-        for pid, known in self._known.items():
-            found: dict[int, None] = {}
-            below = list(children.get(known.local, ()))
+        local_pids = {record.local for record in self._known.values()}
+        for pid, record in self._known.items():
+            descendants: dict[int, None] = {}
+            below = list(children.get(record.local, ()))
             while below:
                 child = below.pop()
-                if child not in own and child not in found:
-                    found[child] = None
+                if child not in local_pids and child not in descendants:
+                    descendants[child] = None
                     below += children.get(child, ())
-            known.children = tuple(found)
-            self._read_identity(known, stats[pid].name)
+            record.children = tuple(descendants)
+            self._read_identity(record, stats[pid].name)
 
-    def _family(self, known: _Known, stat: Stat) -> Family:
-        family = {(known.local, stat.start): self._counts(known.local, stat)}
-        for child in known.children:
+    def _family(self, record: _Known, stat: Stat) -> Family:
+        family = {(record.local, stat.start): self._counts(record.local, stat)}
+        for child in record.children:
             of_child = self.node.stat(child)
             if isinstance(of_child, Stat):
                 counts = self._counts(child, of_child)
@@ -312,7 +312,7 @@ class GpuProcessTable:
             io_bytes = proc_files.parse_io(self._read(f"{self._proc}/{pid}/io", proc_files.SMALL_BYTES))
             reason = "" if io_bytes else UNPARSABLE
         except OSError as error:
-            io_bytes, reason = None, proc_files.why(error)
+            io_bytes, reason = None, proc_files.reason_of(error)
         return Counts(stat.parent, stat.cpu_ticks, io_bytes, reason)
 
     def _boot_time(self) -> float | None:
@@ -334,13 +334,14 @@ def _holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
     return held
 
 
-def missing_process(pid: int, held: dict[int, GpuProcess], why: str,
+def missing_process(pid: int, held: dict[int, GpuProcess], reason: str,
                     before: ProcessSample | None = None) -> ProcessSample:
     """A process of which the host knows nothing, with the reason; of one that has ended, whose it was ``before``."""
-    rates = no_rates(why)
-    user, command = (before.user, before.command) if before is not None and why in (ENDED, ZOMBIE) else (None, None)
+    rates = no_rates(reason)
+    user, command = (before.user, before.command) if before is not None and reason in (ENDED, ZOMBIE) else (None, None)
     return ProcessSample(
-        pid, user, command, Reading.missing(COUNT, why), Reading.missing(BYTES, why), gpus=held, reason=why,
+        pid, user, command, Reading.missing(COUNT, reason), Reading.missing(BYTES, reason), gpus=held, reason=reason,
         io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
-        reasons=dict.fromkeys(("user", "parent_pid", "started_s", "threads", "container", "cuda_visible_devices"), why),
+        reasons=dict.fromkeys(
+            ("user", "parent_pid", "started_s", "threads", "container", "cuda_visible_devices"), reason),
     )

@@ -1,4 +1,4 @@
-"""To which NUMA nodes a process is bound, by the CPUs that it may use."""
+"""NUMA nodes that a process is bound to, by the CPUs that it may use."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def parse_cpus(text: str) -> frozenset[int]:
 def cpus_by_node(root: Path = Path("/")) -> dict[int, frozenset[int]]:
     """The CPUs of each NUMA node that has any; empty where the kernel does not tell."""
     top = f"{root}/sys/devices/system/node"
-    found: dict[int, frozenset[int]] = {}
+    cpus_of: dict[int, frozenset[int]] = {}
     try:
         for name in os.listdir(top):  # noqa: PTH208
             node = _NODE.fullmatch(name)
             if node and (cpus := parse_cpus(proc_files.read(f"{top}/{name}/cpulist").decode("ascii", "replace"))):
-                found[int(node[1])] = cpus
+                cpus_of[int(node[1])] = cpus
     except OSError:
         return {}
-    return found
+    return cpus_of
 
 
 def bound_to(allowed: frozenset[int], nodes: dict[int, frozenset[int]]) -> tuple[int, ...]:

@@ -122,5 +122,5 @@ class PodContainers:
 
 
 def _is_trusted(state: os.stat_result) -> bool:
-    """Whether only root, or this user, can have made what is in the folder."""
+    """Return whether only root, or this user, can have made what is in the folder."""
     return state.st_uid in (0, os.geteuid()) and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -19,6 +19,7 @@ ENDED = "the process has ended"
 ZOMBIE = "zombie: it has ended, but its parent has not collected it"
 DENIED = "access denied: run as root or as the process's user"
 UNPARSABLE = "/proc gives malformed data"
+FIRST = "first sample: a rate needs two"
 
 SMALL_BYTES = 4096  # stat, io: less than half of it
 LARGE_BYTES = 1 << 16  # status and cgroup may hold long lists; a command line is cut there
@@ -26,7 +27,7 @@ _COMMAND_CHARS = 4096
 _VARIABLE_CHARS = 4096
 
 
-def why(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """The reason to show for an error."""
     if error.errno in (errno.ENOENT, errno.ESRCH):
         return ENDED
@@ -77,9 +78,9 @@ def parse_io(text: bytes) -> tuple[int, int] | None:
     Page cache hits do not count, and writes count when a page is dirtied. Block devices are
     counted exactly; network and FUSE file systems may not be.
     """
-    found = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
+    counts = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
     try:
-        return int(found[b"read_bytes"]), int(found[b"write_bytes"])
+        return int(counts[b"read_bytes"]), int(counts[b"write_bytes"])
     except (KeyError, ValueError):
         return None
 

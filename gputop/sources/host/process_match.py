@@ -22,7 +22,7 @@ _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
 def opens_gpu(proc: Path, pid: int) -> bool:
-    """Whether it has any /dev/nvidia* open. Raises OSError where that is not visible to this user."""
+    """Return whether it has any /dev/nvidia* open. Raises OSError where that is not visible to this user."""
     folder = f"{proc}/{pid}/fd"
     for name in os.listdir(folder):  # noqa: PTH208  names are all that is needed
         try:
@@ -42,12 +42,12 @@ def device_minors(proc: Path, infos: Iterable[GpuInfo]) -> dict[int, int]:
         return {}
     for folder in folders:
         try:
-            found = _MINOR.search((folder / "information").read_text("utf-8", "replace"))
+            match = _MINOR.search((folder / "information").read_text("utf-8", "replace"))
         except OSError:
             continue
-        if found is not None:
-            by_address[_address(folder.name)] = int(found[1])
-    return {i.index: by_address[at] for i in infos if (at := _address(i.pci_bus_id)) and at in by_address}
+        if match is not None:
+            by_address[_address(folder.name)] = int(match[1])
+    return {i.index: by_address[pci] for i in infos if (pci := _address(i.pci_bus_id)) and pci in by_address}
 
 
 def _address(bus_id: str) -> tuple[int, ...]:
@@ -63,11 +63,11 @@ def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
     out = {}
     for pid in pids:
         try:
-            found = {int(n) for n in _MAPPED.findall(read_maps(pid, proc))}
+            minors = {int(n) for n in _MAPPED.findall(read_maps(pid, proc))}
         except OSError:
             continue
-        if found:
-            out[pid] = found
+        if minors:
+            out[pid] = minors
     return out
 
 

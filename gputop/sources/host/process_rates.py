@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from gputop.core.metrics import BYTES_PER_S, COUNT
 from gputop.core.samples import Reading
+from gputop.sources.host.proc_files import FIRST
 
 SOURCE = "/proc, with child processes"
-FIRST = "first sample: a rate needs two"
 
 Member = tuple[int, int]  # PID and start: identifies a process uniquely
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one process has used since it started."""
+    """Use of one process since it started."""
 
     parent: int
     cpu_ticks: int
@@ -26,7 +26,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of a process with its descendants: cores in use, storage bytes per second."""
+    """Rates of a process with its descendants: cores in use, storage bytes per second."""
 
     cpu_cores: Reading
     io_read_bytes_per_s: Reading
@@ -64,15 +64,15 @@ class FamilyRates:
         first = next(iter(family))
         if first not in before or elapsed_s <= 0:
             return no_rates(FIRST)
-        known = [(member, counts, before[member]) for member, counts in family.items() if member in before]
-        ticks = sum(now.cpu_ticks - then.cpu_ticks for _, now, then in known)
+        in_both = [(member, counts, before[member]) for member, counts in family.items() if member in before]
+        ticks = sum(now.cpu_ticks - then.cpu_ticks for _, now, then in in_both)
         cores = Reading(max(0, ticks) / self._ticks_per_s / elapsed_s, COUNT, SOURCE)
         refused = next((counts.io_reason for counts in family.values() if counts.io_bytes is None), None)
         if refused is not None:
             missing = Reading.missing(BYTES_PER_S, refused, SOURCE)
             return Rates(cores, missing, missing)
         moved = [0, 0]
-        for (pid, _), now, then in known:
+        for (pid, _), now, then in in_both:
             if now.io_bytes is None or then.io_bytes is None:
                 continue  # readable only since now: counts from here on
             for i in (0, 1):

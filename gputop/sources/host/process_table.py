@@ -12,13 +12,12 @@ from pathlib import Path
 from gputop.core.metrics import BYTES, COUNT
 from gputop.core.samples import HostProcess, Reading
 from gputop.sources.host import proc_files
-from gputop.sources.host.proc_files import Stat
+from gputop.sources.host.proc_files import FIRST, Stat
 from gputop.text.units import printable
 
 SOURCE = "/proc"
 PERIOD_S = 5.0  # a scan costs about 10 µs per process of the node
-MAX_COST = 0.005  # of a core: nodes of ten thousand processes are scanned less often
-FIRST = "first sample: a rate needs two"
+MAX_COST = 0.005  # share of a core: nodes of ten thousand processes are scanned less often
 NOT_SCANNED_YET = "the process table has not been read yet"
 _FIRST_SCAN_S = 0.9  # not at the first tick, which the first frame waits for
 _TOP = 8  # by CPU, and as many by memory
@@ -74,7 +73,7 @@ class ProcessTable:
             return (proc_files.parse_stat(self._read(f"{self._proc}/{pid}/stat", proc_files.SMALL_BYTES))
                     or proc_files.UNPARSABLE)
         except OSError as error:
-            return proc_files.why(error)
+            return proc_files.reason_of(error)
 
     def scan(self) -> dict[int, int]:
         """Read every process's stat now; returns the parent of each PID. Raises OSError."""
@@ -96,7 +95,7 @@ class ProcessTable:
         return {pid: stat.parent for pid, stat in stats.items()}
 
     def scan_if_due(self) -> None:
-        """As :meth:`look`, where a scan is due; :meth:`top` has the reason where it failed."""
+        """Scan as :meth:`look` does, where a scan is due; :meth:`top` has the reason where it failed."""
         if self._clock() >= self._due_s:
             try:
                 self.scan()

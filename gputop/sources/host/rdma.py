@@ -16,13 +16,13 @@ from pathlib import Path
 from gputop.core.metrics import ADAPTER_METRICS
 from gputop.core.samples import AdapterSample, Reading
 from gputop.sources.host import proc_files
+from gputop.sources.host.proc_files import FIRST
 from gputop.text.units import printable
 
 SOURCE = "/sys/class/infiniband"
 PERIOD_S = 0.9  # a little under 1 s, because ticks jitter
-MAX_SHARE = 0.02  # of the time that reading may take
+MAX_SHARE = 0.02  # share of the time for reading
 REDISCOVER_S = 30.0
-FIRST = "first sample: a rate needs two"
 WENT_BACK = "a counter went back: the adapter was reset"
 FULL = "the adapter's counter has only 32 bits and is full"
 _MAX_PORTS = 64
@@ -76,9 +76,9 @@ class RdmaPorts:
             "rdma_tx_bytes_per_s": self._rate(port, "rdma_tx_bytes_per_s", "port_xmit_data"),
         }
         again = [_count(f"{port.folder}/hw_counters/{name}") for name in _RETRANSMITS]
-        known = [count for count in again if isinstance(count, int)]
-        readings["rdma_retransmits"] = _reading("rdma_retransmits", sum(known)) if len(known) == len(again) else (
-            _missing("rdma_retransmits", next(why for why in again if isinstance(why, str))))
+        counts = [count for count in again if isinstance(count, int)]
+        readings["rdma_retransmits"] = _reading("rdma_retransmits", sum(counts)) if len(counts) == len(again) else (
+            _missing("rdma_retransmits", next(reason for reason in again if isinstance(reason, str))))
         return AdapterSample(port.name, state, _text(f"{port.folder}/link_layer"), readings, port.numa_node)
 
     def _rate(self, port: _Port, metric: str, file: str) -> Reading:
@@ -98,14 +98,14 @@ class RdmaPorts:
 def find_ports(root: Path = Path("/")) -> list[_Port]:
     """The ports that the kernel lists, by adapter and number; none without RDMA."""
     top = f"{root}/sys/class/infiniband"
-    found = []
+    ports = []
     for adapter in sorted(_names(top), key=lambda name: (len(name), name)):  # mlx5_2 before mlx5_10
         numbers = sorted((n for n in _names(f"{top}/{adapter}/ports") if n.isdecimal()), key=int)
         node = _text(f"{top}/{adapter}/device/numa_node")
         for number in numbers:
-            found.append(_Port(adapter if len(numbers) == 1 else f"{adapter}:{number}",
+            ports.append(_Port(adapter if len(numbers) == 1 else f"{adapter}:{number}",
                                f"{top}/{adapter}/ports/{number}", int(node) if node.isdecimal() else None))
-    return found[:_MAX_PORTS]
+    return ports[:_MAX_PORTS]
 
 
 def _names(folder: str) -> list[str]:
@@ -135,5 +135,5 @@ def _reading(metric: str, value: float) -> Reading:
     return Reading(float(value), ADAPTER_METRICS[metric].unit, SOURCE)
 
 
-def _missing(metric: str, why: str) -> Reading:
-    return Reading.missing(ADAPTER_METRICS[metric].unit, why, SOURCE)
+def _missing(metric: str, reason: str) -> Reading:
+    return Reading.missing(ADAPTER_METRICS[metric].unit, reason, SOURCE)

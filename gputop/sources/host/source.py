@@ -12,12 +12,12 @@ from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading
 from gputop.sources.host.cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
 from gputop.sources.host.gpu_processes import GpuProcessTable
+from gputop.sources.host.proc_files import FIRST
 from gputop.sources.host.rdma import RdmaPorts
 from gputop.text.units import printable
 
 SOURCE = "psutil"
 CPU_SOURCE = "/proc/stat"
-FIRST = "first sample: a rate needs two"
 PERIOD_S = 0.45  # a sample costs half a millisecond; a little under half a second, so that jitter does not skip one
 CORES_PERIOD_S = 0.9  # the kernel counts in ticks of 10 ms: over a shorter time one core's share is mostly rounding
 _NO_DISK = "the kernel shows no disk counters here"
@@ -58,32 +58,32 @@ class PsutilHost:
         if self._last is not None and 0 <= clock_s - self._last[0] < PERIOD_S:
             return self._last[1]
         readings, cpu_count = self._cpu_readings(clock_s)
-        memory, why = _ask(self._psutil.virtual_memory)
+        memory, reason = _ask(self._psutil.virtual_memory)
         for metric, used in (("memory_used_bytes", True), ("memory_total_bytes", False)):
-            readings[metric] = _missing(metric, why) if memory is None else _reading(
+            readings[metric] = _missing(metric, reason) if memory is None else _reading(
                 metric, memory.total - memory.available if used else memory.total)
-        disks, why = _ask(self._psutil.disk_io_counters, perdisk=True, nowrap=False)
+        disks, reason = _ask(self._psutil.disk_io_counters, perdisk=True, nowrap=False)
         read, written = self._sum(disks or {}, "block", "read_bytes", "write_bytes")
-        readings["disk_read_bytes_per_s"] = self._rate("disk_read_bytes_per_s", read, why or _NO_DISK)
-        readings["disk_write_bytes_per_s"] = self._rate("disk_write_bytes_per_s", written, why or _NO_DISK)
-        cards, why = _ask(self._psutil.net_io_counters, pernic=True, nowrap=False)
+        readings["disk_read_bytes_per_s"] = self._rate("disk_read_bytes_per_s", read, reason or _NO_DISK)
+        readings["disk_write_bytes_per_s"] = self._rate("disk_write_bytes_per_s", written, reason or _NO_DISK)
+        cards, reason = _ask(self._psutil.net_io_counters, pernic=True, nowrap=False)
         cards = {name: card for name, card in (cards or {}).items() if name != "lo"}
         received, sent = self._sum(cards, "class/net", "bytes_recv", "bytes_sent")
-        readings["net_rx_bytes_per_s"] = self._rate("net_rx_bytes_per_s", received, why or _NO_NETWORK)
-        readings["net_tx_bytes_per_s"] = self._rate("net_tx_bytes_per_s", sent, why or _NO_NETWORK)
-        own = self._processes.cgroups.own()
+        readings["net_rx_bytes_per_s"] = self._rate("net_rx_bytes_per_s", received, reason or _NO_NETWORK)
+        readings["net_tx_bytes_per_s"] = self._rate("net_tx_bytes_per_s", sent, reason or _NO_NETWORK)
+        own_group = self._processes.cgroups.own()
         top, why_none = self._processes.node.top()
-        sample = HostSample(self._hostname, readings, cpu_count, self._core_ratios, cpu_limit(own, cpu_count), own,
-                            top, why_none, self._rdma.read())
+        sample = HostSample(self._hostname, readings, cpu_count, self._core_ratios, cpu_limit(own_group, cpu_count),
+                            own_group, top, why_none, self._rdma.read())
         self._last = clock_s, sample
         return sample
 
     def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
         """The processes that ``gpus`` name and the watched ones, joined with what the host knows of each."""
-        found = self._processes.read(gpus, self.watched_pids)
+        samples = self._processes.read(gpus, self.watched_pids)
         if not self._processes.follows:
             self._processes.node.scan_if_due()
-        return found
+        return samples
 
     def _cpu_readings(self, clock_s: float) -> tuple[dict[str, Reading], int | None]:
         """CPU and iowait of all cores, and how many are online; refreshes the cores' own shares."""
@@ -98,12 +98,12 @@ class PsutilHost:
         elif clock_s - self._cores_before[0] >= CORES_PERIOD_S:
             self._core_ratios = core_ratios(times, self._cores_before[1])
             self._cores_before = clock_s, times
-        found = None if before is None else shares(times.total, before.total)
+        busy_and_waiting = None if before is None else shares(times.total, before.total)
         cores = len(times.cores) or None
-        if found is None:  # two samples within one kernel tick of 10 ms
-            why = FIRST if before is None else "too short a time"
-            return {m: _missing(m, why, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, cores
-        busy, waiting = found
+        if busy_and_waiting is None:  # two samples within one kernel tick of 10 ms
+            reason = FIRST if before is None else "too short a time"
+            return {m: _missing(m, reason, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, cores
+        busy, waiting = busy_and_waiting
         return {"cpu_ratio": _reading("cpu_ratio", busy, CPU_SOURCE),
                 "iowait_ratio": _reading("iowait_ratio", waiting, CPU_SOURCE)}, cores
 
@@ -114,11 +114,11 @@ class PsutilHost:
         return sum(getattr(devices[n], first) for n in names), sum(getattr(devices[n], second) for n in names)
 
     def _is_physical(self, folder: str, name: str) -> bool:
-        known = self._physical.get((folder, name))
-        if known is None:
+        physical = self._physical.get((folder, name))
+        if physical is None:
             # Partitions are no entries of /sys/block; virtual devices have no "device" link.
-            known = self._physical[folder, name] = (self._root / "sys" / folder / name / "device").exists()
-        return known
+            physical = self._physical[folder, name] = (self._root / "sys" / folder / name / "device").exists()
+        return physical
 
     def _rate(self, metric: str, count: int | None, why_none: str) -> Reading:
         if count is None:
@@ -147,5 +147,5 @@ def _reading(metric: str, value: float, source: str = SOURCE) -> Reading:
     return Reading(float(value), HOST_METRICS[metric].unit, source)
 
 
-def _missing(metric: str, why: str, source: str = SOURCE) -> Reading:
-    return Reading.missing(HOST_METRICS[metric].unit, why, source)
+def _missing(metric: str, reason: str, source: str = SOURCE) -> Reading:
+    return Reading.missing(HOST_METRICS[metric].unit, reason, source)

@@ -100,8 +100,8 @@ class CounterPair:
             return Reading.missing(BYTES_PER_S, implausible_text(rate, BYTES_PER_S), SOURCE)
         return Reading(rate, BYTES_PER_S, SOURCE)
 
-    def _missing(self, why: str) -> dict[str, Reading]:
-        self._last = dict.fromkeys(self._metrics, Reading.missing(BYTES_PER_S, why, SOURCE))
+    def _missing(self, reason: str) -> dict[str, Reading]:
+        self._last = dict.fromkeys(self._metrics, Reading.missing(BYTES_PER_S, reason, SOURCE))
         return self._last
 
 
@@ -129,16 +129,16 @@ class NvlinkTraffic:
                     nvml, self._handle, self._clock, NVLINK_FIELDS, NVLINK_METRICS, NVLINK_MAX_BYTES_PER_S, _KIB
                 )
             readings = self._pair.read()
-            why = "the NVLink counters have 32 bits and can wrap between two samples"
+            reason = "the NVLink counters have 32 bits and can wrap between two samples"
         except nvml.NVMLError as error:
             if error.value in status.DEVICE_GONE:
                 raise
-            why = status.reason(error.value, _NVLINK_CALL, self._mig)
+            reason = status.reason(error.value, _NVLINK_CALL, self._mig)
             if error.value not in status.FIELD_VALUE_REFUSED:
-                return dict.fromkeys(NVLINK_METRICS, Reading.missing(BYTES_PER_S, why, SOURCE))
+                return dict.fromkeys(NVLINK_METRICS, Reading.missing(BYTES_PER_S, reason, SOURCE))
             readings = None
         if readings is None:
             readings = self._refused = dict.fromkeys(
-                NVLINK_METRICS, Reading.missing(BYTES_PER_S, f"{self._why_not}; {why}")
+                NVLINK_METRICS, Reading.missing(BYTES_PER_S, f"{self._why_not}; {reason}")
             )
         return readings

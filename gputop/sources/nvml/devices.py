@@ -112,8 +112,8 @@ class PendingDevice:
         if not info.mig_mode:
             return NvmlGpu(nvml, handle, info, clock, wall_clock), ()
         devices = mig_devices(nvml, handle, info)
-        why = _OPENED_TOO_LATE if self.opened_too_late else divided_reason([device.info.label for device in devices])
-        gpu = NvmlGpu(nvml, handle, info, clock, wall_clock, why)
+        reason = _OPENED_TOO_LATE if self.opened_too_late else divided_reason([device.info.label for device in devices])
+        gpu = NvmlGpu(nvml, handle, info, clock, wall_clock, reason)
         return gpu, tuple(MigInstance(nvml, handle, device, clock, wall_clock) for device in devices)
 
 
@@ -123,9 +123,9 @@ class Device:
     Until the GPU is open :meth:`read` blocks, as a call in the driver does.
     """
 
-    def __init__(self, pending: PendingDevice, place: int, watch: XidWatch) -> None:
+    def __init__(self, pending: PendingDevice, index: int, watch: XidWatch) -> None:
         self._pending = pending
-        self._place = place
+        self._place = index
         self._watch = watch
         self._log: Log = ()
         self._xids: tuple[XidEvent, ...] = ()

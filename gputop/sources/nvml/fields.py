@@ -85,7 +85,7 @@ class FieldValues:
         return numbers
 
     def are_32_bits(self) -> bool:
-        """Whether the driver hands the values over as 32-bit numbers; known after :meth:`read`."""
+        """Return whether the driver hands the values over as 32-bit numbers; known after :meth:`read`."""
         return bool(self._values[0].type == _UNSIGNED)
 
 
@@ -133,10 +133,10 @@ _MEMBERS = {
 
 
 def _function(nvml: Any, name: str) -> Callable[..., Any]:
-    found = getattr(nvml, name, None)
-    if found is None:  # an older release of nvidia-ml-py
+    function = getattr(nvml, name, None)
+    if function is None:  # an older release of nvidia-ml-py
         raise nvml.NVMLError(status.FUNCTION_NOT_FOUND)
-    return found
+    return function
 
 
 def _number(name: str, factor: float, *args: int) -> Callable[[Any, Any], Query]:
@@ -338,12 +338,12 @@ class FieldReader:
         return self.readings
 
     def _read_slow(self, now_s: float) -> None:
-        for place, state in enumerate(self._slow[:]):
+        for index, state in enumerate(self._slow[:]):
             if now_s < state.due_s:
                 continue
             period_s = state.field.period_s
             if state.query is None:  # the first time all fields are read at once, from then on each at its own time
-                shift = math.fmod((place + 1) * _GOLDEN_RATIO + self._phase * _GOLDEN_RATIO * _GOLDEN_RATIO, 1.0)
+                shift = math.fmod((index + 1) * _GOLDEN_RATIO + self._phase * _GOLDEN_RATIO * _GOLDEN_RATIO, 1.0)
                 state.due_s = now_s + period_s * (1.0 - shift)
             else:
                 state.due_s += period_s * (1 + (now_s - state.due_s) // period_s)
@@ -386,8 +386,8 @@ class FieldReader:
         if code != state.code:
             state.code, state.values = code, None
             if code == status.NOT_SUPPORTED and field.unsupported is not None and not self._mig:
-                why = f"{field.unsupported} ({field.call})"
+                reason = f"{field.unsupported} ({field.call})"
             else:
-                why = status.reason(code, field.call, self._mig)
+                reason = status.reason(code, field.call, self._mig)
             for metric in field.metrics:
-                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, why, field.source)
+                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, reason, field.source)

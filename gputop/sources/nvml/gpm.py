@@ -47,7 +47,7 @@ GPM_ONLY_METRICS: tuple[str, ...] = tuple(metric for _, metric, _ in METRICS if 
 
 
 def unavailable_reason(nvml: Any, handle: Any) -> str | None:
-    """Why this GPU has no GPM, or None if it has. A lost GPU raises NVMLError."""
+    """Reason why this GPU has no GPM, or None if it has. A lost GPU raises NVMLError."""
     try:
         return unsupported_reason(nvml, handle)
     except nvml.NVMLError as error:
@@ -57,7 +57,7 @@ def unavailable_reason(nvml: Any, handle: Any) -> str | None:
 
 
 def unsupported_reason(nvml: Any, handle: Any) -> str | None:
-    """As :func:`unavailable_reason`, but a transient fault raises NVMLError as well: it is worth a retry."""
+    """Reason as :func:`unavailable_reason`, but a transient fault raises NVMLError as well: it is worth a retry."""
     try:
         supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
     except nvml.NVMLError as error:
@@ -106,7 +106,7 @@ class Gpm:
         self._set_missing(FIRST)
 
     def supports(self, metrics: frozenset[str]) -> bool:
-        """Whether GPM gives all of ``metrics`` on this GPU, as far as is known."""
+        """Return whether GPM gives all of ``metrics`` on this GPU, as far as is known."""
         return not (metrics & self._refused.keys())
 
     def missing_reason(self, metrics: frozenset[str]) -> str:
@@ -123,10 +123,10 @@ class Gpm:
             result.metricId = number
             self._requested.append((result, number, metric, GPU_METRICS[metric].unit, factor))
 
-    def _set_missing(self, why: str) -> None:
+    def _set_missing(self, reason: str) -> None:
         self._last = dict(self._refused)
         for _, _, metric, unit, _ in self._requested:
-            self._last[metric] = Reading.missing(unit, why, SOURCE)
+            self._last[metric] = Reading.missing(unit, reason, SOURCE)
 
     def read(self) -> dict[str, Reading]:
         """The newest metrics, over the time since the sample before, at least ``MIN_GAP_S``.
@@ -165,7 +165,7 @@ class Gpm:
         for result, number, metric, unit, factor in self._requested:
             code = result.nvmlReturn
             value = result.value * factor
-            if code == status.SUCCESS and (why := implausible_reason(metric, value)) is None:
+            if code == status.SUCCESS and (reason := implausible_reason(metric, value)) is None:
                 if unit == RATIO and value > 1.0:  # rounding in the driver can give 100.2 %
                     value = 1.0
                 before = last.get(metric)
@@ -175,8 +175,8 @@ class Gpm:
             if code in status.DEVICE_GONE:
                 raise self._nvml.NVMLError(code)
             if code != status.SUCCESS:
-                why = status.reason(code, f"GPM metric {number}")
-            readings[metric] = Reading.missing(unit, why or "", SOURCE)
+                reason = status.reason(code, f"GPM metric {number}")
+            readings[metric] = Reading.missing(unit, reason or "", SOURCE)
             damaged |= result.metricId != number
             if code in status.REFUSED:
                 self._refused[metric] = readings[metric]

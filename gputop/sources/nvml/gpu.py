@@ -129,8 +129,8 @@ class NvmlGpu:
             readings.update(self._pcie_traffic().read())
         state, message = OK, ""
         if all(readings[metric].value is None for metric in _ESSENTIAL_METRICS):
-            why = readings[_ESSENTIAL_METRICS[0]].reason or ""
-            state, message = FAILED, status.unreadable_message(why, self.info.index)
+            reason = readings[_ESSENTIAL_METRICS[0]].reason or ""
+            state, message = FAILED, status.unreadable_message(reason, self.info.index)
         return GpuSample(self.info, readings, processes, processes_reason, events, events_reason, state, message)
 
     # -- what needs more than one call ---------------------------------------------------
@@ -138,8 +138,8 @@ class NvmlGpu:
     def _open_gpm(self) -> None:
         nvml = self._nvml
         try:
-            why = self._divided_reason if self._mig else unsupported_reason(nvml, self._handle)
-            if why is None:
+            reason = self._divided_reason if self._mig else unsupported_reason(nvml, self._handle)
+            if reason is None:
                 self._gpm = Gpm(nvml, self._handle, self._clock)
                 self._missing_without_gpm = {}
                 return
@@ -147,16 +147,16 @@ class NvmlGpu:
             code = error.value
             if code in status.DEVICE_GONE:
                 raise
-            why = f"GPM cannot be opened: {status.reason(code, 'nvmlGpmQueryDeviceSupport, nvmlGpmSampleAlloc')}"
+            reason = f"GPM cannot be opened: {status.reason(code, 'nvmlGpmQueryDeviceSupport, nvmlGpmSampleAlloc')}"
             if code not in status.REFUSED:
                 self._gpm_due_s = self._clock() + GPM_RETRY_S
-        self._disable_gpm(why)
+        self._disable_gpm(reason)
 
-    def _disable_gpm(self, why: str) -> None:
+    def _disable_gpm(self, reason: str) -> None:
         self._gpm = None
-        self._no_gpm_reason = why
+        self._no_gpm_reason = reason
         for metric in GPM_ONLY_METRICS:
-            self._missing_without_gpm[metric] = Reading.missing(GPU_METRICS[metric].unit, why, _GPM_SOURCE)
+            self._missing_without_gpm[metric] = Reading.missing(GPU_METRICS[metric].unit, reason, _GPM_SOURCE)
 
     def _read_gpm(self, readings: dict[str, Reading]) -> None:
         """Add GPM's metrics; where GPM is refused for good, disable it."""
@@ -186,8 +186,8 @@ class NvmlGpu:
         elif (rate := link_bytes_per_s(int(generation.value), int(lanes.value))) is not None:
             self._link_rate = Reading(rate, BYTES_PER_S, "NVML")
         else:
-            why = f"unknown link: PCIe generation {generation.value:.0f}, {lanes.value:.0f} lanes"
-            self._link_rate = Reading.missing(BYTES_PER_S, why, "NVML")
+            reason = f"unknown link: PCIe generation {generation.value:.0f}, {lanes.value:.0f} lanes"
+            self._link_rate = Reading.missing(BYTES_PER_S, reason, "NVML")
         return self._link_rate
 
     def _nvlink_traffic(self) -> NvlinkTraffic:
@@ -199,8 +199,8 @@ class NvmlGpu:
     def _pcie_traffic(self) -> PcieTraffic:
         if self._pcie is None:
             info = self.info
-            known = info.pcie_gen_max is not None and info.pcie_width_max is not None
-            link_max = link_bytes_per_s(info.pcie_gen_max or 0, info.pcie_width_max or 0) if known else None
+            has_maximum = info.pcie_gen_max is not None and info.pcie_width_max is not None
+            link_max = link_bytes_per_s(info.pcie_gen_max or 0, info.pcie_width_max or 0) if has_maximum else None
             # The maximum, not the current rate: an idle link is slower than the traffic that wakes it.
             self._pcie = PcieTraffic(self._nvml, self._handle, self._clock, link_max)
         return self._pcie
@@ -214,10 +214,10 @@ class NvmlGpu:
                 code = error.value
                 if code in status.DEVICE_GONE:
                     raise
-                why = status.reason(code, _EVENTS_CALL, self._mig)
+                reason = status.reason(code, _EVENTS_CALL, self._mig)
                 if code not in status.REFUSED:
-                    return (), why
-                self._events_reason = why
+                    return (), reason
+                self._events_reason = reason
                 # The older name is for drivers that lack the newer one, not for a call that was refused.
                 self._events_calls = self._events_calls[1:] if code == status.FUNCTION_NOT_FOUND else []
             else:

@@ -38,7 +38,7 @@ class MigDevice(NamedTuple):
 
 
 def in_mig_mode(nvml: Any, handle: Any) -> bool:
-    """Whether the GPU is divided. A lost GPU raises NVMLError."""
+    """Return whether the GPU is divided. A lost GPU raises NVMLError."""
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
     except nvml.NVMLError as error:
@@ -58,7 +58,7 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
         if error.value in status.DEVICE_GONE:
             raise
         return []
-    found = []
+    devices = []
     for number in range(min(count, _MAX_INSTANCES)):
         try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -69,8 +69,8 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
             if error.value in status.DEVICE_GONE:
                 raise
             continue  # an unused number, or an instance that is not visible here
-        found.append(MigDevice(part, gpu_instance, GpuInfo(gpu.index, uuid, name, gpu.pci_bus_id, mig=number)))
-    return found
+        devices.append(MigDevice(part, gpu_instance, GpuInfo(gpu.index, uuid, name, gpu.pci_bus_id, mig=number)))
+    return devices
 
 
 def _instance_name(nvml: Any, handle: Any, gpu: GpuInfo) -> str:
@@ -85,7 +85,7 @@ def _instance_name(nvml: Any, handle: Any, gpu: GpuInfo) -> str:
 
 
 def divided_reason(labels: Sequence[str]) -> str:
-    """Why the activity of a GPU in MIG mode is not its own."""
+    """Reason why the activity of a GPU in MIG mode is not its own."""
     if labels:
         return f"divided into MIG instances: see {', '.join(labels)}"
     return "divided into MIG instances, none of which exists or is visible to this user (`nvidia-smi mig -lgi`)"
@@ -123,14 +123,14 @@ class MigInstance:
         self._tagged: tuple[GpuProcess, ...] = ()
         self._processes = ProcessReader(nvml, device.handle, clock, wall_clock, device.gpu_instance)
         self._gpm: Gpm | None = None
-        why = unavailable_reason(nvml, gpu_handle)
-        if why is None:
+        reason = unavailable_reason(nvml, gpu_handle)
+        if reason is None:
             try:
                 self._gpm = Gpm(nvml, gpu_handle, clock, device.gpu_instance)
             except nvml.NVMLError as error:
-                why = status.reason(error.value, "nvmlGpmSampleAlloc")
-        if why is not None:
-            self._disable_gpm(why)
+                reason = status.reason(error.value, "nvmlGpmSampleAlloc")
+        if reason is not None:
+            self._disable_gpm(reason)
 
     @property
     def gpu_instance(self) -> int:
@@ -206,7 +206,7 @@ class MigInstance:
         nvml, gpm = self._nvml, self._gpm
         assert gpm is not None
         try:
-            found = gpm.read()
+            activity = gpm.read()
         except nvml.NVMLError as error:
             if error.value in status.DEVICE_GONE:
                 raise
@@ -217,9 +217,9 @@ class MigInstance:
                 readings.update(self._fixed_readings)
             return
         # Traffic is counted for the whole board; for an instance GPM only refuses it.
-        readings.update((metric, found[metric]) for metric in _ACTIVITY)
+        readings.update((metric, activity[metric]) for metric in _ACTIVITY)
 
-    def _disable_gpm(self, why: str) -> None:
+    def _disable_gpm(self, reason: str) -> None:
         self._gpm = None
         for metric in _ACTIVITY:
-            self._fixed_readings[metric] = Reading.missing(GPU_METRICS[metric].unit, why, "GPM")
+            self._fixed_readings[metric] = Reading.missing(GPU_METRICS[metric].unit, reason, "GPM")

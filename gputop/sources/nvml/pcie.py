@@ -70,12 +70,12 @@ class PcieTraffic:
                 if error.value in status.DEVICE_GONE:
                     raise
                 call = "field values 197/198" if by_counter else "nvmlDeviceGetPcieThroughput"
-                why = status.reason(error.value, call)
+                reason = status.reason(error.value, call)
                 refused = error.value in (status.FIELD_VALUE_REFUSED if by_counter else status.REFUSED)
                 self._failures += 1
                 if not refused and (self._worked or not by_counter or self._failures < _MAX_FAILURES):
-                    return _missing(why)
-                self._why_not.append(why)
+                    return _missing(reason)
+                self._why_not.append(reason)
             else:
                 if readings is not None:
                     self._worked = True
@@ -118,6 +118,6 @@ class PcieTraffic:
         return self._window
 
 
-def _missing(why: str, source: str = "") -> dict[str, Reading]:
-    reading = Reading.missing(BYTES_PER_S, why, source)
+def _missing(reason: str, source: str = "") -> dict[str, Reading]:
+    reading = Reading.missing(BYTES_PER_S, reason, source)
     return {TX: reading, RX: reading}

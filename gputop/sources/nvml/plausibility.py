@@ -1,4 +1,4 @@
-"""Which values of a driver are plausible, and the reasons for the others.
+"""Plausible ranges of a driver's values, and the reasons for the others.
 
 Sick drivers were seen to report success together with all bits set, stale memory or several
 thousand percent. The limits are wide: they catch impossible values, not rare ones.
@@ -45,7 +45,7 @@ _LIMITS = {metric.id: _BY_METRIC.get(metric.id) or _BY_UNIT[metric.unit] for met
 
 
 def implausible_reason(metric: str, value: float) -> str | None:
-    """Why ``value``, in the metric's unit, is implausible; None if it is plausible."""
+    """Reason why ``value``, in the metric's unit, is implausible; None if it is plausible."""
     low, high = _LIMITS[metric]
     if low <= value <= high and not 0 < value < _SMALLEST_NONZERO:  # the first is false for NaN
         return None
@@ -55,9 +55,9 @@ def implausible_reason(metric: str, value: float) -> str | None:
 def plausible_reading(metric: str, value: float, source: str, coarse: bool = False) -> Reading:
     """The reading of a value from the driver, or from DCGM: missing, with the reason, if it is implausible."""
     unit = GPU_METRICS[metric].unit
-    why = implausible_reason(metric, value)
-    if why is not None:
-        return Reading.missing(unit, why, source)
+    reason = implausible_reason(metric, value)
+    if reason is not None:
+        return Reading.missing(unit, reason, source)
     return Reading(min(value, 1.0) if unit == RATIO else value, unit, source, None, coarse)
 
 

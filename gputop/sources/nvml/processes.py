@@ -143,19 +143,19 @@ class ProcessReader:
             if code == status.FUNCTION_NOT_FOUND and len(versions) > 1:
                 del versions[0]
                 continue
-            why = status.reason(code, f"nvmlDeviceGet{kind}RunningProcesses")
+            reason = status.reason(code, f"nvmlDeviceGet{kind}RunningProcesses")
             if code in status.REFUSED:
-                self._refused[kind] = why
+                self._refused[kind] = reason
             if kind == "Compute":
-                self._reason = why
+                self._reason = reason
             return []
 
     def _call(self, symbol: str, structure: type[ctypes.Structure]) -> list[tuple[int, int | None]]:
-        found = self._fetch_list(symbol, structure)
-        wrong = next((entry.pid for entry in found if not 0 < entry.pid <= MAX_PID), None)
+        entries = self._fetch_list(symbol, structure)
+        wrong = next((entry.pid for entry in entries if not 0 < entry.pid <= MAX_PID), None)
         if wrong is not None:
             raise _ImplausibleList(f"the driver listed a process {wrong}, which cannot be ({symbol})")
-        return [(entry.pid, None if entry.used_bytes == _NOT_AVAILABLE else entry.used_bytes) for entry in found]
+        return [(entry.pid, None if entry.used_bytes == _NOT_AVAILABLE else entry.used_bytes) for entry in entries]
 
     def _fetch_list(self, symbol: str, structure: type[ctypes.Structure], *args: Any) -> list[Any]:
         """The list of ``structure`` that the driver fills; one call where the capacity is sufficient."""
@@ -164,9 +164,9 @@ class ProcessReader:
         while True:
             capacity = self._capacity
             count = ctypes.c_uint(capacity)
-            found = (structure * capacity)()
+            entries = (structure * capacity)()
             # The list precedes its length where there is a third argument, otherwise it follows it.
-            order = (found, ctypes.byref(count)) if args else (ctypes.byref(count), found)
+            order = (entries, ctypes.byref(count)) if args else (ctypes.byref(count), entries)
             code = function(self._handle, *order, *args)
             if code not in (status.SUCCESS, status.INSUFFICIENT_SIZE):
                 raise nvml.NVMLError(code)
@@ -174,7 +174,7 @@ class ProcessReader:
             if count.value > (capacity if enough else _MAX_CAPACITY) or (not enough and count.value <= capacity):
                 raise _ImplausibleList(f"the driver gave {count.value} as the length of the list ({symbol})")
             if enough:
-                return found[: count.value]
+                return entries[: count.value]
             self._capacity = count.value + 16  # some may start meanwhile
 
     def _read_shares(self) -> None:
@@ -214,5 +214,5 @@ class ProcessReader:
 def _memory(used: int | None) -> Reading:
     if used is None:
         return _NO_MEMORY
-    why = implausible_reason("memory_used_bytes", used)
-    return Reading(float(used), BYTES, "NVML") if why is None else Reading.missing(BYTES, why, "NVML")
+    reason = implausible_reason("memory_used_bytes", used)
+    return Reading(float(used), BYTES, "NVML") if reason is None else Reading.missing(BYTES, reason, "NVML")

@@ -55,19 +55,19 @@ def read_sample_buffers(
         except nvml.NVMLError:
             continue
         asked += 1
-    known: dict[str, dict[str, Samples]] = {}
+    buffers: dict[str, dict[str, Samples]] = {}
     until_s = clock() + DEADLINE_S
-    while len(known) < asked:
+    while len(buffers) < asked:
         try:
             uuid, samples = answers.get(timeout=max(0.0, until_s - clock()))
         except queue.Empty:
             break
-        known[uuid] = samples
-    return known
+        buffers[uuid] = samples
+    return buffers
 
 
 def _samples(nvml: Any, handle: Any, now_s: float) -> dict[str, Samples]:
-    found: dict[str, Samples] = {}
+    by_metric: dict[str, Samples] = {}
     for metric, kind, factor, _ in _KINDS:
         try:
             values = _read(nvml, handle, kind)
@@ -81,8 +81,8 @@ def _samples(nvml: Any, handle: Any, now_s: float) -> dict[str, Samples]:
             if now_s - MAX_AGE_S < stamp_us / 1e6 <= now_s and implausible_reason(metric, value * factor) is None
         ]
         if good:
-            found[metric] = sorted(good)
-    return found
+            by_metric[metric] = sorted(good)
+    return by_metric
 
 
 def _read(nvml: Any, handle: Any, kind: int) -> list[tuple[int, float]]:
@@ -110,7 +110,7 @@ def _read(nvml: Any, handle: Any, kind: int) -> list[tuple[int, float]]:
 
 
 def backfill_samples(
-    known: Mapping[str, Mapping[str, Samples]],
+    buffers: Mapping[str, Mapping[str, Samples]],
     infos: Sequence[GpuInfo],
     now_s: float,
     interval_s: float,
@@ -118,13 +118,13 @@ def backfill_samples(
     label: str,
     gpus_present: int | None,
 ) -> list[NodeSample]:
-    """``known`` as samples of the node ``interval_s`` apart, the last one an interval before ``now_s``, oldest first.
+    """``buffers`` as samples of the node ``interval_s`` apart, the last one an interval before ``now_s``, oldest first.
 
     A value is the mean of the driver's samples in the interval before it. It is missing where they do not
     cover the interval; GPUs without any are left out.
     """
     series = {
-        (uuid, metric): _Series(samples) for uuid, metrics in known.items() for metric, samples in metrics.items()
+        (uuid, metric): _Series(samples) for uuid, metrics in buffers.items() for metric, samples in metrics.items()
     }
     if not series:
         return []
@@ -133,13 +133,13 @@ def backfill_samples(
         hostname, {metric.id: Reading.missing(metric.unit, BEFORE_START) for metric in HOST_METRICS.values()}
     )
     samples: list[NodeSample] = []
-    for place in range(count, 0, -1):
-        end_s = now_s - place * interval_s
+    for intervals_back in range(count, 0, -1):
+        end_s = now_s - intervals_back * interval_s
         gpus = tuple(
             _gpu_sample(info, {metric: one.mean(end_s - interval_s, end_s)
                                for (uuid, metric), one in series.items() if uuid == info.uuid})
             for info in infos
-            if info.uuid in known
+            if info.uuid in buffers
         )
         if samples or any(reading.value is not None for gpu in gpus for reading in gpu.readings.values()):
             samples.append(
@@ -159,7 +159,7 @@ class _Series:
         self.since_s = self.times[0] - (statistics.median(gaps) if gaps else 0.0)
 
     def mean(self, start_s: float, end_s: float) -> float | None:
-        """Of the samples after ``start_s`` up to ``end_s``; None where they do not cover it."""
+        """Mean of the samples after ``start_s`` up to ``end_s``; None where they do not cover it."""
         first, last = bisect_right(self.times, start_s), bisect_right(self.times, end_s)
         if first == last or start_s < self.since_s - 1e-3:
             return None

@@ -57,7 +57,7 @@ class NvmlSource:
 
     @property
     def label(self) -> str:
-        """What is read, for the header: "NVML + GPM, driver 580.65.06"."""
+        """Label of what is read, for the header: "NVML + GPM, driver 580.65.06"."""
         way = "NVML + GPM" if any(device.has_gpm for device in self._devices) else "NVML"
         return f"{way}, driver {self._driver}" if self._driver else way
 
@@ -92,10 +92,10 @@ class NvmlSource:
             raise status.no_gpus()
         self._present = count
         self._await(pending_devices)
-        found = {info.uuid: (pending, i) for pending in pending_devices for i, info in enumerate(pending.infos)}
+        pending_of = {info.uuid: (pending, i) for pending in pending_devices for i, info in enumerate(pending.infos)}
         present = [info for pending in pending_devices for info in pending.infos]
         chosen = select_gpus(self._wanted, present, self._environ)
-        self._devices = tuple(Device(*found[info.uuid], watch) for info in chosen)
+        self._devices = tuple(Device(*pending_of[info.uuid], watch) for info in chosen)
         for pending in pending_devices:
             for probe in pending.probes:
                 if probe.info not in chosen:
@@ -114,7 +114,7 @@ class NvmlSource:
 
     @property
     def gpus_present(self) -> int | None:
-        """How many GPUs the node has, those that ``--gpus`` leaves out included; None before ``open``."""
+        """Number of the node's GPUs, those that ``--gpus`` leaves out included; None before ``open``."""
         return self._present
 
     @property
@@ -131,9 +131,9 @@ class NvmlSource:
         from gputop.sources.nvml.sample_buffers import backfill_samples, read_sample_buffers
 
         handles = {device.info.uuid: handle for device in self._devices if (handle := device.handle) is not None}
-        known = read_sample_buffers(self._nvml, handles, now_s)
+        buffers = read_sample_buffers(self._nvml, handles, now_s)
         infos = [device.info for device in self._devices]
-        return backfill_samples(known, infos, now_s, interval_s, os.uname().nodename, self.label, self._present)
+        return backfill_samples(buffers, infos, now_s, interval_s, os.uname().nodename, self.label, self._present)
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         return {}

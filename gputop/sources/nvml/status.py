@@ -82,7 +82,7 @@ _REASONS = {
 
 
 def reason(code: int, call: str, mig: bool = False) -> str:
-    """Why ``call`` gave no value, for a reading."""
+    """Reason why ``call`` gave no value, for a reading."""
     text = _REASONS.get(code, f"NVML error {code}")
     if mig and code == NOT_SUPPORTED:
         text = "not supported while the GPU is in MIG mode"
@@ -105,10 +105,10 @@ def lost_message(code: int, index: int) -> str:
     )
 
 
-def unreadable_message(why: str, index: int) -> str:
-    """For a GPU that is present but cannot be read; ``why`` is the reason of one reading."""
+def unreadable_message(reason: str, index: int) -> str:
+    """Message for a GPU that is present but cannot be read; ``reason`` is the reason of one reading."""
     return (
-        f"GPU {index} cannot be read: {why}. gputop keeps trying. See whether `nvidia-smi -i {index}` shows more; "
+        f"GPU {index} cannot be read: {reason}. gputop keeps trying. See whether `nvidia-smi -i {index}` shows more; "
         "`dmesg | grep -i nvrm` names driver faults."
     )
 
@@ -117,7 +117,7 @@ _DEMO = "`gputop --demo` shows a simulated node without any driver."
 
 
 def open_error(code: int) -> GputopError:
-    """What a failed nvmlInit means to the user."""
+    """Error that says what a failed nvmlInit means to the user."""
     if code == LIBRARY_NOT_FOUND:
         return NoDataError(
             "This machine has no NVIDIA driver (libnvidia-ml.so.1 is missing).",

@@ -17,7 +17,7 @@ WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive stop()
 BACKOFF_S = 5.0  # after an error of the wait; then twice as long each time
 MAX_BACKOFF_S = 60.0
 MAX_EVENTS = 16  # per GPU: a sick one can report thousands
-MAX_RETURNS = 500  # of the wait within WAIT_S: each costs about 20 µs, so this is 1 % of a core
+MAX_RETURNS = 500  # returns of the wait within WAIT_S: each costs about 20 µs, so this is 1 % of a core
 
 _NO_INSTANCE = (1 << 32) - 1
 _NOT_ASKED = "the driver was not asked to report them"
@@ -26,7 +26,7 @@ Log = tuple[tuple[XidEvent, int | None], ...]  # an event and the GPU instance (
 
 
 class _Gpu:
-    """What is known of one GPU. The tuples are replaced, never changed: any thread may read them."""
+    """State of one GPU. The tuples are replaced, never changed: any thread may read them."""
 
     def __init__(self, handle: Callable[[], Any]) -> None:
         self.handle = handle
@@ -43,7 +43,7 @@ class _Pace:
         self._returns = 0
 
     def rest_s(self, timed_out: bool) -> float:
-        """How long to pause before the next wait; mostly 0."""
+        """Seconds to pause before the next wait; mostly 0."""
         self._returns += 1
         now_s = time.monotonic()
         rest_s = self._began_s + WAIT_S - now_s
@@ -107,7 +107,7 @@ class XidWatch:
         return () if gpu is None else gpu.log
 
     def reason(self, uuid: str) -> str | None:
-        """Why the Xids of this GPU are not known, or None."""
+        """Reason why the Xids of this GPU are not known, or None."""
         gpu = self._gpus.get(uuid)
         return self._reason or (_NOT_ASKED if gpu is None else gpu.reason)
 

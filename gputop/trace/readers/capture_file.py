@@ -65,33 +65,33 @@ def write_capture(folder: Path, about: CaptureFile) -> None:
 
 
 def read_capture(folder: Path, max_bytes: int = _MAX_BYTES) -> CaptureFile:
-    """What is known of the traces in a folder: nothing where there is no such file, or not a valid one."""
+    """Read what is known of the traces in a folder: nothing where there is no such file, or not a valid one."""
     with contextlib.suppress(OSError, ValueError):
-        found = convert(parse(read_regular(folder / FILE, max_bytes)), CaptureFile)
-        times_s = (found.time_s or 0.0, found.step_s or 0.0, found.started_s or 0.0)
-        if (found.schema == _SCHEMA and all(map(_plausible, found.files.values())) and len(found.name) <= MAX_NAME
+        capture = convert(parse(read_regular(folder / FILE, max_bytes)), CaptureFile)
+        times_s = (capture.time_s or 0.0, capture.step_s or 0.0, capture.started_s or 0.0)
+        if (capture.schema == _SCHEMA and all(map(_plausible, capture.files.values())) and len(capture.name) <= MAX_NAME
                 and all(0 <= time_s < _MAX_TIME_S for time_s in times_s)):
-            return found
+            return capture
     return CaptureFile()
 
 
 def name_capture(folder: Path, name: str) -> None:
     """Keep what the user calls the capture in a folder. Raises OSError, also if what is known of it cannot be read."""
-    known = read_capture(folder)
-    if known == CaptureFile() and (folder / FILE).exists():
+    capture = read_capture(folder)
+    if capture == CaptureFile() and (folder / FILE).exists():
         raise OSError(f"{FILE} cannot be read")
-    write_capture(folder, structs.replace(known, name=printable(name).strip()[:MAX_NAME]))
+    write_capture(folder, structs.replace(capture, name=printable(name).strip()[:MAX_NAME]))
 
 
 def capture_of(paths: Sequence[str]) -> CaptureFile:
-    """What is known of these trace files, where they are all of one capture."""
+    """Capture of these trace files, where they are all of one."""
     folders, names = {Path(path).parent for path in paths}, {Path(path).name.removesuffix(".gz") for path in paths}
-    found = read_capture(folders.pop()) if len(folders) == 1 else CaptureFile()
-    return found if names and names == found.files.keys() else CaptureFile()
+    capture = read_capture(folders.pop()) if len(folders) == 1 else CaptureFile()
+    return capture if names and names == capture.files.keys() else CaptureFile()
 
 
 def tightest(files: Mapping[str, JobCpus | None]) -> JobCpus | None:
-    """Of several workers the one with the fewest CPUs for itself: the others wait for it."""
+    """CPUs of the worker with the fewest for itself: the others wait for it."""
     return min((cpus for cpus in files.values() if cpus is not None), key=lambda cpus: cpus.free, default=None)
 
 

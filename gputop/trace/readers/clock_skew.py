@@ -49,7 +49,7 @@ def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> 
     fewest = min(len(a_end), len(b_end))
     if fewest < _MIN_COLLECTIVES:
         return f"only {fewest} collectives are in both"
-    found: list[tuple[float, Skew]] = []
+    candidates: list[tuple[float, Skew]] = []
     reach = min(_MAX_SHIFT, fewest // 2)
     for shift in range(-reach, reach + 1):  # b's i-th is a's (i + shift)-th
         i, j = max(0, shift), max(0, -shift)
@@ -63,18 +63,18 @@ def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> 
         if lowest - _TRACER_JITTER_NS > offset or offset > highest + _TRACER_JITTER_NS:
             continue
         off = np.abs(apart - offset)
-        found.append((float(off.mean()), Skew(round(offset), int(np.percentile(off, 90)), n)))
-    if not found:
+        candidates.append((float(off.mean()), Skew(round(offset), int(np.percentile(off, 90)), n)))
+    if not candidates:
         return f"no match of them fits clocks that differ by up to {seconds(within_ns / 1e9)}"
-    found.sort(key=lambda one: one[0])
-    if len(found) > 1 and found[1][0] < _RUNNER_UP_FACTOR * found[0][0] + 1000:
-        return f"{len(found)} ways to match them fit as well"
-    return found[0][1]
+    candidates.sort(key=lambda one: one[0])
+    if len(candidates) > 1 and candidates[1][0] < _RUNNER_UP_FACTOR * candidates[0][0] + 1000:
+        return f"{len(candidates)} ways to match them fit as well"
+    return candidates[0][1]
 
 
 @dataclass(slots=True)
 class HostSlices:
-    """Which pieces of the builder's columns came from one file, and what is known of its clock."""
+    """Slices of the builder's columns that came from one file, and what is known of its clock."""
 
     name: str
     machine: str
@@ -95,11 +95,11 @@ def align(builder: TraceBuilder, hosts: Sequence[HostSlices]) -> list[int]:
     for host in hosts:
         machines.setdefault(host.machine, []).append(host)
     first = hosts[0]
-    own = _collectives(builder, first) if len(machines) > 1 else None
+    of_first = _collectives(builder, first) if len(machines) > 1 else None
     offsets = {first.machine: (first, 0)}
     for machine, processes in machines.items():
-        if own is not None and machine != first.machine:
-            offsets[machine] = _offset(builder, first, own, processes)
+        if of_first is not None and machine != first.machine:
+            offsets[machine] = _offset(builder, first, of_first, processes)
     for i, host in enumerate(hosts):
         reference, offset_ns = offsets[host.machine]
         # The reader has subtracted from each file's times the offset that the capture measured for its process.
@@ -114,30 +114,30 @@ def _ahead_ns(host: HostSlices) -> int:
 
 
 def _offset(
-    builder: TraceBuilder, first: HostSlices, own: tuple[I64, I64], processes: Sequence[HostSlices],
+    builder: TraceBuilder, first: HostSlices, of_first: tuple[I64, I64], processes: Sequence[HostSlices],
 ) -> tuple[HostSlices, int]:
     """The first of a machine's processes whose collectives match the first host's, and by how much its clock is
-    ahead of that (ns); the first of all and 0 where none match. ``own`` are the first host's collectives."""
+    ahead of that (ns); the first of all and 0 where none match. ``of_first`` are the first host's collectives."""
     notes = []
     for other in processes:
-        known = [h.clock.error_ns for h in (first, other) if h.clock is not None]
-        within_ns = max(sum(known), 1_000_000) if len(known) == 2 else _UNMEASURED_OFFSET_NS
+        errors = [h.clock.error_ns for h in (first, other) if h.clock is not None]
+        within_ns = max(sum(errors), 1_000_000) if len(errors) == 2 else _UNMEASURED_OFFSET_NS
         others = _collectives(builder, other)
-        found = skew(*own, *others, within_ns)
+        result = skew(*of_first, *others, within_ns)
         both = f"The clocks of {first.name} and {other.name}"
-        if isinstance(found, str):
-            by_capture = f"by the capture they are known to {seconds(sum(known) / 1e9)}" if len(known) == 2 else (
+        if isinstance(result, str):
+            by_capture = f"by the capture they are known to {seconds(sum(errors) / 1e9)}" if len(errors) == 2 else (
                 "gputop uses them as they are")
-            if len(known) == 2 or (len(own[0]) and len(others[0])):
-                notes.append(f"{both} cannot be compared by collectives ({found}): {by_capture}.")
-        elif abs(found.offset_ns) <= found.error_ns:
-            builder.note("clocks", f"{both} agree to {seconds(found.error_ns / 1e9)} by {found.matched} collectives.")
+            if len(errors) == 2 or (len(of_first[0]) and len(others[0])):
+                notes.append(f"{both} cannot be compared by collectives ({result}): {by_capture}.")
+        elif abs(result.offset_ns) <= result.error_ns:
+            builder.note("clocks", f"{both} agree to {seconds(result.error_ns / 1e9)} by {result.matched} collectives.")
             return other, 0
         else:
-            builder.note("clocks", f"The clock of {other.name} was {seconds(abs(found.offset_ns) / 1e9)} "
-                         f"{'ahead of' if found.offset_ns > 0 else 'behind'} that of {first.name} by "
-                         f"{found.matched} collectives, known to {seconds(found.error_ns / 1e9)}: corrected.")
-            return other, found.offset_ns
+            builder.note("clocks", f"The clock of {other.name} was {seconds(abs(result.offset_ns) / 1e9)} "
+                         f"{'ahead of' if result.offset_ns > 0 else 'behind'} that of {first.name} by "
+                         f"{result.matched} collectives, known to {seconds(result.error_ns / 1e9)}: corrected.")
+            return other, result.offset_ns
     if notes:
         builder.note("clocks", notes[0])
     return processes[0], 0

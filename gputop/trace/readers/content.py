@@ -19,10 +19,10 @@ from gputop.trace.parallel import pool
 Data = bytes | bytearray | mmap.mmap
 GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 18
-_PART_BYTES = 1 << 23  # of a large file, read on one core
-_MEMORY_SHARE = 0.5  # of what is free, for one trace
+_PART_BYTES = 1 << 23  # part of a large file that one core reads
+_MEMORY_SHARE = 0.5  # share of the free memory for one trace
 _CHECK_PERIOD_S = 0.05
-_RESERVE = 0.2  # of the limit
+_RESERVE = 0.2  # share of the limit
 # gzip makes traces 8 to 40 times smaller, and zeros a thousand times. A file that unpacks to more than _SMALL_BYTES
 # and to more than _MAX_RATIO times its size is no trace; nor is one of which so little lies on the disk.
 _MAX_RATIO = 200
@@ -105,11 +105,11 @@ def digest(path: Path) -> bytes:
     """A hash of the file's bytes as they are. Raises GputopError for files that cannot be read."""
     from hashlib import blake2b  # loads OpenSSL, which most traces do without
 
-    found = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     with open_trace(path) as file:
         for piece in iter(lambda: file.read(_CHUNK_BYTES), b""):
-            found.update(piece)
-    return found.digest()
+            hasher.update(piece)
+    return hasher.digest()
 
 
 def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
@@ -154,7 +154,7 @@ def _side_by_side(descriptor: int, size: int) -> Data:
     with memoryview(data) as memory, pool() as threads:
         ends = list(threads.map(lambda begin: _read_part(descriptor, memory[begin:begin + _PART_BYTES], begin),
                                 range(0, size, _PART_BYTES)))
-    short = [end for at, end in enumerate(ends) if end < min((at + 1) * _PART_BYTES, size)]
+    short = [end for part, end in enumerate(ends) if end < min((part + 1) * _PART_BYTES, size)]
     return data[:short[0]] if short else data
 
 
@@ -204,8 +204,8 @@ def _before_damage(stream: zlib._Decompress, piece: bytes) -> bytes:
     """The content of a piece up to the damage in it, which decompressing the piece as a whole would lose."""
     out = b""
     try:
-        for at in range(0, len(piece), 64):
-            out += stream.decompress(piece[at:at + 64])
+        for begin in range(0, len(piece), 64):
+            out += stream.decompress(piece[begin:begin + 64])
             if len(out) >= _CHUNK_BYTES:
                 break
     except zlib.error:

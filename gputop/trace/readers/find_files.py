@@ -68,10 +68,10 @@ def runs_at(path: Path) -> list[Run]:
 def _files_in(folder: Path, notes: list[QualityNote], run: str | None) -> list[Path]:
     """The files of the first format that the folder, or a run below it, has any of."""
     for format_ in FORMATS:
-        if found := _files_of(format_, folder):
+        if files := _files_of(format_, folder):
             if run is not None:
                 raise GputopError(f"{folder} holds a trace, not runs.", "Leave --run out.", EXIT_USAGE)
-            return _newest_of_each_worker(format_, found, notes)
+            return _newest_of_each_worker(format_, files, notes)
         if format_.in_run_folders and (runs := _runs_below(format_, folder)):
             chosen = _newest(runs, folder, notes) if run is None else _called(run, runs, folder)
             return _newest_of_each_worker(format_, list(chosen.files), notes)
@@ -87,11 +87,11 @@ def _files_of(format_: Format, folder: Path) -> list[Path]:
     by_name: dict[str, Path] = {}
     for ending in (".gz", "") if format_.compressed else ("",):
         by_name.update({f.name.removesuffix(".gz"): f for f in folder.glob(format_.pattern + ending) if f.is_file()})
-    found = [by_name[name] for name in sorted(by_name)]
+    files = [by_name[name] for name in sorted(by_name)]
     if format_.skipped is not None:
-        found = [file for file in found if not format_.skipped(file, _prefix_or_nothing(file))]
+        files = [file for file in files if not format_.skipped(file, _prefix_or_nothing(file))]
     duplicate = format_.duplicate
-    return [file for file in found if duplicate is None or not duplicate.fullmatch(file.name)] or found
+    return [file for file in files if duplicate is None or not duplicate.fullmatch(file.name)] or files
 
 
 def _prefix_or_nothing(file: Path) -> bytes:
@@ -106,10 +106,10 @@ def _runs_below(format_: Format, folder: Path) -> list[Run]:
     folders = list(_run_folders(folder)) or [child for child in folder.iterdir() if child.is_dir()]
     runs = []
     for run in folders:
-        if found := _files_of(format_, run):
+        if files := _files_of(format_, run):
             parts = [part for part in run.relative_to(folder).parts[:-1] if part not in (_RUNS, _PLUGINS)]
-            runs.append(Run(run, "/".join((*parts, run.name)), tuple(found),
-                            max(file.stat().st_mtime_ns for file in found)))
+            runs.append(Run(run, "/".join((*parts, run.name)), tuple(files),
+                            max(file.stat().st_mtime_ns for file in files)))
     # A capture that failed leaves empty files; runs with content are wanted.
     runs = [run for run in runs if any(file.stat().st_size for file in run.files)] or runs
     return sorted(runs, key=lambda run: (run.written_ns, run.folder.name), reverse=True)
@@ -140,11 +140,11 @@ def _newest(runs: list[Run], folder: Path, notes: list[QualityNote]) -> Run:
 
 def _called(name: str, runs: list[Run], folder: Path) -> Run:
     """The run of that name, or of that last part of its name. Raises GputopError where there is none, or several."""
-    found = [run for run in runs if run.name == name] or [run for run in runs if run.folder.name == name]
-    if len(found) == 1:
-        return found[0]
-    wrong = f"Several runs below {folder} are called {name}" if found else f"No run below {folder} is called {name}"
-    raise GputopError(f"{wrong}.", f"The runs, the newest first: {_names(found or runs)}.", EXIT_USAGE)
+    named = [run for run in runs if run.name == name] or [run for run in runs if run.folder.name == name]
+    if len(named) == 1:
+        return named[0]
+    wrong = f"Several runs below {folder} are called {name}" if named else f"No run below {folder} is called {name}"
+    raise GputopError(f"{wrong}.", f"The runs, the newest first: {_names(named or runs)}.", EXIT_USAGE)
 
 
 def _names(runs: list[Run]) -> str:

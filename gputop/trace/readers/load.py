@@ -65,7 +65,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
 
 
 def _counters_of_workers(trace: Trace, captured: CaptureFile) -> GpuCounters | None:
-    """Of a capture of several workers, each with its own numbers of its GPUs."""
+    """Counters of a capture of several workers, each with its own numbers of its GPUs."""
     names = [Path(path).name.removesuffix(".gz") for path in trace.paths]
     workers = {rank: (captured.counters_by_file[name], name.removesuffix(".xplane.pb"))
                for rank, name in enumerate(names) if name in captured.counters_by_file}

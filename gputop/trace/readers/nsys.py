@@ -199,8 +199,8 @@ class _Report:
         names, memory = self._builder.names, self._memory_kinds()
         out = DeviceEvents.empty(len(kernel) + len(copy) + len(memset))
         a, b = len(kernel), len(kernel) + len(copy)
-        known = np.isin(kernel[:, 6], np.fromiter(self._strings, np.int64, len(self._strings)))
-        out.name[:a] = self._names_of(np.where(known, kernel[:, 6], kernel[:, 7]))
+        has_name = np.isin(kernel[:, 6], np.fromiter(self._strings, np.int64, len(self._strings)))
+        out.name[:a] = self._names_of(np.where(has_name, kernel[:, 6], kernel[:, 7]))
         distinct, which = np.unique(out.name[:a], return_inverse=True)
         kinds = [kernel_names.classify(names.list[i]).kind for i in distinct.tolist()]
         out.kind[:a] = np.array(kinds, np.uint8)[which]
@@ -255,10 +255,10 @@ class _Report:
         shapes = []
         for row, i in zip(kernels_[first].tolist(), gpu[first].tolist(), strict=True):
             x, y, z, bx, by, bz, registers, static, dynamic = row
-            known = all(0 < n < 1 << 32 for n in row[:6])
+            plausible = all(0 < n < 1 << 32 for n in row[:6])
             shared = static + dynamic if static >= 0 and dynamic >= 0 else -1
             shapes.append(builder.shape(LaunchShape((x, y, z), (bx, by, bz), registers, shared, theoretical_occupancy(
-                builder.gpus[i].compute_capability, bx * by * bz, registers, shared)) if known else None))
+                builder.gpus[i].compute_capability, bx * by * bz, registers, shared)) if plausible else None))
         out.shape[:len(kernels_)] = np.array(shapes, np.int32)[where]
 
     def _join(self, out: DeviceEvents, process: I64, calls: _Calls) -> None:

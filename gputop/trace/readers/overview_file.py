@@ -28,7 +28,7 @@ Read = Callable[[Sequence[Path]], Trace]
 
 
 def overviews_of(trace: Trace, read: Read) -> tuple[dict[int, Trace], list[QualityNote]]:
-    """By rank the overview beside its trace, on the clock and the origin of the trace, and what limits them.
+    """Overviews by rank beside its trace, on the clock and the origin of the trace, and what limits them.
 
     A rank without an overview that can be used is left out; a note says why, if another rank has one.
     """

@@ -23,7 +23,7 @@ _XPLANES_FIELD = b"\x0a"  # an XSpace begins with its planes; JSON may begin wit
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How the files of one format are found, recognized and read."""
+    """Format of trace files: how they are found, recognized and read."""
 
     id: str  # of ``Trace.format`` and of the JSON documents
     writer: str  # what writes it, for reports
@@ -64,7 +64,7 @@ def _is_xspace(path: Path, begin: bytes) -> bool:
 
 
 def _is_other_json(path: Path, begin: bytes) -> bool:
-    """Whether a .json is, say, a configuration; an empty prefix counts as a trace."""
+    """Return whether a .json is, say, a configuration; an empty prefix counts as a trace."""
     return bool(begin) and not (
         b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin)
 

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from gputop.core.codec import convert, encode, parse
 from gputop.core.files import read_regular, replacing
@@ -22,7 +22,7 @@ _MAX_BYTES = 32 << 20
 
 
 class StacksFile(Struct, frozen=True):
-    """By the name of a trace file the samples of its process, or the reason why there are none."""
+    """Samples of processes by the name of their trace file, or the reason why there are none."""
 
     schema: str = _SCHEMA
     files: Mapping[str, StackSamples | str] = field(default_factory=dict)
@@ -35,11 +35,11 @@ def write_stacks(folder: Path, files: Mapping[str, StackSamples | str]) -> None:
 
 
 def read_stacks(folder: Path) -> StacksFile:
-    """What was sampled beside the traces in a folder: nothing where there is no such file, or not a valid one."""
+    """Read what was sampled beside the traces in a folder: nothing where there is no such file, or not a valid one."""
     with contextlib.suppress(OSError, ValueError):
-        found = convert(parse(read_regular(folder / FILE, _MAX_BYTES)), StacksFile)
-        if found.schema == _SCHEMA:
-            return StacksFile(files={name: _printable(own) for name, own in found.files.items()})
+        document = convert(parse(read_regular(folder / FILE, _MAX_BYTES)), StacksFile)
+        if document.schema == _SCHEMA:
+            return StacksFile(files={name: _printable(samples) for name, samples in document.files.items()})
     return StacksFile()
 
 
@@ -49,20 +49,18 @@ def stacks_of(paths: Sequence[str]) -> tuple[tuple[StackSamples, ...], str]:
     reasons: list[str] = []
     folders = {folder: read_stacks(folder) for folder in {Path(path).parent for path in paths}}
     for path in map(Path, paths):
-        found = folders[path.parent].files.get(path.name.removesuffix(".gz"), "")
-        if isinstance(found, StackSamples):
-            out.append(found)
-        elif found:
-            reasons.append(found)
+        samples = folders[path.parent].files.get(path.name.removesuffix(".gz"), "")
+        if isinstance(samples, StackSamples):
+            out.append(samples)
+        elif samples:
+            reasons.append(samples)
     return tuple(out), "" if out else next(iter(reasons), "")
 
 
-def _printable(own: StackSamples | str) -> StackSamples | str:
+def _printable(samples: StackSamples | str) -> StackSamples | str:
     """The same with every text safe to show: the file may come from anywhere."""
-    from msgspec import structs
-
-    if isinstance(own, str):
-        return printable(own)
+    if isinstance(samples, str):
+        return printable(samples)
     return structs.replace(
-        own, frames=tuple(StackFrame(printable(f.function), printable(f.file), f.line) for f in own.frames),
-        threads=tuple(structs.replace(thread, name=printable(thread.name)) for thread in own.threads))
+        samples, frames=tuple(StackFrame(printable(f.function), printable(f.file), f.line) for f in samples.frames),
+        threads=tuple(structs.replace(thread, name=printable(thread.name)) for thread in samples.threads))

@@ -1,4 +1,4 @@
-"""What the screen of a cluster shows: its rows in order, and each as styled text. No widget."""
+"""Content of the screen of a cluster: its rows in order, and each as styled text. No widget."""
 
 from __future__ import annotations
 
@@ -55,12 +55,14 @@ class Row(NamedTuple):
 def _by_finding(job: Job, report: Report) -> Any:
     """Jobs with the worst findings first."""
     order = {"high": 0, "medium": 1, "low": 2}
-    own = report.of_job(job.id)
-    return order[own[0].severity] if own else 3, -(own[0].gpu_hours_lost or 0.0) if own else 0.0, job.id
+    findings = report.of_job(job.id)
+    if not findings:
+        return 3, 0.0, job.id
+    return order[findings[0].severity], -(findings[0].gpu_hours_lost or 0.0), job.id
 
 
 def _natural(name: str) -> Any:
-    """To sort by the numbers in names: 9999 before 10001."""
+    """Key to sort by the numbers in names: 9999 before 10001."""
     return [(not part.isdecimal(), int(part[:18]) if part.isdecimal() else 0, part)
             for part in re.split(r"(\d+)", name) if part]
 
@@ -77,7 +79,7 @@ ORDERS: Mapping[str, Callable[[Job, Report], Any]] = {
 
 @dataclass(slots=True)
 class State:
-    """What the user has chosen; it outlives the screen, which ends while another program has the terminal."""
+    """Choices of the user; they outlive the screen, which ends while another program has the terminal."""
 
     view: View
     report: Report
@@ -92,7 +94,7 @@ class State:
     late_s: float = 0.0  # for how long the next answer has been due
 
     def rows(self) -> list[Row]:
-        """Those that match, in order, with what is unfolded."""
+        """Rows that match, in order, with what is unfolded."""
         out: list[Row] = []
         pattern, fleet = self.pattern.lower(), self.report.fleet
         jobs = self._sorted_jobs()
@@ -122,7 +124,7 @@ class State:
 
     @property
     def is_sorted(self) -> bool:
-        """Whether the jobs stand as sorting them now would put them."""
+        """Return whether the jobs stand as sorting them now would put them."""
         order = {id_: i for i, id_ in enumerate(self.held)}
         places = [order.get(job.id, len(order)) for job in self._sorted_jobs()] if self.held else []
         return places == sorted(places)
@@ -136,13 +138,13 @@ class State:
 
     @property
     def span_s(self) -> float:
-        """How much of the past the lanes show."""
+        """Seconds of the past that the lanes show."""
         if self.span_of[0] is not self.report:  # each row asks
             self.span_of = self.report, shown_span_s(self.report.fleet.jobs) or self.view.span_s
         return self.span_of[1]
 
     def place(self, rows: Sequence[Row]) -> int:
-        """Where the cursor is: on its row, else on the row above it, else at the top."""
+        """Index of the cursor: on its row, else on the row above it, else at the top."""
         for key in (self.at, (*self.at[:2], ""), (self.at[0], "", "")):
             for i, row in enumerate(rows):
                 if row.key == key:
@@ -160,7 +162,7 @@ class State:
         (opened.add if wanted else opened.discard)(key)
 
     def asked(self, shown: Sequence[Row]) -> View:
-        """What is to be asked for, so that these rows have their figures."""
+        """View to be asked for, so that these rows have their figures."""
         view = self.view
         return View(view.span_s, view.step_s, tuple(dict.fromkeys(row.job.id for row in shown)),
                     tuple(sorted(self.open_jobs)), tuple(sorted(self.open_nodes)))
@@ -170,7 +172,7 @@ class State:
 
 
 def header(state: State, width: int) -> list[list[StyledText]]:
-    """What the fleet is, and what is wrong with what is known of it."""
+    """Summary of the fleet, and what is wrong with what is known of it."""
     fleet = state.report.fleet
     age_s = 0.0 if fleet.figures_s is None else fleet.time_s - fleet.figures_s + state.late_s
     late = f"data {age_s:.0f} s old · " if age_s > 0 else ""
@@ -185,7 +187,7 @@ def header(state: State, width: int) -> list[list[StyledText]]:
 
 
 def heading(state: State, width: int) -> list[StyledText]:
-    names, widths, history, found = _layout(state, width)
+    names, widths, history, found_width = _layout(state, width)
     texts = [fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names]
     span = span_text(state.span_s)
     if state.cursor is not None:
@@ -193,7 +195,7 @@ def heading(state: State, width: int) -> list[StyledText]:
         span = f"┃ {span}: active then"
     last = f"“{printable(state.pattern)}”" if state.pattern else _order_text(state)
     return [(" " + " ".join(texts), DIM), (" " + fit(span, history), BOLD if state.cursor is not None else DIM),
-            (" " + fit(last, found), DIM)]
+            (" " + fit(last, found_width), DIM)]
 
 
 def _order_text(state: State) -> str:
@@ -216,21 +218,21 @@ def _cursor_time_s(state: State, columns: int) -> float:
 
 def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]:
     """A row, exactly ``width`` cells."""
-    names, widths, history, found = _layout(state, width)
+    names, widths, history, found_width = _layout(state, width)
     texts, past = _texts(state, row)
-    at = None if state.cursor is None else history - 1 - state.cursor
+    cursor_column = None if state.cursor is None else history - 1 - state.cursor
     values = resampled(recent(past, state.span_s), history)
-    if at is not None and 0 <= at < history:
-        then = values[at]
+    if cursor_column is not None and 0 <= cursor_column < history:
+        then = values[cursor_column]
         texts = {"job": texts["job"], "activity": "" if then is None else ratio(then)}
     style = BOLD if selected else PLAIN
     runs: list[StyledText] = [("›" if selected else " ", ACCENT)]
     for name in names:
         runs.append((fit(printable(texts.get(name, "")), widths[name], right=COLUMNS[name].right) + " ",
                      style if name in ("job", "activity") else PLAIN if row.node is None else DIM))
-    runs += _lane(values, at)
+    runs += _lane(values, cursor_column)
     text, tone = _found_cell(state, row)
-    runs.append((" " + fit(text, found), tone))
+    runs.append((" " + fit(text, found_width), tone))
     return runs
 
 
@@ -243,16 +245,16 @@ def _texts(state: State, row: Row) -> tuple[dict[str, str], History | None]:
         node = row.node
         return {"job": f"  {mark} {brief(node.name)}", "size": f"{node.gpus}", **figures(node)}, node.history
     mark = "▾" if row.job.id in state.open_jobs else "▸"
-    own = cells(row.job, now_s)
-    return {**own, "job": f"{mark} {own['job']}"}, row.job.history
+    job_cells = cells(row.job, now_s)
+    return {**job_cells, "job": f"{mark} {job_cells['job']}"}, row.job.history
 
 
-def _lane(values: Sequence[float | None], at: int | None) -> list[StyledText]:
+def _lane(values: Sequence[float | None], cursor_column: int | None) -> list[StyledText]:
     """The history as the monitor draws it, cells of one style together."""
     out: list[StyledText] = []
     for i, value in enumerate(values):
         (cell,) = blank_column(1) if value is None else column(1, min(1.0, max(0.0, value)), (1.0,))
-        glyph, style = with_cursor(cell) if i == at else cell
+        glyph, style = with_cursor(cell) if i == cursor_column else cell
         if out and out[-1][1] == style:
             out[-1] = (out[-1][0] + glyph, style)
         else:
@@ -261,13 +263,13 @@ def _lane(values: Sequence[float | None], at: int | None) -> list[StyledText]:
 
 
 def _found_cell(state: State, row: Row) -> StyledText:
-    own = state.report.of_job(row.job.id)
+    findings = state.report.of_job(row.job.id)
     if row.node is not None:
         name = row.gpu.name if row.gpu is not None else row.node.name
         of_gpus = () if row.gpu is not None else f"{name}:"
-        here = [f for f in own if name in f.places or any(place.startswith(of_gpus) for place in f.places)]
+        here = [f for f in findings if name in f.places or any(location.startswith(of_gpus) for location in f.places)]
         return (label(here), SEVERITY_STYLE[here[0].severity]) if here else ("", DIM)
-    return (label(own), SEVERITY_STYLE[own[0].severity]) if own else (remark(row.job), DIM)
+    return (label(findings), SEVERITY_STYLE[findings[0].severity]) if findings else (remark(row.job), DIM)
 
 
 def details(state: State, row: Row | None, width: int, lines: int) -> list[list[StyledText]]:
@@ -309,8 +311,8 @@ def problems(report: Report) -> list[StyledText]:
 
 
 def commands_for(node: str, login: str = "", remote: str = "gputop") -> dict[str, list[str]]:
-    """What opens a node, by the key: the monitor there, or its profiler servers here; none for a name that is no
-    host's. ``remote`` starts gputop there, as a shell reads it."""
+    """Commands that open a node, by the key: the monitor there, or its profiler servers here; none for a name that is
+    no host's. ``remote`` starts gputop there, as a shell reads it."""
     node = node.rpartition("/")[2]  # without the cluster
     if not _HOST.fullmatch(node):
         return {}

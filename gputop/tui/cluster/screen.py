@@ -71,16 +71,16 @@ class FleetTable(DrawnLines, can_focus=True):
         if width <= 0 or height <= 2:
             return
         self.rows = self.state.rows()
-        at = self.state.place(self.rows)
+        index = self.state.place(self.rows)
         about = min(_DETAIL_LINES, max(0, height - 6))
         room = height - 1 - about
-        self._top = min(max(self._top, at - room + 1), at, max(0, len(self.rows) - room))
+        self._top = min(max(self._top, index - room + 1), index, max(0, len(self.rows) - room))
         self.shown = self.rows[self._top:self._top + room]
         lines: list[list[StyledText]] = [rows.heading(self.state, width)]
-        lines += [rows.line(self.state, row, width, self._top + i == at) for i, row in enumerate(self.shown)]
+        lines += [rows.line(self.state, row, width, self._top + i == index) for i, row in enumerate(self.shown)]
         lines += [[]] * (1 + room - len(lines))
         if about:
-            lines += rows.details(self.state, self.rows[at] if self.rows else None, width, about)
+            lines += rows.details(self.state, self.rows[index] if self.rows else None, width, about)
         self.show(lines)
 
     def changed(self) -> None:
@@ -127,7 +127,7 @@ class FleetTable(DrawnLines, can_focus=True):
 
 
 class OpenNode(ModalScreen[list[str] | None]):
-    """How a node is opened; dismissed with the command, or None."""
+    """Question how a node is opened; dismissed with the command, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("enter", "run_command('enter')", "run", "run the first command"),
@@ -203,7 +203,7 @@ class ClusterScreen(Screen[None]):
         self.state.late_s = 0.0
 
     def show_age(self) -> None:
-        """Where an answer does not come, what is shown gets older all the same."""
+        """Show the age: where an answer does not come, what is shown gets older all the same."""
         waited_s = time.monotonic() - self._answered_s
         if waited_s > self._period_s + _LATE_S:
             self.state.late_s = waited_s

@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
 
 def plan(width: int) -> list[Field]:
-    """Which columns fit a terminal of this width, and where; the main lane takes what is left."""
+    """Columns that fit a terminal of this width, and where; the main lane takes what is left."""
     sizes = {column.id: column.cells_at(width) for column in COLUMNS}
     shown = [column for column in COLUMNS if sizes[column.id] or column.id == "main"]
     gaps = sum(column.draw == "spectrogram" for column in shown) - 1  # one cell before each lane but the main one
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
     @property
     def newest(self) -> bool:
-        """Whether it is the lane's newest slice and what follows, not the slices before."""
+        """Return whether it is the lane's newest slice and what follows, not the slices before."""
         return self.lane not in self.fields
 
 
@@ -163,18 +163,18 @@ _NARROW_FORMS: dict[str, Callable[[str], str]] = {
 
 def mean_text(gpu: GpuSample, metric: str, mean: float, full_scale: float | None) -> str:
     """The mean of what a lane shows, a share of its full height, in the metric's unit, in five cells."""
-    known = GPU_METRICS["sm_active" if metric == ACTIVITY else metric]
-    scale = known.full_scale
+    description = GPU_METRICS["sm_active" if metric == ACTIVITY else metric]
+    scale = description.full_scale
     most = full_scale if scale is None else gpu[scale].value if isinstance(scale, str) else scale
-    if known.unit == RATIO or not most:
+    if description.unit == RATIO or not most:
         return ratio(mean)
-    return compact(mean * most, known.unit)
+    return compact(mean * most, description.unit)
 
 
 def second_line(
     gpu: GpuSample, mean: float | None, metric: str = ACTIVITY, full_scale: float | None = None,
 ) -> dict[str, StyledText]:
-    """What stands below the figures where a GPU has more than one line: means and limits.
+    """Figures of a GPU's second line: means and limits.
 
     ``mean`` is that of the main lane, 0-1; ``full_scale`` 100 % of a metric without a scale of its own.
     """

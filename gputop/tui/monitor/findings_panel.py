@@ -27,7 +27,7 @@ _ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and
 
 
 class CaptureView(Struct, frozen=True):
-    """What the panel shows of the last capture, besides its findings."""
+    """View of the last capture in the panel, besides its findings."""
 
     breakdown: Mapping[str, float | None] = {}
     step_s: float | None = None
@@ -40,7 +40,7 @@ _NO_CAPTURE = CaptureView()
 
 
 class FindingView(Struct, frozen=True):
-    """How a finding is drawn."""
+    """View of a finding: how it is drawn."""
 
     step_s: float | None = None  # the step time, with which the gain is told in full where there is room
     chosen: bool = False  # it is marked
@@ -77,8 +77,8 @@ def finding_lines(finding: Finding, width: int, room: int, view: FindingView) ->
         action_lines = wrap(printable(action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
         if why_room and reason:
-            why = wrap_sentences(view.remark + printable(reason), width - 4, why_room)
-            lines += [[("   " + text, DIM)] for text in why]
+            reason_lines = wrap_sentences(view.remark + printable(reason), width - 4, why_room)
+            lines += [[("   " + text, DIM)] for text in reason_lines]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
     return _dimmed(lines[:most]) if view.earlier else lines[:most]
@@ -167,12 +167,12 @@ class ActionsPanel(DrawnLines, can_focus=True):
             text = printable(what_if_text(self.findings, self.chosen, capture.what_if, capture.step_s))
             most = 2 if height >= _MIN_HEIGHT_OF_TWO_LINES else 1
             what_if = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)]
-        own = self._selected_lines(width, height)
+        chosen = self._selected_lines(width, height)
         if self.answer:
             lead = self._lead_lines(self.lead, width, height)[:max(1, height - bool(self.findings) - len(what_if))]
-        elif len(lead) + len(own) + len(what_if) > height:  # the job line, too, says what is left out
+        elif len(lead) + len(chosen) + len(what_if) > height:  # the job line, too, says what is left out
             lead = self._lead_lines(self.lead[:1], width, height) if lead else []
-            if len(lead) + len(own) + len(what_if) > height:
+            if len(lead) + len(chosen) + len(what_if) > height:
                 # What costs no time says less than the line above it.
                 most = _LEAD if self.selected is not None and self.selected.severity == "low" else 1
                 lead = self._lead_lines(self.lead[:1], width, most) if lead else []
@@ -182,17 +182,17 @@ class ActionsPanel(DrawnLines, can_focus=True):
         if capture.earlier is not None:
             step = _dimmed([[(" " + part, DIM)] for text in capture.earlier
                             for part in wrap_sentences(printable(text), width - 2, 2)] + step)
-        if len(own) + len(step) > room:
+        if len(chosen) + len(step) > room:
             step = []
         hint = self._hint_lines(width)
-        if len(own) + len(hint) + len(self.findings) - 1 + len(step) <= room:  # no other finding makes room for it
-            own = own + hint
+        if len(chosen) + len(hint) + len(self.findings) - 1 + len(step) <= room:  # no other finding makes room for it
+            chosen = chosen + hint
         lines = lead
         self._line_ids = [""] * len(lines)
         hidden = 0
         if self.findings:
-            found, hidden = self._finding_lines(width, room - len(step), own)
-            lines += found
+            finding_lines_shown, hidden = self._finding_lines(width, room - len(step), chosen)
+            lines += finding_lines_shown
         step = what_if + step
         room = height - len(step)
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
@@ -222,13 +222,13 @@ class ActionsPanel(DrawnLines, can_focus=True):
         return finding_lines(finding, width, room, view)
 
     def _hint_lines(self, width: int) -> list[list[StyledText]]:
-        """How to learn the line of Python that the selected finding is about."""
+        """Hint how to learn the line of Python that the selected finding is about."""
         if self.selected is None or not self.keyed:
             return []
         return [[("   " + text, DIM)] for text in wrap(printable(self.no_line(self.selected)), width - 4, 2) if text]
 
     def _view_of(self, finding: Finding) -> FindingView:
-        """How a finding is drawn that is not selected."""
+        """View of a finding that is not selected."""
         step_s = self.capture.step_s if self.capture is not None else None
         return FindingView(step_s, finding.id in self.chosen, self._is_earlier(finding))
 
@@ -236,7 +236,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         return self.capture is not None and self.capture.earlier is not None and finding.origin == "trace"
 
     def _key(self, finding: Finding) -> str:
-        """Its id; the live finding of the same id next to that of an earlier job is another one."""
+        """Id of a finding; the live finding of the same id next to that of an earlier job is another one."""
         return f"earlier {finding.id}" if self._is_earlier(finding) else finding.id
 
     def _finding_lines(self, width: int, height: int,
@@ -250,9 +250,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
         others = min(len(self.findings) - 1, max(0, height - len(selected)))
         first = max(0, min(index, len(self.findings) - 1 - others))
         for i, finding in enumerate(self.findings[first:first + others + 1]):
-            own = selected if first + i == index else finding_lines(finding, width, 1, self._view_of(finding))
-            lines += own
-            self._line_ids += [self._key(finding)] * len(own)
+            shown = selected if first + i == index else finding_lines(finding, width, 1, self._view_of(finding))
+            lines += shown
+            self._line_ids += [self._key(finding)] * len(shown)
         return lines, len(self.findings) - others - 1
 
     def action_move(self, by: int) -> None:
@@ -263,7 +263,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
             self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """With one saving there is nothing to add up."""
+        """Allow an action; with one saving there is nothing to add up."""
         if action == "choose":
             savings = sum(finding.gain.by == "replay" for finding in self.findings)
             return self.selected is not None and self.selected.gain.by == "replay" and savings > 1

@@ -89,11 +89,11 @@ def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> li
         places = [lane for lane, _ in fitted.lanes]
         figures = figures_of_gpu(gpu, ACTIVITY, places, shown)
         for lane, height_of_lane in fitted.lanes:
-            own = {field.key: figures[key] for field in fields if (key := figure_key(lane, field.key)) in figures}
-            own["name"] = (main_name(ACTIVITY, gpu) if lane == MAIN else LANES[lane].name, DIM)
+            of_lane = {field.key: figures[key] for field in fields if (key := figure_key(lane, field.key)) in figures}
+            of_lane["name"] = (main_name(ACTIVITY, gpu) if lane == MAIN else LANES[lane].name, DIM)
             if "message" in figures and lane == MAIN:
-                own["message"] = figures["message"]
-            lines.append(_gpu_line(fields, own, width))
+                of_lane["message"] = figures["message"]
+            lines.append(_gpu_line(fields, of_lane, width))
             lines += [[]] * (height_of_lane - 1)
     return lines
 

@@ -142,11 +142,11 @@ class GpuTable(Widget, can_focus=True):
 
     @property
     def _is_stacked(self) -> bool:
-        """Whether each GPU has further lanes."""
+        """Return whether each GPU has further lanes."""
         return len(self._stack) > 1
 
     def hidden(self, scrolled: int, shown: int) -> tuple[int, int]:
-        """How many GPUs are above and below the ``shown`` lines of the table, ``scrolled`` lines down."""
+        """Number of GPUs above and below the ``shown`` lines of the table, ``scrolled`` lines down."""
         lines = self.rows_per_gpu
         above = max(0, -((self._top - scrolled) // lines)) if scrolled > self._top else 0
         below = len(self.gpus) - (scrolled + shown - self._top) // lines
@@ -290,16 +290,16 @@ class GpuTable(Widget, can_focus=True):
         metrics: dict[str, tuple[str, ...]] = {MAIN: (self.metric,) if self.metric != ACTIVITY else ()}
         metrics |= {lane: stacked_lanes.LANES[lane].metrics for lane, _ in self._stack[1:]}
         scales: dict[str, float | None] = {}
-        for lane, own in metrics.items():
-            known = [scale for metric in own
-                     if (scale := common_scale(history, metric, self.span_shown_s, self.end_s)) is not None]
-            if known:
-                scales[lane] = max(known)
+        for lane, lane_metrics in metrics.items():
+            known_scales = [scale for metric in lane_metrics
+                            if (scale := common_scale(history, metric, self.span_shown_s, self.end_s)) is not None]
+            if known_scales:
+                scales[lane] = max(known_scales)
         return scales
 
     @property
     def _full_scale(self) -> float | None:
-        """Of the main lane."""
+        """Full scale of the main lane."""
         return self._full_scales.get(MAIN)
 
     def _lanes_end(self) -> float | None:
@@ -312,7 +312,7 @@ class GpuTable(Widget, can_focus=True):
         return shown_s if 0 <= newest_s - shown_s < wait_s - self.interval_s / 2 else newest_s  # ticks jitter
 
     def _why_no_gpu(self, reason: str) -> tuple[str, str]:
-        """Why there is no GPU and how there would be one: the sentences that fit into two lines."""
+        """Reason why there is no GPU and how there would be one: the sentences that fit into two lines."""
         whole = re.split(r"(?<=[.]) ", printable(f"No GPU here. {reason}"))
         count = next((n for n in range(len(whole), 1, -1) if len(wrap(" ".join(whole[:n]), self._width - 2, 3)) < 3), 2)
         lines = wrap(" ".join(whole[:count]), self._width - 2, 2)
@@ -359,13 +359,13 @@ class GpuTable(Widget, can_focus=True):
         out = stacked_lanes.figures_of_gpu(gpu, self.metric, [lane for lane, _ in self._stack], self._fields)
         if gpu.state != OK:
             return out
-        for place, lines in self._stack:
-            mean = self._lanes[gpu.info.uuid, place].mean() if lines > 1 else None
+        for slot, lines in self._stack:
+            mean = self._lanes[gpu.info.uuid, slot].mean() if lines > 1 else None
             if mean is not None:
-                lane = stacked_lanes.lane_shown(place, self.metric)
-                metric = self.metric if place == MAIN else (stacked_lanes.LANES[lane].metrics or (ACTIVITY,))[0]
-                text = mean_text(gpu, metric, mean, self._full_scales.get(place))
-                out[figure_key(place, "value", SECOND)] = (f"mean {text}", DIM)
+                lane = stacked_lanes.lane_shown(slot, self.metric)
+                metric = self.metric if slot == MAIN else (stacked_lanes.LANES[lane].metrics or (ACTIVITY,))[0]
+                text = mean_text(gpu, metric, mean, self._full_scales.get(slot))
+                out[figure_key(slot, "value", SECOND)] = (f"mean {text}", DIM)
         return out
 
     def _host_figures(self, host: HostSample) -> dict[str, StyledText]:
@@ -401,12 +401,12 @@ class GpuTable(Widget, can_focus=True):
             return {key: self._update_lane(gpu, key, _LANES[key].metrics or self.metrics_of(gpu), view,
                                            self.rows_per_gpu, _LANES[key].muted) for key, view in views.items()}
         drawn = 0
-        for place, lines in self._stack:
-            lane = stacked_lanes.lane_shown(place, self.metric)
-            metrics = self.metrics_of(gpu) if place == MAIN else (
+        for slot, lines in self._stack:
+            lane = stacked_lanes.lane_shown(slot, self.metric)
+            metrics = self.metrics_of(gpu) if slot == MAIN else (
                 stacked_lanes.LANES[lane].metrics or self._activity_of(gpu))
-            muted = place != MAIN and stacked_lanes.LANES[lane].muted
-            drawn = max(drawn, self._update_lane(gpu, place, metrics, views[MAIN], lines, muted))
+            muted = slot != MAIN and stacked_lanes.LANES[lane].muted
+            drawn = max(drawn, self._update_lane(gpu, slot, metrics, views[MAIN], lines, muted))
         return {MAIN: drawn}
 
     def _update_lane(self, gpu: GpuSample, key: str, metrics: tuple[str, ...], view: TimeView, lines: int,
@@ -429,13 +429,13 @@ class GpuTable(Widget, can_focus=True):
     # -- in time ------------------------------------------------------------------------------
 
     def _window(self, columns: int, slice_s: float) -> Window | None:
-        """What a lane of so many columns shows; None before there is anything."""
+        """Window of a lane of so many columns; None before there is anything."""
         end_s = self._lanes_end_s
         return None if end_s is None else Window.of(TimeView(slice_s, self.end_s), end_s, columns)
 
     @property
     def window(self) -> Window | None:
-        """What the main lane shows."""
+        """Window of the main lane."""
         return self._window(self._main_width, self.view.slice_s)
 
     def scroll_in_time(self, by: int) -> None:
@@ -539,16 +539,16 @@ class GpuTable(Widget, can_focus=True):
         state_text = fit(" " + message[0], self._width - start) if message and line == 0 else ""
         if message and part.lane.key != "main":
             return [(state_text[part.x - start:part.x - start + part.width], message[1])]
-        place, row = self._rows[line]
-        cache = self._lanes.get((gpu.info.uuid, place if self._is_stacked else part.lane.key))
+        slot, row = self._rows[line]
+        cache = self._lanes.get((gpu.info.uuid, slot if self._is_stacked else part.lane.key))
         row = row if self._is_stacked else line
         if cache is None or not cache.columns or len(cache.columns) != part.lane.width:
             return []
         cursor = self._cursor_in(part.lane)
         if not part.newest:
             runs = [self._index(gpu, figures, index, part.lane.x - part.x, line)]
-            reason = stacked_lanes.reason_text(gpu, stacked_lanes.lane_shown(place, self.metric)) if (
-                place != MAIN and row == 0 and gpu.state == OK) else ""
+            reason = stacked_lanes.reason_text(gpu, stacked_lanes.lane_shown(slot, self.metric)) if (
+                slot != MAIN and row == 0 and gpu.state == OK) else ""
             if reason:
                 return [*runs, Segment(fit(reason, part.lane.width - 1), DIM)]
             return [*runs, *cache.row(row, cursor)]
@@ -556,7 +556,7 @@ class GpuTable(Widget, can_focus=True):
             return [cache.newest(row, cursor), Segment(state_text[:part.width - 1], message[1])]
         mark = SECOND if row else ""
         return [cache.newest(row, cursor),
-                *self._figure_runs(part, figures, place, mark, row <= 1)]
+                *self._figure_runs(part, figures, slot, mark, row <= 1)]
 
     def _host_runs(self, part: Part, row: int) -> list[StyledText] | list[Segment]:
         """A line of the lane of the host's CPUs."""
@@ -573,24 +573,24 @@ class GpuTable(Widget, can_focus=True):
         return [Segment(fit(name[:width], width), DIM), *cache.row(row, cursor)]
 
     def _index(self, gpu: GpuSample, figures: dict[str, StyledText], index: int, width: int, line: int) -> Segment:
-        """What stands before a lane: the GPU's number and, where the table has the focus, a pointer; in a stack the
-        name of the lane."""
+        """Text before a lane: the GPU's number and, where the table has the focus, a pointer; in a stack the name of
+        the lane."""
         text, style = figures.get("gpu", ("", PLAIN)) if line == 0 and width > 1 else ("", PLAIN)
         if text and index == self.selected and self.has_focus:
             text, style = f"›{gpu.info.label}", ACCENT
-        place, row = self._rows[line]
+        slot, row = self._rows[line]
         if self._is_stacked and row == 0 and width > self._fields["gpu"].width:
-            name = (stacked_lanes.main_name(self.metric, gpu) if place == MAIN
-                    else stacked_lanes.LANES[stacked_lanes.lane_shown(place, self.metric)].name)
+            name = (stacked_lanes.main_name(self.metric, gpu) if slot == MAIN
+                    else stacked_lanes.LANES[stacked_lanes.lane_shown(slot, self.metric)].name)
             text = text.ljust(self._fields["gpu"].width) + name
             style = style if line == 0 else DIM
         return Segment(fit(text, width), style)
 
-    def _figure_runs(self, part: Part, figures: dict[str, StyledText], place: str, mark: str,
+    def _figure_runs(self, part: Part, figures: dict[str, StyledText], slot: str, mark: str,
                      shown: bool) -> list[Segment]:
         out = []
         for field in part.fields if shown else ():
-            text, style = figures.get(figure_key(place, field.key, mark), ("", PLAIN))
+            text, style = figures.get(figure_key(slot, field.key, mark), ("", PLAIN))
             out.append(Segment(fit(text, field.width, right=field.draw != "flags"), style))
         return out
 

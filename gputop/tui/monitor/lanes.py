@@ -38,7 +38,7 @@ _GHOST_SHADE = 4  # shade of a background that every sample reaches, of SHADES
 
 
 class TimeView(Struct, frozen=True):
-    """Which part of the past is on screen. ``end_s`` None follows the newest sample."""
+    """Part of the past that is on screen. ``end_s`` None follows the newest sample."""
 
     slice_s: float = 5.0
     end_s: float | None = None
@@ -57,7 +57,7 @@ class Window(Struct, frozen=True):
         return cls(int(end_s // view.slice_s) - columns + 1, columns, view.slice_s)
 
     def column(self, time_s: float) -> int:
-        """Where a time is; outside of 0 … ``columns - 1`` it is not on screen."""
+        """Column of a time; outside of 0 … ``columns - 1`` it is not on screen."""
         return int(time_s // self.slice_s) - self.first
 
     def begin_s(self, column: int) -> float:
@@ -70,7 +70,7 @@ def common_scale(history: History, metric: str, span_s: float, end_s: float | No
     if GPU_METRICS[metric].full_scale is not None:
         return None
     _, values = history.windows(metric, span_s, end_s=end_s)
-    largest = max((v for own in values for v in own if v == v), default=0.0)
+    largest = max((v for readings in values for v in readings if v == v), default=0.0)
     if largest <= 0:
         return None
     step = 10.0 ** math.floor(math.log10(largest))
@@ -126,7 +126,7 @@ def with_cursor(cell: Cell) -> Cell:
 
 
 class LaneSignal(Struct, frozen=True):
-    """What a lane shows. Without ``metrics`` it is the lane of the host's CPUs.
+    """Signal that a lane shows. Without ``metrics`` it is the lane of the host's CPUs.
 
     Of several ``metrics`` the larger level of each slice is drawn (both directions of a full-duplex link: the busier
     one is what saturates).
@@ -197,8 +197,8 @@ class LaneCache:
 
     def mean(self) -> float | None:
         """Mean level 0-1 over what is shown; None where nothing was measured."""
-        known = [m for m in self._means if m == m]
-        return sum(known) / len(known) if known else None
+        measured = [m for m in self._means if m == m]
+        return sum(measured) / len(measured) if measured else None
 
     def mean_at(self, column: int) -> float | None:
         """Mean level 0-1 of one slice; None where nothing was measured."""
@@ -228,7 +228,7 @@ class LaneCache:
 
 
 def _filled(means: list[float], reaches: list[list[float]], most: int) -> tuple[list[float], list[list[float]]]:
-    """With each measured slice in the place of up to ``most`` empty ones before it."""
+    """Fill up to ``most`` empty slices before each measured one with its values."""
     room = 0
     for i in range(len(means) - 1, -1, -1):
         if means[i] == means[i]:

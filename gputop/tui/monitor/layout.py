@@ -1,4 +1,4 @@
-"""What of the monitor fits a terminal of which size, and how many lines each part gets. Pure.
+"""Layout of the monitor: what fits a terminal of which size, and how many lines each part gets. Pure.
 
 Each line of the screen belongs to a part. A GPU is a line of figures with its lane before them, as on a node with
 many GPUs, or a stack of lanes, one for each metric, as on a node with few. What a screen has beyond that goes to the
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
 
     @property
     def bare_processes(self) -> bool:
-        """Whether the process panel has neither frame nor heading."""
+        """Return whether the process panel has neither frame nor heading."""
         return self.process_lines is not None and self.process_lines <= _BARE_ROWS
 
 

@@ -62,7 +62,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
 
 
 def earlier_verdict(session: Session) -> tuple[str, ...]:
-    """What an earlier job was limited by, where the capture that is shown is of one and names nothing to do."""
+    """Limit of an earlier job, where the capture that is shown is of one and names nothing to do."""
     record = session.last_capture
     if not session.captured_before_restart or record is None or any(f.severity != "low" for f in record.findings):
         return ()
@@ -72,12 +72,13 @@ def earlier_verdict(session: Session) -> tuple[str, ...]:
 
 
 def has_server(session: Session) -> bool:
-    """Whether there is a server to capture from, or a capture under way."""
+    """Return whether there is a server to capture from, or a capture under way."""
     return bool(usable(session.servers)) or _under_way(session)
 
 
 def refused(error: GputopError, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
-    """Why there was nothing to capture from, and the ways out: those of ``no_server`` where it knows the job better."""
+    """Reason why there was nothing to capture from, and the ways out: those of ``no_server`` where it knows the job
+    better."""
     return (begun_as_sentence(sentences(error.message)), *((error.fix,) if no_server is NO_SERVER else no_server))
 
 
@@ -107,7 +108,7 @@ def status_shown(session: Session) -> CaptureStatus | None:
 
 
 def of_note(session: Session, status: CaptureStatus) -> tuple[str, ...]:
-    """What to know of a capture that has ended beside its findings, in one notice; the rest is behind J."""
+    """Notice on a capture that has ended, besides its findings; the rest is behind J."""
     record = session.last_capture
     if status.phase == "failed" or record is None:
         return ()
@@ -119,7 +120,7 @@ def of_note(session: Session, status: CaptureStatus) -> tuple[str, ...]:
 
 
 def compared_to_baseline(session: Session) -> tuple[str, ...]:
-    """After a capture: its step time beside that of A, the baseline; nothing where no capture is A."""
+    """Step time of a capture beside that of A, the baseline; nothing where no capture is A."""
     before, record = session.baseline, session.last_capture
     if before is None or record is None or record is before or before.step_s is None or record.step_s is None:
         return ()
@@ -127,7 +128,7 @@ def compared_to_baseline(session: Session) -> tuple[str, ...]:
 
 
 def no_capture(session: Session, then: str = "") -> str:
-    """There is no capture: why, and how to take one; ``then`` says what it is needed for."""
+    """Reason why there is no capture, and how to take one; ``then`` says what it is needed for."""
     if _under_way(session):
         first = "The first capture is running."
     elif session.earlier_captures:  # they are on the disk: nobody is told that there is none

@@ -37,7 +37,7 @@ def container_name(process: ProcessSample, width: int) -> str:
 
 
 def arrange(processes: Iterable[ProcessSample], sort: str, pattern: str) -> list[ProcessSample]:
-    """Those whose pid, user, container, pod or command holds ``pattern``, largest first (pids ascending)."""
+    """Processes whose pid, user, container, pod or command holds ``pattern``, largest first (pids ascending)."""
     wanted = pattern.casefold()
     kept = [p for p in processes if not wanted
             or wanted in f"{p.pid} {p.user or ''} {p.container or ''} {p.command or ''} "
@@ -94,7 +94,7 @@ def tree(processes: Sequence[ProcessSample]) -> list[Branch]:
 
 
 def run_time(duration_s: float) -> str:
-    """How long a process has run, in its two largest units and at most five cells: <1m, 12m, 3h05, 2d04h."""
+    """Run time of a process, in its two largest units and at most five cells: <1m, 12m, 3h05, 2d04h."""
     minutes = int(max(0.0, duration_s) // 60)
     if minutes < 60:
         return f"{minutes}m" if minutes else "<1m"
@@ -173,8 +173,8 @@ class ProcessPanel(DrawnLines, can_focus=True):
         on_gpus = not self._processes or any(p.gpus for p in self._processes)
         self._sorts = SORTS if on_gpus else _SORTS_WITHOUT_GPU
         self.sort = self.sort if self.sort in self._sorts else self._sorts[0]
-        found = arrange(self._processes, self.sort, self.pattern)
-        rows = self._rows = tree(found) if self.as_tree else [Branch(p) for p in found]
+        processes = arrange(self._processes, self.sort, self.pattern)
+        rows = self._rows = tree(processes) if self.as_tree else [Branch(p) for p in processes]
         title = "Processes" + (f" matching “{printable(self.pattern)}”" if self.pattern else "")
         self._heads = heads = 0 if self.has_class("bare") else min(1, height - 1)
         room, hidden = height - heads, len(rows) - (height - heads)
@@ -184,13 +184,13 @@ class ProcessPanel(DrawnLines, can_focus=True):
             self._titles = (title, subtitle)
             self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
         # The command is what tells processes apart: the other columns take what they need and no more.
-        names = [container_name(p, _CONTAINER_WIDTH) for p in found] if width >= _CONTAINER_FROM else []
+        names = [container_name(p, _CONTAINER_WIDTH) for p in processes] if width >= _CONTAINER_FROM else []
         time_from = _TIME_FROM if heads else _LABELED_TIME_FROM
         columns = Columns(
-            pid=max([5, *(len(str(p.pid)) for p in found)]), user=9 if width >= 60 else 0,
-            gpu=max([3, *(len(devices(p)) for p in found)]) if on_gpus else 0,
+            pid=max([5, *(len(str(p.pid)) for p in processes)]), user=9 if width >= 60 else 0,
+            gpu=max([3, *(len(devices(p)) for p in processes)]) if on_gpus else 0,
             bar=_BAR_WIDTH if on_gpus and width >= _BAR_FROM else 0, io=_IO_WIDTH if width >= _IO_FROM else 0,
-            time=_TIME_WIDTH if width >= time_from and any(p.started_s is not None for p in found) else 0,
+            time=_TIME_WIDTH if width >= time_from and any(p.started_s is not None for p in processes) else 0,
             container=min(_CONTAINER_WIDTH, max([9, *map(len, names)])) if any(names) else 0, labeled=not heads)
         head = (f" {'pid':>{columns.pid}} {'user':<9}"[:columns.pid + 2 + columns.user]
                 + (f"{'GPU':<{columns.gpu}} {'mem':>5} {'':{columns.bar}}{'sm':>4}" if on_gpus else f"{'RAM':>5}")
@@ -202,8 +202,8 @@ class ProcessPanel(DrawnLines, can_focus=True):
             text = "no process matches the filter: / changes it" if self.pattern and self._processes else self._reason
             lines.append([(fit(" " + printable(text), width), DIM)])
         chosen = self.selected
-        at = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
-        self._top = max(0, min(max(self._top, at - (height - heads - 1)), at, len(rows) - (height - heads)))
+        index = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
+        self._top = max(0, min(max(self._top, index - (height - heads - 1)), index, len(rows) - (height - heads)))
         for b in rows[self._top:self._top + room]:
             # Without a frame nothing else says that there are more, or of a filter.
             more = ""

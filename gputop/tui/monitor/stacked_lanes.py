@@ -93,7 +93,7 @@ def unread_lanes(gpus: Sequence[GpuSample]) -> frozenset[str]:
 
 
 def reason_text(gpu: GpuSample, lane: str) -> str:
-    """Why a further lane has no value; "" where it has one."""
+    """Reason why a further lane has no value; "" where it has one."""
     readings = [gpu[metric] for metric in LANES[lane].metrics]
     if not readings or any(reading.value is not None for reading in readings):
         return ""
@@ -112,13 +112,13 @@ def figures_of_gpu(gpu: GpuSample, metric: str, places: Sequence[str],
     main = figures_of(gpu, metric, {"now": fields["value"], "bar": fields["bar"]})
     if gpu.state != OK:
         return main
-    lanes = {place: lane_shown(place, metric) for place in places}
+    lanes = {slot: lane_shown(slot, metric) for slot in places}
     first, second = _main_notes(gpu, fields["note"].width, lanes.values())
     out = {"gpu": main["gpu"], "bar": main["bar"], "value": main["now"], "note": first, "note" + SECOND: second}
-    for place, lane in lanes.items():
-        if place != MAIN:
-            own = figures_of_lane(gpu, lane, fields)
-            out |= {figure_key(place, key): text for key, text in own.items()}
+    for slot, lane in lanes.items():
+        if slot != MAIN:
+            lane_figures = figures_of_lane(gpu, lane, fields)
+            out |= {figure_key(slot, key): text for key, text in lane_figures.items()}
     return out
 
 
@@ -134,7 +134,7 @@ def figures_of_lane(gpu: GpuSample, lane: str, fields: Mapping[str, Field]) -> d
 
 
 def _notes(gpu: GpuSample, lane: str, entry: FurtherLane) -> Iterator[str]:
-    """What stands after a value, the longest first."""
+    """Yield the notes after a value, the longest first."""
     if lane == "pcie" and gpu["pcie_gen"].value is not None and gpu["pcie_width"].value is not None:
         yield f"{entry.unit} gen{gpu['pcie_gen'].value:.0f} x{gpu['pcie_width'].value:.0f}"
     limit = {"power": "power_limit_w", "clock": "sm_clock_max_hz", "temperature": "temperature_slowdown_c"}.get(lane)
@@ -145,8 +145,8 @@ def _notes(gpu: GpuSample, lane: str, entry: FurtherLane) -> Iterator[str]:
 
 
 def _main_notes(gpu: GpuSample, cells: int, shown: Collection[str]) -> tuple[StyledText, StyledText]:
-    """What stands after the main lane's value and, on the next line, after its mean: faults and what holds the clocks
-    down, then those of temperature, clock and memory that have no lane here (``shown`` are those that have one)."""
+    """Notes after the main lane's value and, on the next line, after its mean: faults and what holds the clocks down,
+    then those of temperature, clock and memory that have no lane here (``shown`` are those that have one)."""
     flags, tone = flags_of(gpu)
     figures = [figure for lane in ("temperature", "clock") if lane not in shown
                and (column := _COLUMNS[LANES[lane].column]).figure is not None

@@ -73,7 +73,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
 
 def replay_line(width: int, place_s: tuple[float, float] | None = None,
                 step_period: StepPeriodEstimate | None = None) -> list[StyledText]:
-    """In the place of the training job: how far a recording is played and how long it is (``place_s``); None: a
+    """Line in the place of the training job: how far a recording is played and how long it is (``place_s``); None: a
     snapshot."""
     if place_s is None:
         keys = "the node as it was  ← →: the minutes before  t: its capture"
@@ -89,13 +89,13 @@ _MIN_PLAYED_BAR = 20  # columns
 
 
 def _clock(time_s: float) -> str:
-    """As players show it: 3:20, 1:03:20."""
+    """Time as players show it: 3:20, 1:03:20."""
     minutes, rest_s = divmod(int(time_s), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest_s:02}" if minutes >= 60 else f"{minutes}:{rest_s:02}"
 
 
 def time_ago(now_s: float, then_s: float) -> str:
-    """How long ago, in whole units."""
+    """Age in whole units."""
     ago_s = max(0.0, now_s - then_s)
     return f"{ago_s:.0f} s ago" if ago_s < 99.5 else f"{seconds(ago_s)} ago"
 
@@ -112,11 +112,11 @@ def _labeled(label: str, r: Reading, text: str) -> list[StyledText]:
     return [(f" {label} ", DIM), ("N/A" if r.value is None else text, DIM if r.value is None else PLAIN)]
 
 
-_NEAR_LIMIT = 0.9  # of a control group's memory; above it the kernel reclaims pages or kills a process
+_NEAR_LIMIT = 0.9  # share of a control group's memory; above it the kernel reclaims pages or kills a process
 
 
 def throttled(group: CgroupSample) -> bool:
-    """Whether its CPU quota runs out as often as the rule host_cpu_saturated requires."""
+    """Return whether its CPU quota runs out as often as the rule host_cpu_saturated requires."""
     share = group["cpu_throttled_ratio"].value
     if not share:
         return False  # as nearly always: the limits need not be there for the first picture
@@ -145,17 +145,17 @@ def _reached_limits(sample: NodeSample) -> list[str]:
 
 
 def _rdma(h: HostSample) -> list[list[StyledText]]:
-    """What goes through all RDMA adapters, and how full the fullest is; nothing without one."""
+    """Traffic through all RDMA adapters, and how full the fullest is; nothing without one."""
     if not h.adapters:
         return []
     ways = [(way, [v for adapter in h.adapters if (v := adapter[metric].value) is not None])
             for way, metric in (("↓", "rdma_rx_bytes_per_s"), ("↑", "rdma_tx_bytes_per_s"))]
-    text = " ".join(f"{way} {rate(sum(known)) if known else NA}" for way, known in ways)
+    text = " ".join(f"{way} {rate(sum(rates)) if rates else NA}" for way, rates in ways)
     fullest = [full for adapter in h.adapters if (full := adapter.load_ratio) is not None]
     several = len(h.adapters) > 1
     more = f"{', fullest' if several else ''} {ratio(max(fullest))}" if fullest else ""
     name = f" RDMA ×{len(h.adapters)} " if several else " RDMA "
-    return [[(name, DIM), (text, PLAIN if any(known for _, known in ways) else DIM), (more, DIM)]]
+    return [[(name, DIM), (text, PLAIN if any(rates for _, rates in ways) else DIM), (more, DIM)]]
 
 
 def host(sample: NodeSample | None, width: int) -> list[StyledText]:
@@ -197,7 +197,7 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
 
 
 class JobState(Struct, frozen=True):
-    """What is known of the training job."""
+    """State of the training job."""
 
     servers: tuple[Server, ...]
     servers_known: bool  # they were looked for
@@ -285,12 +285,12 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 
     if step_period.confidence < SURE or (step_s is not None and is_undersampled(step_s, step_period.interval_s)):
         return []
-    found: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
+    shown: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
     gpus, varying = len(step_period.gpus), step_period.varying_gpus
     part_of_gpus = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
     count = steps_per_period(step_period, step_s) if step_s is not None else None
     multiple = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
-    return [[*found, (text + "  ", DIM)] for text in (part_of_gpus + multiple, multiple, "")]
+    return [[*shown, (text + "  ", DIM)] for text in (part_of_gpus + multiple, multiple, "")]
 
 
 _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
@@ -315,7 +315,7 @@ def _progress(status: CaptureStatus, now_s: float, width: int) -> list[StyledTex
         if ways and status.overview_s:
             then = f"then {status.overview_s:g} s of overview"
             ways = (f"{status.why}, {then}", f"{short}, {then}", then)
-        left += _first_that_fits([[(f"({printable(why)}) ", DIM)] for why in ways], width - _cells([*left, *right]) - 1)
+        left += _first_that_fits([[(f"({printable(way)}) ", DIM)] for way in ways], width - _cells([*left, *right]) - 1)
     elif status.phase == "asking":
         right = [("x: do not wait ", ACCENT)]
     elif status.phase == "waiting":

@@ -41,8 +41,8 @@ def metric_name(metric: str, gpus: Iterable[GpuSample]) -> str:
         kinds = {g.activity()[0] for g in gpus if g.state == OK}
         name = GPU_METRICS["gpu_util"].label if kinds == {"gpu_util"} else GPU_METRICS["sm_active"].label
         return name + (f" ({COARSE_MARK} coarse)" if len(kinds) > 1 else "")
-    known = GPU_METRICS[metric]
-    return known.label + (" GB/s" if known.unit == BYTES_PER_S else "")
+    description = GPU_METRICS[metric]
+    return description.label + (" GB/s" if description.unit == BYTES_PER_S else "")
 
 
 def title(name: str, span_s: float, end_s: float | None, width: int) -> str:
@@ -63,9 +63,9 @@ def axis(window: Window, marks: Iterable[LoggedEvent], following: bool, cursor_s
     times of day.
     """
     cells: list[StyledText] = [(" ", DIM)] * window.columns
-    found = ((mark.kind, max(0, window.column(mark.begin_s)), min(window.columns - 1, window.column(mark.end_s)))
-             for mark in marks)
-    spans = sorted((span for span in found if span[1] <= span[2]), key=lambda span: _RANK[span[0]])
+    marked = ((mark.kind, max(0, window.column(mark.begin_s)), min(window.columns - 1, window.column(mark.end_s)))
+              for mark in marks)
+    spans = sorted((span for span in marked if span[1] <= span[2]), key=lambda span: _RANK[span[0]])
 
     def rule(kind: Kind, first: int, last: int) -> None:
         cells[first:last + 1] = [(SIGNS[kind][1], SIGNS[kind][2])] * (last + 1 - first)
@@ -105,7 +105,7 @@ def _ticks(window: Window, following: bool) -> list[tuple[int, str]]:
 
 
 def _duration(seconds: int) -> str:
-    """In the largest unit in which it is whole."""
+    """Duration in the largest unit in which it is whole."""
     for unit, size in (("h", 3600), ("m", 60)):
         if seconds % size == 0:
             return f"{seconds // size}{unit}"
@@ -121,10 +121,10 @@ def axis_notes(marks: Sequence[LoggedEvent], under: Slice | None) -> list[Styled
 
 def legend(marks: Iterable[LoggedEvent]) -> list[StyledText]:
     """The meaning of the letters that are on the axis."""
-    there = {mark.kind for mark in marks}
+    kinds = {mark.kind for mark in marks}
     out: list[StyledText] = []
     for kind in reversed(SIGNS):
-        if kind in there:
+        if kind in kinds:
             letter, _, style, name = SIGNS[kind]
             out += [(f" {letter}", style), (f" {name} ", DIM)]
     return out

@@ -53,14 +53,14 @@ def gpu_in_slice(history: History, gpu: GpuSample, begin_s: float, slice_s: floa
     mean_of_s = slice_s
     for metric in LANE_METRICS:
         lane = history.lane(gpu.info.uuid, metric, end_s=begin_s + slice_s, slice_s=slice_s, slices=1)
-        known = GPU_METRICS[metric]
+        about = GPU_METRICS[metric]
         if not lane.count[0]:
-            readings[metric] = Reading.missing(known.unit, UNMEASURED)
+            readings[metric] = Reading.missing(about.unit, UNMEASURED)
             continue
         mean_of_s = max(mean_of_s, lane.resolution_s)
-        readings[metric] = Reading(lane.mean[0], known.unit, SOURCE, coarse=metric == "gpu_util")
-        if isinstance(known.full_scale, str) and lane.full_scale is not None:
-            readings[known.full_scale] = Reading(lane.full_scale, GPU_METRICS[known.full_scale].unit, SOURCE)
+        readings[metric] = Reading(lane.mean[0], about.unit, SOURCE, coarse=metric == "gpu_util")
+        if isinstance(about.full_scale, str) and lane.full_scale is not None:
+            readings[about.full_scale] = Reading(lane.full_scale, GPU_METRICS[about.full_scale].unit, SOURCE)
     reasons = dict.fromkeys(m.text for m in marks if m.uuid == gpu.info.uuid and m.kind in ("thermal", "power"))
     xids = tuple(event for event in gpu.xids if begin_s <= event.time_s < begin_s + slice_s)
     return replace(gpu, readings=readings, processes=(), clock_event_reasons=tuple(reasons), state=OK, message="",
@@ -84,7 +84,7 @@ class TimeCursor:
         self.put(window, min(max(column + by, window.column(oldest_s)), window.column(newest_s)))
 
     def keep_on_screen(self, window: Window, newest_s: float) -> float | None:
-        """Where the picture is to end so that the cursor is in it, ``newest_s`` for one that follows now.
+        """End of the picture for which the cursor is in it, ``newest_s`` for one that follows now.
 
         None: it may end where it does. A recording that went back to before the cursor takes it away.
         """

@@ -7,7 +7,7 @@ from gputop.tui.screens.dialogs import Ask
 
 
 def ask_attach() -> Ask:
-    """Where the profiler server is."""
+    """Ask where the profiler server is."""
     def problem(address: str) -> str | None:
         from gputop.profiler.workers import addresses
 

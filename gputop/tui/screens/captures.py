@@ -206,17 +206,17 @@ class CapturesScreen(ModalScreen[None]):
     def update_view(self) -> None:
         """List what there is by now, where that has changed; the same capture stays selected."""
         session = self._session
-        own = (session.taken, session.captures, session.last_capture)
-        if own == self._own or not self.is_attached:
+        shown = (session.captures_this_run, session.captures, session.last_capture)
+        if shown == self._own or not self.is_attached:
             return
-        self._own = own
+        self._own = shown
         chosen = self._list.selected
-        found = dict(self._saved)
-        for one in map(listed, (*session.taken, *session.captures)):
-            saved = found.get(_place(one))
+        by_place = dict(self._saved)
+        for one in map(listed, (*session.captures_this_run, *session.captures)):
+            saved = by_place.get(_place(one))
             if one.record.analysis is not None or saved is None:
-                found[_place(one)] = one if saved is None else replace(one, name=saved.name)
-        self._list.captures = sorted((one for one in found.values() if one.contains(self._pattern)),
+                by_place[_place(one)] = one if saved is None else replace(one, name=saved.name)
+        self._list.captures = sorted((one for one in by_place.values() if one.contains(self._pattern)),
                                      key=lambda one: -one.record.time_s)
         places = [_place(one) for one in self._list.captures]
         if chosen is not None and _place(chosen) in places:

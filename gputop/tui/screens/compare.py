@@ -22,6 +22,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
+from gputop.session.captures import analyze_saved
 from gputop.session.session import Session
 from gputop.text.units import fit, printable, seconds, size
 from gputop.tui.keys import key
@@ -139,7 +140,7 @@ class Changes(VerticalScroll, can_focus=True, inherit_bindings=False):
 
 
 class CaptureAgain(ModalScreen[Name | None]):
-    """Which job runs now, whose further capture is to be taken; dismissed with its side, or None."""
+    """Question which job runs now, whose further capture is to be taken; dismissed with its side, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("a,A", "answer('a')", "A's job", "the job runs as it was before the change: capture it again"),
@@ -274,15 +275,15 @@ class CompareScreen(ModalScreen[None]):
 
     async def _capture_again(self, side: Name | None) -> None:
         if side is not None:
-            self._awaited = side, next(reversed(self._session.taken), None)
+            self._awaited = side, next(reversed(self._session.captures_this_run), None)
             await self.app.run_action("capture")
 
     def update_view(self) -> None:
-        """With each sample: a capture that was asked for here may have ended."""
+        """Update with each sample: a capture that was asked for here may have ended."""
         if self._awaited is None:
             return
         side, before = self._awaited
-        last, status = next(reversed(self._session.taken), None), self._session.status
+        last, status = next(reversed(self._session.captures_this_run), None), self._session.status
         if last is not None and last.problem is None and (before is None or last.path != before.path):
             self._awaited = None
             self._again[side] += (last,)
@@ -314,8 +315,6 @@ class CompareScreen(ModalScreen[None]):
 
     @work(thread=True)
     def _read(self, record: CaptureRecord) -> None:
-        from gputop.session.captures import analyze_saved
-
         if record.path.exists():
             read = analyze_saved(record, self._stop)
         else:
@@ -344,9 +343,9 @@ class CompareScreen(ModalScreen[None]):
             self._show_progress()
             return
         tight = self.app.size.width < REPORT_WIDTH + 8  # the class is set by the first resize, which may be later
-        why = {name: self._unread[record.path].message for name, record in zip("AB", records[:2], strict=True)
-               if record.path in self._unread}
-        self._work(records, len(self._again["a"]), why, 80 if tight else REPORT_WIDTH)
+        reasons = {name: self._unread[record.path].message for name, record in zip("AB", records[:2], strict=True)
+                   if record.path in self._unread}
+        self._work(records, len(self._again["a"]), reasons, 80 if tight else REPORT_WIDTH)
 
     @work(thread=True, exclusive=True, group="compare")
     def _work(self, records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int) -> None:
@@ -381,7 +380,7 @@ class CompareScreen(ModalScreen[None]):
             self.notify("There is no comparison to export yet.")
 
     def _show_progress(self) -> None:
-        """Which traces are being read; and where a capture that was asked for here stands."""
+        """Show which traces are being read, and where a capture that was asked for here stands."""
         status = self._session.status
         capturing = self._awaited is not None and status is not None and status.running
         frame = self.query_one(DialogFrame)
@@ -407,7 +406,7 @@ def _size(path: Path) -> str:
 
 
 def side_of(record: CaptureRecord) -> Side:
-    """What is compared of a capture: what its trace told, or its analysis alone where the trace could not be read."""
+    """Side of a comparison: what a capture's trace says, or its analysis alone where the trace could not be read."""
     from gputop.comparison.sides import Side, side_of_trace
 
     if record.compared is not None and record.analysis is not None:
@@ -448,8 +447,8 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
     except GputopError as error:
         lines = [Line(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
         return Shown(lines, lines)
-    for name, why in reversed(unread.items()):
-        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {why}."))
+    for name, reason in reversed(unread.items()):
+        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {reason}."))
     folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
                           for every in (False, True))
     rows = [(row.group, row.id, row.gpu, row.unit, row.a, row.b, row.change, row.low, row.high, row.verdict, row.reason)
@@ -470,7 +469,7 @@ def mark_last(session: Session) -> str:
 
 
 def why_not(session: Session) -> str | None:
-    """Why there is nothing to compare, and what to do; None where there is."""
+    """Reason why there is nothing to compare, and what to do; None where there is."""
     if len(session.captures) >= 2:
         return None
     if not session.captures:

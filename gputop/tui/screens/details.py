@@ -55,8 +55,8 @@ class _Sheet:
 
     def line(self, label: str, value: str, more: str = "", style: Style = PLAIN) -> None:
         """A label that is too long for its column gets a line of its own."""
-        own = len(label) > self._label - 2
-        self.out.append(f"{label}\n{'':{self._label}}" if own else f"{label:<{self._label}}", DIM)
+        needs_line = len(label) > self._label - 2
+        self.out.append(f"{label}\n{'':{self._label}}" if needs_line else f"{label:<{self._label}}", DIM)
         self.out.append(f"{value:<{self._value}}" if more else value, DIM if value == NA else style)
         self.out.append(f"  {more}\n" if more else "\n", DIM)
 
@@ -104,8 +104,8 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
 
     def line(field: str, label: str, value: str | None, more: str = "") -> None:
         """``value`` None: it is not known."""
-        why = p.reasons.get(field) or p.reason or "not sampled"
-        sheet.line(label, NA if value is None else value, printable(why if value is None else more))
+        reason = p.reasons.get(field) or p.reason or "not sampled"
+        sheet.line(label, NA if value is None else value, printable(reason if value is None else more))
 
     if gone:
         out.append("It holds no GPU now, or has ended: this is its last sample.\n", WARN)
@@ -218,7 +218,7 @@ def _adapter_lines(sheet: _Sheet, adapter: AdapterSample, past: Sequence[HostHis
         share = f"{ratio(r.value / link)} of the link, " if (
             metric.full_scale is not None and r.value is not None and link) else ""
         sheet.figure(metric.label, r, share + metric.help)
-    traffic = [max(own) / link for point in past if link and (own := point.rdma_bytes_per_s.get(adapter.name))]
+    traffic = [max(rates) / link for point in past if link and (rates := point.rdma_bytes_per_s.get(adapter.name))]
     if traffic:
         columns = min(len(traffic), max(8, sheet.width - 24))
         sheet.out.append(f"{'the fuller way':<22}" if sheet.width >= _WIDE_FROM_COLUMNS else "  ", DIM)
@@ -231,13 +231,13 @@ def _adapter_lines(sheet: _Sheet, adapter: AdapterSample, past: Sequence[HostHis
 
 def _groups(sample: NodeSample) -> list[tuple[CgroupSample, str]]:
     """The control groups of gputop and of the GPU processes, each once, with the names of their members."""
-    found: dict[str, tuple[CgroupSample, list[str]]] = {}
-    own = sample.host.cgroup
-    for group, who in [(own, "gputop"), *((p.cgroup, str(p.pid)) for p in sample.processes)]:
+    by_name: dict[str, tuple[CgroupSample, list[str]]] = {}
+    own_group = sample.host.cgroup
+    for group, who in [(own_group, "gputop"), *((p.cgroup, str(p.pid)) for p in sample.processes)]:
         if group is not None:
-            found.setdefault(group.name, (group, []))[1].append(who)
+            by_name.setdefault(group.name, (group, []))[1].append(who)
     out = []
-    for group, members in found.values():
+    for group, members in by_name.values():
         pids = [who for who in members if who != "gputop"]
         of = ["gputop"] if "gputop" in members else []
         of += [f"PID {', '.join(pids[:4])}{' …' if len(pids) > 4 else ''}"] if pids else []
@@ -251,7 +251,7 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
     of = f" of {limit.value:g}" if limit.value is not None else ""
     text = NA if used.value is None else f"{used.value:.1f}{of} cores"
     more = [limit.reason] if limit.reason and limit.reason != used.reason else []
-    sheet.line("CPU", text, ", ".join(printable(why) for why in (*more, used.reason) if why))
+    sheet.line("CPU", text, ", ".join(printable(reason) for reason in (*more, used.reason) if reason))
     if held.value is not None:
         sheet.line("CPU throttled", ratio(held.value),
                    "of the time: the quota was used up and all threads waited",
@@ -259,8 +259,8 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
     limit, used, kills = group["memory_limit_bytes"], group["memory_used_bytes"], group["oom_kills"]
     of = (f" of {reading(limit, spelled=True)}, {ratio(used.value / limit.value)}"
           if used.value is not None and limit.value else "")
-    why = used.reason or limit.reason or "without page cache that can be freed at once"
-    sheet.line("memory", reading(used, spelled=True) + of, printable(why),
+    reason = used.reason or limit.reason or "without page cache that can be freed at once"
+    sheet.line("memory", reading(used, spelled=True) + of, printable(reason),
                WARN if of and near_memory_limit(group) else PLAIN)
     if kills.value:
         sheet.line("OOM kills", f"{kills.value:.0f}", "processes that the kernel killed at the memory limit", BAD)
@@ -282,12 +282,12 @@ def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
 
 
 def _used(r: Reading, least: float) -> float:
-    """For sorting: 0.0 for what would be shown as none."""
+    """Key for sorting: 0.0 for what would be shown as none."""
     return r.value if r.value is not None and r.value >= least else 0.0
 
 
 def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
-    """Those of the whole node that use most: a job without a GPU can hold up those with one."""
+    """Add the processes of the whole node that use most: a job without a GPU can hold up those with one."""
     host = sample.host
     holders = {p.local_pid or p.pid: devices(p) for p in sample.processes}
     for title, more, key in (
@@ -300,8 +300,8 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
             _row(sheet, p, holders.get(p.pid, ""))
         if not shown:
             reasons = {p.cpu_cores.reason for p in host.top_processes if p.cpu_cores.reason}
-            why = host.top_reason or (", ".join(sorted(reasons)) if reasons else "no process used the CPU")
-            sheet.out.append(f"  {NA if host.top_reason or reasons else 'none'}: {printable(why)}\n", DIM)
+            reason = host.top_reason or (", ".join(sorted(reasons)) if reasons else "no process used the CPU")
+            sheet.out.append(f"  {NA if host.top_reason or reasons else 'none'}: {printable(reason)}\n", DIM)
 
 
 def job_text(session: Session) -> Text:
@@ -324,25 +324,25 @@ def job_text(session: Session) -> Text:
         out.append("\nStep period\n", BOLD)
         step_s = None if session.last_capture is None else session.last_capture.step_s
         if session.sample is not None and not session.sample.gpus:
-            known = "" if step_s is None else f" By the last capture a step takes {seconds(step_s)}."
-            out.append(f"unknown: gputop estimates it from the load of GPUs, and there are none here.{known}\n")
+            by_capture = "" if step_s is None else f" By the last capture a step takes {seconds(step_s)}."
+            out.append(f"unknown: gputop estimates it from the load of GPUs, and there are none here.{by_capture}\n")
         else:
             out.append(printable(_period(session.step_period, step_s)) + "\n")
     return out
 
 
-def _period(found: StepPeriodEstimate, step_s: float | None) -> str:
+def _period(estimate: StepPeriodEstimate, step_s: float | None) -> str:
     """The step period by the load alone, or why there is none. ``step_s``: the step time of the capture."""
     from gputop.telemetry.step_period import is_undersampled, max_interval_for
 
-    if found.period_s is None:
-        text = f"not visible in the GPUs' load: {found.reason or 'not found'}"
+    if estimate.period_s is None:
+        text = f"not visible in the GPUs' load: {estimate.reason or 'not found'}"
     else:
-        text = f"{seconds(found.period_s)}, estimated from the GPUs' load, confidence {found.confidence:.1f}"
-    if step_s is None or found.interval_s is None or not is_undersampled(step_s, found.interval_s):
+        text = f"{seconds(estimate.period_s)}, estimated from the GPUs' load, confidence {estimate.confidence:.1f}"
+    if step_s is None or estimate.interval_s is None or not is_undersampled(step_s, estimate.interval_s):
         return text
     interval_s = max_interval_for(step_s)
-    text += f". The steps of the capture are too short to be seen by samples every {found.interval_s:.2g} s"
+    text += f". The steps of the capture are too short to be seen by samples every {estimate.interval_s:.2g} s"
     return text + ("" if interval_s is None else f": press +, or start with --interval {interval_s:g}")
 
 

@@ -91,7 +91,7 @@ class Popup(ModalScreen[None]):
         self.query_one("#popup").scroll_relative(y=by, animate=False, immediate=True)
 
     def copied(self) -> tuple[str, str]:
-        """What the key y copies, and its name; empty where there is nothing to copy."""
+        """Text that the key y copies, and its name; empty where there is nothing to copy."""
         return "\n".join(part.text for part in self._content if isinstance(part, Code)), "The code"
 
     def action_copy(self) -> None:

@@ -18,7 +18,7 @@ from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Below, Code, Part, Popup
 
 _MAX_LABEL_COLUMNS = 46
-_ON_STACKS = ("collective_hang", "spinning", "idle_gpu")  # where they tell more
+_ON_STACKS = ("collective_hang", "spinning", "idle_gpu", "slow_rank")  # where they tell more
 
 
 class FindingPopup(Popup):

@@ -42,9 +42,9 @@ def help_box(screen: Screen[Any], more: str) -> Popup:
     groups = list(key_groups(screen))
 
     def text(width: int) -> Text:
-        own = (width - _GUTTER) // 2 if width >= _TWO_COLUMNS_FROM else width
-        blocks = [_block(title if len(groups) > 1 else "", lines, own) for title, lines in groups]
-        out = Text("\n").join(_side_by_side(blocks, own) if own < width else [line for b in blocks for line in b])
+        half = (width - _GUTTER) // 2 if width >= _TWO_COLUMNS_FROM else width
+        blocks = [_block(title if len(groups) > 1 else "", lines, half) for title, lines in groups]
+        out = Text("\n").join(_side_by_side(blocks, half) if half < width else [line for b in blocks for line in b])
         if more:
             out.append("\n\n" + more, DIM)
         return out

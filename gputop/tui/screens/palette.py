@@ -5,11 +5,11 @@ from __future__ import annotations
 from textual.command import DiscoveryHit, Hit, Hits
 from textual.system_commands import SystemCommandsProvider
 
-_SENTENCE_SCORE = 0.1  # of a word in the sentence, below any match of the title
+_SENTENCE_SCORE = 0.1  # score of a word in the sentence, below any match of the title
 
 
 class Commands(SystemCommandsProvider):
-    """As Textual's own, which sorts by the alphabet and searches titles alone."""
+    """Commands in their own order; Textual's sorts by the alphabet and searches titles alone."""
 
     async def discover(self) -> Hits:
         for title, sentence, run, discover in self.app.get_system_commands(self.screen):

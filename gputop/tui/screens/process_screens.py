@@ -61,7 +61,7 @@ class SignalList(DrawnLines, can_focus=True):
         return SIGNALS[self.index][0]
 
     def signal_at(self, line: int) -> int | None:
-        return next((i for i, at in self._at.items() if at == line), None)
+        return next((i for i, signal_line in self._at.items() if signal_line == line), None)
 
     def _head(self, width: int) -> list[str]:
         p = self.process
@@ -69,7 +69,7 @@ class SignalList(DrawnLines, can_focus=True):
         return wrap(f"{p.pid}  {printable(p.user or '?')}  {command}", width, 2)
 
     def _explanation(self, width: int) -> list[str]:
-        """What the selected signal does, or the question, in as many lines as the longest of these texts needs."""
+        """Explanation of the selected signal, or the question, in as many lines as the longest of these texts needs."""
         texts = [wrap(what, width, 3) for _, what in SIGNALS]
         lines = texts[self.index]
         if self.asked:
@@ -167,8 +167,8 @@ class SignalScreen(ModalScreen[Signals | None]):
     def on_click(self, event: events.Click) -> None:
         """A click on a signal selects it, on the selected one it asks; only the key sends it."""
         signals = self.query_one(SignalList)
-        at = event.get_content_offset(signals)
-        chosen = signals.signal_at(at.y) if at is not None else None
+        offset = event.get_content_offset(signals)
+        chosen = signals.signal_at(offset.y) if offset is not None else None
         if chosen is None or signals.asked:
             return
         if chosen == signals.index:

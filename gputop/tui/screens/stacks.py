@@ -1,4 +1,4 @@
-"""Where the ranks of this node stand: their stacks, those that stand alike together."""
+"""Stacks of the ranks of this node, those that stand alike together."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NAME_AN_ADDRESS = 0  # in place of a PID
 
 
 class StartServer(ModalScreen[int | None]):
-    """Which process is to get a server; dismissed with its PID here, :data:`NAME_AN_ADDRESS`, or None."""
+    """Question which process is to get a server; dismissed with its PID here, :data:`NAME_AN_ADDRESS`, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the process above"),
@@ -85,9 +85,9 @@ class StartServer(ModalScreen[int | None]):
 
     def update_view(self) -> None:
         """Called with every sample: a job that was just starting may have its own server now."""
-        if why := self._obsolete():
+        if reason := self._obsolete():
             self.dismiss(None)
-            self.app.notify(printable(why))
+            self.app.notify(printable(reason))
 
     def action_move(self, by: int) -> None:
         self._index = min(len(self._choices) - 1, max(0, self._index + by))

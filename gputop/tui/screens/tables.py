@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gputop.analysis.gpu.rank_times import least_median_most
+from gputop.analysis.results import Analysis, TraceSummary
 from gputop.diagnosis.per_step import (
     collectives_per_step,
     copies_per_step,
@@ -30,7 +31,7 @@ from gputop.trace.kernel_names import short_kernel
 if TYPE_CHECKING:
     from gputop.analysis.results import Analysis
 
-_HOT = 0.1  # of the training loop's time: a line of Python is unfolded at first
+_HOT = 0.1  # share of the training loop's time: a line of Python is unfolded at first
 _MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
 
 _CALL = "StatefulPartitionedCall/"  # TensorFlow puts it before each op of a function
@@ -113,7 +114,8 @@ def cell_lines(column: Column, value: Value, width: int, most: int = 1) -> list[
 
 
 def sentence_lines(table: Table, rows: Sequence[Sequence[Value]], shown: Mapping[int, int], room: int) -> int:
-    """How many lines a sentence may have so that all rows fit in ``room`` lines; two where they do not fit anyway."""
+    """Number of lines that a sentence may have so that all rows fit in ``room`` lines; two where they do not fit
+    anyway."""
     if len(rows) > room:
         return _SENTENCE_LINES
     for most in range(_MOST_SENTENCE_LINES, 1, -1):
@@ -133,26 +135,24 @@ def arranged(table: Table, pattern: str, by: int | None, reverse: bool) -> list[
             if not wanted or any(wanted in v.casefold() for v in r if isinstance(v, str))]
     if by is None:
         return rows[::-1] if reverse else rows
-    known = [r for r in rows if r[by] is not None]
+    with_value = [r for r in rows if r[by] is not None]
     down = table.columns[by].show is not None
-    known.sort(key=lambda r: r[by], reverse=down != reverse)  # type: ignore[arg-type,return-value]
-    return known + [r for r in rows if r[by] is None]
+    with_value.sort(key=lambda r: r[by], reverse=down != reverse)  # type: ignore[arg-type,return-value]
+    return with_value + [r for r in rows if r[by] is None]
 
 
 def tables(analysis: Analysis | None) -> tuple[Table, ...]:
     """All tables of an analysis, in the order of their tabs; empty ones where it is None."""
-    found = analysis if analysis is not None else _nothing()
-    made = (_kernels(found, by_op=False), _kernels(found, by_op=True), _collectives(found), _memory(found),
-            _copies(found), _host_ops(found), _functions(found), _input(found), _layers(found), _limit(found),
-            _ranks(found), _critical_path(found), _wall_time(found))
+    shown = analysis if analysis is not None else _nothing()
+    made = (_kernels(shown, by_op=False), _kernels(shown, by_op=True), _collectives(shown), _memory(shown),
+            _copies(shown), _host_ops(shown), _functions(shown), _input(shown), _layers(shown), _limit(shown),
+            _ranks(shown), _critical_path(shown), _wall_time(shown))
     if analysis is not None:  # the last tab stands where stacks were to be sampled: all fit 80 columns without
-        return (*made, _python(found)) if found.stacks is not None else made
+        return (*made, _python(shown)) if shown.stacks is not None else made
     return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t shows why.") for t in made)
 
 
 def _nothing() -> Analysis:
-    from gputop.analysis.results import Analysis, TraceSummary
-
     return Analysis(trace=TraceSummary())
 
 
@@ -165,8 +165,8 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _kernels(found: Analysis, by_op: bool) -> Table:
-    kernels = found.kernels
+def _kernels(analysis: Analysis, by_op: bool) -> Table:
+    kernels = analysis.kernels
     columns = (Column("share", _share), Column("time", seconds), Column("count", count), Column("mean", seconds),
                Column("type", spare=True), Column("tensor", _share, spare=True), Column("GPUs", spare=True),
                Column("occup.", _share, spare=True), Column("TF op" if by_op else "kernel", wide=True))
@@ -175,10 +175,10 @@ def _kernels(found: Analysis, by_op: bool) -> Table:
         return Table(name, columns, (),
                      "No kernels: no GPU worked in the window, or the trace was taken without GPU events.")
     table = kernels.by_op if by_op else kernels.by_name
-    of_step, by = kernels_per_step(found, table or ())
-    rows = tuple((own.share, own.time_s, own.count, own.time_s / own.count, _type(r.types), r.tensor_core,
+    of_step, by = kernels_per_step(analysis, table or ())
+    rows = tuple((k.share, k.time_s, k.count, k.time_s / k.count, _type(r.types), r.tensor_core,
                   ranges(r.by_gpu), r.occupancy, r.name.removeprefix("void ") or f"and {r.names} more")
-                 for own in of_step for r in (own.row,))
+                 for k in of_step for r in (k.row,))
     empty = ("No kernel ran in the window." if table is not None else
              "The kernels in this trace name no op, so the op of each is unknown.")
     each = ", of a GPU that runs it" if by.gpus > 1 else ""
@@ -193,18 +193,18 @@ def _type(types: Mapping[str, float]) -> str | None:
     return None if name in (None, "unknown") else name
 
 
-def _collectives(found: Analysis) -> Table:
+def _collectives(analysis: Analysis) -> Table:
     columns = (Column("operation"), Column("count", count), Column("time", seconds), Column("transfer", seconds),
                Column("waiting", _share), Column("bytes", bytes_, spare=True),
                Column("exposed", seconds, spare=True), Column("remark", wide=True))
-    empty = ("The trace has one GPU: there is no other to exchange data with." if len(found.gpus) == 1 else
+    empty = ("The trace has one GPU: there is no other to exchange data with." if len(analysis.gpus) == 1 else
              "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
-    collectives = found.collectives
+    collectives = analysis.collectives
     if collectives is None:
         return Table("Collectives", columns, (), empty)
-    of_step, by = collectives_per_step(found)
-    rows = tuple((own.op.operation, own.count, own.time_s, own.transfer_s, own.op.waiting, own.bytes, own.exposed_s,
-                  own.op.reason or "") for own in of_step)
+    of_step, by = collectives_per_step(analysis)
+    rows = tuple((row.op.operation, row.count, row.time_s, row.transfer_s, row.op.waiting, row.bytes, row.exposed_s,
+                  row.op.reason or "") for row in of_step)
     note = f"Times, counts and bytes {by.text()}." if rows else ""
     last = collectives.last_to_arrive or {}
     if any(last.values()):
@@ -215,11 +215,11 @@ def _collectives(found: Analysis) -> Table:
     return Table("Collectives", columns, rows, empty, note.lstrip())
 
 
-def _memory(found: Analysis) -> Table:
+def _memory(analysis: Analysis) -> Table:
     columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", _share, spare=True),
                Column("of capacity", _share), Column("allocations", _count, spare=True), Column("held by", wide=True))
     rows: list[tuple[Value, ...]] = []
-    for use in found.memory:
+    for use in analysis.memory:
         peak, room, highest = use.peak_in_window_bytes, use.capacity_bytes, use.peak_bytes
         parts: list[tuple[int, int | None, str]] = []
         if highest != peak:
@@ -232,17 +232,17 @@ def _memory(found: Analysis) -> Table:
                           "Allocated before the capture (variables, optimizer state), or by no named op."))
         rows += [(use.allocator, size, size / peak if peak else None, size / room if room else None, count, what)
                  for size, count, what in parts]
-    held = any(use.holders for use in found.memory)
+    held = any(use.holders for use in analysis.memory)
     note = "" if held or not rows else "The trace does not show what held the memory at the peak."
     return Table("Memory", columns, tuple(rows),
                  "No allocator in the trace: TensorFlow writes them with its host events.", note)
 
 
-def _copies(found: Analysis) -> Table:
+def _copies(analysis: Analysis) -> Table:
     columns = (Column("GPU"), Column("way"), Column("memory"), Column("count", count), Column("bytes", bytes_),
                Column("time", seconds), Column("rate", rate), Column("TF op", wide=True))
     rows: list[tuple[Value, ...]] = []
-    of_gpus, of_ops, by = copies_per_step(found)
+    of_gpus, of_ops, by = copies_per_step(analysis)
     rows += [(f"{r.gpu:>2}", r.direction, _other_end(r.source, r.target), r.count, r.bytes, r.time_s, r.bytes_per_s, "")
              for r in of_gpus]
     rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s, r.bytes_per_s, r.op)
@@ -258,21 +258,22 @@ def _other_end(source: str, target: str) -> str:
     return " → ".join(ends) or "device"
 
 
-def _host_ops(found: Analysis) -> Table:
-    ops, by = found.ops, per_step(found)
-    has_gpus = bool(found.gpus) or (ops is not None and any(r.device_s for r in ops.types))
+def _host_ops(analysis: Analysis) -> Table:
+    ops, by = analysis.ops, per_step(analysis)
+    has_gpus = bool(analysis.gpus) or (ops is not None and any(r.device_s for r in ops.types))
     on_gpus = (Column("GPU time", seconds),) if has_gpus else ()
     columns = (Column("type"), Column("on"), Column("count", count), Column("host time", seconds),
                *on_gpus, Column("longest", wide=True))
     rows: list[tuple[Value, ...]] = []
     if ops is not None:
-        if ops.basis == "steps" and found.steps is not None:
-            by = by._replace(steps=max(1, found.steps.count), unit=found.steps.unit)
+        if ops.basis == "steps" and analysis.steps is not None:
+            by = by._replace(steps=max(1, analysis.steps.count), unit=analysis.steps.unit)
         else:
             by = by._replace(steps=1.0, unit="window")
         # An op whose events on the host were not traced is known by its work on the GPU alone.
         rows += [(r.type, r.placement, r.count / by.steps or None, r.host_s / by.steps if r.count else None,
-                  *((r.device_s / by.both,) if on_gpus else ()), r.example.removeprefix(_CALL)) for r in ops.types]
+                  *((r.device_s / by.steps_times_gpus,) if on_gpus else ()),
+                  r.example.removeprefix(_CALL)) for r in ops.types]
         rows += [(r.name, "eager", r.count / by.steps, r.seconds / by.steps, *((None,) if on_gpus else ()),
                   "run one by one from Python") for r in ops.eager]
     note = f"Times and counts {by.text(by_gpu=False)}{', GPU time: mean of the GPUs' if by.gpus > 1 else ''}."
@@ -281,19 +282,19 @@ def _host_ops(found: Analysis) -> Table:
                  note if rows else "")
 
 
-def _functions(found: Analysis) -> Table:
+def _functions(analysis: Analysis) -> Table:
     columns = (Column("calls", count), Column("time", seconds), Column("tracings", _count),
                Column("retracings", _count), Column("tracing", seconds, spare=True), Column("XLA"),
                Column("XLA run", seconds, spare=True), Column("modes", spare=True), Column("tf.function", wide=True))
     empty = "No calls of a tf.function in the window: an eager loop, or another framework."
-    functions = found.functions
+    functions = analysis.functions
     if functions is None:
         return Table("Functions", columns, (), empty)
-    of_step, by = functions_per_step(found)
-    rows = tuple((own.calls, own.time_s, r.tracings, r.retracings, r.tracing_s,
-                  None if r.xla is None else "yes" if r.xla else "no", own.xla_s,
+    of_step, by = functions_per_step(analysis)
+    rows = tuple((function.calls, function.time_s, r.tracings, r.retracings, r.tracing_s,
+                  None if r.xla is None else "yes" if r.xla else "no", function.xla_s,
                   ", ".join(f"{mode} {n}" for mode, n in r.modes.items()), r.name)
-                 for own in of_step for r in (own.use,))
+                 for function in of_step for r in (function.use,))
     compiled = functions.xla_compilations
     note = f"Calls and times {by.text(by_gpu=False)}, tracings in the window." if rows else ""
     times = "once" if compiled == 1 else f"{compiled} times"
@@ -306,15 +307,15 @@ def _stage(path: str) -> str:
     return " < ".join(reversed(path.split("::")))
 
 
-def _input(found: Analysis) -> Table:
+def _input(analysis: Analysis) -> Table:
     columns = (Column("per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
                Column("calls", count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", _share), Column("stage", wide=True))
     empty = "No tf.data stages in the window: the job does not use tf.data, or all batches were ready before."
-    waits = found.input
+    waits = analysis.input
     if waits is None:
         return Table("Input", columns, (), empty)
-    by = per_step(found)
+    by = per_step(analysis)
     rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, over(s.function_s, by.steps), s.calls / by.steps, s.workers,
                   s.parallelism, s.buffer_empty, _stage(s.path)) for p in waits.pipelines for s in p.stages)
     note = f"A step waits {seconds(waits.wait_s_per_step)} for its batch, {percent(waits.wait_ratio)} of it."
@@ -324,13 +325,13 @@ def _input(found: Analysis) -> Table:
     return Table("Input", columns, rows, empty, note)
 
 
-def _layers(found: Analysis) -> Table:
-    table = found.layers or found.cpu_layers
+def _layers(source: Analysis) -> Table:
+    table = source.layers or source.cpu_layers
     on_cpu = table is not None and not table.gpus
     columns = (Column("share", _share), Column("CPU time" if on_cpu else "GPU time", seconds), Column("idle", seconds),
                Column("ops" if on_cpu else "kernels", count), Column("FLOPs", _flops, spare=True),
                Column("FLOP/s", _flops, spare=True), Column("bytes", bytes_, spare=True), Column("layer", wide=True))
-    empty = ("The kernels in this trace name no op, so the layer of each is unknown." if found.gpus else
+    empty = ("The kernels in this trace name no op, so the layer of each is unknown." if source.gpus else
              "Neither kernels nor ops in this trace: where the time goes is unknown.")
     if table is None:
         return Table("Layers", columns, (), empty)
@@ -344,29 +345,29 @@ def _layers(found: Analysis) -> Table:
     return Table("Layers", columns, rows, "Nothing ran in the steps.", note, table.parents)
 
 
-def _ranks(found: Analysis) -> Table:
+def _ranks(analysis: Analysis) -> Table:
     """The ranks with least, median and most load or waiting first, then all of them by their numbers."""
-    extremes = least_median_most(found.ranks)
+    extremes = least_median_most(analysis.ranks)
     columns = (Column(f"by {extremes.by}"), Column("rank"), Column("load", seconds), Column("transfer", seconds),
                Column("waiting", seconds), Column("other", seconds), Column("steps with most load", _count, spare=True),
                Column("host", wide=True))
-    if found.steps is None:
+    if analysis.steps is None:
         return Table("Ranks", columns, (), "No steps found in the trace: ranks are compared by step.")
-    if len(found.ranks) < 2:
+    if len(analysis.ranks) < 2:
         return Table("Ranks", columns, (), "One GPU computes in the trace: there is no other rank to compare it with.")
     words = {rank: word for word, rank in extremes.ranks}
-    ordered = [rank for _, rank in extremes.ranks] + [rank for rank in found.ranks if rank not in words]
+    ordered = [rank for _, rank in extremes.ranks] + [rank for rank in analysis.ranks if rank not in words]
     rows = tuple((words.get(r, ""), f"GPU {r.gpu}", r.load_s, r.communication_s, r.waiting_s, r.other_s,
                   float(r.most_steps), r.host) for r in ordered)
-    unit = found.steps.unit
-    note = (f"Per {unit}, mean of {found.steps.count}. load: kernels and copies; transfer, waiting: collective time "
+    unit = analysis.steps.unit
+    note = (f"Per {unit}, mean of {analysis.steps.count}. load: kernels and copies; transfer, waiting: collective time "
             "that no load hides.")
     return Table("Ranks", columns, rows, "", note)
 
 
-def _limit(found: Analysis) -> Table:
+def _limit(analysis: Analysis) -> Table:
     columns = (Column("share", _share), Column("time", seconds), Column("part"), Column("what it is", wide=True))
-    limits = found.limits
+    limits = analysis.limits
     if limits is None:
         return Table("Limit", columns, (), "No steps found, or no GPU in the trace: there is no step to compare with "
                                            "the GPU's limit.")
@@ -378,11 +379,11 @@ def _limit(found: Analysis) -> Table:
     return Table("Limit", columns, rows, "", note, picture=tuple(picture(limits)))
 
 
-def _critical_path(found: Analysis) -> Table:
+def _critical_path(analysis: Analysis) -> Table:
     columns = (Column("kind"), Column("on path", seconds), Column("share", _share), Column("beside", seconds),
                Column("slack", _slack), Column("where", spare=True), Column("count", _count, spare=True),
                Column("what", wide=True))
-    path = found.critical_path
+    path = analysis.critical_path
     if path is None or not path.kinds:
         reason = path.reason if path is not None else "No steps found, or no GPU in the trace."
         return Table("Path", columns, (), printable(reason))
@@ -401,16 +402,16 @@ def _critical_path(found: Analysis) -> Table:
 _ANY = float("inf")  # a slack: nothing that ran until the end of the next step waited for it
 
 
-def _python(found: Analysis) -> Table:
+def _python(analysis: Analysis) -> Table:
     """The stacks of the training loop as a tree, which is a flame graph that unfolds."""
-    stacks = found.stacks
+    stacks = analysis.stacks
     columns = (Column("share", _share), Column("time", seconds), Column("in gaps", seconds), Column("line", wide=True))
     if stacks is None or not stacks.flame:
-        why = stacks.reason if stacks is not None and stacks.reason else "none fell into the trace."
-        return Table("Python", columns, (), f"No Python stacks were sampled: {why}")
+        reason = stacks.reason if stacks is not None and stacks.reason else "none fell into the trace."
+        return Table("Python", columns, (), f"No Python stacks were sampled: {reason}")
     whole = sum(node.time_s for node in stacks.flame if node.parent is None)
     rows = tuple((node.time_s / whole, node.time_s, node.gap_s, node.line) for node in stacks.flame)
-    period_s = found.steps.mean_s if found.steps is not None else found.trace.window_s
+    period_s = analysis.steps.mean_s if analysis.steps is not None else analysis.trace.window_s
     ran = "; ".join(line_words(gaps.lines[0], stacks.basis) for gaps in worth_showing(stacks, period_s) if gaps.lines)
     by_whom = BY_TRACER * stacks.traced
     return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}{by_whom}. In gaps: "
@@ -418,17 +419,17 @@ def _python(found: Analysis) -> Table:
                  opened=tuple(i for i, node in enumerate(stacks.flame) if node.time_s >= _HOT * whole))
 
 
-def _wall_time(found: Analysis) -> Table:
+def _wall_time(analysis: Analysis) -> Table:
     columns = (Column("share", _share), Column("time", seconds), Column("part"), Column("longest", seconds, spare=True),
                Column("how often", spare=True), Column("what the host did", wide=True))
-    wall = found.wall_time
+    wall = analysis.wall_time
     if wall is None:
         return Table("Time", columns, (), "The trace does not show when it was recorded.")
     rows = tuple((row.share, row.time_s, row.name, row.longest_s or None, row.often, row.what or row.meaning)
                  for row in wall_rows(wall))
     note = wall_title(wall)
     note += f", mean of {len(wall.ranks)} ranks." if wall.ranks else "."
-    if wall.per_step_s is not None and found.steps is not None and wall.pauses_show(found.steps.mean_s):
+    if wall.per_step_s is not None and analysis.steps is not None and wall.pauses_show(analysis.steps.mean_s):
         note += f" {seconds(wall.per_step_s)} of wall time per training step, including the time between steps."
     return Table("Time", columns, rows, "", note)
 

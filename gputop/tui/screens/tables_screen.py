@@ -49,10 +49,10 @@ class Tabs(LinesWidget):
             super().__init__()
             self.index = index
 
-    def __init__(self, found: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__(id="tabs")
-        self._names = [(TAB_KEYS[i], t.name) for i, t in enumerate(found)]
-        self._has_rows = [bool(t.rows) for t in found]
+        self._names = [(TAB_KEYS[i], t.name) for i, t in enumerate(tables)]
+        self._has_rows = [bool(t.rows) for t in tables]
         self._ends: list[tuple[int, int, int]] = []  # line, the column after it, table
         self.lines_high = 0
 
@@ -89,10 +89,10 @@ class Tabs(LinesWidget):
         return spaced, 2
 
     def on_click(self, event: events.Click) -> None:
-        at = event.get_content_offset(self)
-        if at is None:
+        offset = event.get_content_offset(self)
+        if offset is None:
             return
-        chosen = next((i for line, end, i in self._ends if line == at.y and at.x < end), None)
+        chosen = next((i for line, end, i in self._ends if line == offset.y and offset.x < end), None)
         if chosen is not None:
             self.post_message(self.Chosen(chosen))
 
@@ -106,7 +106,7 @@ class TablesScreen(Screen[None]):
         key("j", "move(1)", "down", "the row below"),
         key("k", "move(-1)", "up", "the row above"),
         key("1", "table(0)", "first table", "the table with that key: 1 to 9, 0, R, P, W, L"),
-        *(key(own, f"table({i})", f"table {own}", "") for i, own in enumerate(TAB_KEYS) if i),
+        *(key(letter, f"table({i})", f"table {letter}", "") for i, letter in enumerate(TAB_KEYS) if i),
         key("o", "sort(1)", "sort", "sort by the next column, or click its head"),
         key("O", "reverse", "reverse", "reverse the order"),
         key("slash", "filter", "filter rows", "show only the rows that contain a text"),
@@ -243,8 +243,8 @@ class TablesScreen(Screen[None]):
         self.action_row()
 
     def action_timeline(self) -> None:
-        at = self.query_one(DataTable).cursor_row
-        self._go(self.table.name, self._rows[at] if 0 <= at < len(self._rows) else ())
+        row = self.query_one(DataTable).cursor_row
+        self._go(self.table.name, self._rows[row] if 0 <= row < len(self._rows) else ())
 
     def action_row(self) -> None:
         grid: DataTable[Text] = self.query_one(DataTable)
@@ -266,8 +266,8 @@ class TablesScreen(Screen[None]):
                                    keys=["y: copy the command"] if command else []))
 
     def action_copy(self) -> None:
-        at = self.query_one(DataTable).cursor_row
-        command = self.table.commands.get(str(self._rows[at][-1])) if 0 <= at < len(self._rows) else None
+        row = self.query_one(DataTable).cursor_row
+        command = self.table.commands.get(str(self._rows[row][-1])) if 0 <= row < len(self._rows) else None
         if command:
             copy(self.app, printable(command), "The command")
         else:

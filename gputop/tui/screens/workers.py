@@ -38,8 +38,8 @@ class WorkersQuestion(ModalScreen[Answer]):
     def compose(self) -> ComposeResult:
         choice = self._choice
         text = Text(f"Capture {len(choice.chosen)} of {choice.of} workers? y/N\n\n", WARN)
-        for address, why in zip(choice.chosen, choice.reasons, strict=True):
-            text.append(f"{printable(address)}  {printable(why)}\n")
+        for address, reason in zip(choice.chosen, choice.reasons, strict=True):
+            text.append(f"{printable(address)}  {printable(reason)}\n")
         asks = "; f asks gputop on their nodes for some, by ssh" if choice.others_unasked else ""
         text.append(f"\nChosen by {printable(choice.by)}{asks}. A capture slows each worker down; their traces are "
                     "alike.", DIM)

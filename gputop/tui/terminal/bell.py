@@ -1,4 +1,4 @@
-"""What has the terminal ring its bell and show a notification."""
+"""Sequences that have the terminal ring its bell and show a notification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the terminal shows and what it should show, cell by cell; only the difference is sent.
+"""Grids of what the terminal shows and what it should show, cell by cell; only the difference is sent.
 
 Textual writes whole regions with the full style of each text, although on a monitor few cells change from one second
 to the next. Here its output is drawn into a grid, and :meth:`CellGrid.update` returns the shortest text that brings
@@ -95,14 +95,14 @@ class CellGrid:
         self.forget()
 
     def forget(self) -> None:
-        """What the terminal shows is unknown: the next update draws every cell."""
+        """Forget what the terminal shows: the next update draws every cell."""
         self._shown_chars: list[list[str]] = [[]] * self.height
         self._shown_styles: list[list[SgrCodes]] = [[]] * self.height
         self._dirty = set(range(self.height))
 
     @property
     def due(self) -> bool:
-        """Whether there is anything to send."""
+        """Return whether there is anything to send."""
         return bool(self._dirty or self._controls)
 
     @property
@@ -111,7 +111,7 @@ class CellGrid:
         return self._x, self._y
 
     def controls(self) -> str:
-        """What was written besides text, without the cells; used when the screen is restored."""
+        """Sequences that were written besides text, without the cells; used when the screen is restored."""
         out, self._controls = "".join(self._controls), []
         return out
 
@@ -258,15 +258,15 @@ class CellGrid:
             else:
                 changed = differences(chars, styles, shown_chars, shown_styles)
                 if rows_without_shift < _MAX_ROWS_WITHOUT_SHIFT and changed.count(1) >= MIN_CELLS_SAVED:
-                    found = find_shifts(changed, chars, styles, shown_chars, shown_styles,
-                                        sorted(shifts) or range(1, MAX_SHIFT_COLUMNS + 1))
-                    shifts = {shift.by for shift in found}
-                    rows_without_shift = 0 if found else rows_without_shift + 1
-                    for shift in found:
+                    row_shifts = find_shifts(changed, chars, styles, shown_chars, shown_styles,
+                                             sorted(shifts) or range(1, MAX_SHIFT_COLUMNS + 1))
+                    shifts = {shift.by for shift in row_shifts}
+                    rows_without_shift = 0 if row_shifts else rows_without_shift + 1
+                    for shift in row_shifts:
                         shifted.setdefault(shift, []).append(y)
                         for row, unknown in ((shown_chars, ""), (shown_styles, "?")):
                             row[shift.begin:shift.end] = [*row[shift.begin + shift.by:shift.end], *[unknown] * shift.by]
-                    if found:
+                    if row_shifts:
                         changed = differences(chars, styles, shown_chars, shown_styles)
                 spans += self._changed_spans(y, changed)
             self._shown_chars[y], self._shown_styles[y] = chars[:], styles[:]

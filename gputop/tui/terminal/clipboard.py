@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class CopyingApp(Protocol):
-    """What is needed of the app."""
+    """Interface that is needed of the app."""
 
     def copy_to_clipboard(self, text: str) -> None: ...
 

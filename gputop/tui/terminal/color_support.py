@@ -33,7 +33,7 @@ _TERMS_WITHOUT_COLOR = ("vt100", "vt102", "vt220", "xterm-mono", "ansi-m")
 
 
 def terminal_colors(env: Mapping[str, str] | None = None) -> Colors:
-    """What the terminal says it can show; none where NO_COLOR (no-color.org) is set."""
+    """Colors that the terminal says it can show; none where NO_COLOR (no-color.org) is set."""
     env = os.environ if env is None else env
     term = env.get("TERM", "dumb").lower()
     if env.get("NO_COLOR") or term in ("dumb", "unknown") or term.startswith(_TERMS_WITHOUT_COLOR):
@@ -90,7 +90,8 @@ _ASCII = {
 
 
 class _AsciiTable(dict[int, str]):
-    """For ``str.translate``: other characters become their letter without accents, or ? for each cell they take."""
+    """Table for ``str.translate``: other characters become their letter without accents, or ? for each cell they
+    take."""
 
     def __missing__(self, code: int) -> str:
         if code < 128:

@@ -262,7 +262,7 @@ class StallProofDriver(OpenLinuxDriver):
                 self.process_message(message)
 
     def process_message(self, message: Message) -> None:
-        """In the input thread: consume the terminal's answers, pass everything else to the app."""
+        """Consume the terminal's answers in the input thread, and pass everything else to the app."""
         if isinstance(message, events.CursorPosition):
             if (message.x, message.y) == self._asked_at:  # shift+F3 reads like an answer
                 self._answers = True

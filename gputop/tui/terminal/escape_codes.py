@@ -115,15 +115,15 @@ def spans_text(spans: Sequence[StyledSpan], width: int) -> tuple[list[str], SgrC
     No style is set before it.
     """
     out: list[str] = []
-    style, at = "", (-1, -1)
+    style, cursor = "", (-1, -1)
     for y, x, next_style, text in _ordered(spans):
-        if at != (y, x):
+        if cursor != (y, x):
             # Behind the last column the cursor may be in the next row.
-            out.append(cursor_to(y, x) if at[1] >= width else move(at[0], at[1], y, x))
+            out.append(cursor_to(y, x) if cursor[1] >= width else move(cursor[0], cursor[1], y, x))
         if next_style is not style:
             out.append(sgr_transition(style, next_style))
         out.append(text)
-        style, at = next_style, (y, x + len(text))
+        style, cursor = next_style, (y, x + len(text))
     return out, style
 
 
@@ -161,7 +161,7 @@ def find_shifts(changed: bytes, chars: Sequence[str], styles: Sequence[SgrCodes]
     ``changed`` are the :func:`differences` of the row from the one shown, ``columns`` the lengths of shifts to look
     for. Of two stretches that touch only one is shifted, because the first shift would move the second stretch.
     """
-    found: list[Shift] = []
+    shifts: list[Shift] = []
     first, last = changed.find(1), changed.rfind(1)  # a shift saves nothing left or right of them
     chars, styles = chars[first:last + 1], styles[first:last + 1]
     for by in columns:
@@ -170,9 +170,9 @@ def find_shifts(changed: bytes, chars: Sequence[str], styles: Sequence[SgrCodes]
         for run in _EQUAL_CELLS.finditer(differences(chars, styles, shown_chars[before], shown_styles[before])):
             begin, end = first + run.start(), first + run.end() + by
             if changed.count(1, begin, end) - by >= MIN_CELLS_SAVED and all(
-                    end <= m.begin or m.end <= begin for m in found):
-                found.append(Shift(begin, end, by))
-    return sorted(found)
+                    end <= m.begin or m.end <= begin for m in shifts):
+                shifts.append(Shift(begin, end, by))
+    return sorted(shifts)
 
 
 def differences(chars: Sequence[str], styles: Sequence[SgrCodes], others: Sequence[str],
@@ -194,10 +194,10 @@ def shifts_text(shifts: Mapping[Shift, Sequence[int]]) -> Iterator[str]:
     In all of them the first cells are deleted, then as many are inserted at the end, so that the cells beyond come back
     to their place: from one row to the next the cursor then only goes down.
     """
-    at = -1, -1
+    cursor = -1, -1
     for shift, rows in shifts.items():
         by = shift.by if shift.by > 1 else ""
         for x, code in ((shift.begin, "P"), (shift.end - shift.by, "@")):
             for y in rows:
-                yield f"{move(*at, y, x)}\x1b[{by}{code}"
-                at = y, x
+                yield f"{move(*cursor, y, x)}\x1b[{by}{code}"
+                cursor = y, x

@@ -22,7 +22,7 @@ ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[m\x1b[?25h\x1b[?1049l
 
 
 class FirstFrame:
-    """Whether it is on the screen; what takes the screen over calls :meth:`taken`."""
+    """State of the first frame: whether it is on the screen; what takes the screen over calls :meth:`taken`."""
 
     on_screen = False
     waiting = True  # for Textual, which from then on answers signals itself
@@ -47,7 +47,7 @@ class FirstFrame:
 
 @contextlib.contextmanager
 def ended_by_signals(frame: FirstFrame) -> Iterator[None]:
-    """Within the block a signal that ends gputop raises SystemExit, and is only noted once Textual has begun."""
+    """Make a signal that ends gputop raise SystemExit within the block, which is only noted once Textual has begun."""
     def ended(number: int, _: object) -> None:
         frame.ended = True
         if frame.waiting:
@@ -75,5 +75,5 @@ def _line(line: Sequence[StyledText], ground: Style, palette: TerminalPalette) -
 
 
 def _sequence(style: Style, palette: TerminalPalette) -> str:
-    """What sets a style; nothing where it says nothing."""
+    """Sequence that sets a style; nothing where it says nothing."""
     return style.render("x", color_system=SYSTEMS[palette.colors]).partition("x")[0]

@@ -1,4 +1,4 @@
-"""How the monitor is to look and to start, as the command line and the config file say together."""
+"""Preferences of how the monitor looks and starts, as the command line and the config file say together."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ class Preferences(Struct, frozen=True):
 
     def palette(self) -> TerminalPalette:
         """The palette of the first frame. Textual, which knows whether a theme is dark, is not imported yet."""
-        own = self.theme.removeprefix("gputop-")
+        scheme = self.theme.removeprefix("gputop-")
         light = any(word in self.theme for word in ("light", "latte", "dawn"))
-        return TerminalPalette(own if own in SCHEMES else "light" if light else "dark", self.colors, self.glyphs)
+        return TerminalPalette(scheme if scheme in SCHEMES else "light" if light else "dark", self.colors, self.glyphs)

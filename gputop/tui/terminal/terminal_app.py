@@ -27,7 +27,7 @@ from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 _CLIPBOARD_CHARS = 100_000
-NOTICE_S = 3.0  # that a notice is shown
+NOTICE_S = 3.0  # time that a notice is shown
 _NOTICE_LINES, _NOTICE_FRAME = 6, 6  # of each paragraph; columns of its border, padding and scrollbar
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
@@ -65,8 +65,8 @@ class TerminalApp(FaultReportingApp):
         self._drawn_s = 0.0
         self._palette_filters: list[LineFilter] = []
         self._keeps_theme = False
-        for own in themes.own_themes():
-            self.register_theme(own)
+        for theme in themes.own_themes():
+            self.register_theme(theme)
         wanted = self.preferences.theme
         self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
         self._apply_theme(self.current_theme)
@@ -159,7 +159,7 @@ class TerminalApp(FaultReportingApp):
         return LOW_BANDWIDTH_PERIOD_S if self.low_bandwidth else 0.0
 
     def frame_due(self) -> bool:
-        """Whether to draw the newest sample; on a slow link only some are drawn."""
+        """Return whether to draw the newest sample; on a slow link only some are drawn."""
         now_s = monotonic()
         if self.low_bandwidth and now_s - self._drawn_s < LOW_BANDWIDTH_PERIOD_S - 0.05:
             return False

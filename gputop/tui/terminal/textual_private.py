@@ -19,7 +19,7 @@ from textual.events import Key
 
 
 def driver_of(app: App[Any]) -> Driver | None:
-    """What draws the app; None before it runs."""
+    """Driver that draws the app; None before it runs."""
     return app._driver
 
 
@@ -74,7 +74,7 @@ class OpenLinuxDriver(LinuxDriver):
 
     @property
     def resumes_on_continue(self) -> bool:
-        """Whether SIGCONT enters the application mode again; not while an external program has the terminal."""
+        """Return whether SIGCONT enters the application mode again; not while an external program has the terminal."""
         return self._auto_restart
 
     def input_parser(self) -> XTermParser:
@@ -89,7 +89,7 @@ class OpenLinuxDriver(LinuxDriver):
         return self.terminal_size()
 
     def on_continue(self) -> None:
-        """After SIGCONT."""
+        """Called after SIGCONT."""
         super()._sigcont_application()
 
     def _sigcont_application(self, *_: object) -> None:

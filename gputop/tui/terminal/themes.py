@@ -36,9 +36,9 @@ def variables(scheme: str) -> dict[str, str]:
 
 
 def scheme_of(theme: Theme) -> str:
-    """Which of the palette's schemes goes with a theme."""
-    own = theme.name.removeprefix("gputop-")
-    return own if own in SCHEMES else "dark" if theme.dark else "light"
+    """Scheme of the palette that goes with a theme."""
+    scheme = theme.name.removeprefix("gputop-")
+    return scheme if scheme in SCHEMES else "dark" if theme.dark else "light"
 
 
 def own_themes() -> list[Theme]:

@@ -24,7 +24,7 @@ _GIVE_UP_CHECK_PERIOD_S = 0.1  # how often a blocked writer checks whether it ha
 
 
 class SlowLinkDetector:
-    """Whether the link is slow, with hysteresis, from the time each update took to arrive. Pure."""
+    """Detector of a slow link, with hysteresis, from the time each update took to arrive. Pure."""
 
     def __init__(self) -> None:
         self.slow = False
@@ -84,7 +84,7 @@ class TerminalWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to be written."""
+        """Return whether something is still to be written."""
         return (self._writing or bool(self._queue)) and not self.gone
 
     def send(self, data: bytes) -> None:

@@ -18,7 +18,7 @@ from gputop.tui.timeline.picture import TimelinePicture
 from gputop.tui.timeline.rows import WITHIN, Place, gpu_folds
 from gputop.tui.timeline.viewport import View
 
-_PAN_RATIO = 0.125  # of the view, for each key press
+_PAN_RATIO = 0.125  # share of the view, for each key press
 _WHEEL_ZOOM = 1.25
 _KEY_ZOOM = 2.0
 _MAX_EARLIER_VIEWS = 50
@@ -64,7 +64,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         """The user wants the details of what is selected."""
 
     class Missing(Message):
-        """There is nothing to go to, and why."""
+        """Message that there is nothing to go to, and why."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -143,10 +143,10 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         if place is None or not place.rows:
             return
         # From a stream this folds its GPU; from a thread of a pool without nested ranges, the pool.
-        for own in (place, *(p for p in reversed(self.places[:self.index]) if p.rows)):
-            if own.fold is not None and (own is place or place.rows[0] in own.rows or (
-                    place.rows[0].kind in WITHIN and own.rows[0].kind == "gpu")):
-                self.fold(self.unfolded ^ {own.fold})
+        for candidate in (place, *(p for p in reversed(self.places[:self.index]) if p.rows)):
+            if candidate.fold is not None and (candidate is place or place.rows[0] in candidate.rows or (
+                    place.rows[0].kind in WITHIN and candidate.rows[0].kind == "gpu")):
+                self.fold(self.unfolded ^ {candidate.fold})
                 return
         self.post_message(self.Missing(f"There is nothing inside {place.label.strip()} to show."))
 
@@ -163,39 +163,41 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         if self.timeline is None:
             return None
         for row in place.rows:
-            found = self.timeline.at(row.key, time_ns)
-            if found is not None and not self.shows(place, found):
-                there = self.timeline.ranges(row.key, time_ns, time_ns + 1)
-                found = next((r for r in there if self.shows(place, r)), None)
-            if found is not None:
-                return found
+            innermost = self.timeline.at(row.key, time_ns)
+            if innermost is not None and not self.shows(place, innermost):
+                overlapping = self.timeline.ranges(row.key, time_ns, time_ns + 1)
+                innermost = next((r for r in overlapping if self.shows(place, r)), None)
+            if innermost is not None:
+                return innermost
         return None
 
     def action_range(self, by: int) -> None:
-        place, at = self.place, self.selected
+        place, last = self.place, self.selected
         if self.timeline is None or place is None or not place.rows:
             return
-        time_ns = at.start_ns if at is not None else self.gap[0] if self.gap else self.cursor_ns
+        time_ns = last.start_ns if last is not None else self.gap[0] if self.gap else self.cursor_ns
         for _ in range(_MAX_RANGES_SKIPPED):
-            found = self._next(place, time_ns, by < 0, at)
-            if found is None:
+            following = self._next(place, time_ns, by < 0, last)
+            if following is None:
                 break
-            if self.shows(place, found):
-                self.reveal(found, self.index)
+            if self.shows(place, following):
+                self.reveal(following, self.index)
                 return
-            time_ns, at = found.start_ns, found
+            time_ns, last = following.start_ns, following
         self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} range on {place.label.strip()}."))
 
-    def _next(self, place: Place, time_ns: int, back: bool, at: Range | None) -> Range | None:
+    def _next(self, place: Place, time_ns: int, back: bool, last: Range | None) -> Range | None:
         """The next range of a place, at any level of nesting."""
         assert self.timeline is not None
-        found = [self.timeline.next_range(row.key, time_ns, back, at.index if at and at.row == row.key else None)
-                 for row in place.rows]
-        known = [r for r in found if r is not None]
-        return (max if back else min)(known, key=lambda r: r.start_ns, default=None)
+        next_ranges = [
+            self.timeline.next_range(row.key, time_ns, back, last.index if last and last.row == row.key else None)
+            for row in place.rows]
+        existing = [r for r in next_ranges if r is not None]
+        return (max if back else min)(existing, key=lambda r: r.start_ns, default=None)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """While a match of a search is selected, n and N go to the next match and not to the next gap."""
+        """Allow an action; while a match of a search is selected, n and N go to the next match and not to the next
+        gap."""
         if action == "gap" and self.match is not None and self.selected is self.match:
             return False
         return super().check_action(action, parameters)
@@ -206,15 +208,15 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             return
         least = max(1, self.view.span_ns // self.cells)
         begin = self.gap[0] if self.gap else self.cursor_ns
-        found = self.timeline.next_gap(place.row.key, begin, least, by < 0)
-        if found is None:
+        next_gap = self.timeline.next_gap(place.row.key, begin, least, by < 0)
+        if next_gap is None:
             self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} gap of {seconds(least / 1e9)} or "
                                            f"more on {place.row.label}; zoom in for shorter ones."))
             return
-        self.cursor_ns = found[0]
-        self.set_view(self.view.showing(*found), keep=False)
-        idle = idle_gap_at(self.timeline, place.row, *found) if place.row.kind == "gpu" else None
-        self.select(self.index, None, found,
+        self.cursor_ns = next_gap[0]
+        self.set_view(self.view.showing(*next_gap), keep=False)
+        idle = idle_gap_at(self.timeline, place.row, *next_gap) if place.row.kind == "gpu" else None
+        self.select(self.index, None, next_gap,
                     ended_by=self.timeline.range(*idle.ends) if idle is not None and idle.ends is not None else None)
 
     def action_other_end(self) -> None:
@@ -277,14 +279,14 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             return
         begin, end = self.view.time(column, self.cells), self.view.time(column + 1, self.cells)
         self.cursor_ns = (begin + end) // 2
-        found = self._range_at(index, self.cursor_ns)
-        if found is None:  # the longest in the cell
-            there = [r for r in self.timeline.ranges(place.row.key, begin, end, 50) if self.shows(place, r)]
-            found = max(there, key=lambda r: r.end_ns - r.start_ns, default=None)
-        if found is not None and found == self.selected and index == self.index:
+        clicked = self._range_at(index, self.cursor_ns)
+        if clicked is None:  # the longest in the cell
+            in_cell = [r for r in self.timeline.ranges(place.row.key, begin, end, 50) if self.shows(place, r)]
+            clicked = max(in_cell, key=lambda r: r.end_ns - r.start_ns, default=None)
+        if clicked is not None and clicked == self.selected and index == self.index:
             self.action_details()
-        gap = self.timeline.next_gap(place.row.key, self.cursor_ns + 1, 1, True) if found is None else None
-        self.select(index, found, gap if gap is not None and gap[1] > self.cursor_ns else None)
+        gap = self.timeline.next_gap(place.row.key, self.cursor_ns + 1, 1, True) if clicked is None else None
+        self.select(index, clicked, gap if gap is not None and gap[1] > self.cursor_ns else None)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._wheel(event, -1)

@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 
 FULL = 7  # eighths of the height of a cell that is fully covered; the last eighth separates the rows
 BAR_CELLS = 3  # a range needs that many whole cells to get a bar
-_MAX_EDGE_RATIO = 1 / 8  # of a cell: as much of it may be uncovered at either end of a bar
+_MAX_EDGE_RATIO = 1 / 8  # share of a cell that may be uncovered at either end of a bar
 _MIN_CELLS_FOR_CUT_NAME = 5
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -53,11 +53,11 @@ class Line:
     def copy(self) -> Line:
         return Line(self.glyphs, self.codes.copy())  # glyphs are not changed once a lane is done
 
-    def put(self, at: int, text: Sequence[str], code: int) -> None:
-        """Draw over the cells from ``at`` on; text beyond the ends of the line is cut off."""
-        first, last = max(0, at), min(len(self.glyphs), at + len(text))
+    def put(self, begin: int, text: Sequence[str], code: int) -> None:
+        """Draw over the cells from ``begin`` on; text beyond the ends of the line is cut off."""
+        first, last = max(0, begin), min(len(self.glyphs), begin + len(text))
         if first < last:
-            self.glyphs[first:last] = text[first - at:last - at]
+            self.glyphs[first:last] = text[first - begin:last - begin]
             self.codes[first:last] = code
 
     def mark(self, first: int, last: int, flag: int) -> None:

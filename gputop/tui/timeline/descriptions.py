@@ -48,7 +48,7 @@ def where(row: Row) -> str:
 
 
 def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledText]]:
-    """Without a selection: the range on screen, and the meaning of the colors."""
+    """Lines without a selection: the range on screen, and the meaning of the colors."""
     begin, end = timeline.window_ns
     seen = len(visible_steps(timeline.steps_ns, view))
     left: list[StyledText] = [(f" {seconds(view.span_ns / 1e9)}", BOLD), (" shown", PLAIN)]
@@ -122,9 +122,9 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
     first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if idle_gap is None:
-        known = f"its cause is unknown: {timeline.pending}" if timeline.pending else (
+        remark = f"its cause is unknown: {timeline.pending}" if timeline.pending else (
             "not among the costliest idle gaps")
-        return [first, [(f"   {known}", DIM)] if row.gpu is not None else []]
+        return [first, [(f"   {remark}", DIM)] if row.gpu is not None else []]
     parts = [cause_text(idle_gap.cause, idle_gap.part), *([idle_gap.host] if idle_gap.host else [])]
     if idle_gap.ended_by:
         parts.append(f"ended by {idle_gap.ended_by}" + ("  o: go there" if ended_by is not None else ""))
@@ -180,7 +180,8 @@ def idle_gap_text(timeline: Timeline, idle_gap: IdleGap, finding: str, width: in
 def idle_total_lines(
     timeline: Timeline, total: IdleTotal, gaps: Sequence[IdleGap], width: int, room: int, finding: list[StyledText],
 ) -> list[list[StyledText]]:
-    """What one cause costs in all, and what the host did in the listed gaps of it, in at most ``room`` lines."""
+    """Lines on what one cause costs in all, and what the host did in the listed gaps of it, in at most ``room``
+    lines."""
     lines: list[list[StyledText]] = [
         [(seconds(total.s_per_step), BOLD), (f" {total.text(timeline.period_s)}", PLAIN)],
         *([[("finding   ", DIM), *finding]] if finding else []),

@@ -1,4 +1,4 @@
-"""Where on a timeline a finding can be seen."""
+"""Locations of findings on a timeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUOTED = re.compile(r"[“\"'`]([^”\"'`]{4,80})[”\"'`]|\b([A-Za-z_][\w:/.]*
 
 
 def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
-    """Where a finding from a trace can be seen: the index of an idle gap, or a range that stands for it.
+    """Location of a finding from a trace: the index of an idle gap, or a range that stands for it.
 
     First the place of a culprit: the finding's gap that its event ends or, on the host, lies in, else the event itself.
     Where no culprit has one, the costliest gap; else a range that its text names, else the longest of the kind of work
@@ -42,9 +42,9 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
                 return i
     before = timeline.window_ns[0] - 1
     for match in _QUOTED.finditer(f"{finding.why} {finding.action}"):
-        found = timeline.search(match[1] or match[2], 0, before)
-        if found is not None:
-            return found
+        match_range = timeline.search(match[1] or match[2], 0, before)
+        if match_range is not None:
+            return match_range
     rule = rule_of(finding.id, "trace")
     if rule is None or not rule.events:
         return None
@@ -56,30 +56,31 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
     return max(longest, key=lambda r: (_BATCH_WAIT.match(r.name) is not None, _length_ns(r)), default=None)
 
 
-def gap_before(timeline: Timeline, finding: Finding, place: Range) -> tuple[int, int] | None:
-    """Where a finding is about launches that come late: the idle time of the GPU that this event of it ends."""
-    number = timeline.rows[place.row].gpu
+def gap_before(timeline: Timeline, finding: Finding, event: Range) -> tuple[int, int] | None:
+    """Idle time of the GPU that this event of a finding about late launches ends."""
+    number = timeline.rows[event.row].gpu
     gpu = next((row.key for row in timeline.rows if row.kind == "gpu" and row.gpu == number), None)
     if finding.id != _LATE_LAUNCHES or gpu is None:
         return None
-    gap = timeline.next_gap(gpu, place.start_ns, 1, back=True)
-    return gap if gap is not None and gap[1] == place.start_ns else None
+    gap = timeline.next_gap(gpu, event.start_ns, 1, back=True)
+    return gap if gap is not None and gap[1] == event.start_ns else None
 
 
-def _length_ns(found: Range) -> int:
-    return found.end_ns - found.start_ns
+def _length_ns(span: Range) -> int:
+    return span.end_ns - span.start_ns
 
 
 def place_of_row(timeline: Timeline, table: str, row: Sequence[object]) -> Range | None:
-    """Where a row of a capture's tables can be seen: the longest segment of that name on the critical path, else the
-    first event that its longest text names, else the path's longest segment of that kind."""
+    """Location of a row of a capture's tables: the longest segment of that name on the critical path, else the first
+    event that its longest text names, else the path's longest segment of that kind."""
     texts = [cell for cell in row if isinstance(cell, str) and cell]
-    path = next((own for own in timeline.rows if own.kind == "path"), None)
+    path = next((path_row for path_row in timeline.rows if path_row.kind == "path"), None)
     if table == "Path" and texts and path is not None:
-        own = [r for r in timeline.ranges(path.key, *timeline.window_ns, _MAX_RANGES) if r.name.startswith(texts[0])]
-        named = max((r for r in own if r.name.endswith(texts[-1])), key=_length_ns, default=None)
+        segments = [r for r in timeline.ranges(path.key, *timeline.window_ns, _MAX_RANGES)
+                    if r.name.startswith(texts[0])]
+        named = max((r for r in segments if r.name.endswith(texts[-1])), key=_length_ns, default=None)
         beside = named or timeline.search(texts[-1], 0, timeline.window_ns[0] - 1)
-        return beside or max(own, key=_length_ns, default=None)
+        return beside or max(segments, key=_length_ns, default=None)
     return timeline.search(max(texts, key=len), 0, timeline.window_ns[0] - 1) if texts else None
 
 
@@ -89,9 +90,9 @@ def _event_of(timeline: Timeline, culprit: Culprit) -> Range | None:
         return None
     at_ns = round(culprit.at_s * 1e9)
     kind = "stream" if culprit.gpu is not None else "stage" if culprit.kind == "stage" else "thread"
-    found = [r for row in timeline.rows if row.kind == kind and row.gpu == culprit.gpu
-             if (r := timeline.at(row.key, at_ns)) is not None and r.start_ns == at_ns]
-    return next((r for r in found if culprit.name in r.name or culprit.name in r.tf_op), found[0] if found else None)
+    events = [r for row in timeline.rows if row.kind == kind and row.gpu == culprit.gpu
+              if (r := timeline.at(row.key, at_ns)) is not None and r.start_ns == at_ns]
+    return next((r for r in events if culprit.name in r.name or culprit.name in r.tf_op), events[0] if events else None)
 
 
 def _gap_of(timeline: Timeline, finding: Finding, culprit: Culprit, event: Range | None) -> int | None:

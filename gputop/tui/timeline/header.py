@@ -28,13 +28,13 @@ _ON_LABEL = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"])  # t
 
 
 def losses(timeline: Timeline) -> str:
-    """What the trace lost, with the key of the report; empty for a complete trace."""
-    found = dict.fromkeys(_LOSSES[id_] for id_, _ in timeline.quality if id_ in _LOSSES)
-    return f"{', '.join(found)} (r)" if found else ""
+    """Losses of the trace, with the key of the report; empty for a complete trace."""
+    lost = dict.fromkeys(_LOSSES[id_] for id_, _ in timeline.quality if id_ in _LOSSES)
+    return f"{', '.join(lost)} (r)" if lost else ""
 
 
 def overview(cover: npt.NDArray[np.float32], view: View) -> list[StyledText]:
-    """How busy the GPUs are over the whole capture, one value per cell; the range on screen is highlighted."""
+    """Activity of the GPUs over the whole capture, one value per cell; the range on screen is highlighted."""
     cells = len(cover)
     whole = View.whole(view.window_ns)
     first = min(max(0, whole.column(view.start_ns, cells)), cells - 1)
@@ -48,15 +48,15 @@ def overview(cover: npt.NDArray[np.float32], view: View) -> list[StyledText]:
 def axis(view: View, cells: int, cursor_ns: int | None) -> list[StyledText]:
     """Ticks with their times, and the place of the cursor."""
     line = [" "] * cells
-    at = view.column(cursor_ns, cells) if cursor_ns is not None else -1
+    cursor_column = view.column(cursor_ns, cells) if cursor_ns is not None else -1
     mark = ("▼", ACCENT)
     for column, label in ticks(view, cells):
         line[column:column + 1 + len(label)] = list("╷" + label)
-        if column < at <= column + len(label):
-            mark = line[at], _ON_LABEL
-    if not 0 <= at < cells:
+        if column < cursor_column <= column + len(label):
+            mark = line[cursor_column], _ON_LABEL
+    if not 0 <= cursor_column < cells:
         return [("".join(line), DIM)]
-    return [("".join(line[:at]), DIM), mark, ("".join(line[at + 1:]), DIM)]
+    return [("".join(line[:cursor_column]), DIM), mark, ("".join(line[cursor_column + 1:]), DIM)]
 
 
 def axis_origin(view: View, cells: int) -> str:
@@ -108,7 +108,7 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
     if not len(steps):
         return [(" no steps were found in this trace".ljust(cells)[:cells], DIM)]
     runs: list[StyledText] = []
-    at = 0
+    drawn_to = 0
     marked = drawn_steps(steps, view, cells)
     apart = marked[1] - marked[0] if len(marked) > 1 else 1
     for i in marked:
@@ -116,7 +116,7 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
         begin, end = int(steps[i, 0]), int(steps[behind - 1, 1])
         name = f"{i + 1}" if behind == i + 1 else f"{i + 1}–{behind}"
         # Steps that take hardly a cell are still named: over the room behind them, at the end over that before them.
-        first = max(at, min(view.column(begin, cells), cells - len(name) - 1))
+        first = max(drawn_to, min(view.column(begin, cells), cells - len(name) - 1))
         last = min(cells, max(view.column(end, cells), first + len(name) + 1))
         if last <= first:
             continue
@@ -126,9 +126,9 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
                  name, f"{i + 1}")
         text = next((t for t in texts if len(t) < room + t.startswith(" ")), "")  # a blank separates it from the next
         here = cursor_ns is not None and begin <= cursor_ns < end
-        runs += [(" " * (first - at), DIM), (text.ljust(room), STEP_HERE if here else STEP[i // apart % 2])]
-        at = last
-    runs.append((" " * (cells - at), DIM))
+        runs += [(" " * (first - drawn_to), DIM), (text.ljust(room), STEP_HERE if here else STEP[i // apart % 2])]
+        drawn_to = last
+    runs.append((" " * (cells - drawn_to), DIM))
     return [run for run in runs if run[0]]
 
 
@@ -141,14 +141,14 @@ def step_at(steps: Steps, time_ns: int) -> int | None:
 
 
 def legend(kinds: set[str], width: int) -> list[StyledText]:
-    """What the colors mean, for the kinds of work there are, as many as fit."""
+    """Legend of the colors for the kinds of work there are, as many as fit."""
     runs: list[StyledText] = []
     used = 0
     for part in PART_IDS:
-        own = [k for k in KINDS if PART_OF.get(k) == part and k in kinds]
-        if not own:
+        kinds_of_part = [k for k in KINDS if PART_OF.get(k) == part and k in kinds]
+        if not kinds_of_part:
             continue
-        label = "/".join(own) if part in ("h2d", "d2h", "idle") else part
+        label = "/".join(kinds_of_part) if part in ("h2d", "d2h", "idle") else part
         if used + len(label) + 3 > width:
             break
         runs += [("█", PART_STYLE[part]), (f" {label} ", DIM)]

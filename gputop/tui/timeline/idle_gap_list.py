@@ -13,14 +13,13 @@ from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, ranges, seconds
 from gputop.text.wrapping import wrap
-from gputop.timeline.model import IdleGap, cause_text
+from gputop.timeline.model import PER, IdleGap, cause_text
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
 from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from gputop.tui.timeline.header import step_at
 from gputop.tui.widgets.cached_lines import DrawnLines
 
-_PER = {"step": " per step", "period": " per period"}
 _DETAILS_BESIDE_FROM = 150  # columns; in fewer the details are below the list
 _MAX_DETAIL_LINES, _MIN_LIST_LINES = 9, 3  # where the details are below it
 _CAUSE_LINES = 3  # of the details of a cause, at least
@@ -83,8 +82,8 @@ class IdleGapList(DrawnLines, can_focus=True):
 
     def _gaps(self, total: int) -> list[int]:
         assert self.timeline is not None
-        own = self.timeline.idle_totals[total]
-        return [i for i, gap in enumerate(self.timeline.idle_gaps) if own.holds(gap)]
+        idle_total = self.timeline.idle_totals[total]
+        return [i for i, gap in enumerate(self.timeline.idle_gaps) if idle_total.holds(gap)]
 
     def _arrange(self) -> None:
         """The lines for what is unfolded."""
@@ -115,7 +114,7 @@ class IdleGapList(DrawnLines, can_focus=True):
         if self.timeline is None or width <= 0 or height <= 0:
             return
         idle_gaps, totals = self.timeline.idle_gaps, self.timeline.idle_totals
-        self.border_title = f"Idle gaps by cause{_PER.get(self.timeline.basis, '')}, mean of the GPUs"
+        self.border_title = f"Idle gaps by cause{PER.get(self.timeline.basis, '')}, mean of the GPUs"
         if not totals:
             if self.timeline.pending:
                 text = f"Looking for idle gaps: {self.timeline.pending}."
@@ -147,12 +146,12 @@ class IdleGapList(DrawnLines, can_focus=True):
     def _details(self, width: int, room: int) -> list[list[StyledText]]:
         assert self.timeline is not None
         total, gap = self.entries[self.at]
-        own = self.timeline.idle_totals[total]
-        id_ = own.finding if gap is None else self.timeline.idle_gaps[gap].finding
+        of_cause = self.timeline.idle_totals[total]
+        id_ = of_cause.finding if gap is None else self.timeline.idle_gaps[gap].finding
         finding: list[StyledText] = [(self.titles.get(id_, id_), PLAIN)] if id_ else []
         if gap is None:
-            return idle_total_lines(self.timeline, own, [self.timeline.idle_gaps[i] for i in self._gaps(total)], width,
-                                    room, finding)
+            gaps = [self.timeline.idle_gaps[i] for i in self._gaps(total)]
+            return idle_total_lines(self.timeline, of_cause, gaps, width, room, finding)
         return idle_gap_lines(self.timeline, self.timeline.idle_gaps[gap], width, room,
                               [*finding, ("  enter", ACCENT)] if finding else [])
 
@@ -183,21 +182,22 @@ class IdleGapList(DrawnLines, can_focus=True):
         return runs
 
     def action_move(self, by: int) -> None:
-        at = min(max(self.at + by, 0), len(self.entries) - 1)
-        if self.entries and at != self.at:
-            self.choose(at)
+        line = min(max(self.at + by, 0), len(self.entries) - 1)
+        if self.entries and line != self.at:
+            self.choose(line)
 
     def choose_gap(self, gap: int) -> None:
         """Select this one of the timeline's idle gaps; its cause unfolds."""
         assert self.timeline is not None
-        total = next(i for i, own in enumerate(self.timeline.idle_totals) if own.holds(self.timeline.idle_gaps[gap]))
+        idle_gap = self.timeline.idle_gaps[gap]
+        total = next(i for i, of_cause in enumerate(self.timeline.idle_totals) if of_cause.holds(idle_gap))
         self._unfolded.add(total)
         self._arrange()
         self.choose(self.entries.index(_Entry(total, gap)))
 
-    def choose(self, at: int) -> None:
+    def choose(self, line: int) -> None:
         """Select this line."""
-        self.at = at
+        self.at = line
         self.draw()
         if self.chosen is not None:
             self.post_message(self.Chosen(self.chosen))

@@ -39,19 +39,19 @@ class IdleGapParts:
     def __init__(self, idle_gaps: Sequence[IdleGap]) -> None:
         self._of: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = {}
         for gpu in {g for b in idle_gaps for g in b.gpus}:
-            own = sorted((b.start_ns, b.end_ns, cause_code(b.part)) for b in idle_gaps if gpu in b.gpus)
-            starts, ends, parts = (np.array(column) for column in zip(*own, strict=True))
+            gaps_of_gpu = sorted((b.start_ns, b.end_ns, cause_code(b.part)) for b in idle_gaps if gpu in b.gpus)
+            starts, ends, parts = (np.array(column) for column in zip(*gaps_of_gpu, strict=True))
             self._of[gpu] = starts.astype(np.int64), ends.astype(np.int64), parts.astype(np.uint8)
 
     def causes(self, gpu: int | None, view: View, cells: int) -> npt.NDArray[np.uint8]:
-        """Per cell the part of the step that its middle is lost to, as a code; 0: no idle gap of a cell's width."""
+        """Part, for each cell, of the step that its middle is lost to, as a code; 0: no idle gap of a cell's width."""
         if gpu is None or gpu not in self._of:
             return np.zeros(cells, np.uint8)
         starts, ends, parts = self._of[gpu]
         middle = view.start_ns + ((np.arange(cells) + 0.5) * view.span_ns / cells).astype(np.int64)
-        at = np.searchsorted(starts, middle, "right") - 1
-        there = (at >= 0) & (middle < ends[at]) & (ends[at] - starts[at] >= view.span_ns / cells)
-        return np.where(there, parts[at], 0).astype(np.uint8)
+        index = np.searchsorted(starts, middle, "right") - 1
+        in_gap = (index >= 0) & (middle < ends[index]) & (ends[index] - starts[index] >= view.span_ns / cells)
+        return np.where(in_gap, parts[index], 0).astype(np.uint8)
 
 
 Lanes = dict[tuple[int, int, int], Lane]  # by the key of the place
@@ -107,8 +107,8 @@ def _put_names(lines: list[Line], ranges: Iterable[Range], view: View, cells: in
 
 
 def bar_name(r: Range, room: int) -> str:
-    """What a bar of this many cells says: op and kernel, or where there is no room for both the op's last scope and
-    name, or where no op is known the kernel without its namespaces."""
+    """Text of a bar of this many cells: op and kernel, or where there is no room for both the op's last scope and name,
+    or where no op is known the kernel without its namespaces."""
     kernel = short_kernel(r.name) if r.kind in ("compute", "collective") or r.name.startswith("_Z") else r.name
     op = "/".join(r.tf_op.rpartition(":")[0 if ":" in r.tf_op else 2].split("/")[-2:])
     both = f"{op} · {kernel}" if op and kernel != op else kernel
@@ -127,15 +127,15 @@ def _nested(timeline: Timeline, levels: Sequence[Place], view: View, cells: int,
     for r in ranges:
         by_level.setdefault(r.depth, []).append(r)
     deeper = [p for p in levels if p.depth]
-    known = len(ranges) < _MAX_NESTED_RANGES
+    complete = len(ranges) < _MAX_NESTED_RANGES
     out: Lanes = {p.key: drawn[p.key] for p in levels if not p.depth}
     if deeper:
         cover = np.stack([cover_of(by_level.get(p.depth or 0, []), view, 2 * cells) for p in deeper])
         kinds = np.full(cover.shape, _KIND[ranges[0].kind] if ranges else 0, np.uint8)
         lines = draw_lines(cover, kinds, [1] * len(deeper), np.zeros((len(deeper), cells), np.uint8), ruled)
         shares = cover.mean(axis=1).tolist()
-        out |= {p.key: Lane(own, share if known else None)
-                for p, own, share in zip(deeper, lines, shares, strict=True)}
+        out |= {p.key: Lane(lane_lines, share if complete else None)
+                for p, lane_lines, share in zip(deeper, lines, shares, strict=True)}
     for place in levels:
         _put_names(out[place.key].lines, by_level.get(place.depth or 0, []), view, cells)
     return out
@@ -149,6 +149,6 @@ def cover_of(ranges: Sequence[Range], view: View, columns: int) -> npt.NDArray[n
     ends = np.array([r.end_ns for r in ranges], np.float64)
     edges = view.start_ns + np.arange(columns + 1) * (view.span_ns / columns)
     before = np.concatenate(([0.0], np.cumsum(ends - starts)))
-    at = np.searchsorted(starts, edges, "right")
-    over = np.where(at > 0, np.maximum(0.0, ends[np.maximum(at - 1, 0)] - edges), 0.0)
-    return np.clip(np.diff(before[at] - over) * (columns / view.span_ns), 0, 1).astype(np.float32)
+    begun = np.searchsorted(starts, edges, "right")
+    over = np.where(begun > 0, np.maximum(0.0, ends[np.maximum(begun - 1, 0)] - edges), 0.0)
+    return np.clip(np.diff(before[begun] - over) * (columns / view.span_ns), 0, 1).astype(np.float32)

@@ -33,7 +33,7 @@ _EMPTY = View(0, 1, (0, 1))
 
 
 class Where(NamedTuple):
-    """Where one is in a picture."""
+    """Position in a picture."""
 
     view: View
     cursor_ns: int
@@ -87,7 +87,7 @@ class TimelinePicture(CachedLinesWidget):
 
     @property
     def where(self) -> Where:
-        """Where one is, by what keys and the mouse change."""
+        """Position, by what keys and the mouse change."""
         return Where(self.view, self.cursor_ns, self.place.key if self.place is not None else None, self.selected,
                      self.gap, self.unfolded)
 
@@ -192,13 +192,13 @@ class TimelinePicture(CachedLinesWidget):
         kind = y + 3 - self.head_lines  # 0 overview, 1 axis, 2 steps; the first ones go where there is no room
         if self.head_lines == 1:
             kind = 1
-        at = self.cursor_ns
+        cursor_ns = self.cursor_ns
         if kind == 0:
             label, runs = "all", self._overview()
         elif kind == 1:
-            label, runs = head.axis_origin(view, cells), head.axis(view, cells, at)
+            label, runs = head.axis_origin(view, cells), head.axis(view, cells, cursor_ns)
         else:
-            label, runs = "steps", head.steps_line(self.timeline.steps_ns, view, cells, at)
+            label, runs = "steps", head.steps_line(self.timeline.steps_ns, view, cells, cursor_ns)
         share = ("busy ".rjust(self._share_width), DIM) if kind == 1 and self._share_width else ("", DIM)
         return self.strip([(fit(label, self.label_cells - 1, right=True) + " ", DIM), *runs, share], self.columns)
 
@@ -263,11 +263,11 @@ class TimelinePicture(CachedLinesWidget):
         return index if y >= self.head_lines and 0 <= index < len(self.places) else None
 
     def shows(self, place: Place, r: Range) -> bool:
-        """Whether a range is drawn on this place: its row, pool or GPU, at its level of nesting."""
+        """Return whether a range is drawn on this place: its row, pool or GPU, at its level of nesting."""
         assert self.timeline is not None
         if all(row.key != r.row for row in place.rows):
-            own, gpu = self.timeline.rows[r.row], place.row
-            return gpu is not None and gpu.kind == "gpu" and own.kind == "stream" and own.gpu == gpu.gpu
+            source, gpu = self.timeline.rows[r.row], place.row
+            return gpu is not None and gpu.kind == "gpu" and source.kind == "stream" and source.gpu == gpu.gpu
         return place.depth is None or place.depth == min(r.depth, MAX_DEPTH - 1)
 
     # -- the current place --------------------------------------------------------------------

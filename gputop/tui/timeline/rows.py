@@ -36,12 +36,12 @@ class Place:
 
     @property
     def row(self) -> Row | None:
-        """Its row, for a pool the first one; None for a heading."""
+        """Row of the place, for a pool the first one; None for a heading."""
         return self.rows[0] if self.rows else None
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Its identity while rows fold and unfold."""
+        """Identity of the place while rows fold and unfold."""
         return -1 if not self.rows else self.rows[0].key, len(self.rows), self.depth or 0
 
 
@@ -81,8 +81,8 @@ def _pools(rows: Sequence[Row]) -> Iterator[tuple[Row, ...]]:
         # Python's threads run the job's loops, so they are not folded.
         return (row.group, name) if name and not name.startswith(("python", "pt_main", "thread")) else row.key
 
-    for _, found in groupby(rows, pool):
-        members = tuple(found)
+    for _, grouped in groupby(rows, pool):
+        members = tuple(grouped)
         if len(members) >= _MIN_POOL_THREADS:
             yield members
         else:
@@ -104,7 +104,7 @@ def gpu_folds(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def first_unfolded(rows: Sequence[Row], lines: int) -> frozenset[int]:
-    """What to unfold at first, as long as the whole picture fits into ``lines``: GPUs, then threads.
+    """Rows to unfold at first, as long as the whole picture fits into ``lines``: GPUs, then threads.
 
     A GPU with a single stream and no counters stays folded: both rows would be equal.
     """

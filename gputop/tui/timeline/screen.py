@@ -38,7 +38,7 @@ from gputop.tui.timeline.picture import Where
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.widgets.cached_lines import LinesWidget
 
-_CLOCK_PERIOD_S = 0.5  # of the time shown while a trace is read
+_CLOCK_PERIOD_S = 0.5  # period of the time shown while a trace is read
 _HELP = """\
 Each row is a GPU, one of its streams, a host thread or a tf.data stage; each column is a slice of time. The height of \
 a cell is the share of its time with work, its color the kind of work that takes most of it. At the right is the share \
@@ -93,10 +93,10 @@ class TimelineScreen(ModalScreen[None]):
             self.outcome = outcome
 
     def __init__(self, trace: TraceFile, finding: Finding | None = None,
-                 place: Callable[[Timeline], Range | None] | None = None) -> None:
-        """At first the place of ``finding`` is shown, or that range."""
+                 find_range: Callable[[Timeline], Range | None] | None = None) -> None:
+        """Show at first the place of ``finding``, or that range."""
         super().__init__()
-        self._place = place
+        self._place = find_range
         self.trace = trace
         self._finding = finding
         self._stop = threading.Event()
@@ -134,7 +134,7 @@ class TimelineScreen(ModalScreen[None]):
         self._stop.set()
 
     def _post_read(self, outcome: Timeline | GputopError) -> None:
-        """From the thread that reads."""
+        """Post from the thread that reads."""
         if not self._stop.is_set():
             self.post_message(self.Read(outcome))
         elif isinstance(outcome, Timeline):
@@ -188,8 +188,8 @@ class TimelineScreen(ModalScreen[None]):
             self._go_where_asked(timeline)
 
     def _show_reading(self) -> None:
-        """In place of the picture: that the trace is being read and for how long, or why it cannot be read; where its
-        rows are there, in the header."""
+        """Show, in place of the picture, that the trace is being read and for how long, or why it cannot be read; where
+        its rows are there, in the header."""
         if self._canvas.timeline is not None:
             self._show_header()
             return
@@ -271,7 +271,7 @@ class TimelineScreen(ModalScreen[None]):
         self.query_one("#timeline-header", LinesWidget).show([justify(left, right, width)])
 
     def _show_detail(self) -> None:
-        """What is selected, below the picture."""
+        """Show what is selected, below the picture."""
         canvas, timeline = self._canvas, self._canvas.timeline
         width = self.app.size.width
         if timeline is None:
@@ -333,27 +333,27 @@ class TimelineScreen(ModalScreen[None]):
         self.app.push_screen(Popup(
             "An idle gap", lambda width: descriptions.idle_gap_text(timeline, idle, finding, width)))
 
-    def _go_to(self, place: Range | None) -> None:
-        if place is None:
+    def _go_to(self, range_: Range | None) -> None:
+        if range_ is None:
             self.notify("This row has no single place in the trace.")
         else:
-            self._canvas.set_view(self._canvas.view.fit(place.start_ns, place.end_ns, margin=3.0))
-            self._canvas.reveal(place)
+            self._canvas.set_view(self._canvas.view.fit(range_.start_ns, range_.end_ns, margin=3.0))
+            self._canvas.reveal(range_)
 
     def go_to_finding(self, finding: Finding) -> None:
         """Show where a finding costs most, or say that there is no such place."""
         timeline = self._canvas.timeline
-        place = place_of(timeline, finding) if timeline is not None else None
-        if timeline is None or place is None:
+        target = place_of(timeline, finding) if timeline is not None else None
+        if timeline is None or target is None:
             self.notify(f"{printable(finding.title)}: this finding has no single place in the trace.")
-        elif isinstance(place, int):
+        elif isinstance(target, int):
             self._open_idle_gaps()
-            self._idle_gaps.choose_gap(place)
+            self._idle_gaps.choose_gap(target)
         else:
-            self._go_to(place)
-            if (gap := gap_before(timeline, finding, place)) is not None:
+            self._go_to(target)
+            if (gap := gap_before(timeline, finding, target)) is not None:
                 self._canvas.set_view(self._canvas.view.fit(*gap, margin=1.0))
-                self._canvas.select(self._canvas.index, None, gap, (), place)
+                self._canvas.select(self._canvas.index, None, gap, (), target)
 
     # -- actions ------------------------------------------------------------------------------
 
@@ -392,18 +392,19 @@ class TimelineScreen(ModalScreen[None]):
         if not self._search_text:
             self.action_search()
             return
-        at = canvas.selected
-        row, begin, index = (at.row, at.start_ns, at.index) if at is not None else (-1, canvas.cursor_ns, None)
-        found = timeline.search(self._search_text, row, begin, by < 0, index)
-        if found is None:  # continue from the other end
+        selected = canvas.selected
+        row, begin, index = (-1, canvas.cursor_ns, None) if selected is None else (
+            selected.row, selected.start_ns, selected.index)
+        match = timeline.search(self._search_text, row, begin, by < 0, index)
+        if match is None:  # continue from the other end
             end = timeline.window_ns[0] - 1 if by > 0 else timeline.window_ns[1] + 1
-            found = timeline.search(self._search_text, 0, end, by < 0)
-            if found is not None:
+            match = timeline.search(self._search_text, 0, end, by < 0)
+            if match is not None:
                 self.notify("The search continued from the other end of the capture.")
-        if found is None:
+        if match is None:
             self.notify(f"No range or op with “{printable(self._search_text)}” in its name.")
         else:
-            canvas.reveal(found)
+            canvas.reveal(match)
             canvas.match = canvas.selected
 
     def action_report(self) -> None:

@@ -53,10 +53,10 @@ class TraceFile:
                 self.report = Text(f"{printable(error.message)}\n{printable(error.fix)}")
             raise
 
-    def _take(self, found: Diagnosis) -> None:
-        self.report = Text(found.report)
-        self.findings = found.analysis.findings
-        self.step_s = found.analysis.steps.median_s if found.analysis.steps is not None else None
+    def _take(self, diagnosis: Diagnosis) -> None:
+        self.report = Text(diagnosis.report)
+        self.findings = diagnosis.analysis.findings
+        self.step_s = diagnosis.analysis.steps.median_s if diagnosis.analysis.steps is not None else None
         self.analyzed = True
 
     def all_findings(self) -> Iterator[Finding]:

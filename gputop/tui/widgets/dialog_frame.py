@@ -44,7 +44,7 @@ def wrap_hanging(text: Text, width: int) -> Text:
 
 
 def _fitting(line: str, width: int) -> int:
-    """How many characters of the line these columns hold; one at least."""
+    """Number of characters of the line that these columns hold; one at least."""
     if line.isascii():
         return max(1, width)
     used = 0

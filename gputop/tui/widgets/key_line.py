@@ -15,7 +15,7 @@ _KEPT = 2  # the last ones are named in any width
 
 
 class KeyLine(LinesWidget):
-    """As many keys as fit; the last two always."""
+    """Line of as many keys as fit; the last two always."""
 
     def __init__(self) -> None:
         super().__init__(id="keys")

@@ -17,13 +17,6 @@ from tests.advice.labeled.truth import capture_window
 _ORIGIN_UNIX_NS = 1_790_000_000_000_000_000
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 Window = tuple[str | None, str]  # least and greatest severity; least None: it may be absent
-TRACE_IDS = (
-    "input_bound", "step_gap_host", "long_steps", "thread_contention", "launch_bound", "small_kernels",
-    "eager_execution", "retracing", "xla_off", "host_placement", "copies_excessive", "copies_pageable", "sync_copies",
-    "tensor_cores_unused", "fp16_fallback", "dims_unaligned", "loss_scaling", "batch_size_headroom", "memory_pressure",
-    "communication_exposed", "allreduce_count", "allreduce_slow", "collective_waiting", "replica_imbalance",
-    "gpu0_oversubscribed", "serial_gpus", "staggered_launch", "attention_unfused", "layout_conversions",
-    "optimizer_unfused", "allocation_in_steps", "small_grids")
 # Any job has a little of some faults; where fixing one would save this share of the step, it may be found too.
 _WORTH_NAMING = 0.03
 FUSED = 3.2  # XLA's fusions take a third of the time of the element-wise ops that they replace

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from functools import cache
 
-from tests.advice.labeled.case import TRACE_IDS, Case, Window
+from tests.advice.labeled.case import Case, Window
 from tests.advice.labeled.faults import FAULTS, Fault
 from tests.advice.labeled.healthy import healthy, missing
 from tests.advice.labeled.pairs import pairs
@@ -33,7 +33,7 @@ def _case(name: str, id_: str, fault: Fault, first: bool) -> Case:
 
 def all_cases(seeds: int = 3, only: str = "") -> Iterator[Case]:
     """``seeds`` cases of every fault, strong and medium, and one weak; ``only`` keeps names that contain it."""
-    for id_ in TRACE_IDS:
+    for id_ in FAULTS:
         numbered = [("strong", seed) for seed in range(seeds)] + [("medium", seed + 10) for seed in range(seeds)]
         for strength, seed in (*numbered, ("weak", 20)):
             if only in f"{id_}-{strength}-{seed}":

@@ -7,13 +7,13 @@ brings with it; ids that contradict it must not be found.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 
 from tests.advice.labeled import faults_gpu, faults_gpus, faults_host
-from tests.advice.labeled.case import TRACE_IDS
 from tests.advice.labeled.fault import Fault
 
 FAULTS: Mapping[str, Callable[[int, float], Fault]] = {
-    id_: next(getattr(module, id_) for module in (faults_host, faults_gpu, faults_gpus) if hasattr(module, id_))
-    for id_ in TRACE_IDS
+    name: function for module in (faults_host, faults_gpu, faults_gpus) for name, function in vars(module).items()
+    if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

@@ -28,6 +28,7 @@ from tests.fakes import cgroup_sample
 START_S = 1_800_000_000.0
 TOTAL = 80e9
 
+TIERS = ((1.0, 600), (10.0, 60), (60.0, 60))
 LINK = 63e9  # PCIe 5 × 16
 
 Level = float | Callable[[float], float]
@@ -123,7 +124,7 @@ def read(metric: str, value: float | None) -> Reading:
 def play(scene: Scene, seconds: float, history: History | None = None, start: float = 0.0,
          previous: tuple[Finding, ...] = ()) -> tuple[History, list[Advice]]:
     """The advice of each tick from ``start`` for ``seconds``."""
-    history = history or History(raw_samples=2000, tiers=((1.0, 600), (10.0, 60)))
+    history = history or History(raw_samples=2000, tiers=TIERS)
     out = []
     for tick in range(round(seconds / scene.interval_s)):
         sample = scene.sample(start + tick * scene.interval_s)
@@ -152,7 +153,7 @@ def verdict(scene: Scene, seconds: float, id_: str, ranks: Report | None = None)
 
 
 def _recorded(scene: Scene, seconds: float) -> tuple[History, NodeSample]:
-    history = History(raw_samples=2000, tiers=((1.0, 600), (10.0, 60)))
+    history = History(raw_samples=2000, tiers=TIERS)
     samples = [scene.sample(tick * scene.interval_s) for tick in range(round(seconds / scene.interval_s))]
     for sample in samples:
         history.append(sample)

@@ -180,6 +180,7 @@ def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work() -> None:
     assert finding.severity == "medium" and "sm_active_ratio" not in finding.evidence
     assert "spinning" not in ids(coarse(power_w=250.0))
     assert "spinning" not in ids(coarse(pcie_rx_bytes_per_s=4e7))
+    assert "spinning" not in ids(coarse(nvlink_rx_bytes_per_s=2e8))
     assert "PCIe traffic" in abstained(coarse(pcie_rx_bytes_per_s=None))["spinning"]
     assert "power" in abstained(coarse(power_w=None))["spinning"]
 
@@ -188,6 +189,52 @@ def test_spinning_abstains_without_its_figures() -> None:
     for metric in ("gpu_util", "tensor_active", "dram_active", "power_w"):
         advice = stuck(**{metric: None})
         assert "spinning" not in ids(advice) and "the test says so" in abstained(advice)["spinning"], metric
+
+
+def test_it_says_for_how_long() -> None:
+    finding = get(after(Scene(dict.fromkeys(range(8), 0.15), other=STUCK), 400), "spinning")
+    assert finding.evidence["lasts_s"] == 360.0
+    began = Scene(dict.fromkeys(range(8), 0.15), other=STUCK | {"tensor_active": lambda t: 0.4 if t < 200 else 0.0})
+    assert get(after(began, 400), "spinning").evidence["lasts_s"] == 120.0
+
+
+def test_traffic_between_gpus_is_work() -> None:
+    idle = stuck(nvlink_rx_bytes_per_s=1e6, nvlink_tx_bytes_per_s=1e6)
+    assert get(idle, "spinning").evidence["nvlink_bytes_per_s"] == pytest.approx(2e6)
+    assert "spinning" not in ids(stuck(nvlink_rx_bytes_per_s=6e7, nvlink_tx_bytes_per_s=6e7))
+
+
+NO_PIPES = {"fp64_active": 0.0, "fp32_active": 0.0, "fp16_active": 0.0}
+
+
+def test_a_kernel_that_waits_on_all_sms() -> None:
+    finding = get(stuck(0.98, **NO_PIPES), "spinning")
+    assert finding.severity == "medium" and finding.gpus == tuple(range(8))
+    one = Scene({0: 0.98}, [Job(gpus=(0,))], gpus=1, other=STUCK | NO_PIPES)  # a kernel of one warp an SM looks so
+    assert "spinning" not in ids(after(one, 400))
+
+
+@pytest.mark.parametrize("other", [
+    {"tensor_active": 0.5, "dram_active": 0.3, "power_w": 600.0},  # trains
+    {"power_w": 480.0},  # hashes: integers in registers
+    {"fp32_active": 0.04},  # single warps that compute
+    {"fp64_active": None},  # it is not known what they compute
+    {"dram_active": 0.7, "power_w": 450.0},  # a test of the memory
+    {"pcie_rx_bytes_per_s": None}, {"pcie_rx_bytes_per_s": 4e7},
+    {"nvlink_rx_bytes_per_s": 2e10, "nvlink_tx_bytes_per_s": 2e10},  # exchanges
+], ids=["trains", "hashes", "fp32", "unknown", "memory test", "no PCIe", "PCIe", "NVLink"])
+def test_busy_sms_that_are_no_wait(other: dict[str, Level | None]) -> None:
+    assert "spinning" not in ids(after(Scene(dict.fromkeys(range(8), 0.98), other=STUCK | NO_PIPES | other), 400))
+
+
+@pytest.mark.parametrize("command", ["python -m vllm.entrypoints.openai.api_server --tp 8", "vllm serve m",
+                                     "python -m sglang.launch_server --tp 8", "/opt/tritonserver/bin/tritonserver"])
+def test_servers_of_models_wait_for_requests(command: str) -> None:
+    scene = Scene(dict.fromkeys(range(8), 0.15), [Job(command=command)], other=STUCK)
+    advice = after(scene, 400)
+    assert "spinning" not in ids(advice) and "inference server" in abstained(advice)["spinning"]
+    other = replace(scene, jobs=[Job(command="python train.py --data /data/v.llm")])
+    assert "spinning" in ids(after(other, 400))
 
 
 # -- tensor_idle and dram_bound ---------------------------------------------------------------------

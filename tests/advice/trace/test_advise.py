@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.findings import Finding
-from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from tests.advice.trace.host_jobs import HOST_RULES, found, missing
 from tests.advice.trace.traces import KERNEL, STEP, findings, healthy, launch_bound
 from tests.trace.build import Builder, keras_steps
@@ -40,7 +40,7 @@ def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():
             t = 50 + i * min(STEP * max(steps, 1) / kernels, 800)
             b.run(0, t, 10, KERNEL, launch=t - 8)
             b.host("gap", t + 20, 5)
-        facts = examine(with_memory(b, 1).build())
+        facts = analyze_to_facts(with_memory(b, 1).build())
         return findings(facts.analysis), facts.small_sample_caveat
 
     for kernels, steps in ((25, 0), (150, 2)):
@@ -48,7 +48,7 @@ def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():
         assert {f.severity for f in few.values()} == {"medium"} and set(few) == {"launch_bound", "batch_size_headroom"}
         assert caveat and all(caveat in f.why for f in few.values())
     assert micro(15, 0)[0]["launch_bound"].severity == micro(15, 1)[0]["launch_bound"].severity == "low"
-    tiny_steps = examine(keras_steps(Builder(), 5, STEP, STEP - 50).run(0, 50, 10, KERNEL).build())
+    tiny_steps = analyze_to_facts(keras_steps(Builder(), 5, STEP, STEP - 50).run(0, 50, 10, KERNEL).build())
     assert not tiny_steps.hardly_any_kernels  # seen several times, they are the job
     many, caveat = micro(400, 0)
     assert many["launch_bound"].severity == "high" and caveat is None

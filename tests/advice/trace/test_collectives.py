@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gputop.diagnosis.diagnose import analyze, examine
+from gputop.diagnosis.diagnose import analyze, analyze_to_facts
 from gputop.timeline.rows import rows_of
 from gputop.trace.model import Kind, Trace
 from tests.advice.trace.traces import (
@@ -216,7 +216,7 @@ def test_the_format_does_not_matter(format):
 
 def test_the_gap_of_the_late_gpu_belongs_to_the_finding_and_its_host_has_the_rank():
     trace = delayed(1)
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     gaps = find_idle_gaps(facts)
     late = [gap for gap in gaps if gap.gpus == (1,) and gap.end_ns - gap.start_ns > 7_000_000]
     assert len(late) >= 7 and {gap.finding for gap in late} == {"collective_waiting"}

@@ -8,7 +8,7 @@ import pytest
 from gputop.advice.trace.facts import idle_before
 from gputop.analysis.results import StackLine
 from gputop.core.findings import Culprit, Finding
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.model import IdleGap, Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline.finding_place import gap_before, place_of
@@ -73,7 +73,7 @@ def test_before_a_kernel_whose_launch_was_late_there_is_its_gap() -> None:
 
 @pytest.mark.parametrize("b", [launch_bound(2), late_layer(), gap(0.3), input_bound(), staggered(800)])
 def test_all_waiting_of_a_part_is_charged_to_the_kernel_after_it(b: Builder) -> None:
-    facts = examine(b.build())
+    facts = analyze_to_facts(b.build())
     device = facts.trace.device
     for part in ("input", "launch", "host"):
         idle_ns = idle_before(facts, part)

@@ -8,7 +8,7 @@ import pytest
 
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.launch import launch_pace_s
-from gputop.diagnosis.diagnose import analyze, analyze_trace, examine
+from gputop.diagnosis.diagnose import analyze, analyze_to_facts, analyze_trace
 from tests.advice.trace.traces import STEP, STEPS, findings, verdict
 from tests.trace.build import Builder
 
@@ -54,11 +54,11 @@ def test_a_graph_recorded_once_or_now_and_then_or_quickly(job: Builder) -> None:
 
 
 def test_the_kernels_of_a_graph_have_no_pace() -> None:
-    assert launch_pace_s(examine(recorded().build())) is None
+    assert launch_pace_s(analyze_to_facts(recorded().build())) is None
     b = Builder()
     for k in range(40):
         b.run(0, 100 + 50 * k, 20, GEMM, launch=50 + 50 * k)
-    assert launch_pace_s(examine(b.build())) == pytest.approx(50e-6)
+    assert launch_pace_s(analyze_to_facts(b.build())) == pytest.approx(50e-6)
 
 
 def small(last: str) -> Builder:
@@ -84,7 +84,7 @@ def test_where_a_graph_runs_no_advice_records_one(last: str, trains: bool) -> No
         words = f"{f.why} {f.action} {f.snippet}"
         assert "reduce-overhead" not in words and "every 0 s" not in words
         assert trains or "optimizer" not in words
-    facts = examine(small(last).build())
+    facts = analyze_to_facts(small(last).build())
     job = Job.of(facts)
     assert job.graphs and job.trains is trains
 

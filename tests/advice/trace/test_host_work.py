@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.trace.model import Trace
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
@@ -36,7 +36,7 @@ def test_a_gap_without_events_is_pythons():
 
 def test_where_the_input_pipeline_sets_the_pace_of_a_cpu_job_no_saving_is_promised() -> None:
     """Of the real job: its callback takes 28 % of the step, and without it the steps are not shorter."""
-    f = {f.id: f for f in examine(load([DATA / "keras3_paced_by_input.xplane.pb.gz"])).analysis.findings}
+    f = {f.id: f for f in analyze_to_facts(load([DATA / "keras3_paced_by_input.xplane.pb.gz"])).analysis.findings}
     assert f["input_bound"].severity == "high"
     gap_ = f["step_gap_host"]
     assert gap_.severity == "low" and gap_.gain.step_time is None and gap_.evidence["share_ratio"] > 0.25
@@ -60,7 +60,7 @@ def test_a_real_job_of_pytorch_that_saves_at_each_step() -> None:
     def mean_s(begin: str) -> float:
         return sum(e["dur"] for e in events if e["name"].startswith(begin)) / 3e6
 
-    f = {f.id: f for f in examine(load([path])).analysis.findings}
+    f = {f.id: f for f in analyze_to_facts(load([path])).analysis.findings}
     assert f["step_gap_host"].evidence["gap_s"] == pytest.approx(mean_s("torch/serialization.py(944): save"), rel=0.1)
     assert f["input_bound"].evidence["wait_s"] == pytest.approx(mean_s("enumerate(DataLoader)"), rel=0.02)
     assert "saving checkpoints" in f["step_gap_host"].why and "pybind11" not in f["step_gap_host"].why
@@ -85,7 +85,7 @@ def test_the_steps_of_pytorch_on_a_cpu_are_no_calls_with_gaps_between_them(tmp_p
                                                                ("cpu_op", "aten::mm", 5, 900))]
         paths.append(tmp_path / f"rank{rank}.pt.trace.json")
         paths[-1].write_text(json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": events}))
-    analysis = examine(load(paths)).analysis
+    analysis = analyze_to_facts(load(paths)).analysis
     assert analysis.steps is not None and analysis.steps.count >= 6 and analysis.gaps is None
 
 
@@ -249,11 +249,11 @@ def ranks(*pauses_us: float) -> Trace:
 
 
 def test_the_rank_that_holds_the_others_up_is_named():
-    finding = next(f for f in examine(ranks(100, 20_000)).analysis.findings if f.id == "step_gap_host")
+    finding = next(f for f in analyze_to_facts(ranks(100, 20_000)).analysis.findings if f.id == "step_gap_host")
     assert "on rank node_6010" in finding.title and "wait for this rank" in finding.why
     assert finding.evidence["gap_s"] == pytest.approx(0.020, rel=0.01)
 
 
 def test_where_all_ranks_pause_alike_none_is_named():
-    finding = next(f for f in examine(ranks(20_000, 15_000)).analysis.findings if f.id == "step_gap_host")
+    finding = next(f for f in analyze_to_facts(ranks(20_000, 15_000)).analysis.findings if f.id == "step_gap_host")
     assert "node_60" not in finding.title + finding.why

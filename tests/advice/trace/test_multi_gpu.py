@@ -7,7 +7,7 @@ import pytest
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.multi_gpu import describe_replica_imbalance
 from gputop.advice.trace.training_loop import CUSTOM, JAX, KERAS3, PYTORCH
-from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.render.finding_text import culprits_text
 from gputop.trace.model import Kind, LaunchShape
 from tests.advice.trace.staggered_traces import staggered
@@ -207,5 +207,5 @@ def test_the_code_for_even_batches_fits_the_job(job, there, not_there):
 
 
 def test_a_job_whose_replicas_exchange_gradients_has_a_strategy():
-    assert Job.of(examine(reducing(200).build())).strategy == "mirrored"
-    assert Job.of(examine(healthy(2).build())).strategy == ""
+    assert Job.of(analyze_to_facts(reducing(200).build())).strategy == "mirrored"
+    assert Job.of(analyze_to_facts(healthy(2).build())).strategy == ""

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gputop.advice.trace.job import Job
-from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.trace.model import Trace
 from tests.trace.build import Builder
 
@@ -44,18 +44,19 @@ def decoding(*names: str, host: tuple[str, ...] = (), format: str = "chrome", to
     ("sm80_xmma_wgrad_implicit_gemm_bf16", True), ("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", True),
 ])
 def test_kernels_tell_whether_a_job_trains(name: str, trains: bool) -> None:
-    assert Job.of(examine(decoding(name))).trains is trains
+    assert Job.of(analyze_to_facts(decoding(name))).trains is trains
 
 
 @pytest.mark.parametrize("host", [
     "torch/autograd/function.py(39): save_for_backward", "torch/optim/adamw.py(12): <module>",
     "<built-in method apply of FunctionMeta object>", "nn.Module: LoraAdamAdapter"])
 def test_functions_of_python_do_not_train(host: str) -> None:
-    assert Job.of(examine(decoding(host=(host,)))).trains is False
+    assert Job.of(analyze_to_facts(decoding(host=(host,)))).trains is False
 
 
 def test_a_job_that_also_serves_its_model_trains() -> None:
-    assert Job.of(examine(decoding(host=("autograd::engine::evaluate_function: AddmmBackward0",)))).trains is True
+    backward = decoding(host=("autograd::engine::evaluate_function: AddmmBackward0",))
+    assert Job.of(analyze_to_facts(backward)).trains is True
 
 
 @pytest.mark.parametrize(("host", "server"), [
@@ -63,7 +64,7 @@ def test_a_job_that_also_serves_its_model_trains() -> None:
     ("/sgl-workspace/sglang/python/sglang/srt/layers/linear.py(3): forward", "SGLang"),
     ("model.py(3): forward", "vLLM")])
 def test_the_server_is_named(host: str, server: str) -> None:
-    facts = examine(decoding(host=(host,)))
+    facts = analyze_to_facts(decoding(host=(host,)))
     assert Job.of(facts).server == server
 
 

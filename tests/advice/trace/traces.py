@@ -7,7 +7,7 @@ from typing import Any
 from gputop.advice.registry import rule_of
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
-from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.trace.model import Kind, MemoryKind, Trace
 from tests.trace.build import Builder, keras_steps
 
@@ -35,7 +35,7 @@ def verdict(job: Builder | Trace, id_: str) -> Any:
     """What a rule computes, before it is put into words."""
     rule = rule_of(id_, "trace")
     assert rule is not None
-    return rule.function("judge")(examine(job.build() if isinstance(job, Builder) else job))
+    return rule.function("judge")(analyze_to_facts(job.build() if isinstance(job, Builder) else job))
 
 
 def job(gpus: int = 1, steps: int = STEPS) -> Builder:

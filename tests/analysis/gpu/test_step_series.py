@@ -9,7 +9,7 @@ import pytest
 
 from gputop.analysis.gpu.step_series import StepSeries, step_series
 from gputop.analysis.results import Analysis
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
@@ -21,7 +21,7 @@ KERAS = Path(__file__).resolve().parents[2] / "data" / "keras3_slow_input.xplane
 
 
 def both(trace: Trace) -> tuple[Analysis, StepSeries]:
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     assert facts.steps is not None
     return facts.analysis, step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts)
 

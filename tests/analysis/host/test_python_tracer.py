@@ -17,7 +17,7 @@ from gputop.analysis.host.python_stacks import BUILT_IN, PythonStacks, StackSpan
 from gputop.analysis.host.python_tracer import function_text, traced_stacks
 from gputop.analysis.results import Analysis, GapLines
 from gputop.core.host_stacks import StackFrame
-from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.diagnosis.report import text_report
 from gputop.timeline.idle_gaps import rank_idle_gaps
 from gputop.timeline.report import text_of, to_json
@@ -64,7 +64,7 @@ def test_a_gap_names_the_innermost_function_of_the_user_s_own(gpus):
 
 
 def test_the_finding_the_report_and_the_gaps_say_who_recorded_it():
-    facts = examine(traced(gpus=1))
+    facts = analyze_to_facts(traced(gpus=1))
     analysis = facts.analysis
     (finding,) = [f for f in analysis.findings if f.id == "step_gap_host"]
     assert finding.culprits[0].name == "metrics.py:4 confusion" and finding.culprits[0].traced
@@ -108,7 +108,7 @@ def raw_seconds(name: str, wanted: str) -> float:
 def test_real_jobs_slow_function_takes_as_long_as_they_logged_themselves(file, lines):
     """The job slept in line 11; PyTorch 2.15 tells the line, JAX the function."""
     trace = load([DATA / file])
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     assert facts.steps is not None
     begin, end = (trace.origin_ns + t for t in (facts.steps.spans.start[0], facts.steps.spans.end[-1]))
     truth_s = sum(b - a for a, b in SLOW[file.partition(".")[0]] if begin / 1e9 <= a and b <= end / 1e9 + 1e-3)
@@ -123,7 +123,7 @@ def test_real_jobs_slow_function_takes_as_long_as_they_logged_themselves(file, l
 def test_the_loop_s_own_python_in_the_wait_for_a_batch_is_named():
     """A DataLoader without workers decodes in the loop."""
     file = "pytorch_stack.pt.trace.json.gz"
-    facts = examine(load([DATA / file]))
+    facts = analyze_to_facts(load([DATA / file]))
     assert facts.steps is not None
     line = gap(facts.analysis, "input").lines[0]
     assert line.line == "train_torch.py:18 decode"

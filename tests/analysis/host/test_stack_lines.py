@@ -16,7 +16,7 @@ from gputop.analysis.host.python_stacks import sampled_stacks, stack_spans
 from gputop.analysis.host.stack_lines import Lines, line_text, lines_of_gaps
 from gputop.analysis.results import Analysis, GapLines, HostStacks
 from gputop.core.host_stacks import StackFrame
-from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.diagnosis.report import text_report
 from gputop.trace.intervals import EMPTY, Spans, coverage, subtract, union
 from gputop.trace.model import Trace
@@ -93,7 +93,8 @@ def test_a_finding_about_few_of_the_gaps_names_no_line_of_all_of_them(share, nam
     """As the finding that every 64th step is long, in a job whose callback takes most of every step."""
     rule = rule_of("long_steps", "trace")
     assert rule is not None
-    lines = lines_of_finding(rule, Verdict(gpus=(), share=share), examine(trace_of({"MainThread": loop(METRICS)})))
+    facts = analyze_to_facts(trace_of({"MainThread": loop(METRICS)}))
+    lines = lines_of_finding(rule, Verdict(gpus=(), share=share), facts)
     assert bool(lines) == named
 
 

@@ -10,7 +10,7 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.stack_lines import python_of
 from gputop.analysis.host.wall_time import wall_time
 from gputop.analysis.results import WallTime
-from gputop.analysis.steps.judged import with_steps
+from gputop.analysis.steps.judged import detect_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.load import load
 from tests.analysis.host.traces_of_epochs import MS, TEST, TRAIN, epochs, evaluate, train, with_stacks
@@ -19,7 +19,7 @@ from tests.trace.build import Builder
 
 
 def divided(trace: Trace | Builder) -> WallTime:
-    trace, steps = with_steps(trace.build() if isinstance(trace, Builder) else trace)
+    trace, steps = detect_steps(trace.build() if isinstance(trace, Builder) else trace)
     found = wall_time(trace, timelines(trace), steps, python_of(trace))
     assert found is not None
     return found
@@ -270,7 +270,7 @@ def test_the_parts_sum_to_the_recording_whatever_is_in_it(seed):
     if rng.random() < 0.3:
         begin = rng.randrange(max(end, 1))
         trace.unrecorded_ns = ((begin, rng.randrange(begin, end + 1)),)
-    judged, _ = with_steps(trace)
+    judged, _ = detect_steps(trace)
     if judged.window_ns[0] == judged.window_ns[1]:  # nothing was recorded but what is missing
         return
     wall = divided(trace)

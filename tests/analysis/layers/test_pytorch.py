@@ -16,7 +16,7 @@ from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.pytorch import call_scopes
 from gputop.analysis.layers.scopes import Scope
 from gputop.analysis.layers.tree import NO_CALL, NO_OP_RUNS
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.layer_spans import layer_spans
 from gputop.trace.intervals import coverage, union
 from gputop.trace.model import Kind, Trace
@@ -254,7 +254,7 @@ def test_a_real_job_spends_its_time_where_its_own_marks_say() -> None:
     launches = {e["args"]["correlation"]: e for e in events
                 if e.get("cat") == "cuda_runtime" and "correlation" in e.get("args", {})}
     updates = [e for e in events if e.get("cat") == "user_annotation" and e["name"] == "## optimizer ##"]
-    facts = examine(load([path]))
+    facts = analyze_to_facts(load([path]))
     device, table, steps = facts.trace.device, facts.analysis.layers, facts.steps
     assert table is not None and steps is not None
     marked = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gputop.analysis.host.wall_time import wall_time
-from gputop.analysis.steps.judged import with_steps
+from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.phases import EVALUATION
 from gputop.analysis.steps.pytorch_loops import batch_steps, op_sequence, optimizer_steps
 from gputop.analysis.steps.steps import find_steps
@@ -160,7 +160,7 @@ def test_pauses_behind_the_optimizers_call_are_no_part_of_the_next_step():
         loop.step().zero().forward().backward().update()
         if i % 10 == 9:
             loop.sleep(5000)  # torch.save
-    trace, steps = with_steps(loop.b.build())
+    trace, steps = detect_steps(loop.b.build())
     assert steps is not None
     wall = wall_time(trace, (), steps)
     assert wall is not None
@@ -246,7 +246,7 @@ def test_the_order_of_a_files_events_does_not_count(shuffle):
 @pytest.mark.parametrize("name", LOGGED)
 def test_steps_of_real_jobs_are_those_of_their_logs(name):
     count, median_ms = LOGGED[name]
-    _, steps = with_steps(load(real(name)))
+    _, steps = detect_steps(load(real(name)))
     assert steps is not None
     assert count - 3 <= steps.count + steps.times.dropped <= count + 1
     assert 1e3 * steps.times.median_s == pytest.approx(median_ms, rel=0.1)

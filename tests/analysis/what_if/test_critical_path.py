@@ -187,7 +187,7 @@ def test_short_stretches_are_told_as_one() -> None:
         for k in range(1_900):
             b.run(0, i * STEP + 100 + 10 * k, 9, "other" if k % 4 == 3 else "gemm", launch=i * STEP + 90 + k)
     out = found(b.build())
-    assert len(out.segments) <= 2 * path._MOST_SEGMENTS + 1
+    assert len(out.segments) <= 2 * path._MAX_SEGMENTS + 1
     assert sum(segment.stretches for segment in out.segments) > 3_000
     assert {segment.name for segment in out.segments if segment.kind == "kernel" and segment.stretches > 8} == {"gemm"}
     document = make_analysis(critical_path=out).to_json()

@@ -20,7 +20,7 @@ from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import TOLERANCE, Replay, event_times, idle_saved, replay_window
 from gputop.core.findings import Gain, with_cures
-from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.trace.intervals import union
 from gputop.trace.model import Kind, Trace
 from tests.analyses import make_analysis
@@ -82,13 +82,13 @@ def test_a_pause_that_may_be_a_wait_is_told_both_ways() -> None:
     assert found.saved_if_waiting(kernels(trace, 0.5)) == pytest.approx(0.375, abs=0.01)
     assert found.saved_if_waiting(Cure(assumes="")) == 0.0
     verdict = Verdict(gpus=(0,), share=0.5, cure=kernels(trace, 0.5))
-    saved, why = Cures(examine(trace)).saved(verdict)
+    saved, why = Cures(analyze_to_facts(trace)).saved(verdict)
     assert saved is None and "37 % if it does and 0 % if it is busy" in why
 
 
 def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
     trace = gpu_paced()
-    cures = Cures(examine(trace))
+    cures = Cures(analyze_to_facts(trace))
     assert cures.saved(Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.5)))[0] == pytest.approx(0.45, abs=0.02)
     saved, why = cures.saved(Verdict(gpus=(0,), share=0.2, cure=kernels(trace, 0.5)))
     assert saved is None and "saves more (45 %)" in why
@@ -97,10 +97,10 @@ def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
 def test_a_replay_that_cannot_express_the_fix_leaves_its_bound() -> None:
     trace = gpu_paced()
     some = Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.9), expressed=0.5)
-    saved, why = Cures(examine(trace)).saved(some)
+    saved, why = Cures(analyze_to_facts(trace)).saved(some)
     assert saved is None and "saves only 9 %: it cannot express the whole fix" in why
     most = replace(some, cure=kernels(trace, 0.5))
-    assert Cures(examine(trace)).saved(most)[0] == pytest.approx(0.45, abs=0.02)
+    assert Cures(analyze_to_facts(trace)).saved(most)[0] == pytest.approx(0.45, abs=0.02)
 
 
 def test_what_is_judged_large_does_not_vanish_because_a_replay_saves_nothing() -> None:
@@ -112,7 +112,7 @@ def test_what_is_judged_large_does_not_vanish_because_a_replay_saves_nothing() -
 
 def large_verdicts(trace: Trace) -> list[Rule]:
     """The rules that judge a tenth of the step and more."""
-    facts = examine(trace)
+    facts = analyze_to_facts(trace)
     out = []
     for rule in TRACE_RULES:
         if not any(MISSING[need](facts) for need in rule.needs):
@@ -292,7 +292,7 @@ def test_sets_of_cures_are_replayed_and_grow_only() -> None:
 def test_what_the_first_findings_save_at_once_is_their_gain_together() -> None:
     """Kernels of 20 µs every 100 µs: back to back, and as many of a third of the length."""
     trace = host_paced()
-    cures = Cures(examine(trace))
+    cures = Cures(analyze_to_facts(trace))
     cures._replay = replay(trace)
     cures.by_finding = {"launches": Cure(assumes="", launching=True), "kernels": kernels(trace, 1 / 3)}
     cures.by_finding["half"] = kernels(trace, 1 / 2)
@@ -319,7 +319,7 @@ def test_what_the_first_findings_save_at_once_is_their_gain_together() -> None:
 
 
 def test_sets_of_cures_save_the_lesser_where_it_is_unclear_what_the_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    cures = Cures(examine(paused([15_000] * 12, [5_000] * 12, waits=True)))
+    cures = Cures(analyze_to_facts(paused([15_000] * 12, [5_000] * 12, waits=True)))
     assert cures._replay is not None and 0.2 < cures._replay.ambiguous_wait_ratio <= 1.0
     cures.by_finding = {"a": Cure(assumes=""), "b": Cure(assumes="")}
     findings = [replace(HEAVY, id=id_, gain=Gain(0.1, "", by="replay")) for id_ in cures.by_finding]

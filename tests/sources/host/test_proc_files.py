@@ -29,7 +29,7 @@ def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
     (errno.EIO, "it could not be read: Input/output error"),
 ])
 def test_reasons(code: int, reason: str) -> None:
-    assert pf.why(OSError(code, os.strerror(code))) == reason
+    assert pf.reason_of(OSError(code, os.strerror(code))) == reason
 
 
 def test_stat_of_this_process() -> None:

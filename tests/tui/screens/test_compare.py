@@ -226,7 +226,7 @@ def test_only_so_many_captures_keep_what_a_comparison_needs() -> None:
     session, some = Captured(), ComparedTrace(gpu_names=("H100",))
     for n in range(MAX_COMPARED + 2):
         session.capture_ended(replace(record(n, 0.4), compared=some), [SERVER])
-    for records in (session.captures, session.taken):
+    for records in (session.captures, session.captures_this_run):
         assert [one.compared is some for one in records] == [False] * 2 + [True] * MAX_COMPARED
 
 

@@ -12,7 +12,7 @@ from textual.app import App, ComposeResult
 from gputop.cli import main
 from gputop.core.errors import GputopError
 from gputop.core.findings import Culprit
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.timeline.reader import Timeline
 from gputop.trace.readers.load import load
@@ -229,7 +229,7 @@ def test_the_place_of_a_finding() -> None:
 
 def test_without_a_gpu_the_place_of_waiting_for_input_is_the_longest_wait_for_a_batch() -> None:
     trace = load([str(DATA / "keras3_slow_input.xplane.pb.gz")])
-    found = {finding.id: finding for finding in examine(trace).analysis.findings}["input_bound"]
+    found = {finding.id: finding for finding in analyze_to_facts(trace).analysis.findings}["input_bound"]
     place = place_of(timeline_of(trace), replace(found, culprits=()))  # as where lines of Python are the culprits
     assert not isinstance(place, int) and place is not None
     waits = [(end - start, start) for start, end, name in zip(

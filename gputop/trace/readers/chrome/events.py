@@ -85,8 +85,8 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``.
     """
     events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes))
-    members, found, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take)
-    if not found and not damaged:
+    members, has_list, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take)
+    if not has_list and not damaged:
         raise GputopError(f"{path} is JSON, but not a Chrome trace: it has no list \"traceEvents\".",
                           "Give the trace that the PyTorch profiler, TensorBoard or JAX exported.")
     if damaged and not events.seen:
@@ -171,16 +171,16 @@ class _Events:
 
     def sparse(self) -> dict[str, tuple[I64, I64]]:
         stats, self._stats = self._stats, {}
-        return {name: (np.array(at, np.int64), np.array(values, np.int64)) for name, (at, values) in stats.items()}
+        return {name: (np.array(rows, np.int64), np.array(values, np.int64)) for name, (rows, values) in stats.items()}
 
     def _keep(self, args: dict[str, Any]) -> None:
         """Keep the stats of the event that is appended next."""
         for name in args.keys() & _STATS:
-            known = args[name]
-            if name in _HASHES and type(known) is int and -(1 << 63) <= known < 1 << 63:
-                self._append_stat(name, known)
+            raw = args[name]
+            if name in _HASHES and type(raw) is int and -(1 << 63) <= raw < 1 << 63:
+                self._append_stat(name, raw)
                 continue
-            value = integer(known) if name in _NUMBERS else self.builder.names[str(known)]
+            value = integer(raw) if name in _NUMBERS else self.builder.names[str(raw)]
             if value >= 0:
                 self._append_stat(name, value)
 
@@ -295,7 +295,7 @@ def text_of(value: Any) -> str:
 
 
 def _finite(value: Any) -> TypeGuard[float]:
-    """Whether it is a number of µs that, with any offset, fits an int64 of nanoseconds."""
+    """Return whether a value is a number of µs that, with any offset, fits an int64 of nanoseconds."""
     return isinstance(value, (int, float)) and -2e15 < value < 2e15
 
 

@@ -23,7 +23,7 @@ _AFTER_NUMBER = frozenset(",]} \t\r\n")
 _CONSTANT = r"([-+]?)(?:(nan)(?:\(\w{0,20}\))?|inf(?:inity)?)(?=[\s,}\]])"
 _MEMBERS = re.compile(rf'((?<!\\)"\s{{0,8}}:\s{{0,8}}){_CONSTANT}', re.IGNORECASE)
 _ONE = re.compile(rf"(){_CONSTANT}", re.IGNORECASE)
-_MOST_ONES = 100  # of a file: for each the text is copied, and the element parsed again
+_MAX_ONES = 100  # of a file: for each the text is copied, and the element parsed again
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
@@ -44,18 +44,18 @@ def read_list(
     """
     text = _Text(pieces)
     kept: dict[str, Any] = {}
-    found = False
+    has_member = False
     try:
         first = text.peek()
         if first == "[":
-            found = True
+            has_member = True
             text.skip()
             text.elements(take)
         elif first == "{":
             text.skip()
             while (name := text.key()) is not None:
                 if name == member and text.peek() == "[":
-                    found = True
+                    has_member = True
                     text.skip()
                     text.elements(take)
                 else:
@@ -66,13 +66,13 @@ def read_list(
             raise Damaged
         text.end()
     except Damaged:
-        return kept, found, True
-    return kept, found, False
+        return kept, has_member, True
+    return kept, has_member, False
 
 
-def _spelled(found: re.Match[str]) -> str:
+def _spelled(match: re.Match[str]) -> str:
     """A constant as Python's parser has it."""
-    return found[1] + ("NaN" if found[3] else f"{found[2].removeprefix('+')}Infinity")
+    return match[1] + ("NaN" if match[3] else f"{match[2].removeprefix('+')}Infinity")
 
 
 class _Text:
@@ -133,8 +133,8 @@ class _Text:
             try:
                 value, end = self._scan(self._text, self._at)
             except (StopIteration, ValueError, RecursionError) as error:
-                at = error.value if isinstance(error, StopIteration) else getattr(error, "pos", None)
-                if isinstance(at, int) and at >= self._at and self._spell_constants(at):
+                error_pos = error.value if isinstance(error, StopIteration) else getattr(error, "pos", None)
+                if isinstance(error_pos, int) and error_pos >= self._at and self._spell_constants(error_pos):
                     continue
             else:
                 if self._whole or len(self._text) - end >= _AHEAD:
@@ -146,14 +146,14 @@ class _Text:
             if not self._more():
                 raise Damaged
 
-    def _spell_constants(self, at: int) -> bool:
+    def _spell_constants(self, error_pos: int) -> bool:
         """Spell constants that are no JSON as Python's parser does: those of members in all of the loaded text, or the
         one at this place, where the parser failed. False: there is none."""
         rest = self._text[self._at:]
         spelled = _MEMBERS.sub(_spelled, rest)
-        if spelled == rest and self._ones < _MOST_ONES and (one := _ONE.match(self._text, at)) is not None:
+        if spelled == rest and self._ones < _MAX_ONES and (one := _ONE.match(self._text, error_pos)) is not None:
             self._ones += 1
-            spelled = rest[:at - self._at] + _spelled(one) + self._text[one.end():]
+            spelled = rest[:error_pos - self._at] + _spelled(one) + self._text[one.end():]
         if spelled == rest:
             return False
         self._text, self._at = spelled, 0
@@ -163,18 +163,18 @@ class _Text:
         """Hand over the elements of a list and pass its end."""
         scan, between = self._scan, _BETWEEN.match
         while True:
-            text, at, last = self._text, self._at, len(self._text) - _AHEAD
+            text, pos, last = self._text, self._at, len(self._text) - _AHEAD
             try:
                 while True:
-                    at = between(text, at).end()  # type: ignore[union-attr]
-                    value, end = scan(text, at)
+                    pos = between(text, pos).end()  # type: ignore[union-attr]
+                    value, end = scan(text, pos)
                     if end > last:
                         break
-                    at = end
+                    pos = end
                     take(value)
             except (StopIteration, ValueError, RecursionError):
                 pass  # the end of the list or of the loaded text, or damage
-            self._at = at
+            self._at = pos
             while (char := self.peek()) == ",":
                 self.skip()
             if char == "]":

@@ -98,19 +98,19 @@ def read_chrome(
 
 
 def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder: TraceBuilder) -> list[int]:
-    """Where each file's first event lies on the job's clock, in nanoseconds."""
+    """Time of each file's first event on the job's clock, in nanoseconds."""
     # Whole microseconds and the rest are converted separately: the product of both exceeds a float's precision.
-    at = [file.base_ns + int(start) * _NS_PER_US + round((start - int(start)) * _NS_PER_US)
-          for file, start in zip(files, starts, strict=True)]
+    first_ns = [file.base_ns + int(start) * _NS_PER_US + round((start - int(start)) * _NS_PER_US)
+                for file, start in zip(files, starts, strict=True)]
     filled = [i for i, file in enumerate(files) if len(file.events)]
-    ends = [at[i] + round((float((files[i].events["ts"] + files[i].events["dur"]).max()) - starts[i]) * _NS_PER_US)
-            for i in filled]
-    if filled and max(at[i] for i in filled) >= min(ends):
+    last_us = {i: float((files[i].events["ts"] + files[i].events["dur"]).max()) for i in filled}
+    ends = [first_ns[i] + round((last_us[i] - starts[i]) * _NS_PER_US) for i in filled]
+    if filled and max(first_ns[i] for i in filled) >= min(ends):
         builder.note("no_common_clock", "The files do not overlap in time: they are not on one clock, or not of one "
                                         "capture. gputop aligns their first events; do not compare times between "
                                         "ranks.")
         return [0] * len(files)
-    return at
+    return first_ns
 
 
 class _Rank:
@@ -128,10 +128,10 @@ class _Rank:
 
     @property
     def window_ns(self) -> tuple[int, int] | None:
-        """When the profiler itself began and ended, on the job's clock; None where the file does not tell."""
+        """Begin and end of the profiler itself, on the job's clock; None where the file does not say."""
         if self._file.window_us is None:
             return None
-        begin, end = (round((at - self._start_us) * _NS_PER_US) + self._at_ns for at in self._file.window_us)
+        begin, end = (round((time_us - self._start_us) * _NS_PER_US) + self._at_ns for time_us in self._file.window_us)
         return begin, end
 
     def read(self) -> None:
@@ -147,10 +147,10 @@ class _Rank:
             if len(numbered):
                 events.stats["step_num"] = (numbered, host["step"][numbered])
             row = np.cumsum(ordinal == _ON_HOST) - 1
-            for name, (at, values) in self._file.stats.items():
-                here = ordinal[at] == _ON_HOST
+            for name, (rows, values) in self._file.stats.items():
+                here = ordinal[rows] == _ON_HOST
                 if here.any():
-                    events.stats[name] = (row[at[here]], values[here])
+                    events.stats[name] = (row[rows[here]], values[here])
             self._builder.host.append(events)
         if len(steps):
             self._builder.steps.append(StepEvents(steps["name"].copy(), *self._ns(steps)))
@@ -161,7 +161,7 @@ class _Rank:
                 _join(out, self._builder.host[-1], host["correlation"].copy())
 
     def _with_few_lines(self, ordinal: I64) -> I64:
-        """Where the file has more threads and streams than are read, those with the fewest events are left out."""
+        """Leave out the threads and streams with the fewest events, where the file has more than are read."""
         events = self._file.events
         if not len(events):
             return ordinal
@@ -176,7 +176,7 @@ class _Rank:
         return np.where(kept[rows], ordinal, _NEITHER)
 
     def _allocators(self) -> None:
-        """What this rank's allocators held, each under a name of its of_gpu."""
+        """Add what this rank's allocators held, each under a name of its own."""
         memory, self._file.memory = self._file.memory, self._file.memory[:0]
         for gpu in np.unique(memory["gpu"]).tolist():
             of_gpu = memory[memory["gpu"] == gpu]
@@ -202,9 +202,9 @@ class _Rank:
         for column in ("name", "correlation", "tf_op", "shape"):
             getattr(out, column)[:] = events[column]
         for number in np.unique(ordinal).tolist():
-            at = np.flatnonzero(ordinal == number)
-            out.gpu[at] = gpu = self._gpu(number)
-            out.line[at] = self._lines(gpu, events["stream"][at])
+            on_gpu = np.flatnonzero(ordinal == number)
+            out.gpu[on_gpu] = gpu = self._gpu(number)
+            out.line[on_gpu] = self._lines(gpu, events["stream"][on_gpu])
         names, which = np.unique(out.name, return_inverse=True)
         out.kind[:] = np.array([kernel_names.classify(self._builder.names.list[i]).kind for i in names.tolist()],
                                np.uint8)[which]
@@ -219,7 +219,7 @@ class _Rank:
         return out
 
     def _ordinals(self) -> I64:
-        """For each event the GPU it ran on, or _ON_HOST, _STEPS or _NEITHER."""
+        """Ordinal of the GPU that each event ran on, or _ON_HOST, _STEPS or _NEITHER."""
         events, file = self._file.events, self._file
         device_ids = np.array([integer(pid) for pid, _ in file.rows], np.int64)  # kineto: the process is the GPU
         by_names = self._ordinals_by_names(np.unique(events["row"][events["category"] == HOST]).tolist())
@@ -286,5 +286,5 @@ class _Rank:
 def _join(device: DeviceEvents, host: HostEvents, correlation: I64) -> None:
     calls = np.flatnonzero(correlation > 0)
     none = np.full(len(calls), -1, np.int64)
-    found = Launches(correlation[calls], none, host.start_ns[calls], ()).find(device.correlation, device.correlation)
-    set_launches(device, found, host.start_ns[calls], host.end_ns[calls], host.line[calls])
+    call = Launches(correlation[calls], none, host.start_ns[calls], ()).find(device.correlation, device.correlation)
+    set_launches(device, call, host.start_ns[calls], host.end_ns[calls], host.line[calls])

@@ -62,8 +62,8 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        own = -(-self.elements * _BITS.get(self.type, 0) // 8)
-        return sum(part.bytes for part in self.parts) if self.parts else own
+        array_bytes = -(-self.elements * _BITS.get(self.type, 0) // 8)
+        return sum(part.bytes for part in self.parts) if self.parts else array_bytes
 
     @property
     def array(self) -> Shape:
@@ -96,7 +96,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionDimensions:
-    """Which dimension of input, kernel and output is what (``xla.ConvolutionDimensionNumbers``)."""
+    """Dimensions of input, kernel and output by their meaning (``xla.ConvolutionDimensionNumbers``)."""
 
     input_batch: int
     input_feature: int
@@ -116,11 +116,11 @@ def find_programs(data: Data, begin: int, end: int, steps: Steps) -> dict[tuple[
         value = read_fields(data, *entry, (_MAP_VALUE,), steps=steps).last(_MAP_VALUE)
         if value is None:
             continue
-        found = read_fields(data, *value, (_EVENT_NAME, _EVENT_STAT), steps=steps)
-        name = found.last(_EVENT_NAME)
+        metadata_fields = read_fields(data, *value, (_EVENT_NAME, _EVENT_STAT), steps=steps)
+        name = metadata_fields.last(_EVENT_NAME)
         match = _PROGRAM.fullmatch(data[slice(*name)].decode("utf-8", "replace")) if name else None
         stats = [read_fields(data, *span, (_STAT_BYTES,), steps=steps).last(_STAT_BYTES)
-                 for span in _spans(found, _EVENT_STAT)]
+                 for span in _spans(metadata_fields, _EVENT_STAT)]
         proto = next((span for span in stats if span), None)
         if match and proto:
             out[match[1], int(match[2])] = proto
@@ -138,20 +138,20 @@ class Program:
         self.bodies: dict[int, tuple[int, tuple[Instruction, ...]]] = {}  # computations: id of the root, instructions
         self.flops: dict[int, Mapping[str, float] | None] = {}  # of computations, as far as counted
         module = self._fields(begin, end, (_MODULE,)).last(_MODULE)
-        found = self._fields(*module, (_COMPUTATION, _STACK_FRAMES)) if module is not None else None
-        for span in _spans(found, _COMPUTATION) if found is not None else ():
+        module_fields = self._fields(*module, (_COMPUTATION, _STACK_FRAMES)) if module is not None else None
+        for span in _spans(module_fields, _COMPUTATION) if module_fields is not None else ():
             self._read_computation(*span)
         self._users: dict[int, list[Instruction]] | None = None
-        self._stack = found.last(_STACK_FRAMES) if found is not None else None
+        self._stack = module_fields.last(_STACK_FRAMES) if module_fields is not None else None
         self._tables: tuple[list[tuple[int, int]], ...] | None = None
 
     def _fields(self, begin: int, end: int, wanted: Collection[int]) -> Fields:
         return read_fields(self._data, begin, end, wanted, steps=self.steps)
 
     def _read_computation(self, begin: int, end: int) -> None:
-        found = self._fields(begin, end, (_INSTRUCTION, _COMPUTATION_ID, _ROOT_ID))
+        computation = self._fields(begin, end, (_INSTRUCTION, _COMPUTATION_ID, _ROOT_ID))
         body = []
-        for span in _spans(found, _INSTRUCTION):
+        for span in _spans(computation, _INSTRUCTION):
             fields = self._fields(*span, _INSTRUCTION_FIELDS)
             instruction = Instruction(
                 fields.values.get(_ID, -1), self.text(fields, _OPCODE), self.numbers(fields, _OPERANDS),
@@ -159,7 +159,7 @@ class Program:
             self._instructions[instruction.id] = instruction
             self.ids[self.text(fields, _NAME)] = instruction.id
             body.append(instruction)
-        self.bodies[found.values.get(_COMPUTATION_ID, -1)] = found.values.get(_ROOT_ID, -1), tuple(body)
+        self.bodies[computation.values.get(_COMPUTATION_ID, -1)] = computation.values.get(_ROOT_ID, -1), tuple(body)
 
     def named(self, name: str) -> Instruction | None:
         """The instruction that kernels call ``name``."""
@@ -178,7 +178,7 @@ class Program:
         return tuple(_varints(self._data, *span)) if span else ()
 
     def shape(self, id_: int) -> Shape:
-        """What the instruction with this id yields."""
+        """Shape that the instruction with this id yields."""
         if id_ not in self._shapes:
             instruction = self._instructions.get(id_)
             span = self._part(instruction, _SHAPE) if instruction is not None else None
@@ -189,13 +189,13 @@ class Program:
         return self._fields(*instruction.span, (field,)).last(field)
 
     def _read_shape(self, begin: int, end: int, depth: int) -> Shape:
-        found = self._fields(begin, end, (_ELEMENT_TYPE, _DIMENSIONS, _TUPLE_SHAPES))
-        parts = [self._read_shape(*span, depth + 1) for span in _spans(found, _TUPLE_SHAPES) if depth < _MAX_DEPTH]
-        sizes = tuple(max(signed(n), 0) for n in self.numbers(found, _DIMENSIONS))
-        return Shape(found.values.get(_ELEMENT_TYPE, 0), sizes, tuple(parts))
+        shape = self._fields(begin, end, (_ELEMENT_TYPE, _DIMENSIONS, _TUPLE_SHAPES))
+        parts = [self._read_shape(*span, depth + 1) for span in _spans(shape, _TUPLE_SHAPES) if depth < _MAX_DEPTH]
+        sizes = tuple(max(signed(n), 0) for n in self.numbers(shape, _DIMENSIONS))
+        return Shape(shape.values.get(_ELEMENT_TYPE, 0), sizes, tuple(parts))
 
     def target(self, instruction: Instruction) -> str:
-        """What a custom call calls."""
+        """Target that a custom call calls."""
         return self.text(self._fields(*instruction.span, (_TARGET,)), _TARGET)
 
     def config(self, instruction: Instruction) -> bytes:
@@ -215,13 +215,13 @@ class Program:
 
     def convolution(self, instruction: Instruction) -> tuple[ConvolutionDimensions, tuple[Window, ...]] | None:
         """The dimensions of a convolution and its windows; None where not told."""
-        window, at = self._part(instruction, _WINDOW), self._part(instruction, _CONVOLUTION)
-        if at is None:
+        window, dimensions = self._part(instruction, _WINDOW), self._part(instruction, _CONVOLUTION)
+        if dimensions is None:
             return None
         one, many = (3, 4, 7, 8, 10), (6, 11, 12)
-        found = self._fields(*at, (*(tag(n, VARINT) for n in one), *(tag(n, LENGTH) for n in many)))
-        number = {n: signed(found.values.get(tag(n, VARINT), 0)) for n in one}
-        spatial = {n: self.numbers(found, tag(n, LENGTH)) for n in many}
+        dimension_fields = self._fields(*dimensions, (*(tag(n, VARINT) for n in one), *(tag(n, LENGTH) for n in many)))
+        number = {n: signed(dimension_fields.values.get(tag(n, VARINT), 0)) for n in one}
+        spatial = {n: self.numbers(dimension_fields, tag(n, LENGTH)) for n in many}
         windows = []
         for span in _spans(self._fields(*window, (tag(1, LENGTH),)), tag(1, LENGTH)) if window else ():
             values = self._fields(*span, tuple(tag(n, VARINT) for n in (1, 2, 3, 5, 6))).values
@@ -236,12 +236,12 @@ class Program:
         span = self._part(instruction, _METADATA)
         if span is None:
             return "", ""
-        found = self._fields(*span, (_OP_NAME, _SOURCE_FILE, _SOURCE_LINE, _FRAME))
-        file, line = self.text(found, _SOURCE_FILE), found.values.get(_SOURCE_LINE, 0)
-        if not file and _FRAME in found.values:
-            file, line = self._source(found.values[_FRAME])
+        op_metadata = self._fields(*span, (_OP_NAME, _SOURCE_FILE, _SOURCE_LINE, _FRAME))
+        file, line = self.text(op_metadata, _SOURCE_FILE), op_metadata.values.get(_SOURCE_LINE, 0)
+        if not file and _FRAME in op_metadata.values:
+            file, line = self._source(op_metadata.values[_FRAME])
         file = "" if _BUILDS_GRAPHS in file else file
-        return cut_text(self.text(found, _OP_NAME)), cut_text(f"{file}:{line}") if file else ""
+        return cut_text(self.text(op_metadata, _OP_NAME)), cut_text(f"{file}:{line}") if file else ""
 
     def made_for(self, instruction: Instruction) -> Instruction | None:
         """The op with scopes in its name for which XLA made one without: the first that uses its result, else that
@@ -255,7 +255,7 @@ class Program:
         for ways in (self._used_by, self._made_of):
             near, seen = [instruction], {instruction.id}
             for _ in range(_MAX_NEAR):
-                near = [op for at in near for op in ways(at) if op.id not in seen][:_MAX_NEAR]
+                near = [op for op_near in near for op in ways(op_near) if op.id not in seen][:_MAX_NEAR]
                 self.steps.left -= len(near) + 1
                 if self.steps.left < 0:
                     return None
@@ -266,13 +266,13 @@ class Program:
         return None
 
     def _used_by(self, instruction: Instruction) -> list[Instruction]:
-        """Who takes the result; of a fusion the ops in it that do, then itself."""
+        """Instructions that take the result; of a fusion the ops in it that do, then itself."""
         out = []
         for user in (self._users or {}).get(instruction.id, ())[:_MAX_NEAR]:
             if user.opcode == "fusion" and user.called and user.called[0] in self.bodies:
-                place = user.operands.index(instruction.id)
+                operand = user.operands.index(instruction.id)
                 taken = [op.id for op in self.bodies[user.called[0]][1]
-                         if op.opcode == "parameter" and op.parameter == place]
+                         if op.opcode == "parameter" and op.parameter == operand]
                 out += [op for id_ in taken for op in (self._users or {}).get(id_, ())[:_MAX_NEAR]]
             out.append(user)
         return out
@@ -284,17 +284,17 @@ class Program:
         """File and line of a stack: its innermost frame that is not a library's, else the innermost."""
         if self._tables is None:
             wanted = tuple(tag(n, LENGTH) for n in (1, 3, 4))
-            found = self._fields(*self._stack, wanted) if self._stack is not None else None
-            self._tables = tuple(_spans(found, t) if found is not None else [] for t in wanted)
+            stack_tables = self._fields(*self._stack, wanted) if self._stack is not None else None
+            self._tables = tuple(_spans(stack_tables, t) if stack_tables is not None else [] for t in wanted)
         innermost = "", 0
         files, locations, frames = self._tables
         for _ in range(_MAX_FRAMES):
             values = self._row(frames, frame)
-            place = self._row(locations, values.get(_FIRST, 0))
-            file = place.get(_FIRST, 0)
+            location = self._row(locations, values.get(_FIRST, 0))
+            file = location.get(_FIRST, 0)
             if not 0 < file <= len(files):
                 break
-            here = self._data[slice(*files[file - 1])].decode("utf-8", "replace"), place.get(_THIRD, 0)
+            here = self._data[slice(*files[file - 1])].decode("utf-8", "replace"), location.get(_THIRD, 0)
             if not any(library in here[0] for library in _LIBRARIES):
                 return here
             innermost = innermost if innermost[0] else here
@@ -306,8 +306,8 @@ class Program:
         return self._fields(*table[number - 1], (_FIRST, _SECOND, _THIRD)).values if 0 < number <= len(table) else {}
 
 
-def _spans(found: Fields, wanted: int) -> list[tuple[int, int]]:
-    begin, end = found.pairs(wanted, whole=True)
+def _spans(fields: Fields, wanted: int) -> list[tuple[int, int]]:
+    begin, end = fields.pairs(wanted, whole=True)
     return list(zip(begin.tolist(), end.tolist(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What an op of a program has to do: FLOPs of its matrix products and convolutions, and bytes it must move.
+"""Work of an op of a program: FLOPs of its matrix products and convolutions, and bytes it must move.
 
 A multiplication and an addition are 2 FLOPs. Element-wise arithmetic is not counted: it is bound by the bytes. What an
 unknown custom call does is not known. A convolution is counted as ``xla::HloCostAnalysis`` does (openxla/xla,
@@ -115,17 +115,17 @@ def _attention(shapes: Sequence[Shape], config: object, *, backward: bool) -> fl
 
 
 def _convolution(program: Program, op: Instruction, shapes: Sequence[Shape], target: str) -> float | None:
-    found = program.convolution(op)
-    if found is None or len(shapes) < 2:
+    convolution = program.convolution(op)
+    if convolution is None or len(shapes) < 2:
         return None
-    dims, windows = found
+    dims, windows = convolution
     result = program.shape(op.id).array
     # cuDNN's backward calls have the dimensions of the forward convolution.
     input_, kernel, output = ((result, shapes[1], shapes[0]) if "BackwardInput" in target else
                               (shapes[0], result, shapes[1]) if "BackwardFilter" in target else
                               (shapes[0], shapes[1], result))
-    at = (*dims.input_spatial, dims.input_batch, dims.input_feature)
-    if not (_within(at, input_) and _within((*dims.output_spatial, dims.output_feature), output)
+    input_axes = (*dims.input_spatial, dims.input_batch, dims.input_feature)
+    if not (_within(input_axes, input_) and _within((*dims.output_spatial, dims.output_feature), output)
             and _within(dims.kernel_spatial, kernel)
             and len(windows) == len(dims.input_spatial) == len(dims.output_spatial) == len(dims.kernel_spatial)):
         return None
@@ -140,17 +140,17 @@ def _convolution(program: Program, op: Instruction, shapes: Sequence[Shape], tar
     return 2.0 * products
 
 
-def _within(at: Sequence[int], shape: Shape) -> bool:
-    return all(0 <= i < len(shape.dimensions) for i in at)
+def _within(axes: Sequence[int], shape: Shape) -> bool:
+    return all(0 <= i < len(shape.dimensions) for i in axes)
 
 
 def _pairs(window: Window, inputs: int, outputs: int) -> int | None:
-    """How often, along one dimension, a place of the window meets an element of the input."""
+    """Number of times, along one dimension, that a position of the window meets an element of the input."""
     if not 0 < window.size * outputs <= _MAX_PAIRS:
         return None
-    place = (np.arange(outputs)[:, None] * window.stride + np.arange(window.size) * window.dilation
-             - window.padding_low)
-    meets = (place >= 0) & (place % window.base_dilation == 0) & (place // window.base_dilation < inputs)
+    element = (np.arange(outputs)[:, None] * window.stride + np.arange(window.size) * window.dilation
+               - window.padding_low)
+    meets = (element >= 0) & (element % window.base_dilation == 0) & (element // window.base_dilation < inputs)
     return int(meets.sum())
 
 
@@ -178,7 +178,8 @@ def _integers(values: object) -> list[int] | None:
 
 
 def _bytes(program: Program, op: Instruction) -> int | None:
-    """What the op must read and write at least, each once: of what is sliced or updated in place only that part."""
+    """Bytes that the op must read and write at least, each once: of what is sliced or updated in place only that
+    part."""
     if op.opcode in _CONTAINERS:
         return None
     result = program.shape(op.id)
@@ -200,12 +201,12 @@ def _bytes_of_body(program: Program, op: Instruction, result: Shape) -> int | No
     parameters = {inside.id: inside.parameter for inside in body if inside.opcode == "parameter"}
     read: dict[int, list[int | None]] = {}  # of each operand what every use of it reads; None: all of it
     for inside in body:
-        for place, id_ in enumerate(inside.operands):
+        for operand, id_ in enumerate(inside.operands):
             if id_ in parameters:
                 part = None
-                if place == 0 and inside.opcode in _SLICES:
+                if operand == 0 and inside.opcode in _SLICES:
                     part = program.shape(inside.id).bytes
-                elif place == 0 and inside.opcode == "dynamic-update-slice":
+                elif operand == 0 and inside.opcode == "dynamic-update-slice":
                     part = 0
                 read.setdefault(parameters[id_], []).append(part)
     total = _written(program, root) if program.instruction(root) is not None else result.bytes

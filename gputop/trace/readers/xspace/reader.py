@@ -275,13 +275,13 @@ class _XSpace:
         self._data, self._builder, self._losses, self._rank = data, builder, losses, rank
         self._threads, self._decoders, self._watch, self._path = *pools, watch, path
         self._gpus: dict[int, int] = {}
-        found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES), _AT_MOST)
+        space = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES), _AT_MOST)
         builder.names.allow_for(len(data))
-        self.surplus = Counter({what: found.surplus.get(this, 0) for this, what in _COUNTED.items()})
+        self.surplus = Counter({what: space.surplus.get(this, 0) for this, what in _COUNTED.items()})
         self._planes: list[XPlane] = []
-        self.damaged = found.damaged
-        self._read_planes(*found.pairs(_PLANES), watch.limit_bytes)
-        texts = {which: self._texts(found.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES)}
+        self.damaged = space.damaged
+        self._read_planes(*space.pairs(_PLANES), watch.limit_bytes)
+        texts = {which: self._texts(space.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES)}
         if data and not self._planes and not any(texts.values()):
             raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",
                               "Give the <host>.xplane.pb that the profiler wrote, or copy it again.")
@@ -341,7 +341,7 @@ class _XSpace:
                 for b, e in zip(*(s.tolist() for s in spans), strict=True)]
 
     def _clock(self, planes: Sequence[XPlane]) -> tuple[int, bool, tuple[int, int] | None]:
-        """What to add to the lines' times, whether the result is Unix time, and the recording's window.
+        """Offset to add to the lines' times, whether the result is Unix time, and the recording's window.
 
         See "Clocks" in docs/contributing/trace-notes.md.
         """
@@ -394,11 +394,11 @@ class _XSpace:
         gpus = [self._gpu(plane) for plane in planes]
         collected = Collected(DeviceEvents.empty(), sum(_events_of(gpu.source.lines) for gpu in gpus))
         pieces: list[list[DeviceEvents]] = [[] for _ in planes]
-        place = {id(gpu.source): at for at, gpu in enumerate(gpus)}
+        index_of = {id(gpu.source): index for index, gpu in enumerate(gpus)}
         for source, line, chunk in self._events([gpu.source for gpu in gpus]):
             if len(chunk.name):
-                at = place[id(source)]
-                pieces[at].append(collected.add(self._device_chunk(chunk, gpus[at], line)))
+                index = index_of[id(source)]
+                pieces[index].append(collected.add(self._device_chunk(chunk, gpus[index], line)))
         marked = [gpu.source._replace(lines=[xline for xline in plane.lines if xline.name == STEPS], stats=())
                   for gpu, plane in zip(gpus, planes, strict=True)]
         for _, _, chunk, lost in read_events(self._data, marked, self._decoders):
@@ -444,7 +444,7 @@ class _XSpace:
 
     def _events(self, sources: Sequence[Source]) -> Iterator[tuple[Source, int | I64, Chunk]]:
         """The events of these sources in chunks, with the number of the line in the trace, or of each event's."""
-        own, line = None, -1
+        last_line, line = None, -1
         for source, lines, chunk, lost in read_events(self._data, sources, self._decoders):
             self._watch.check(self._path)
             self._losses.add(lost)
@@ -453,20 +453,20 @@ class _XSpace:
                 yield source, numbers[chunk.line], chunk
                 continue
             whole = lines[0].whole or lines[0]
-            if whole is not own:
-                own, line = whole, self._line_number(source.plane, whole)
+            if whole is not last_line:
+                last_line, line = whole, self._line_number(source.plane, whole)
             yield source, line, chunk
 
     def _line_number(self, plane: XPlane, xline: XLine) -> int:
-        """In the trace: a new line, or that of a recording before in the file."""
+        """Number of a line in the trace: a new one, or that of an earlier recording in the file."""
         key = plane.name, xline.id
-        known = self._known_lines.pop(key, None)
-        if known is None:
+        number = self._known_lines.pop(key, None)
+        if number is None:
             ordinal = _ordinal(plane)
             gpu = -1 if ordinal is None else self._gpus[ordinal]
-            known = self._builder.add_line(Line(self.host, gpu, xline.name, self._rank))
-        self._lines[key] = known
-        return known
+            number = self._builder.add_line(Line(self.host, gpu, xline.name, self._rank))
+        self._lines[key] = number
+        return number
 
     def _device_chunk(self, chunk: Chunk, gpu: _Gpu, line: int | I64) -> DeviceEvents:
         references = gpu.references
@@ -494,12 +494,12 @@ class _XSpace:
         for column in (module, op):  # the product stays small: chunks are, and names are far fewer than 2^31
             mixed = np.unique(mixed * (len(self._builder.names.list) + 1) + column + 1, return_inverse=True)[1]
         _, first, which = np.unique(mixed, return_index=True, return_inverse=True)
-        found = []
+        indices = []
         for key in zip(op[first].tolist(), module[first].tolist(), program[first].tolist(), strict=True):
             if key not in self._hlo_indices:
                 self._hlo_indices[key] = self._find_hlo_op(*key)
-            found.append(self._hlo_indices[key])
-        return np.array(found, np.int32)[which]
+            indices.append(self._hlo_indices[key])
+        return np.array(indices, np.int32)[which]
 
     def _find_hlo_op(self, op: int, module: int, program: int) -> int:
         names = self._builder.names.list
@@ -513,10 +513,10 @@ class _XSpace:
             return -1
         if key not in self._read_programs:
             self._read_programs[key] = Program(self._data, *span, self._hlo_steps)
-        found = hlo_op(self._read_programs[key], names[op])
-        if found is None:
+        hlo = hlo_op(self._read_programs[key], names[op])
+        if hlo is None:
             return -1
-        self._builder.hlo_ops.append(found)
+        self._builder.hlo_ops.append(hlo)
         return len(self._builder.hlo_ops) - 1
 
     def _read_host(self, plane: XPlane, calls: Collected[_HostCalls]) -> None:
@@ -547,7 +547,7 @@ class _XSpace:
             builder.host.append(events)
 
     def _repeats(self, plane: XPlane, xline: XLine) -> bool:
-        """Whether a line of that name and id has these very events, byte by byte, already."""
+        """Return whether a line of that name and id has these very events, byte by byte, already."""
         if not len(xline.begin):
             return False
         key = plane.name, xline.id, xline.name, xline.timestamp_ns, len(xline.begin)
@@ -565,16 +565,16 @@ class _XSpace:
         kept, lines = np.flatnonzero(keep), np.broadcast_to(line, n)
         events = HostEvents(lines[kept].astype(np.int32), chunk.name[kept].astype(np.int32),
                             chunk.start_ns[kept], chunk.end_ns[kept])
-        place = np.cumsum(keep) - 1
+        row_after = np.cumsum(keep) - 1
         for stat in (*_INTEGER_STATS, *_STRING_STATS):
-            found = chunk.stats.get(stat)
-            if found is None:
+            column = chunk.stats.get(stat)
+            if column is None:
                 continue
-            rows, values = (whole_numbers(found, names, references) if stat in _INTEGER_STATS
-                            else found.strings(names, references))
+            rows, values = (whole_numbers(column, names, references) if stat in _INTEGER_STATS
+                            else column.strings(names, references))
             of_kept = np.flatnonzero(keep[rows])
             if len(of_kept):
-                events.stats[stat] = (place[rows[of_kept]], values[of_kept])
+                events.stats[stat] = (row_after[rows[of_kept]], values[of_kept])
         if "hlo_op" in chunk.stats or "_c" in chunk.stats:
             self._cpu_ops(events, chunk, kept, references)
         correlation = integers(chunk, "correlation_id", n)
@@ -586,13 +586,13 @@ class _XSpace:
         return events
 
     def _cpu_ops(self, events: HostEvents, chunk: Chunk, kept: np.ndarray, references: IntMap) -> None:
-        """What XLA's ops are that ran on the CPU, and where each ends: that is told by another event."""
+        """Add the identity of XLA's ops that ran on the CPU, and their ends, which another event shows."""
         names, n = self._builder.names, len(chunk.name)
         op, module = (strings(chunk, stat, n, names, references)[kept] for stat in ("hlo_op", "hlo_module"))
         starts, ends = integers(chunk, "_p", n)[kept], integers(chunk, "_c", n)[kept]
         rows = np.flatnonzero(op >= 0)
-        found = self._hlo(op[rows], module[rows], integers(chunk, "program_id", n)[kept][rows])
-        events.stats["hlo"] = rows, found.astype(np.int64)
+        hlo_index = self._hlo(op[rows], module[rows], integers(chunk, "program_id", n)[kept][rows])
+        events.stats["hlo"] = rows, hlo_index.astype(np.int64)
         events.stats["hlo_module"] = rows, module[rows]
         linked = rows[starts[rows] >= 0]
         events.stats["ends_with"] = linked, starts[linked]

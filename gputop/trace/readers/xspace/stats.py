@@ -52,10 +52,10 @@ def strings(chunk: Chunk, stat: str, n: int, names: Names, references: IntMap) -
     return out
 
 
-def whole_numbers(found: Stats, names: Names, references: IntMap) -> tuple[I64, I64]:
+def whole_numbers(stats: Stats, names: Names, references: IntMap) -> tuple[I64, I64]:
     """Rows and values of integers, also of those that TraceMe wrote as strings."""
-    rows, values = found.integers()
-    text_rows, texts = found.strings(names, references)
+    rows, values = stats.integers()
+    text_rows, texts = stats.strings(names, references)
     numbers = [(row, int(names.list[i])) for row, i in zip(text_rows.tolist(), texts.tolist(), strict=True)
                if re.fullmatch(r"-?\d{1,18}", names.list[i])]
     if numbers:
@@ -85,8 +85,8 @@ def op_names(chunk: Chunk, n: int, names: Names, references: IntMap) -> I64:
         texts = strings(chunk, "annotation", n, names, references)
         op_of = np.full(len(names.list) + 1, -1, np.int64)  # the extra last entry answers index -1
         for i in indices_in(texts):
-            own = kernel_names.op_of_annotation(names.list[i])
-            op_of[i] = names[own] if own else -1
+            annotated_op = kernel_names.op_of_annotation(names.list[i])
+            op_of[i] = names[annotated_op] if annotated_op else -1
         op = np.where((op < 0) & (hlo < 0), op_of[texts], op)
     if "hlo_op" not in chunk.stats:
         return op

@@ -50,7 +50,8 @@ def tag(number: int, wire_type: int) -> int:
 
 @dataclass(slots=True)
 class Steps:
-    """How many more fields may be walked one by one, in one message or in several; of a run many count as one."""
+    """Number of further fields that may be walked one by one, in one message or in several; of a run many count as
+    one."""
 
     left: int
 
@@ -107,12 +108,12 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int],
         elif this == before and this in out.spans:
             room = at_most.get(this, _NOWHERE) - len(out.spans[this]) // 2
             most = _NOWHERE if steps is None else _FIELDS_PER_STEP * steps.left
-            places, found, pos = _repeated_field(data, pos - 1, end, this, room, most)
+            places, count, pos = _repeated_field(data, pos - 1, end, this, room, most)
             if steps is not None:
-                steps.left -= found // _FIELDS_PER_STEP
+                steps.left -= count // _FIELDS_PER_STEP
             out.spans[this].frombytes(_spans(data, places, pos)[:max(room, 0)].tobytes())
-            if found > room:
-                out.surplus[this] = out.surplus.get(this, 0) + found - max(room, 0)
+            if count > room:
+                out.surplus[this] = out.surplus.get(this, 0) + count - max(room, 0)
                 if enough:
                     break
             before = -1
@@ -162,7 +163,7 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int],
 
 
 def _repeated_field(data: Data, pos: int, end: int, wanted: int, room: int, most: int) -> tuple[I64, int, int]:
-    """Where the fields of a run with this tag begin, their number, and where the run stops, which may be at once.
+    """Begins of the fields of a run with this tag, their number, and where the run stops, which may be at once.
 
     It stops at a field of 16 kB or more, at one that does not end before ``end``, and soon after ``most`` fields. Of
     more than ``room`` fields the places of so many and one are returned."""
@@ -185,7 +186,7 @@ def _repeated_field(data: Data, pos: int, end: int, wanted: int, room: int, most
         pos = stop
     # Short fields take many times their size in memory while they are walked.
     largest = min(_MAX_WINDOW_BYTES, _WINDOW_FIELDS * max(_SERIAL_BYTES // max(len(places), 1), 2))
-    found, window = [np.array(places, np.int64)], min(_FIRST_WINDOW_BYTES, largest)
+    pieces, window = [np.array(places, np.int64)], min(_FIRST_WINDOW_BYTES, largest)
     total = kept = len(places)
     goes_on = pos >= serial_end
     while goes_on and pos < last and total <= most:
@@ -194,10 +195,10 @@ def _repeated_field(data: Data, pos: int, end: int, wanted: int, room: int, most
         total += len(more)
         more = more[:max(room + 1 - kept, 0)]
         kept += len(more)
-        found.append(more)
+        pieces.append(more)
         goes_on = stop < end and pos > stop - _MAX_FIELD_BYTES  # the window ended, not the run
         window = min(2 * window, largest)
-    return np.concatenate(found), total, pos
+    return np.concatenate(pieces), total, pos
 
 
 def _repeated_field_parallel(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
@@ -217,11 +218,11 @@ def _repeated_field_parallel(raw: Bytes, pos: int, wanted: int) -> tuple[I64, in
     here, walked = begin.copy(), []
     row, passed = np.arange(len(begin)), np.zeros(len(begin), np.int64)
     while len(row):
-        at = here[row]
-        after, ok = _next(raw, at, wanted)
+        pos_of = here[row]
+        after, ok = _next(raw, pos_of, wanted)
         if not ok.all():
-            row, at, after = row[ok], at[ok], after[ok]
-        walked.append((row, at))
+            row, pos_of, after = row[ok], pos_of[ok], after[ok]
+        walked.append((row, pos_of))
         passed[row] += 1
         here[row] = after
         more = after < limit[row]
@@ -230,8 +231,8 @@ def _repeated_field_parallel(raw: Bytes, pos: int, wanted: int) -> tuple[I64, in
     ends = np.cumsum(passed)
     places = np.empty(int(ends[-1]), np.int64)
     first = ends - passed
-    for step, (row, at) in enumerate(walked):
-        places[first[row] + step] = at  # a walk that is at its n-th place has n before it
+    for step, (row, pos_of) in enumerate(walked):
+        places[first[row] + step] = pos_of  # a walk that is at its n-th place has n before it
     good = len(begin)
     if (here[:-1] != begin[1:]).any():
         rows = np.repeat(np.arange(len(begin)), passed)
@@ -250,36 +251,36 @@ def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
     first = pos + stride
     count = max(-(-(last - stride - first) // stride), 0)
     searched = np.lib.stride_tricks.as_strided(raw[first:], (count, _SEARCH_BYTES), (stride, 1), writeable=False)
-    which, place = np.nonzero(searched == wanted)
-    at = first + which * stride + place
+    which, offset = np.nonzero(searched == wanted)
+    guess = first + which * stride + offset
     for _ in range(_CONFIRMING_FIELDS):
-        after, ok = _next(raw, at, wanted)
-        at = np.sort(after[ok & (after < last)])
-        at = at[np.diff(at, prepend=-1) > 0]  # walks that have met
-    which = (at - pos) // stride
-    return np.concatenate(([pos], at[np.diff(which, prepend=0) > 0]))
+        after, ok = _next(raw, guess, wanted)
+        guess = np.sort(after[ok & (after < last)])
+        guess = guess[np.diff(guess, prepend=-1) > 0]  # walks that have met
+    which = (guess - pos) // stride
+    return np.concatenate(([pos], guess[np.diff(which, prepend=0) > 0]))
 
 
-def _next(raw: Bytes, at: I64, wanted: int) -> tuple[I64, Bools]:
-    """Where the fields that begin ``at`` these places end, and whether they belong to the run. Each place lies at
-    least three bytes before the end of the data."""
-    low = raw.take(at + 1)
+def _next(raw: Bytes, begin: I64, wanted: int) -> tuple[I64, Bools]:
+    """Ends of the fields that begin at ``begin``, and whether they belong to the run. Each begin lies at least three
+    bytes before the end of the data."""
+    low = raw.take(begin + 1)
     long = low >= 0x80
-    stop = at + 2 + low
-    ok = raw.take(at) == wanted
+    stop = begin + 2 + low
+    ok = raw.take(begin) == wanted
     if long.any():
         some = np.flatnonzero(long)
-        high = raw.take(at[some] + 2)
+        high = raw.take(begin[some] + 2)
         stop[some] += (high.astype(np.int64) << 7) - 0x7F
         ok[some] &= high < 0x80
     return stop, ok & (stop <= len(raw))
 
 
-def _spans(data: Data, at: I64, stop: int) -> I64:
+def _spans(data: Data, begin: I64, stop: int) -> I64:
     """Begin and end of the contents of the fields of a run that stops there, as rows of int64."""
-    spans = np.empty((len(at), 2), np.int64)
-    spans[:, 0] = at + 2 + (np.frombuffer(data, np.uint8).take(at + 1) >= 0x80)
-    spans[:-1, 1], spans[-1:, 1] = at[1:], stop  # each ends where the next begins
+    spans = np.empty((len(begin), 2), np.int64)
+    spans[:, 0] = begin + 2 + (np.frombuffer(data, np.uint8).take(begin + 1) >= 0x80)
+    spans[:-1, 1], spans[-1:, 1] = begin[1:], stop  # each ends where the next begins
     return spans
 
 
@@ -343,9 +344,9 @@ class Block:
         Spares walking through unwanted messages.
         """
         value, after = self._varints(begin + 1)
-        known = (self.bytes.take(begin) == wanted) & (after < _NOWHERE)
+        is_wanted = (self.bytes.take(begin) == wanted) & (after < _NOWHERE)
         signed_value = value.view(np.int64)
-        return (signed_value if known.all() else np.where(known, signed_value, -1)), after
+        return (signed_value if is_wanted.all() else np.where(is_wanted, signed_value, -1)), after
 
     def walk(self, begin: I64, end: I64, broken: Bools) -> Iterator[FieldColumn]:
         """The first field of all messages, then the second of all, and so on.
@@ -361,8 +362,8 @@ class Block:
         for _ in range(MAX_FIELDS):
             if not len(rows):
                 return
-            tags, at = self._tags(pos)
-            value, after = self._varints(at)
+            tags, value_pos = self._tags(pos)
+            value, after = self._varints(value_pos)
             kind = tags & 7
             is_length, plain = np.equal(kind, LENGTH), np.equal(kind, VARINT)
             finish, bad = after, (after > stop) | (tags < 8)
@@ -373,7 +374,7 @@ class Block:
             if not np.all(is_length | plain):
                 finish = finish.copy()
                 bad |= ~(is_length | plain | np.equal(kind, FIXED64) | np.equal(kind, FIXED32))
-                self._read_fixed(at, stop, tags, value, finish, bad)
+                self._read_fixed(value_pos, stop, tags, value, finish, bad)
             if bad.any():
                 broken[rows[bad]] = True
                 ok = np.flatnonzero(~bad)
@@ -398,23 +399,23 @@ class Block:
         if not len(long):
             return tags, after
         value, end = self._varints(pos[long])
-        known = end < _NOWHERE
+        valid = end < _NOWHERE
         wide = tags.astype(np.uint64)
-        wide[long] = np.where(known, value, 0)
-        after[long[known]] = end[known]
+        wide[long] = np.where(valid, value, 0)
+        after[long[valid]] = end[valid]
         return wide, after
 
-    def _varints(self, at: I64, at_most: int = _MAX_VARINT_BYTES) -> tuple[U64, I64]:
+    def _varints(self, begin: I64, at_most: int = _MAX_VARINT_BYTES) -> tuple[U64, I64]:
         """The varints that begin there and the positions after them, _NOWHERE where none ends in time."""
-        byte = self.bytes.take(at)
-        value, after, shift = (byte & 0x7F).astype(np.uint64), at + 1, 0
+        byte = self.bytes.take(begin)
+        value, after, shift = (byte & 0x7F).astype(np.uint64), begin + 1, 0
         goes_on = byte >= 0x80
         while count := np.count_nonzero(goes_on):
             shift += 7
             at_most -= 1
             if not at_most:
                 after[goes_on] = _NOWHERE
-            elif count < len(at) // 4:
+            elif count < len(begin) // 4:
                 some = np.flatnonzero(goes_on)
                 rest, after[some] = self._varints(after[some], at_most)
                 value[some] |= rest << np.uint64(shift)
@@ -427,16 +428,16 @@ class Block:
             break
         return value, after
 
-    def _read_fixed(self, at: I64, stop: I64, tags: npt.NDArray | int, value: U64, finish: I64, bad: Bools) -> None:
-        """Correct, in place, the values at ``at`` that were read as varints but are fixed32 or fixed64."""
+    def _read_fixed(self, begin: I64, stop: I64, tags: npt.NDArray | int, value: U64, finish: I64, bad: Bools) -> None:
+        """Correct, in place, the values at ``begin`` that were read as varints but are fixed32 or fixed64."""
         # A view of the eight bytes at every position, overlapping.
         words: U64 = np.ndarray((len(self.bytes) - 7,), "<u8", self.bytes, strides=(1,))
-        tags = np.broadcast_to(tags, at.shape)
+        tags = np.broadcast_to(tags, begin.shape)
         for wire_type, size, mask in ((FIXED64, 8, 0xFFFFFFFFFFFFFFFF), (FIXED32, 4, 0xFFFFFFFF)):
             rows = np.flatnonzero((tags & 7) == wire_type)
-            finish[rows] = at[rows] + size
+            finish[rows] = begin[rows] + size
             bad[rows] = (finish[rows] > stop[rows]) | (tags[rows] < 8)
-            value[rows] = words[at[rows]] & np.uint64(mask)
+            value[rows] = words[begin[rows]] & np.uint64(mask)
 
     def text(self, begin: int, end: int) -> str:
         return self.bytes[begin:end].tobytes().decode("utf-8", "replace")

@@ -18,7 +18,6 @@ from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64
 from gputop.trace.parallel import map_ordered
 from gputop.trace.readers.content import Data
-from gputop.trace.readers.xspace.alike import Alike, find_alike
 from gputop.trace.readers.xspace.fields import (
     EVENT_DURATION_PS,
     EVENT_METADATA_ID,
@@ -47,6 +46,7 @@ from gputop.trace.readers.xspace.fields import (
     STAT_UINT64,
     STAT_VALUES,
 )
+from gputop.trace.readers.xspace.uniform_messages import UniformMessages, find_uniform
 from gputop.trace.readers.xspace.wire import (
     LENGTH,
     U64,
@@ -131,14 +131,14 @@ class Stats:
                 out[i] = names[self.block.text(begin, begin + int(self.value[i]))]
         return self._of(out >= 0, out)
 
-    def rows_after(self, keep: Bools, place: I64) -> Stats:
-        """The same without the events that are not to be kept; ``place`` is the new row of each event."""
+    def rows_after(self, keep: Bools, row_after: I64) -> Stats:
+        """The same without the events that are not to be kept; ``row_after`` is the new row of each event."""
         kept = np.flatnonzero(keep[self.row])
-        return Stats(place[self.row[kept]], self.value_tag[kept], self.value[kept], self.begin[kept], self.block)
+        return Stats(row_after[self.row[kept]], self.value_tag[kept], self.value[kept], self.begin[kept], self.block)
 
     @staticmethod
     def joined(pieces: Sequence[Stats]) -> Stats:
-        """Those of one block, one after the other."""
+        """Join stats of one block, one after the other."""
         if len(pieces) == 1:
             return pieces[0]
         return Stats(np.concatenate([piece.row for piece in pieces]),
@@ -163,7 +163,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Losses:
-    """How many events were left out, by reason."""
+    """Number of events that were left out, by reason."""
 
     malformed: int = 0
     unnamed: int = 0
@@ -204,36 +204,36 @@ def read_plane(data: Data, begin: int, end: int, max_events: int = _ANY) -> XPla
 
     Of more lines, names, stats, or events of a line than are read the first are kept, the rest counted in ``surplus``.
     """
-    found = read_fields(data, begin, end, (
+    fields = read_fields(data, begin, end, (
         PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT), _AT_MOST)
-    stat_names, damaged_stats = _read_table(data, *found.pairs(PLANE_STAT_METADATA, whole=True))
-    event_names, damaged_events = _read_table(data, *found.pairs(PLANE_EVENT_METADATA, whole=True))
-    lines, damaged = [], found.damaged or damaged_stats or damaged_events
-    for line_begin, line_end in zip(*(a.tolist() for a in found.pairs(PLANE_LINE)), strict=True):
+    stat_names, damaged_stats = _read_table(data, *fields.pairs(PLANE_STAT_METADATA, whole=True))
+    event_names, damaged_events = _read_table(data, *fields.pairs(PLANE_EVENT_METADATA, whole=True))
+    lines, damaged = [], fields.damaged or damaged_stats or damaged_events
+    for line_begin, line_end in zip(*(a.tolist() for a in fields.pairs(PLANE_LINE)), strict=True):
         line, cut = _read_line(data, line_begin, line_end, max_events)
         lines.append(line)
         damaged = damaged or cut
-    stats = _read_stats(data, *found.pairs(PLANE_STAT, whole=True), stat_names)
-    surplus = {what: found.surplus[this] for this, what in _COUNTED.items() if this in found.surplus}
-    return XPlane(_text(data, found.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged, surplus,
+    stats = _read_stats(data, *fields.pairs(PLANE_STAT, whole=True), stat_names)
+    surplus = {what: fields.surplus[this] for this, what in _COUNTED.items() if this in fields.surplus}
+    return XPlane(_text(data, fields.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged, surplus,
                   (begin, end))
 
 
 def plane_stats(data: Data, begin: int, end: int) -> dict[str, int | float | str]:
-    """Only the stats of the plane at this place of the data."""
-    found = read_fields(data, begin, end, (PLANE_STAT_METADATA, PLANE_STAT), _STATS_ONLY,
-                        steps=Steps(limits.OUTLINE_FIELDS))
-    names, _ = _read_table(data, *found.pairs(PLANE_STAT_METADATA, whole=True))
-    return _read_stats(data, *found.pairs(PLANE_STAT, whole=True), names)
+    """Stats alone of the plane at this place of the data."""
+    fields = read_fields(data, begin, end, (PLANE_STAT_METADATA, PLANE_STAT), _STATS_ONLY,
+                         steps=Steps(limits.OUTLINE_FIELDS))
+    names, _ = _read_table(data, *fields.pairs(PLANE_STAT_METADATA, whole=True))
+    return _read_stats(data, *fields.pairs(PLANE_STAT, whole=True), names)
 
 
 def _read_line(data: Data, begin: int, end: int, max_events: int) -> tuple[XLine, bool]:
-    found = read_fields(data, begin, end, (LINE_ID, LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT),
-                        {LINE_EVENT: max_events})
-    name = _text(data, found.last(LINE_DISPLAY_NAME)) or _text(data, found.last(LINE_NAME))
-    events = found.pairs(LINE_EVENT, whole=True)
-    number, timestamp_ns = (signed(found.values.get(key, 0)) for key in (LINE_ID, LINE_TIMESTAMP_NS))
-    return XLine(number, name, timestamp_ns, *events), found.damaged
+    fields = read_fields(data, begin, end, (LINE_ID, LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT),
+                         {LINE_EVENT: max_events})
+    name = _text(data, fields.last(LINE_DISPLAY_NAME)) or _text(data, fields.last(LINE_NAME))
+    events = fields.pairs(LINE_EVENT, whole=True)
+    number, timestamp_ns = (signed(fields.values.get(key, 0)) for key in (LINE_ID, LINE_TIMESTAMP_NS))
+    return XLine(number, name, timestamp_ns, *events), fields.damaged
 
 
 def _read_table(data: Data, begin: I64, end: I64) -> tuple[dict[int, str], bool]:
@@ -245,15 +245,16 @@ def _read_table(data: Data, begin: I64, end: I64) -> tuple[dict[int, str], bool]
     key = np.zeros(len(begin), np.int64)
     value = np.zeros((2, len(begin)), np.int64)  # begin and end; an entry may have none
     for fields in block.walk(begin - block.base, end - block.base, broken):
-        at = fields.mask(MAP_KEY)
-        key[fields.rows[at]] = fields.value[at].view(np.int64)
-        at = fields.mask(MAP_VALUE)
-        value[0, fields.rows[at]], value[1, fields.rows[at]] = fields.begin[at], fields.end[at]
+        matching = fields.mask(MAP_KEY)
+        key[fields.rows[matching]] = fields.value[matching].view(np.int64)
+        matching = fields.mask(MAP_VALUE)
+        value[0, fields.rows[matching]], value[1, fields.rows[matching]] = fields.begin[matching], fields.end[matching]
     names = np.zeros((4, len(begin)), np.int64)
     for fields in block.walk(value[0], value[1], broken):
         for row, wanted in ((0, METADATA_NAME), (2, METADATA_DISPLAY_NAME)):
-            at = fields.mask(wanted)
-            names[row, fields.rows[at]], names[row + 1, fields.rows[at]] = fields.begin[at], fields.end[at]
+            matching = fields.mask(wanted)
+            rows = fields.rows[matching]
+            names[row, rows], names[row + 1, rows] = fields.begin[matching], fields.end[matching]
     raw = block.bytes.tobytes()
     table = {}
     for k, a, b, c, d, bad in zip(key.tolist(), *names.tolist(), broken.tolist(), strict=True):
@@ -271,12 +272,12 @@ def _read_stats(data: Data, begin: I64, end: I64, stat_names: dict[int, str]) ->
     stat_id, text = np.zeros(n, np.int64), np.zeros(n, np.int64)
     tag_, bits = np.zeros(n, np.uint8), np.zeros(n, np.uint64)
     for fields in block.walk(begin - block.base, end - block.base, broken):
-        at = fields.mask(STAT_METADATA_ID)
-        _put(stat_id, fields.rows[at], fields.value[at].view(np.int64))
-        at = fields.mask(*STAT_VALUES)
-        _put(tag_, fields.rows[at], np.broadcast_to(fields.tag, len(fields.rows))[at])
-        _put(bits, fields.rows[at], fields.value[at])
-        _put(text, fields.rows[at], fields.begin[at])
+        matching = fields.mask(STAT_METADATA_ID)
+        _put(stat_id, fields.rows[matching], fields.value[matching].view(np.int64))
+        matching = fields.mask(*STAT_VALUES)
+        _put(tag_, fields.rows[matching], np.broadcast_to(fields.tag, len(fields.rows))[matching])
+        _put(bits, fields.rows[matching], fields.value[matching])
+        _put(text, fields.rows[matching], fields.begin[matching])
     stats = {}
     for i in range(n):
         value: int | float | str | None = None
@@ -350,7 +351,7 @@ def _portions(lines: Sequence[XLine], together: bool) -> Iterator[list[XLine]]:
 
 
 class _EventBytes(NamedTuple):
-    """Where the events of a chunk stand in its block."""
+    """Positions of the events of a chunk in its block."""
 
     begin: I64
     end: I64
@@ -365,19 +366,19 @@ def _decode_events(block: Block, events: _EventBytes, source: Source, wanted: In
     broken, aggregate = np.zeros(n, bool), np.zeros(n, bool)
     metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
     columns = {EVENT_METADATA_ID: metadata, EVENT_OFFSET_PS: offset, EVENT_DURATION_PS: duration}
-    found = _FoundStats(block, wanted)
-    groups, others = find_alike(block, begin, end)
+    stats = _FoundStats(block, wanted)
+    groups, others = find_uniform(block, begin, end)
     for alike in groups:
         for this, values in alike.numbers():
             _put(columns[this], alike.rows, values)
-        found.add_alike(alike)
+        stats.add_alike(alike)
     cut = np.zeros(len(others), bool)
     for fields in block.walk(begin[others], end[others], cut):
         rows = others[fields.rows]
         for this, column in columns.items():
-            at = fields.mask(this)
-            _put(column, rows[at], fields.value[at].view(np.int64))
-        found.add(fields, rows, fields.mask(EVENT_STAT))
+            matching = fields.mask(this)
+            _put(column, rows[matching], fields.value[matching].view(np.int64))
+        stats.add(fields, rows, fields.mask(EVENT_STAT))
         # offset and occurrences are members of one oneof: the later of the two is valid
         aggregate[rows[fields.mask(EVENT_OCCURRENCES)]] = True
         if aggregate.any():
@@ -397,7 +398,7 @@ def _decode_events(block: Block, events: _EventBytes, source: Source, wanted: In
     if not keep.all():
         name, start_ns, end_ns = name[keep], start_ns[keep], end_ns[keep]
         line = line if line is None else line[keep]
-    return Chunk(name, start_ns, end_ns, found.decode(keep, source.stats), line)
+    return Chunk(name, start_ns, end_ns, stats.decode(keep, source.stats), line)
 
 
 class _FoundStats:
@@ -409,18 +410,18 @@ class _FoundStats:
         self._found: list[tuple[I64, I64, I64, I64]] = []
         self._alike: dict[int, list[Stats]] = {}  # by the number of the stat
 
-    def add_alike(self, alike: Alike) -> None:
-        ids = np.array([place.stat_id for place in alike.layout.stats], np.int64)
-        for place, number in zip(alike.layout.stats, self._wanted(ids).tolist(), strict=True):
+    def add_alike(self, alike: UniformMessages) -> None:
+        ids = np.array([stat.stat_id for stat in alike.layout.stats], np.int64)
+        for stat, number in zip(alike.layout.stats, self._wanted(ids).tolist(), strict=True):
             if number >= 0:
                 n = len(alike.rows)
-                begin = alike.begin + place.begin if place.tag & 7 == LENGTH else np.zeros(n, np.int64)
+                begin = alike.begin + stat.begin if stat.tag & 7 == LENGTH else np.zeros(n, np.int64)
                 self._alike.setdefault(number, []).append(
-                    Stats(alike.rows, np.full(n, place.tag, np.uint8), alike.value(place), begin, self._block))
+                    Stats(alike.rows, np.full(n, stat.tag, np.uint8), alike.value(stat), begin, self._block))
 
-    def add(self, fields: FieldColumn, rows: I64, at: Bools | slice) -> None:
-        """The stats that are the fields ``at``; ``rows`` are the events that have the fields."""
-        rows, first, last = rows[at], fields.begin[at], fields.end[at]
+    def add(self, fields: FieldColumn, rows: I64, matching: Bools | slice) -> None:
+        """The stats that are the fields ``matching``; ``rows`` are the events that have the fields."""
+        rows, first, last = rows[matching], fields.begin[matching], fields.end[matching]
         if not len(rows):
             return
         # -1: the id is not the first field, so the whole stat has to be read
@@ -435,19 +436,19 @@ class _FoundStats:
 
     def decode(self, keep: Bools, stats: Sequence[str]) -> dict[str, Stats]:
         """The stats by name, of the events in ``keep`` only; rows count those events."""
-        found = self._walk()
-        place = None if keep.all() else np.cumsum(keep) - 1
+        walked = self._walk()
+        row_after = None if keep.all() else np.cumsum(keep) - 1
         out = {}
         for number, name in enumerate(stats):
-            pieces = [*self._alike.get(number, ()), *([found[number]] if number in found else ())]
-            if place is not None:
-                pieces = [piece.rows_after(keep, place) for piece in pieces]
+            pieces = [*self._alike.get(number, ()), *([walked[number]] if number in walked else ())]
+            if row_after is not None:
+                pieces = [piece.rows_after(keep, row_after) for piece in pieces]
             if any(len(piece.row) for piece in pieces):
                 out[name] = Stats.joined(pieces)
         return out
 
     def _walk(self) -> dict[int, Stats]:
-        """Those of events that were walked, by the number of the stat."""
+        """Stats of events that were walked, by the number of the stat."""
         if not self._found:
             return {}
         rows, stat_id, begin, end = (np.concatenate(column) for column in zip(*self._found, strict=True))
@@ -455,12 +456,12 @@ class _FoundStats:
         broken, value_tag = np.zeros(n, bool), np.zeros(n, np.uint8)
         value, text_begin = np.zeros(n, np.uint64), np.zeros(n, np.int64)
         for fields in self._block.walk(begin, end, broken):
-            at = fields.mask(STAT_METADATA_ID)
-            _put(stat_id, fields.rows[at], fields.value[at].view(np.int64))
-            at = fields.mask(*STAT_VALUES)
-            _put(value_tag, fields.rows[at], np.broadcast_to(fields.tag, len(fields.rows))[at])
-            _put(value, fields.rows[at], fields.value[at])
-            _put(text_begin, fields.rows[at], fields.begin[at])
+            matching = fields.mask(STAT_METADATA_ID)
+            _put(stat_id, fields.rows[matching], fields.value[matching].view(np.int64))
+            matching = fields.mask(*STAT_VALUES)
+            _put(value_tag, fields.rows[matching], np.broadcast_to(fields.tag, len(fields.rows))[matching])
+            _put(value, fields.rows[matching], fields.value[matching])
+            _put(text_begin, fields.rows[matching], fields.begin[matching])
         code = self._wanted(stat_id).astype(np.int16)
         code[broken] = -1
         out = {}

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.profiler.xprof import messages
 from gputop.trace import quality
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.readers.xspace import alike
+from gputop.trace.readers.xspace import uniform_messages
 from gputop.trace.readers.xspace.reader import read_xspaces
 from gputop.trace.readers.xspace.recordings import join_recordings, unrecorded_between
 from tests.trace.readers.xspace.reference import (
@@ -150,7 +150,7 @@ def scrambled(data: bytes, nested: dict[int, Any], seed: int) -> bytes:
 def test_random_xspaces_agree_with_protobuf_event_by_event(planes, start, seed, together):
     data = build(planes, start)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "_FEW_EVENTS", together)  # 1: by their layouts wherever that can be done
+        patch.setattr(uniform_messages, "_FEW_EVENTS", together)  # 1: by their layouts wherever that can be done
         check_equal(data)
         check_equal(scrambled(data, NESTED, seed))
 
@@ -476,14 +476,14 @@ class TestJoinedRecordings:
 
     def test_no_step_reaches_into_what_is_missing(self):
         older, newer = recording(START, 9), recording(START + 1_300_000_000, 8)
-        analysis = examine(read_xspaces([("x.xplane.pb", "", join_recordings([newer, older]))])).analysis
+        analysis = analyze_to_facts(read_xspaces([("x.xplane.pb", "", join_recordings([newer, older]))])).analysis
         assert analysis.steps is not None and analysis.steps.count == 15
         assert analysis.steps.durations_s == pytest.approx([0.1] * 15)
         assert analysis.trace.unrecorded_s == pytest.approx(0.3) and analysis.trace.start_s == (START + 10**7) / 1e9
 
     def test_without_steps_the_longest_is_analyzed(self):
         older, newer = recording(START, 2, markers=False), recording(START + 3_000_000_000, 1, markers=False)
-        analysis = examine(read_xspaces([("x.xplane.pb", "", join_recordings([newer, older]))])).analysis
+        analysis = analyze_to_facts(read_xspaces([("x.xplane.pb", "", join_recordings([newer, older]))])).analysis
         assert analysis.steps is None and "one_recording" in [note.id for note in analysis.trace.quality]
         assert analysis.gpus[0].kernels == 2 and analysis.trace.window_s == pytest.approx(0.150005, abs=1e-5)
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import chain, combinations
 from typing import Any
 
-from gputop.advice.own import Figures, in_words, own_finding
-from gputop.advice.own_registry import Own
 from gputop.advice.trace.inputs import GPU_ALLOCATOR
+from gputop.advice.user_registry import UserRules
+from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.analysis.results import Analysis, KernelRow, LayerRow
 from gputop.core.findings import Abstained, Advice, Finding, ranked
 from gputop.rules.check import Reference
@@ -50,15 +50,15 @@ class TraceValues:
         if quantity.name.startswith("memory."):
             value = self._memory(quantity.path)
         elif gpu is not None:
-            value = getattr(next(own for own in self._analysis.gpus if own.gpu == gpu), quantity.path)
+            value = getattr(next(use for use in self._analysis.gpus if use.gpu == gpu), quantity.path)
         else:
             value = _at(self._analysis, quantity.path)
         return (None, quantity.needs) if value is None else (float(value), "")
 
     def _finding(self, id_: str) -> tuple[Value, str]:
-        if any(id_ in found.ids for found in self._analysis.findings):
+        if any(id_ in finding.ids for finding in self._analysis.findings):
             return True, ""
-        missing = next((own.missing for own in self._analysis.abstained if own.id == id_), None)
+        missing = next((abstained.missing for abstained in self._analysis.abstained if abstained.id == id_), None)
         return (False, "") if missing is None else (None, missing)
 
     def _rows(self, table: str, pattern: str) -> Sequence[LayerRow | KernelRow] | None:
@@ -100,8 +100,8 @@ class TraceValues:
     def _memory(self, figure: str) -> float | None:
         uses = [use for use in self._analysis.memory if GPU_ALLOCATOR.match(use.allocator)]
         if figure == "fragmentation":
-            known = [use.fragmentation_max for use in uses if use.fragmentation_max is not None]
-            return max(known, default=None)
+            fragmentations = [use.fragmentation_max for use in uses if use.fragmentation_max is not None]
+            return max(fragmentations, default=None)
         uses = [use for use in uses if use.capacity_bytes > 0]
         if figure == "headroom":
             return min((use.headroom_bytes for use in uses if use.headroom_bytes is not None), default=None)
@@ -119,45 +119,46 @@ def _at(value: Any, path: str) -> Any:
 
 
 def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
-    """Whether a condition holds, of each GPU where it is asked for each: for any of them. None: that is not known."""
+    """Judge a condition: for any GPU where it is per GPU. None: not known."""
     values = TraceValues(analysis)
     outcomes = condition.judge(values)
     names = sorted(values.between)
     if names and condition.is_monotonic and len(names) <= _MAX_BETWEEN:
         for chosen in chain.from_iterable(combinations(names, n + 1) for n in range(len(names))):
             others = condition.judge(TraceValues(analysis, chosen))
-            outcomes = {gpu: own if own.holds is others[gpu].holds else own._replace(
-                holds=None, missing=own.missing or tuple(values.between.values())) for gpu, own in outcomes.items()}
+            outcomes = {gpu: outcome if outcome.holds is others[gpu].holds else outcome._replace(
+                holds=None, missing=outcome.missing or tuple(values.between.values()))
+                        for gpu, outcome in outcomes.items()}
     elif names:
         outcomes = condition.judge(TraceValues(analysis, None))
-    found = [outcome.holds for outcome in outcomes.values()]
-    return (True if any(found) else None if not found or None in found else False), outcomes
+    verdicts = [outcome.holds for outcome in outcomes.values()]
+    return (True if any(verdicts) else None if not verdicts or None in verdicts else False), outcomes
 
 
-def with_own_rules(advice: Advice, analysis: Analysis) -> Advice:
+def with_user_rules(advice: Advice, analysis: Analysis) -> Advice:
     """The advice with what the user's own rules say of this analysis, which has the findings already."""
-    outcomes = [own_outcome(rule, analysis) for rule in Own.rules if rule.condition.source == "trace"]
-    findings = [own for own in outcomes if isinstance(own, Finding)]
+    outcomes = [user_outcome(rule, analysis) for rule in UserRules.rules if rule.condition.source == "trace"]
+    findings = [outcome for outcome in outcomes if isinstance(outcome, Finding)]
     return Advice(ranked([*advice.findings, *findings]),
-                  (*advice.abstained, *(own for own in outcomes if isinstance(own, Abstained))), advice.limit,
-                  advice.what_if)
+                  (*advice.abstained, *(outcome for outcome in outcomes if isinstance(outcome, Abstained))),
+                  advice.limit, advice.what_if)
 
 
-def own_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | None:
+def user_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | None:
     holds, outcomes = judged(rule.condition, analysis)
     if holds:
-        shown: dict[int | None, Figures] = {gpu: own.figures for gpu, own in outcomes.items() if own.holds}
-        return own_finding(rule, "trace", [gpu for gpu in shown if gpu is not None], list(shown.values()))
+        shown: dict[int | None, Figures] = {gpu: outcome.figures for gpu, outcome in outcomes.items() if outcome.holds}
+        return user_finding(rule, "trace", [gpu for gpu in shown if gpu is not None], list(shown.values()))
     return None if holds is False else Abstained(rule.id, missing(outcomes))
 
 
 def missing(outcomes: dict[int | None, Outcome]) -> str:
-    """What it would take to judge."""
-    return in_words(text for own in outcomes.values() for text in own.missing) or "GPUs in the trace"
+    """Figures that would be needed to judge."""
+    return in_words(text for outcome in outcomes.values() for text in outcome.missing) or "GPUs in the trace"
 
 
 def over_budget(budget: Budget, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
-    """Whether a budget is exceeded: of each GPU where it is asked for each, by any of them. None: not known."""
+    """Judge a budget: exceeded by any GPU where it is per GPU. None: not known."""
     _, outcomes = judged(budget.condition, analysis)
-    found = [outcome.holds for outcome in outcomes.values()]
-    return (True if False in found else None if not found or None in found else False), outcomes
+    verdicts = [outcome.holds for outcome in outcomes.values()]
+    return (True if False in verdicts else None if not verdicts or None in verdicts else False), outcomes

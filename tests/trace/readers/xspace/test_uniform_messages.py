@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gputop.profiler.xprof import messages
-from gputop.trace.readers.xspace import alike
-from gputop.trace.readers.xspace.alike import find_alike
+from gputop.trace.readers.xspace import uniform_messages
 from gputop.trace.readers.xspace.fields import EVENT_DURATION_PS, EVENT_METADATA_ID, EVENT_OFFSET_PS
+from gputop.trace.readers.xspace.uniform_messages import find_uniform
 from gputop.trace.readers.xspace.wire import Block
 
 NUMBER = st.one_of(st.integers(1, 127), st.integers(128, 1 << 14), st.integers(1, (1 << 56) - 1),
@@ -37,7 +37,7 @@ def encoded(event) -> bytes:
 @pytest.fixture
 def in_pairs(monkeypatch):
     """Two events make a group."""
-    monkeypatch.setattr(alike, "_FEW_EVENTS", 2)
+    monkeypatch.setattr(uniform_messages, "_FEW_EVENTS", 2)
 
 
 def found_in(raw: list[bytes], junk: bytes = b"\x08\x22\xff"):
@@ -45,7 +45,7 @@ def found_in(raw: list[bytes], junk: bytes = b"\x08\x22\xff"):
     places of all others."""
     block = Block(junk + b"".join(raw) + junk, 0, sum(map(len, raw)) + 2 * len(junk))
     ends = np.cumsum([len(one) for one in raw]) + len(junk)
-    groups, others = find_alike(block, ends - [len(one) for one in raw], ends)
+    groups, others = find_uniform(block, ends - [len(one) for one in raw], ends)
     out = {}
     for group in groups:
         numbers, stats = dict(group.numbers()), [(place, group.value(place)) for place in group.layout.stats]

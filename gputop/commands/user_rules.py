@@ -11,22 +11,22 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 _WITHOUT = {"attach", "cluster", "completion", "config", "doctor", "record", "schema", "xprof"}
 
 
-def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:
+def use_user_rules(args: argparse.Namespace, config: Config) -> list[str]:
     """Have the command judge by them; returns what is wrong in files that it finds by itself.
 
     Raises GputopError (wrong usage) for what is wrong in a file that --rules names, and with --fail-on in any.
     """
     if args.command in _WITHOUT:
         return []
-    from gputop.advice.own_registry import Own
+    from gputop.advice.user_registry import UserRules
     from gputop.rules.files import rule_paths
 
-    Own.clear()
+    UserRules.clear()
     paths = rule_paths(config.path, args.rules)
-    Own.paths, Own.python_rules = paths, None
+    UserRules.paths, UserRules.python_rules = paths, None
     if not paths:
         return []
-    from gputop.diagnosis.own_rules import use_rules
+    from gputop.diagnosis.user_rules import use_rules
 
     problems = use_rules(paths)
     named = [text for text in problems if text.startswith(tuple(f"{path}{end}" for path in args.rules for end in ": "))]

@@ -14,13 +14,13 @@ from msgspec.structs import replace as replace_row
 
 from gputop.advice import python_rules
 from gputop.advice.live.advise import live_advice
-from gputop.advice.live.own_rules import KEPT_S, HeldConditions
+from gputop.advice.live.user_rules import KEPT_S, HeldConditions
 from gputop.advice.merge import merge_findings
-from gputop.advice.own import in_words, install
-from gputop.advice.own_registry import Own
 from gputop.advice.registry import LIMITS, limit
 from gputop.advice.rule import Limit, PythonRule
-from gputop.advice.trace.own_rules import judged, missing
+from gputop.advice.trace.user_rules import judged, missing
+from gputop.advice.user_registry import UserRules
+from gputop.advice.user_rules import in_words, install
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.results import Analysis, GpuUse, KernelRow, LayerRow
 from gputop.core.codec import convert, to_document
@@ -189,7 +189,7 @@ def test_a_rule_cannot_ask_for_what_is_never_found(on: str, id_: str, message: s
 def test_ids_are_taken_once() -> None:
     text = live_rule("sm_active < 1")
     assert "in use: r.toml:1" in use(text + text)[0]
-    assert "gputop's own" in use(text.replace("mine", "idle_gpu"))[0] and not Own.rules
+    assert "gputop's own" in use(text.replace("mine", "idle_gpu"))[0] and not UserRules.rules
 
 
 # -- limits -----------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
     assert limit("input_bound.share") == 0.5 and "input_bound" not in findings(input_bound(4_000))
     use("[limits]\ninput_bound.share = '6 %'")
     assert "yours (r.toml:2): 0.06 ratio" in findings(input_bound())["input_bound"].source
-    Own.clear()
+    UserRules.clear()
     assert limit("input_bound.share") == LIMITS["input_bound.share"].value
 
 
@@ -213,7 +213,7 @@ def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
 ])
 def test_limits_that_cannot_be_set(line: str, message: str) -> None:
     (problem,) = use(f"[limits]\n{line}")
-    assert message in problem and not Own.limits
+    assert message in problem and not UserRules.limits
 
 
 def test_no_limit_that_can_be_set_breaks_a_rule() -> None:
@@ -258,7 +258,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, loaded: Any, place: str | None = 
             return loaded
 
     monkeypatch.setattr(python_rules, "_entry_points", lambda: [Point("theirs", "m:f", python_rules.GROUP)])
-    Own.python_rules = None
+    UserRules.python_rules = None
 
 
 def test_a_rule_in_python_makes_findings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""What the user adds to the registry, for the whole process. Its own module: that nothing was added costs the monitor's
-first frame no table of rules."""
+"""The user's additions to the registry, for the whole process. A module of its own, so that without additions the
+monitor's first frame loads no table of rules."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from gputop.rules.rule_file import Budget, RuleText
 
 
-class Own:
-    """Rules as text, limits in the place of gputop's, budgets (:func:`gputop.advice.own.install`), and rules in Python.
-    Set before anything is judged."""
+class UserRules:
+    """Rules as text, limits in the place of gputop's, budgets (:func:`gputop.advice.user_rules.install`), and rules
+    in Python. Set before anything is judged."""
 
     rules: tuple[RuleText, ...] = ()
     limits: Mapping[str, Limit] = {}

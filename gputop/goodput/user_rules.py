@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gputop.advice.live.node_view import NodeView
-from gputop.advice.live.own_rules import HeldConditions, own_live_outcomes
-from gputop.advice.own_registry import Own
+from gputop.advice.live.user_rules import HeldConditions, user_live_outcomes
+from gputop.advice.user_registry import UserRules
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import NodeSample
 from gputop.goodput.model import OwnRuleReport
@@ -37,7 +37,7 @@ class OwnRules:
 
     def __init__(self) -> None:
         self._rules = {rule.id: _Time(rule.title, rule.severity)
-                       for rule in Own.rules if rule.condition.source == "live"}
+                       for rule in UserRules.rules if rule.condition.source == "live"}
         self._forget()
 
     def _forget(self) -> None:
@@ -61,7 +61,7 @@ class OwnRules:
 
     def _judge(self, sample: NodeSample, seconds: float) -> None:
         outcomes = {outcome.id: outcome
-                    for outcome in own_live_outcomes(NodeView(self._history, sample, (), None), self._held)}
+                    for outcome in user_live_outcomes(NodeView(self._history, sample, (), None), self._held)}
         for id_, time in self._rules.items():
             outcome = outcomes.get(id_)
             if isinstance(outcome, Abstained):
@@ -79,7 +79,7 @@ class OwnRules:
             time.gpus |= set(outcome.gpus)
 
     def reports(self) -> list[OwnRuleReport]:
-        """Those that held longest first."""
+        """Reports of the rules, those that held longest first."""
         return [OwnRuleReport(id=id_, title=time.title, severity=time.severity, gpus=sorted(time.gpus),
                               judged_s=time.judged_s, held_s=time.held_s, times=time.times, longest_s=time.longest_s,
                               last_s=time.last_s, missing=None if time.judged_s else time.missing or "enough samples")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputop.advice.own import install
-from gputop.advice.own_registry import Own
+from gputop.advice.user_registry import UserRules
+from gputop.advice.user_rules import install
 from gputop.core.codec import parse
 from gputop.rules.files import RulePath, load_rules
 
@@ -14,11 +14,12 @@ def use_rules(paths: Sequence[RulePath]) -> list[str]:
     """Judge by the rules, limits and budgets of these files from now on, and by the rules in Python of installed
     packages; returns what is wrong with the files, ``FILE:LINE:COLUMN: what`` each."""
     files, unread = load_rules(paths)
-    Own.paths, Own.python_rules = tuple(paths), None  # before install, which asks for the limits of those in Python
+    # Set before install, which asks for the limits of rules in Python.
+    UserRules.paths, UserRules.python_rules = tuple(paths), None
     problems = install(files)
     return [*unread, *map(str, problems)]
 
 
 def use_rules_of_parent(paths: str) -> None:
     """The same in a worker process, whose parent has said what is wrong."""
-    use_rules([RulePath(*own) for own in parse(paths)])
+    use_rules([RulePath(*fields) for fields in parse(paths)])

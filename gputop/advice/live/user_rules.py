@@ -9,9 +9,9 @@ from functools import cached_property
 from msgspec import Struct, field
 
 from gputop.advice.live.node_view import NodeView
-from gputop.advice.own import Figures, in_words, own_finding
-from gputop.advice.own_registry import Own
 from gputop.advice.registry import limit
+from gputop.advice.user_registry import UserRules
+from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import GpuSample, Reading
 from gputop.rules.check import Reference
@@ -25,7 +25,7 @@ _ACTIVITY = ("sm_active", "gpu_util")
 
 
 class Held(Struct):
-    """Since when a condition holds, and when it did last, with what it read then."""
+    """Time since which a condition holds, when it held last, and what it read then."""
 
     since_s: float
     last_s: float
@@ -90,7 +90,7 @@ class LiveValues:
         return statistics.fmean(p.cpu_ratio for p in points if p.cpu_ratio is not None), ""
 
     def _seconds(self, window_s: float) -> float:
-        """At slow intervals a window is as long as enough readings take, as those of gputop's own rules."""
+        """Length of a window: at slow intervals as long as enough readings take, as those of gputop's own rules."""
         return max(window_s, limit("min_readings") * (self._view.sample.interval_s or 0.0))
 
 
@@ -107,11 +107,11 @@ def _processes(gpu: GpuSample) -> tuple[Value, str]:
     return float(sum("C" in process.kind for process in gpu.processes)), ""
 
 
-def own_live_outcomes(view: NodeView, held: HeldConditions) -> list[Finding | Abstained]:
-    """What the user's own live rules say; ``held`` is kept from sample to sample, and changed."""
+def user_live_outcomes(view: NodeView, held: HeldConditions) -> list[Finding | Abstained]:
+    """Judge the user's own live rules; ``held`` is kept from sample to sample, and changed."""
     values = LiveValues(view)
     outcomes = [_outcome(rule, values, view.sample.time_s, held)
-                for rule in Own.rules if rule.condition.source == "live"]
+                for rule in UserRules.rules if rule.condition.source == "live"]
     return [outcome for outcome in outcomes if outcome is not None]
 
 
@@ -121,11 +121,11 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
     outcomes = rule.condition.judge(values)
     for gpu, outcome in outcomes.items():
         missing += outcome.missing
-        own = _update(rule, outcome, held, (rule.id, gpu), now_s)
-        if own is not None and own.shown:
-            shown[gpu] = own.figures
+        kept = _update(rule, outcome, held, (rule.id, gpu), now_s)
+        if kept is not None and kept.shown:
+            shown[gpu] = kept.figures
     if shown:
-        return own_finding(rule, "live", [gpu for gpu in shown if gpu is not None], list(shown.values()))
+        return user_finding(rule, "live", [gpu for gpu in shown if gpu is not None], list(shown.values()))
     if len(missing) and not any(key[0] == rule.id for key in held):
         return Abstained(rule.id, in_words(missing))
     return Abstained(rule.id, "a GPU that can be read") if not outcomes else None
@@ -133,18 +133,19 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
 
 def _update(rule: RuleText, outcome: Outcome, held: HeldConditions, key: tuple[str, int | None],
             now_s: float) -> Held | None:
-    """What is kept of a condition after this sample; ``shown``: it has held for long enough, and does or just did."""
-    own = held.get(key)
-    if own is not None and not 0 <= now_s - own.last_s <= _FORGOTTEN_S:
-        own = None
+    """Update what is kept of a condition by this sample; ``shown``: it has held for long enough, and does or just
+    did."""
+    kept = held.get(key)
+    if kept is not None and not 0 <= now_s - kept.last_s <= _FORGOTTEN_S:
+        kept = None
     if outcome.holds:
-        own = own or Held(now_s, now_s)
-        own.last_s, own.figures = now_s, outcome.figures
-        own.shown |= now_s - own.since_s >= rule.hold_s
-    elif own is not None and not (own.shown and now_s - own.last_s <= KEPT_S):
-        own = None
-    if own is None:
+        kept = kept or Held(now_s, now_s)
+        kept.last_s, kept.figures = now_s, outcome.figures
+        kept.shown |= now_s - kept.since_s >= rule.hold_s
+    elif kept is not None and not (kept.shown and now_s - kept.last_s <= KEPT_S):
+        kept = None
+    if kept is None:
         held.pop(key, None)
     else:
-        held[key] = own
-    return own
+        held[key] = kept
+    return kept

@@ -6,13 +6,14 @@ A rule of one's own says when; what it costs is not known, so its findings estim
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Literal
 
 from msgspec.structs import replace
 
-from gputop.advice.own_registry import Own
 from gputop.advice.registry import FINDING_IDS, LIMITS, RULES, default_limits
 from gputop.advice.rule import Limit, Rule
+from gputop.advice.user_registry import UserRules
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
 from gputop.rules.names import Quantity, Source
@@ -27,7 +28,7 @@ _NO_ACTION = "The rule names no action."
 # What the windows of the live rules are cut into: with other values the rules would not do what they say.
 _FIXED = frozenset({"coverage", "slice_s", "min_readings"})
 _UNITS: Mapping[str, Unit] = {**OF_METRIC, "s": SECONDS}
-_WITHIN = 10.0  # the least of a limit is a tenth of gputop's, the most ten times; a ratio of at most 1 stays so
+_MAX_FACTOR = 10.0  # the least of a limit is a tenth of gputop's, the most ten times; a ratio of at most 1 stays so
 
 
 def install(files: Iterable[RuleFile]) -> list[Problem]:
@@ -40,9 +41,9 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
     for file in files:
         first = len(problems)
         problems += file.problems
-        asked = [(own.condition.source, own.asked) for own in file.rules]
-        for source, places in (*asked, *((own.condition.source, own.asked) for own in file.budgets)):
-            problems += [Problem(file.name, place, text) for id_, place in places.items()
+        asked = [(entry.condition.source, entry.asked) for entry in file.rules]
+        for source, places in (*asked, *((entry.condition.source, entry.asked) for entry in file.budgets)):
+            problems += [Problem(file.name, line, text) for id_, line in places.items()
                          if (text := _never_found(id_, source))]
         for rule in file.rules:
             taken = rules[rule.id].origin if rule.id in rules else "gputop's own" if rule.id in FINDING_IDS else None
@@ -61,12 +62,12 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
                 problems.append(Problem(file.name, set_.place, problem))
         budgets |= {budget.id: budget for budget in file.budgets}
         problems[first:] = sorted(problems[first:], key=lambda problem: problem.place)
-    Own.rules, Own.limits, Own.budgets = tuple(rules.values()), limits, tuple(budgets.values())
+    UserRules.rules, UserRules.limits, UserRules.budgets = tuple(rules.values()), limits, tuple(budgets.values())
     return problems
 
 
 def _never_found(id_: str, source: Source) -> str | None:
-    """Why a rule on this source cannot ask for a finding; None where it can."""
+    """Reason why a rule on this source cannot ask for a finding; None where it can."""
     from gputop.advice.python_rules import python_rules
 
     rules: list[Rule] = [rule for rule in RULES if id_ in rule.ids]
@@ -76,7 +77,6 @@ def _never_found(id_: str, source: Source) -> str | None:
         return None
     if rules:
         return f"{id_} is a finding of rules with on = \"{rules[0].origin}\""
-    from difflib import get_close_matches
 
     near = get_close_matches(id_, FINDING_IDS, 1)
     return f"gputop has no rule {id_}" + (f": did you mean {near[0]}?" if near else ": gputop rules list shows all")
@@ -91,37 +91,35 @@ def _figure(value: float, limit: Limit) -> str:
 
 
 def _limit_problem(given: LimitText) -> str | None:
-    """Why a limit cannot be set so; None where it can."""
+    """Reason why a limit cannot be set so; None where it can."""
     if given.id not in LIMITS:
         from gputop.advice.python_rules import python_rules
 
         python_rules("trace")  # loads their limits
     limits = default_limits()
     if given.id not in limits:
-        from difflib import get_close_matches
-
         near = get_close_matches(given.id, limits, 1)
         return f"there is no limit {given.id}" + (f": did you mean {near[0]}?" if near else ": gputop rules list "
-                                                                                            "--limits shows all")
-    own = limits[given.id]
+                                                                                    "--limits shows all")
+    limit_set = limits[given.id]
     if given.id in _FIXED:
         return f"{given.id} cannot be set, because the windows of all rules depend on it"
-    if given.unit not in (Unit(), _UNITS.get(own.unit, Unit())):
-        return f"{given.id} is in {own.unit}"
-    low, high = own.value / _WITHIN, own.value * _WITHIN
-    if own.unit == metrics.RATIO and own.value <= 1:
+    if given.unit not in (Unit(), _UNITS.get(limit_set.unit, Unit())):
+        return f"{given.id} is in {limit_set.unit}"
+    low, high = limit_set.value / _MAX_FACTOR, limit_set.value * _MAX_FACTOR
+    if limit_set.unit == metrics.RATIO and limit_set.value <= 1:
         high = min(high, 1.0)
     if low <= given.value <= high:
         return None
-    if own.unit == metrics.RATIO and high <= 1:
+    if limit_set.unit == metrics.RATIO and high <= 1:
         return f"{given.id} is from {100 * low:g}% to {100 * high:g}%"
-    return f"{given.id} is from {low:g} to {high:g} {own.unit}"
+    return f"{given.id} is from {low:g} to {high:g} {limit_set.unit}"
 
 
 # -- findings ---------------------------------------------------------------------------------------
 
 
-def own_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequence[int],
+def user_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequence[int],
                 figures: Sequence[Figures]) -> Finding:
     """The finding of a rule that holds, for these GPUs, with what its condition read for each of them."""
     where = f" on GPU{'s' * (len(gpus) > 1)} {ranges(gpus, ', ')}" if gpus else ""
@@ -136,18 +134,18 @@ def own_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequence
 
 
 def in_words(missing: Iterable[str]) -> str:
-    """What figures are missing for (``NAME: WHAT`` each), once for all that miss the same."""
+    """Words for missing figures (``NAME: WHAT`` each), once for all that miss the same."""
     names: dict[str, list[str]] = {}
     for text in dict.fromkeys(missing):
         name, _, what = text.partition(": ")
         names.setdefault(what or name, []).append(name if what else "")
-    return "; ".join(f"{', '.join(own)}: {what}" if any(own) else what for what, own in names.items())
+    return "; ".join(f"{', '.join(figures)}: {what}" if any(figures) else what for what, figures in names.items())
 
 
 def _evidence(figures: Sequence[Figures]) -> dict[str, float]:
     """The figures by names that end with their unit, means of those that several GPUs have."""
     out: dict[str, float] = {}
     for text, (_, quantity) in (figures[0] if figures else {}).items():
-        known = [own[text][0] for own in figures if text in own]
-        out[quantity.document_name(text)] = sum(known) / len(known)
+        values = [of_gpu[text][0] for of_gpu in figures if text in of_gpu]
+        out[quantity.document_name(text)] = sum(values) / len(values)
     return out

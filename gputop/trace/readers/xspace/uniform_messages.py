@@ -28,12 +28,12 @@ _MAX_EVENT_BYTES = 256
 # Of a chunk's events of one length: fewer are left to the walk, and so is what remains after so many tries.
 _FEW_EVENTS, _MAX_TRIES = 64, 8
 _NUMBERS = (EVENT_METADATA_ID, EVENT_OFFSET_PS, EVENT_DURATION_PS)
-_MORE = 0x80  # of a byte of a number: another one follows
+_MORE = 0x80  # bit of a number's byte: another one follows
 _ALL_BITS = (1 << 64) - 1
 
 
 class Place(NamedTuple):
-    """Where a value lies in each event of a layout; ``tag`` is that of its field."""
+    """Position of a value in each event of a layout; ``tag`` is that of its field."""
 
     tag: int
     begin: int
@@ -50,7 +50,7 @@ class _Layout(NamedTuple):
     stats: tuple[Place, ...]
 
 
-class Alike(NamedTuple):
+class UniformMessages(NamedTuple):
     """Events of one layout: their rows in the chunk, where they begin in the block, and their bytes: a row of
     ``words`` has the same eight bytes of each.
     """
@@ -62,7 +62,7 @@ class Alike(NamedTuple):
 
     def numbers(self) -> Iterator[tuple[int, I64]]:
         """Tag and values of each field of the events themselves."""
-        return ((place.tag, self._bits(place).view(np.int64)) for place in self.layout.numbers)
+        return ((field.tag, self._bits(field).view(np.int64)) for field in self.layout.numbers)
 
     def value(self, stat: Place) -> U64:
         """The bits of a stat's values; of texts the length."""
@@ -70,38 +70,38 @@ class Alike(NamedTuple):
             return np.full(len(self.begin), stat.length, np.uint64)
         return self._bits(stat)
 
-    def _bits(self, place: Place) -> U64:
-        word, before = divmod(place.begin, _WORD)
+    def _bits(self, field: Place) -> U64:
+        word, before = divmod(field.begin, _WORD)
         bits = self.words[word] >> np.uint64(8 * before)
-        if before + place.length > _WORD:
+        if before + field.length > _WORD:
             bits |= self.words[word + 1] << np.uint64(64 - 8 * before)
-        return bits if place.tag & 7 == FIXED64 else _number(bits, place.length)
+        return bits if field.tag & 7 == FIXED64 else _number(bits, field.length)
 
 
-def find_alike(block: Block, begin: I64, end: I64) -> tuple[list[Alike], I64]:
+def find_uniform(block: Block, begin: I64, end: I64) -> tuple[list[UniformMessages], I64]:
     """Groups of events that are laid out alike, and the rows of all others, in order.
 
     ``begin`` and ``end`` are the events' places in the block. The events of a group are well-formed, and a walk would
     find the same in them.
     """
     length = end - begin
-    found: list[Alike] = []
+    groups: list[UniformMessages] = []
     if len(begin) < _FEW_EVENTS or begin.min() < 0 or end.max() > block.length:
-        return found, np.arange(len(begin))
+        return groups, np.arange(len(begin))
     sizes = np.bincount(np.clip(length, 0, _MAX_EVENT_BYTES + 1), minlength=_MAX_EVENT_BYTES + 2)
     sizes[[0, -1]] = 0  # what is none, and what is longer
     for size in np.flatnonzero(sizes >= _FEW_EVENTS).tolist():
         rows = np.flatnonzero(length == size)
-        found.extend(_of_one_size(block, rows, begin[rows], size))
-    if sum(len(alike.rows) for alike in found) == len(begin):
-        return found, np.empty(0, np.int64)
+        groups.extend(_of_one_size(block, rows, begin[rows], size))
+    if sum(len(alike.rows) for alike in groups) == len(begin):
+        return groups, np.empty(0, np.int64)
     alone = np.ones(len(begin), bool)
-    for alike in found:
+    for alike in groups:
         alone[alike.rows] = False
-    return found, np.flatnonzero(alone)
+    return groups, np.flatnonzero(alone)
 
 
-def _of_one_size(block: Block, rows: I64, begin: I64, size: int) -> Iterator[Alike]:
+def _of_one_size(block: Block, rows: I64, begin: I64, size: int) -> Iterator[UniformMessages]:
     words = _words(block, begin, size)
     for _ in range(_MAX_TRIES):
         first = int(begin[0])
@@ -114,11 +114,11 @@ def _of_one_size(block: Block, rows: I64, begin: I64, size: int) -> Iterator[Ali
                 differing |= (word ^ bits) & mask
             others = np.flatnonzero(differing)
             if not len(others):
-                yield Alike(rows, begin, layout, words)
+                yield UniformMessages(rows, begin, layout, words)
                 return
             if len(rows) - len(others) >= _FEW_EVENTS:
                 same = np.flatnonzero(differing == 0)
-                yield Alike(rows[same], begin[same], layout, words.take(same, axis=1))
+                yield UniformMessages(rows[same], begin[same], layout, words.take(same, axis=1))
         if len(others) < _FEW_EVENTS:
             return
         rows, begin, words = rows[others], begin[others], words.take(others, axis=1)
@@ -137,7 +137,7 @@ def _number(bits: U64, length: int) -> U64:
     bits = bits & np.uint64(0x7F7F7F7F7F7F7F7F >> 8 * (_WORD - length))
     for size in (1, 2, 4):  # bytes of 7 bits to pairs of 14, those to 28, and those to 56
         if length > size:
-            lower = ((1 << 7 * size) - 1) * sum(1 << at for at in range(0, 64, 16 * size))
+            lower = ((1 << 7 * size) - 1) * sum(1 << shift for shift in range(0, 64, 16 * size))
             upper = lower << 7 * size & _ALL_BITS
             bits = (bits & np.uint64(lower)) | ((bits >> np.uint64(size)) & np.uint64(upper))
     return bits
@@ -147,35 +147,35 @@ def _layout(raw: bytes) -> _Layout | None:
     """The layout of this event; None where it has what only the walk can judge, as an unknown field."""
     mask = bytearray(b"\xff" * len(raw))
     numbers, stats = [], []
-    at = 0
-    while at < len(raw):
-        if raw[at] in _NUMBERS:
-            stop = _number_end(raw, at + 1, len(raw))
-            numbers.append(Place(raw[at], at + 1, stop - at - 1))
-            mask[at + 1:stop] = bytes([_MORE]) * (stop - at - 1)
-        elif raw[at] == EVENT_STAT and at + 1 < len(raw) and raw[at + 1] < _MORE:
-            stop = at + 2 + raw[at + 1]
-            stat = _stat(raw, at + 2, stop) if stop <= len(raw) else None
+    pos = 0
+    while pos < len(raw):
+        if raw[pos] in _NUMBERS:
+            stop = _number_end(raw, pos + 1, len(raw))
+            numbers.append(Place(raw[pos], pos + 1, stop - pos - 1))
+            mask[pos + 1:stop] = bytes([_MORE]) * (stop - pos - 1)
+        elif raw[pos] == EVENT_STAT and pos + 1 < len(raw) and raw[pos + 1] < _MORE:
+            stop = pos + 2 + raw[pos + 1]
+            stat = _stat(raw, pos + 2, stop) if stop <= len(raw) else None
             if stat is None:
                 return None
             stats.append(stat)
             mask[stat.begin:stop] = bytes([_MORE if stat.tag & 7 == VARINT else 0]) * stat.length
         else:
             return None
-        if stop <= at:
+        if stop <= pos:
             return None
-        at = stop
+        pos = stop
     end = bytes(-len(raw) % _WORD)
     bits = np.frombuffer(raw + end, "<u8")
     return _Layout(shared := np.frombuffer(bytes(mask) + end, "<u8"), bits & shared, tuple(numbers), tuple(stats))
 
 
-def _stat(raw: bytes, at: int, stop: int) -> Place | None:
+def _stat(raw: bytes, pos: int, stop: int) -> Place | None:
     """The place of the value of a stat that has an id and a value, in this order, and nothing else."""
-    value = _number_end(raw, at + 1, stop) if at < stop and raw[at] == STAT_METADATA_ID else 0
+    value = _number_end(raw, pos + 1, stop) if pos < stop and raw[pos] == STAT_METADATA_ID else 0
     if not 0 < value < stop - 1 or raw[value] not in STAT_VALUES:
         return None
-    stat_id = sum((byte & ~_MORE) << 7 * i for i, byte in enumerate(raw[at + 1:value]))
+    stat_id = sum((byte & ~_MORE) << 7 * i for i, byte in enumerate(raw[pos + 1:value]))
     tag, begin = raw[value], value + 1
     if tag & 7 == VARINT:
         end = _number_end(raw, begin, stop)
@@ -187,9 +187,9 @@ def _stat(raw: bytes, at: int, stop: int) -> Place | None:
     return Place(tag, begin, end - begin, stat_id) if end == stop else None
 
 
-def _number_end(raw: bytes, at: int, stop: int) -> int:
+def _number_end(raw: bytes, pos: int, stop: int) -> int:
     """The place after the number that begins there; 0 where it does not end before ``stop`` or within a word."""
-    for i in range(at, min(at + _WORD, stop)):
+    for i in range(pos, min(pos + _WORD, stop)):
         if raw[i] < _MORE:
             return i + 1
     return 0

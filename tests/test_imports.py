@@ -1,0 +1,166 @@
+"""Imports inside functions: each one saves something, and here is what."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import gputop
+
+PACKAGE = Path(gputop.__file__).parent
+
+# A command loads what it runs: wrong usage, --help and the other commands do without. The code inside a job loads what
+# the job has. Whatever these import in functions needs no further reason.
+ANY = ("gputop.commands", "gputop.cli", "gputop.__main__", "gputop.launch.inside", "gputop.doctor")
+
+# What the others import in functions, by the longest prefix, and what that saves. MB of memory and ms of a CPU of 2025
+# as measured alone, on top of the command line's own modules.
+SAVES = {
+    "aiohttp": "optional: gputop serve alone, 19 MB",
+    "base64": "an address with a password alone",
+    "concurrent.futures": "7 ms of the first frame",
+    "ctypes": "4 ms; processes that set their own limits alone",
+    "ctypes.util": "23 ms; a driver's library that is not where it should be",
+    "difflib": "a message about a mistyped word",
+    "google.protobuf": "with gRPC, for the first capture: 16 MB together",
+    "gputop.advice.live": "the rules: 130 ms of the first frame",
+    "gputop.advice.python_rules": "the search for packages with rules, 2.7 MB",
+    "gputop.advice.registry": "the table of rules: 20 ms of the first frame",
+    "gputop.analysis": "NumPy, 13 MB: for the first trace",
+    "gputop.cluster": "jobs on several nodes alone: 70 ms",
+    "gputop.comparison": "NumPy, 13 MB: for the first comparison",
+    "gputop.core.bounded_http": "http.client, 5 MB: for the first webhook",
+    "gputop.core.codec": "5 ms; a server, a package or a driver that has something to decode",
+    "gputop.core.files": "11 ms of the first frame, which writes no file",
+    "gputop.core.proc": "with the search for servers",
+    "gputop.core.version": "5 ms; documents alone",
+    "gputop.diagnosis": "NumPy and the analyses, 22 MB and 530 ms: for the first trace",
+    "gputop.export.csv_text": "for the first file",
+    "gputop.export.html": "NumPy and the analyses, 24 MB: for pages alone",
+    "gputop.export.pictures": "documents without pictures do without",
+    "gputop.export.snapshot": "for the first snapshot: 3 MB, 110 ms",
+    "gputop.export.svg": "snapshots of other kinds do without",
+    "gputop.launch": "for the first server that gputop starts in a job: 8 MB, 130 ms",
+    "gputop.profiler": "for the first search for servers or the first capture: 2 to 21 MB, with gRPC",
+    "gputop.ranks": "for the first job of several ranks: 4 MB",
+    "gputop.render.finding_markdown": "for the first finding that is copied",
+    "gputop.render.palette": "documents without pictures do without",
+    "gputop.replay": "recordings and snapshots alone: 3 MB, 85 ms",
+    "gputop.rules": "for the first file with rules: 60 ms",
+    "gputop.session": "what few sessions do, as automatic captures (3 MB): when one does it",
+    "gputop.simulation": "the demo alone: NumPy, 13 MB",
+    "gputop.sources": "the source in use alone: DCGM 2 MB, the demo 15 MB; processes 44 ms after the first GPUs",
+    "gputop.telemetry": "35 ms of the first frame, which has no history yet",
+    "gputop.text.commands": "for the first job",
+    "gputop.text.redaction": "11 ms; a crash alone",
+    "gputop.timeline": "NumPy, 18 MB: for the first timeline",
+    "gputop.trace": "NumPy, 13 MB: for the first trace",
+    "gputop.tui.screens": "when a screen opens: up to 35 MB with NumPy",
+    "gputop.tui.terminal.clipboard": "for the first text that is copied",
+    "gputop.tui.timeline": "when a timeline opens: NumPy, 13 MB",
+    "gputop.tui.widgets": "after the first frame",
+    "grpc": "for the first capture: 16 MB",
+    "hashlib": "OpenSSL, 4 MB: for the first capture",
+    "html": "pages in notebooks alone",
+    "http.client": "5 MB: for the first webhook",
+    "importlib": "the name of the module is computed",
+    "importlib.metadata": "2.7 MB: where a package has rules",
+    "json": "pages and JSON alone",
+    "pickletools": "a message about a damaged dump",
+    "prometheus_client": "optional: the exporter alone, 9 MB",
+    "psutil": "28 ms of the first frame; optional in an exporter",
+    "pyarrow": "optional: Parquet alone, 39 MB",
+    "pynvml": "3 MB: a source other than NVML does without",
+    "rich.cells": "a terminal that shows ASCII alone",
+    "ssl": "4 MB: https alone",
+    "statistics": "6 ms: a capture alone",
+    "tempfile": "8 ms: temporary files alone",
+    "textual_serve": "optional: gputop serve alone, 26 MB",
+    "tomli": "Python 3.10 alone",
+    "tomllib": "Python 3.11 and newer",
+    "traceback": "a crash alone",
+    "urllib.error": "with urllib.request",
+    "urllib.request": "7 MB: for the first webhook",
+}
+
+# Modules that load what a function of theirs imports anyway: to be imported at their top. It may only get shorter.
+LOADED_ANYWAY = {
+    ("gputop.cluster.slurm", "gputop.core.codec"), ("gputop.comparison.compare", "gputop.core.version"),
+    ("gputop.export.cluster", "gputop.render.palette"),
+}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(("gputop", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    return {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    names = [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name if name in modules() else node.module or "" for name in names]
+
+
+def imports(node: ast.AST, in_function: bool = False) -> Iterator[tuple[str, bool]]:
+    """What a module imports when it runs, and whether in a function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield from ((name, in_function) for name in imported(child))
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        elif isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
+            yield from imports(child, in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+@cache
+def at_top(module: str) -> set[str]:
+    tree = modules().get(module)
+    return set() if tree is None else {name for name, in_function in imports(tree) if not in_function}
+
+
+@cache
+def in_functions() -> set[tuple[str, str]]:
+    return {(module, name) for module, tree in modules().items()
+            for name, in_function in imports(tree) if in_function}
+
+
+def prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def loaded_with(module: str) -> set[str]:
+    loaded: set[str] = set()
+    waiting = [module]
+    while waiting:
+        for name in prefixes(waiting.pop()):
+            if name not in loaded:
+                loaded.add(name)
+                waiting += at_top(name)
+    return loaded
+
+
+def reasons() -> dict[tuple[str, str], str | None]:
+    """For each import in a function the entry of :data:`SAVES`; None without one."""
+    return {(module, name): next((prefix for prefix in prefixes(name) if prefix in SAVES), None)
+            for module, name in in_functions() if not set(prefixes(module)) & set(ANY)}
+
+
+def test_each_import_in_a_function_saves_something():
+    found = reasons()
+    assert len(found) > 150
+    unexplained = sorted(pair for pair, reason in found.items() if reason is None)
+    assert not unexplained, "import it at the top, or say in SAVES what that would cost"
+    assert SAVES.keys() == set(found.values()), "no function imports these any more"
+
+
+def test_what_a_module_loads_anyway_is_imported_at_its_top():
+    loaded = {module: loaded_with(module) for module, _ in in_functions()}
+    assert {(module, name) for module, name in in_functions() if name in loaded[module]} <= LOADED_ANYWAY
