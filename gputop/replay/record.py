@@ -61,7 +61,7 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
             if dropped:
                 say(f"{dropped} samples are missing: writing {path} was too slow")
             if writer.samples:
-                see = f"to to see them: gputop replay {path}" if rotation is None else ("to summarize them: gputop "
+                see = f"to see them: gputop replay {path}" if rotation is None else ("to summarize them: gputop "
                                                                                      f"report {path}")
                 say(f"{writer.samples} samples, {size(writer.size_bytes)} in {path}; {see}")
             elif rotation is None:

@@ -79,7 +79,7 @@ class Checker:
         if isinstance(node, Unary):
             kind = self.kind(node.operand)
             if (kind.unit is None) != (node.operator == "not"):
-                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'figure'}, "
+                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'value'}, "
                               f"not {kind}", node.pos)
             return kind
         return self._binary(node) if isinstance(node, Binary) else self._named(node)
@@ -166,7 +166,7 @@ class Checker:
         kind = self.kind(call.arguments[0])
         self._over_gpus = False
         if (kind.unit is None) != (call.name in _OF_CONDITIONS):
-            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'figure'}, "
+            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'value'}, "
                           f"not {kind}", call.pos)
         self.meanings[node.pos] = Call(call.name, call.arguments, self._text(node), Quantity(
             "", kind.unit or NONE, "", ratio=call.name != "count" and self._is_ratio(call.arguments[0])))
