@@ -85,7 +85,8 @@ def test_british_spellings_are_found(text: str, expected: list[str]) -> None:
 
 # What is said instead is in docs/contributing/style.md.
 STILTED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in {
-    "cure": r"\b[Cc]ur(?:e|es|ed|ing)\b", "mend": r"\b[Mm]end(?:s|ed|ing)?\b", "told": r"\b[Tt]old\b",
+    "cure": r"\b[Cc]ur(?:e|es|ed|ing)\b", "mend": r"\b[Mm]end(?:s|ed|ing)?\b",
+    "told": r"(?<!annot be )\b[Tt]old\b",  # "cannot be told" is a verdict, in JSON also
     "tells": r"\b[Tt]ells\b", "beside": r"\b[Bb]eside\b", "gravest": r"\b[Gg]ravest\b",
     "for want of": r"\bfor want of\b",
     "is no": r"(?<!here )(?<!whatever )\bis no (?!longer\b)[A-Za-z]", ", too": r", too[.,;:]", "15 %": r"\d %",
@@ -93,17 +94,9 @@ STILTED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in {
 }.items()}
 MADE = "<!-- Made from the code"
 LONG_SENTENCE, USUAL_SENTENCE, LONG_PARAGRAPH, LONG_PAGE = 35, 25, 80, 900
-# Notes for who changes the readers: sentences over 35 words, paragraphs over 80. They may only become fewer.
-NOTES = ROOT / "docs" / "contributing" / "trace-notes.md"
-NOTES_BUDGET = {"sentences": 16, "paragraphs": 11, "words": 40}
-# Words of the strings that gputop shows: how often each is there. They may only become fewer.
-STRINGS_BUDGET = {
-    ", too": 8, "15 %": 53, "Of …": 2, "beside": 25, "gravest": 1, "is no": 21, "mend": 1,
-    "tells": 17, "told": 14, "where …": 7,
-    "sentences over 35 words": 23,
-}
-# In rows of tables whose words are the program's.
-QUOTED = {("docs/tasks/convert.md", "told"), ("docs/tasks/convert.md", "gravest")}
+# Words of the strings that gputop shows: how often each is there. They may only become fewer. "Where the step goes" and
+# the like are headings, and one long sentence is SQL.
+STRINGS_BUDGET = {"15 %": 50, "where …": 4, "sentences over 35 words": 1}
 
 
 def prose(text: str) -> str:
@@ -138,7 +131,8 @@ def stilted(text: str) -> Counter[str]:
 
 
 def handwritten() -> list[Path]:
-    return [path for path in DOCUMENTS if path != NOTES and not path.read_text("utf-8").startswith(MADE)]
+    return [path for path in (*DOCUMENTS, *sorted((ROOT / "gputop" / "advice" / "pages").glob("*.md")))
+            if not path.read_text("utf-8").startswith(MADE)]
 
 
 def strings() -> Iterator[str]:
@@ -165,12 +159,10 @@ def test_the_words_of_a_page_are_plain(page: Path) -> None:
     if page.name == "style.md":  # it lists them
         return
     text = re.sub(r"“[^”]*”|\"[^\"\n]*\"", "x", prose(page.read_text("utf-8")))
-    name = str(page.relative_to(ROOT))
-    assert [word for word in stilted(text) if (name, word) not in QUOTED] == []
+    assert not stilted(text)
 
 
-@pytest.mark.parametrize("page", [page for page in DOCUMENTS if page != NOTES],
-                         ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_sentences_of_a_page_are_short(page: Path) -> None:
     text = page.read_text("utf-8")
     parts = list(paragraphs(text))
@@ -187,20 +179,13 @@ def ninth_decile(texts: Sequence[str]) -> int:
     return lengths[int(0.9 * (len(lengths) - 1))]
 
 
-def test_the_notes_on_traces_only_become_plainer() -> None:
-    parts = list(paragraphs(NOTES.read_text("utf-8")))
-    long = [sentence for part in parts for sentence in sentences(part) if length(sentence) > LONG_SENTENCE]
-    found = {"sentences": len(long), "paragraphs": sum(length(part) > LONG_PARAGRAPH for part in parts),
-             "words": stilted(prose(NOTES.read_text("utf-8"))).total()}
-    assert found == NOTES_BUDGET, "fewer: lower the budget; more: say it more plainly"
-
-
 def test_the_words_of_the_program_only_become_plainer() -> None:
     """A word is counted once for each string; the message says where to go on."""
     found: Counter[str] = Counter()
     for text in strings():
         found.update(dict.fromkeys(stilted(text), 1))
-        found.update({"sentences over 35 words": sum(length(own) > LONG_SENTENCE for own in sentences(text))})
+        found.update({"sentences over 35 words": sum(
+            length(sentence) > LONG_SENTENCE for line in text.splitlines() for sentence in sentences(line))})
     more = {word: f"{found[word]}, the budget is {STRINGS_BUDGET.get(word, 0)}"
             for word in found if found[word] > STRINGS_BUDGET.get(word, 0)}
     assert not more, f"docs/contributing/style.md says what is said instead: {more}"

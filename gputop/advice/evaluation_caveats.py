@@ -28,5 +28,5 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes
             f"{outcome.why} This is {steps.phase}, not training: {_CAPTURE} before you change the training."))
     if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
-            f"{outcome.why} The trace does not tell whether these steps train or evaluate: {_CAPTURE}."))
+            f"{outcome.why} The trace does not show whether these steps train or evaluate: {_CAPTURE}."))
     return outcome

@@ -52,7 +52,7 @@ def page(finding_id: str, limit: Callable[[str], Limit] = LIMITS.__getitem__) ->
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     yield f"Judged {_WHERE[rule.origin]}. Severity: {_SEVERITY[rule.severity]}."
     if not rule.costs_time:
-        yield "It explains a value or names a limit, and counts as no lost time."
+        yield "It explains a value or names a limit, and does not count as lost time."
     yield ""
     if rule.needs:
         yield f"- Needs: {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}."
@@ -62,7 +62,7 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
         causes = dict.fromkeys(cause.id for cause in rule.follows_from)
         yield f"- Is folded under: {', '.join(f'`{id_}`' for id_ in causes)}, if that explains it."
     if rule.yields_to:
-        yield f"- Leaves out GPUs that these explain: {', '.join(f'`{id_}`' for id_ in rule.yields_to)}."
+        yield f"- Leaves out GPUs that these findings explain: {', '.join(f'`{id_}`' for id_ in rule.yields_to)}."
     if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:
         yield ""
     limits = [limit(id_) for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits)]

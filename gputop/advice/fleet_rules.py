@@ -27,18 +27,18 @@ FLEET_RULES: tuple[Rule, ...] = (
         id="slow_node", module="fleet.stragglers", origin="fleet", yields_to=("held_idle",),
         shared_limits=("straggler_gpu.below", "straggler_gpu.high", "straggler_gpu.age_s"),
         limits=(
-            Limit("slow_node.nodes", 3, "count", f"{OWN}two nodes are not compared: it is not known which one is slow"),
+            Limit("slow_node.nodes", 3, "count", f"{OWN}two nodes are not compared: which one is slow is unknown"),
         ),
     ),
     Rule(
         id="straggler_gpu", module="fleet.stragglers", origin="fleet", yields_to=("held_idle", "slow_node"),
         shared_limits=("held_idle.activity",),
         limits=(
-            Limit("straggler_gpu.peers", 3, "count", f"{OWN}the median stands for a majority of the GPUs"),
+            Limit("straggler_gpu.peers", 3, "count", f"{OWN}the median represents a majority of the GPUs"),
             Limit("straggler_gpu.age_s", 600.0, "s",
                   f"{OWN}the uneven start of ranks is over, and a mean of five minutes holds this job only"),
             Limit("straggler_gpu.below", 0.15, "ratio",
-                  f"{OWN}GPUs of one job differ by less where nothing is wrong"),
+                  f"{OWN}GPUs of one job differ by less if nothing is wrong"),
             Limit("straggler_gpu.leave", 0.10, "ratio", f"{OWN}a short time nearer to the other GPUs does not end the "
                                                         "finding"),
             Limit("straggler_gpu.mads", 3.0, "ratio",
@@ -63,11 +63,11 @@ FLEET_RULES: tuple[Rule, ...] = (
             Limit("low_clock_gpu.leave", 0.90, "ratio", f"{OWN}a short time nearer to the other GPUs does not end the "
                                                         "finding"),
             Limit("low_clock_gpu.high", 0.70, "ratio",
-                  f"{OWN}steps bound by computing take two fifths longer at least"),
+                  f"{OWN}steps bound by computing take at least two fifths longer"),
             Limit("low_clock_gpu.spread", 0.05, "ratio",
                   f"{OWN}a median absolute deviation above it: the GPUs have unequal work or are set differently"),
-            Limit("low_clock_gpu.share", 0.25, "ratio", f"{OWN}more GPUs of the job are no outliers: they are set, or "
-                                                        "loaded, differently"),
+            Limit("low_clock_gpu.share", 0.25, "ratio", f"{OWN}more GPUs of the job are not outliers: they are set, "
+                                                        "or loaded, differently"),
         ),
     ),
     Rule(

@@ -152,7 +152,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         id="no_fine_metrics", module="live.fine_metrics", origin="live", costs_time=False, hides_limit=True,
         limits=(
             Limit("no_fine_metrics.window_s", 10.0, "s",
-                  f"NVML: GPM has no value in its first two ticks; {OWN}those are over at long intervals too"),
+                  f"NVML: GPM has no value in its first two ticks; {OWN}those are over even at long intervals"),
         ),
     ),
     Rule(
@@ -210,7 +210,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("host_cpu_saturated.cpu_enter", 0.95, "ratio", f"{OWN}no core has time left"),
             Limit("host_cpu_saturated.cpu_leave", 0.88, "ratio", f"{OWN}a short dip does not hide it"),
             Limit("host_cpu_saturated.limit_beyond", 1.1, "ratio",
-                  f"{OWN}a job that uses more than the limit seen from here is not under that limit"),
+                  f"{OWN}a job that uses more than the limit that gputop sees is not under that limit"),
             Limit("host_cpu_saturated.throttled_enter", 0.25, "ratio",
                   "kubernetes-mixin: CPUThrottlingHigh at 25 % of the scheduler's periods"),
             Limit("host_cpu_saturated.throttled_leave", 0.15, "ratio", f"{OWN}a quieter minute does not hide it"),
@@ -223,7 +223,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("host_cpu_saturated.least_cores_enter", 0.9, "cores", f"{OWN}one thread of the job fills a core"),
             Limit("host_cpu_saturated.least_cores_leave", 0.7, "cores", "same as host_cpu_saturated.thread_leave"),
             Limit("host_cpu_saturated.most_cores_enter", 1.5, "cores",
-                  f"{OWN}the job has hardly any other thread at work, so that the full core is its own"),
+                  f"{OWN}the job has hardly any other thread at work, so the full core is that thread's"),
             Limit("host_cpu_saturated.most_cores_leave", 2.0, "cores",
                   f"{OWN}it lies a step above the value that begins the finding"),
         ),
@@ -258,7 +258,7 @@ LIVE_RULES: tuple[Rule, ...] = (
                   "NVML: utilization is the share of time in which any kernel ran"),
             Limit("spinning.util_leave", 0.95, "ratio", f"{OWN}a missed reading does not hide it"),
             Limit("spinning.sm_enter", 0.35, "ratio",
-                  f"NCCL: at most 32 channels, one SM each, a quarter of an H100; {OWN}smaller GPUs count too"),
+                  f"NCCL: at most 32 channels, one SM each, a quarter of an H100; {OWN}smaller GPUs also count"),
             Limit("spinning.sm_leave", 0.45, "ratio", f"{OWN}it lies a step above the value that begins the finding"),
             Limit("spinning.tensor_enter", 0.005, "ratio", f"{OWN}only GPUs without any matrix work count"),
             Limit("spinning.tensor_leave", 0.015, "ratio", f"{OWN}a stray kernel does not hide it"),
@@ -337,7 +337,7 @@ LIVE_RULES: tuple[Rule, ...] = (
                   f"{OWN}most of the window is work: a short validation before or after a checkpoint is not judged"),
             Limit("low_sm_active.work_leave", 0.5, "ratio", f"{OWN}a pause does not hide it"),
             Limit("low_sm_active.gaps", 0.9, "ratio",
-                  f"{OWN}the time without any kernel is named where it is long enough to matter"),
+                  f"{OWN}the time without any kernel is named if it is long enough to matter"),
         ),
     ),
     Rule(
@@ -366,7 +366,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("below_own_best.steady", 0.9, "ratio",
                   f"{OWN}minutes of a steady training differ by less; phases that take turns do not"),
             Limit("below_own_best.ratio", 0.75, "ratio",
-                  f"{OWN}it is far outside of what minutes of one training differ by"),
+                  f"{OWN}it is far outside the usual difference between minutes of one training"),
         ),
     ),
     Rule(

@@ -115,13 +115,13 @@ def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Find
 def _rules_of(point: EntryPoint) -> Sequence[PythonRule]:
     folder = os.path.realpath(str(point.dist.locate_file(""))) if point.dist is not None else ""
     if folder not in _package_folders():
-        raise ImportError(f"it is no installed package: {printable(folder)}")
+        raise ImportError(f"it is not an installed package: {printable(folder)}")
     loaded = point.load()
     if callable(loaded):
         loaded = loaded()
     rules = [loaded] if isinstance(loaded, PythonRule) else list(loaded)
     if not all(isinstance(rule, PythonRule) for rule in rules):
-        raise TypeError("it is no gputop.advice.rule.PythonRule")
+        raise TypeError("it is not a gputop.advice.rule.PythonRule")
     return rules
 
 

@@ -19,10 +19,10 @@ RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("few.steps", 3, "count", f"{OWN}one odd step in a short capture does not make a finding high"),
     Limit("few.kernels", 200, "count",
-          f"{OWN}without steps, a finding is high only if GPUs worked for some milliseconds at least"),
+          f"{OWN}without steps, a finding is high only if GPUs worked for at least some milliseconds"),
     Limit("few.hardly_any_kernels", 20, "count",
           f"{OWN}a single layer, forward and backward, launches as many; fewer are a script's start or a micro "
-          "benchmark, so what they cost is low at most"),
+          "benchmark, so their cost is at most low"),
     Limit("precision.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
     Limit("precision.speedup", 3.0, "ratio",
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),
@@ -44,7 +44,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("host.steps", 2, "count", "same as input_bound.steps"),
     Limit("window_s", 30.0, "s",
           f"{OWN}dozens of ordinary steps (0.1-1 s) lie in it and one odd step does not decide"),
-    Limit("coverage", 0.8, "ratio", f"{OWN}a rule judges only a window it has really seen"),
+    Limit("coverage", 0.8, "ratio", f"{OWN}a rule judges only a window that it has seen whole"),
     Limit("slice_s", 5.0, "s", f"{OWN}a slice holds several steps; a rule can ask for most slices to agree"),
     Limit("min_readings", 5.0, "count", f"{OWN}a mean has more than a few samples at long intervals"),
     Limit("live_limit.work", 0.8, "ratio", f"{OWN}GPUs with less SM activity are not called fully at work"),

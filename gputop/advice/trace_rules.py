@@ -128,7 +128,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
             Limit("allreduce_count.many", 32, "count", f"{OWN}a job that fuses its gradients stays below"),
-            Limit("allreduce_count.exposed", 0.5, "ratio", f"{OWN}AllReduces that compute hides are no remark"),
+            Limit("allreduce_count.exposed", 0.5, "ratio", f"{OWN}AllReduces that compute hides are not remarked on"),
             Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
                   "PyTorch's DistributedDataParallel: buckets of 25 MB (TensorFlow's NcclAllReduce: one pack for "
                   "all)"),
@@ -233,8 +233,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("small_grids.share", 0.15, "ratio",
                   f"{OWN}ordinary training, with small kernels among its large ones, is not reported (2% of the step "
                   "in a healthy job on a V100)"),
-            Limit("small_grids.medium", 0.3, "ratio", f"{OWN}a third of the GPU is worth a test, whose result is not "
-                                                      "known"),
+            Limit("small_grids.medium", 0.3, "ratio", f"{OWN}a third of the GPU is worth a test, whose result is "
+                                                      "unknown"),
             Limit("small_grids.high", 0.5, "ratio", f"{OWN}most of the GPU is empty while it counts as busy"),
             Limit("small_grids.known", 0.8, "ratio", f"{OWN}the grids of most of the kernels' time are known; the "
                                                      "others count as full"),
@@ -297,7 +297,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("double_precision.saved", 0.5, "ratio",
                   "a register of a CPU holds twice as many numbers of 32 bits as of 64"),
             Limit("double_precision.products", 0.8, "ratio",
-                  f"{OWN}a part of the model that is meant to have 64 bits, as a loss, makes none"),
+                  f"{OWN}a part of the model that is meant to have 64 bits, such as a loss, is not reported"),
             Limit("double_precision.share", 0.05, "ratio", "same as time_outside_steps.share"),
         ),
     ),
@@ -307,7 +307,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("onednn_off.batch", 16, "count",
                   "PyTorch's Convolution.cpp: smaller batches may run without oneDNN on one thread"),
-            Limit("onednn_off.share", 0.1, "ratio", f"{OWN}a convolution that hardly counts makes none"),
+            Limit("onednn_off.share", 0.1, "ratio", f"{OWN}a convolution that hardly counts is not reported"),
         ),
     ),
     Rule(
@@ -345,8 +345,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="memory_growth", module="trace.memory_growth", origin="trace", silent_for=("tensorflow", "jax"),
         costs_time=False,
         limits=(
-            Limit("memory_growth.steps", 8, "count", f"{OWN}caches and optimizers fill in the first steps; eight that "
-                                                     "all rise are none"),
+            Limit("memory_growth.steps", 8, "count", f"{OWN}caches and optimizers fill in the first steps; eight "
+                                                     "steps that all rise are not start-up"),
             Limit("memory_growth.rising", 0.9, "ratio", f"{OWN}a garbage collection now and then does not hide a leak"),
             Limit("memory_growth.halves", 0.6, "ratio", "same as in gputop's report of recordings: both halves rise at "
                                                         "about the rate of the whole"),
@@ -413,8 +413,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("unfinished_step.steps", 3, "count", f"{OWN}the usual step is known"),
             Limit("unfinished_step.medium", 0.15, "ratio",
-                  f"{OWN}one wait may be an accident; from the share of a high severity on it is of weight all the "
-                  "same"),
+                  f"{OWN}one wait may be an accident; from the share of a high severity on it still counts"),
         ),
     ),
     Rule(
@@ -438,7 +437,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host",),
         limits=(
             Limit("threads_unused.share", 0.1, "ratio",
-                  f"{OWN}ops that divide badly, and cores that others use now and then, make no finding"),
+                  f"{OWN}ops that divide badly, and cores that others use now and then, are not reported"),
             Limit("threads_unused.main", 0.8, "ratio", f"{OWN}threads that compute ops have as much work as the main "
                                                        "thread; one that loads or records has little"),
             Limit("threads_unused.idle", 0.25, "CPUs", f"{OWN}a CPU that is busy for a quarter of the time is as good "
@@ -451,7 +450,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("host",),
         limits=(
             Limit("thread_oversubscription.threads", 1.5, "ratio",
-                  f"{OWN}a thread or two that wait for the main one are no finding"),
+                  f"{OWN}a thread or two that wait for the main one are not reported"),
             Limit("thread_oversubscription.held_up", 0.05, "ratio", "same as time_outside_steps.share"),
         ),
     ),
@@ -460,9 +459,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("input", "launch", "host"),
         limits=(
             Limit("cpu_contention.share", 0.05, "ratio",
-                  "XProf: input 5 % of the step is moderate; with less GPUs hardly wait for CPUs"),
+                  "XProf: input 5% of the step is moderate; with less, GPUs hardly wait for CPUs"),
             Limit("cpu_contention.full", 0.9, "ratio",
-                  f"{OWN}no CPU is free for long, as where runs are compared"),
+                  f"{OWN}no CPU is free for long, as when runs are compared"),
             Limit("cpu_contention.others", 0.15, "ratio",
                   f"{OWN}a monitor, a shell and the system's own work are not reported"),
             Limit("cpu_contention.named", 0.1, "ratio", f"{OWN}only a process that matters is named"),
@@ -487,7 +486,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                   "reported"),
             Limit("retracing.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
             Limit("retracing.age_s", 120.0, "s",
-                  f"{OWN}of a younger job it is said that this may be its start, as by idle_gpu.age_s"),
+                  f"{OWN}for a younger job the finding says that this may be its start, as by idle_gpu.age_s"),
         ),
     ),
     Rule(
@@ -543,8 +542,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("optimizer_unfused.count", 50, "count",
                   f"{OWN}fused optimizers, which take hundreds of variables at a time, stay below"),
             Limit("optimizer_unfused.kernel_s", 5e-6, "s",
-                  f"{OWN}kernels that do little work count: one that does nothing takes 2 µs, one of 5 µs moves a few "
-                  "megabytes at most"),
+                  f"{OWN}kernels that do little work count: one that does nothing takes 2 µs, one of 5 µs moves at "
+                  "most a few megabytes"),
         ),
     ),
     Rule(
@@ -556,7 +555,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                   f"contract of severities: 5% is medium; {OWN}a smaller saving, not worth a change of the optimizer, "
                   "is not reported"),
             Limit("embedding_dense.used", 0.25, "ratio",
-                  f"{OWN}sorting and merging of indices does not eat up what is saved"),
+                  f"{OWN}sorting and merging of indices does not use up the saving"),
         ),
     ),
     Rule(

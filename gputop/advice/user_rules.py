@@ -23,7 +23,7 @@ from gputop.rules.units import OF_METRIC, SECONDS, Unit
 from gputop.text.units import ranges
 
 Figures = Mapping[str, tuple[float, Quantity]]  # as of gputop.rules.expression.Outcome
-_NO_GAIN = "not known, because this is a rule of yours"
+_NO_GAIN = "unknown, because this is a custom rule"
 _NO_ACTION = "The rule names no action."
 # What the windows of the live rules are cut into: with other values the rules would not do what they say.
 _FIXED = frozenset({"coverage", "slice_s", "min_readings"})
@@ -79,7 +79,7 @@ def _never_found(id_: str, source: Source) -> str | None:
         return f"{id_} is a finding of rules with on = \"{rules[0].origin}\""
 
     near = get_close_matches(id_, FINDING_IDS, 1)
-    return f"gputop has no rule {id_}" + (f": did you mean {near[0]}?" if near else ": gputop rules list has all")
+    return f"gputop has no rule {id_}" + (f": did you mean {near[0]}?" if near else ": gputop rules list shows all")
 
 
 def _line(origin: str) -> Place:
@@ -100,7 +100,7 @@ def _limit_problem(given: LimitText) -> str | None:
     if given.id not in limits:
         near = get_close_matches(given.id, limits, 1)
         return f"there is no limit {given.id}" + (f": did you mean {near[0]}?" if near else ": gputop rules list "
-                                                                                    "--limits has all")
+                                                                                    "--limits shows all")
     limit_set = limits[given.id]
     if given.id in _FIXED:
         return f"{given.id} cannot be set, because the windows of all rules depend on it"
@@ -125,7 +125,7 @@ def user_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequenc
     where = f" on GPU{'s' * (len(gpus) > 1)} {ranges(gpus, ', ')}" if gpus else ""
     why = f"{rule.why} " if rule.why else ""
     held = f", for {rule.hold_s:g} s and longer" if rule.hold_s else ""
-    mean = " Figures are means of these GPUs." if len(gpus) > 1 else ""
+    mean = " Values are means of these GPUs." if len(gpus) > 1 else ""
     return Finding(
         id=rule.id, severity=rule.severity, title=rule.title,
         why=f"{why}{rule.condition.text} holds{where}{held}.{mean}",

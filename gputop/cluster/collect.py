@@ -44,9 +44,9 @@ _REFRESHES = 30  # of a complete fleet, at most; one of 1,500 nodes under Slurm 
 _SKEW_S = 60.0  # between the clocks: below it, it may be the time that an answer took
 _NEVER = -1e9
 
-_NO_JOBS = Problem("no job is known: the metrics have no job label, and there is no squeue here",
+_NO_JOBS = Problem("gputop sees no job: the metrics have no job label, and there is no squeue here",
                    "Label them (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes), or start gputop "
-                   "where squeue runs; from there Prometheus can be reached as ssh://LOGIN/http://…, too.")
+                   "on a machine that has squeue; from there it can also reach Prometheus as ssh://LOGIN/http://….")
 
 
 def complete_fleet(collector: FleetCollector, view: View) -> Fleet:
@@ -130,7 +130,7 @@ class Collector:
                               "Its page of targets shows whether the exporters answer.")
         if not any(figure_of(series) == "activity" for series in answer):
             self._discovered_s = _NEVER  # a counter was taken off the exporters' list: others may have the activity
-            raise GputopError(f"{url} has no activity of GPUs any more", "gputop looks again which metrics there are.")
+            raise GputopError(f"{url} no longer has activity of GPUs", "gputop searches for its metrics again.")
         ahead_s = answer[0].points[-1][0] - self._clock()
         self._ahead_s = ahead_s if abs(ahead_s) > _SKEW_S else 0.0
         self._figures_s = self._now_s()
@@ -234,7 +234,7 @@ class Collector:
         if metrics.clusters and self._slurm.jobs and not any(job.cluster in metrics.clusters
                                                              for job in self._slurm.jobs):
             problems.append(Problem(
-                f"this Prometheus has {len(metrics.clusters)} clusters, and none of their labels names that of squeue: "
-                "its jobs cannot be told from those of the others, so that users, names and ages are missing",
-                "Let the label cluster be the ClusterName of Slurm's slurm.conf."))
+                f"this Prometheus has {len(metrics.clusters)} clusters, and none of their labels matches squeue's: "
+                "gputop cannot separate its jobs from those of the others, so users, names and ages are missing",
+                "Set the label cluster to the ClusterName in Slurm's slurm.conf."))
         return problems

@@ -65,7 +65,7 @@ def parse_endpoint(text: str) -> Endpoint:
         place, _, url = text.removeprefix("ssh://").partition("/")
         login, _, number = place.partition(":")
         if not _LOGIN.fullmatch(login):
-            raise _usage(text, "ssh:// is followed by no login node")
+            raise _usage(text, "no login node follows ssh://")
         if number:
             login_port = _port(number, text)
     try:
@@ -80,7 +80,7 @@ def parse_endpoint(text: str) -> Endpoint:
                           "Set GPUTOP_PROMETHEUS_USER and GPUTOP_PROMETHEUS_PASSWORD, or the settings prometheus_user "
                           "and prometheus_password_file.", EXIT_USAGE)
     if parts.query or parts.fragment or not re.fullmatch(r"[\w./~%+-]*", parts.path):
-        raise _usage(text, "a path is all that may follow the host")
+        raise _usage(text, "only a path may follow the host")
     if port is None:
         port = 443 if parts.scheme == "https" else 80
     return Endpoint(parts.scheme, parts.hostname, port, parts.path.rstrip("/"), login, login_port)
@@ -88,7 +88,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 def _port(number: str, text: str) -> int:
     if not (number.isascii() and number.isdecimal() and len(number) <= 5 and 1 <= int(number) <= 65535):
-        raise _usage(text, f"{number} is no port")
+        raise _usage(text, f"{number} is not a port")
     return int(number)
 
 

@@ -52,7 +52,7 @@ def parse_squeue(text: bytes) -> tuple[SlurmJob, ...]:
         if not isinstance(jobs, list):
             raise TypeError
     except (ValueError, TypeError, KeyError):
-        raise GputopError("squeue --json answers in a form that is not known",
+        raise GputopError("squeue --json answers in an unknown form",
                           "Slurm 22.05 and newer can print JSON.") from None
     found = (_job(job) for job in jobs[:_MAX_JOBS] if isinstance(job, dict))
     return tuple(job for job in found if job is not None)
@@ -67,7 +67,7 @@ def ask(squeue: Callable[[], bytes]) -> tuple[SlurmJob, ...] | Problem | None:
         return None
     except GputopError as error:
         return Problem(error.message, error.fix or "Run squeue by hand. Without it a job's user, name and age are "
-                                                   "not known.")
+                                                   "unknown.")
     except OSError as error:
         return Problem(f"squeue cannot be started: {error.strerror or error}")
 

@@ -37,17 +37,17 @@ _MAX_FILE_BYTES = 1 << 20
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,253}")
 # Of a socket: ssh reads spaces and % as its own, and adds 17 characters while it connects; 107 is the most (unix(7)).
 _SOCKET = re.compile(r"[A-Za-z0-9_./-]{1,90}")
-_HOW = "Write n[01-16], n01,n02 or @FILE with a name in each line; ports and users can stand in ~/.ssh/config."
+_HOW = "Write n[01-16], n01,n02 or @FILE with a name in each line; ports and users can be in ~/.ssh/config."
 _BY_HAND = "Connect once yourself: ssh NODE true"
 # What ssh says where it fails itself (status 255), the surest first: the cause, and what to do.
 _CAUSES = (
     ("IDENTIFICATION HAS CHANGED", "its host key differs from the one that ssh knows",
      "Find out why; only then remove the old one: ssh-keygen -R NODE"),
-    ("Host key verification failed", "its host key is not known to ssh", f"{_BY_HAND}, and compare the fingerprint."),
+    ("Host key verification failed", "ssh does not know its host key", f"{_BY_HAND}, and compare the fingerprint."),
     ("Permission denied", "it asks for a password or refuses the key",
      "ssh NODE true must work without a question: a key (ssh-copy-id NODE), an agent, or a connection that is shared "
      "(ControlMaster in ~/.ssh/config)."),
-    ("Could not resolve", "its name is not known here", "Write the names as ssh NODE knows them."),
+    ("Could not resolve", "its name is unknown here", "Write the names as ssh NODE knows them."),
     ("Connection refused", "it refuses connections", f"Check whether sshd runs there. {_BY_HAND}"),
     ("timed out", "it does not answer", "Check whether it is up, and reachable from here."),
     ("No route", "it does not answer", "Check whether it is up, and reachable from here."),
@@ -93,7 +93,7 @@ def parse_nodes(text: str) -> list[str]:
     names = expand_hostlist(text)
     for name in names:
         if not is_name(name):
-            raise GputopError(f"{printable(name)[:100]!r} is no name of a node", _HOW, EXIT_USAGE)
+            raise GputopError(f"{printable(name)[:100]!r} is not the name of a node", _HOW, EXIT_USAGE)
     if not names or len(names) > MAX_HOSTS:
         raise GputopError("no node is named", _HOW, EXIT_USAGE)
     return names
@@ -203,8 +203,8 @@ class Ssh(Generic[T]):
             return NodeProblem(f"ssh fails{reason}", _BY_HAND)
         if ended.status in (126, NO_SUCH_PROGRAM):
             return NodeProblem(f"{printable(self._command)} is not installed there",
-                               "Install it on the nodes (from a clone), or say where it is: "
-                               "--remote-command /PATH/gputop")
+                               "Install it on the nodes (from a clone), or name its path: --remote-command "
+                               "/PATH/gputop")
         return NodeProblem(f"gputop there fails: {ended.error or f'status {ended.status}'}",
                            f"Try: ssh NODE {self._command} doctor")
 

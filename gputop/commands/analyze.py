@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="the same for a transformer, at 6 FLOPs per token and parameter; needs --params")
     parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
                         help="also print the N idle gaps that cost most GPU time, and what the host did in them")
-    parser.add_argument("--full", action="store_true", help="print all figures of the trace, not only the verdict")
+    parser.add_argument("--full", action="store_true", help="print all values of the trace, not only the verdict")
     parser.add_argument("--verbose", action="store_true",
                         help="--full, and each cause that could not be judged, and why")
     parser.add_argument("--timeline", action="store_true", help="open the timeline of the trace on the screen")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
                         help="exit with status 4 if there is a finding of this severity or higher (high, medium, low), "
-                             "a finding with this id, or an exceeded budget of your rules (budget); separate several "
+                             "a finding with this id, or an exceeded budget of your rules (budget). Separate several "
                              "with commas")
     parser.add_argument("--save-baseline", default=None, metavar="NAME",
                         help="keep the analysis in the logdir, for compare --baseline NAME")
@@ -87,7 +87,7 @@ def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[Gate
 
     runs = [run for path in args.paths for run in runs_at(Path(path))]
     if not runs:
-        raise GputopError("What was given holds only one profile run.", "Give a TensorBoard logdir.",
+        raise GputopError("The path holds only one profile run.", "Give a TensorBoard logdir.",
                           EXIT_USAGE)
     documents: dict[str, AnalyzeDocument | None] = {}
     unread: dict[str, GputopError] = {}

@@ -52,15 +52,16 @@ COMMANDS: Mapping[str, Command] = {
                         "Write what the monitor shows as text, JSON, a picture, or one HTML page.",
                         "gputop snapshot -o node.html"),
     "capture": Command("capture one trace and print its findings",
-                       "Record a trace of the running job, analyze it, and print what slows the GPUs down.",
+                       "Record a trace of the job on this node (or of PID, or at HOST:PORT), analyze it, and print "
+                       "what slows the GPUs down.",
                        "gputop capture localhost:6009 --json > analysis.json"),
     "analyze": Command("analyze a trace file",
                        "Find what slows the GPUs down in a trace of TensorFlow, JAX, PyTorch or Nsight Systems.",
                        "gputop analyze gputop-traces"),
     "compare": Command("compare two traces, analyses or snapshots: what changed beyond noise",
-                       "Say whether B is better than A, what the advice brought, and what changed.",
+                       "Show whether B is better than A, what the advice saved, and what changed.",
                        "gputop compare before.xplane.pb after.xplane.pb"),
-    "rules": Command("check, explain and test rules of your own; list all rules and limits",
+    "rules": Command("check, explain and test custom rules; list all rules and limits",
                      "Check, explain and test rules written in TOML; list all rules and limits.",
                      "gputop rules test gputop.toml gputop-traces"),
     "record": Command("record telemetry into a file, until ctrl-c",
@@ -71,7 +72,7 @@ COMMANDS: Mapping[str, Command] = {
                       "gputop replay night.rec --speed 10"),
     "report": Command("summarize days of recordings: training, waiting and idle time, energy, worst hours, growing "
                       "memory",
-                      "Say how the GPUs' time was used. The job needs no extra code.",
+                      "Show how the GPUs' time was used. The job needs no extra code.",
                       "gputop report week/*.rec --price-per-kwh 0.30"),
     "export": Command("serve the node's metrics to Prometheus, until ctrl-c",
                       "Serve what the monitor measures as metrics, or write a file for node_exporter "
@@ -99,13 +100,13 @@ COMMANDS: Mapping[str, Command] = {
                      "gputop xprof gputop-traces"),
     "serve": Command("serve the monitor to a browser, until ctrl-c",
                      "Serve the monitor to a browser on this machine, or through ssh, with textual-serve "
-                     f"({install_command('serve')}). Each page has a monitor of its own.",
+                     f"({install_command('serve')}). Each page has its own monitor.",
                      "gputop serve --listen 8792"),
     "config": Command("print all settings as a config file",
                       "Print all settings, your own and the defaults, as a config file.",
                       "gputop config > ~/.config/gputop/config.toml"),
     "doctor": Command("check what works on this node, and how to fix what does not",
-                      "Test everything that gputop reads and does, and say how to fix what fails.",
+                      "Test everything that gputop reads and does, and show how to fix what fails.",
                       "gputop doctor"),
     "schema": Command("print the JSON Schema of a command's --json output",
                       "Print the JSON Schema of a document, for scripts and agents.",
@@ -178,7 +179,7 @@ class _Parser(argparse.ArgumentParser):
                      _meant(value, action.choices))
             raise argparse.ArgumentError(None, f"there is no command {value!r}.{meant} gputop --help lists them")
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(action.choices)}."
+            raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(action.choices)}."
                                                  f"{_meant(str(value), action.choices)}")
         super()._check_value(action, value)
 
@@ -221,12 +222,13 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "ranks on each). The machines are those of --attach without a port, or of TF_CONFIG, or of "
                             "SLURM_JOB_NODELIST")
     watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
-                       help="where measurements come from. auto: the NVIDIA driver, and for what it lacks a DCGM host "
-                            "engine that already watches it. nvml: the driver only. dcgm: the host engine only")
+                       help="where measurements come from. auto: the NVIDIA driver, and for metrics that it lacks a "
+                            "DCGM host engine that already watches them. nvml: only the driver. dcgm: only the host "
+                            "engine")
     watch.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
                        help="sample the job's Python stacks during a capture, with py-spy "
                             f"({install_command('stacks')}): idle gaps then show the line of code. The default is "
-                            "your own jobs only; --stacks: also those of other users; --no-stacks: none")
+                            "only your own jobs; --stacks: also those of other users; --no-stacks: none")
     watch.add_argument("--dcgm", default=None, metavar="ADDRESS",
                        help="the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     watch.add_argument("--dcgm-bindings", type=Path, default=None, metavar="DIR",
@@ -234,8 +236,8 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
     watch.add_argument("--dcgm-watch", action="store_true", default=False,
                        help="let the DCGM host engine read the profiling fields (SM, tensor, DRAM activity) for "
                             "gputop, until gputop ends. Before Hopper this is off by default: it occupies the GPU's "
-                            "counters, so ncu, nsys and other profilers fail meanwhile, and on A10 and A40 it made "
-                            "GPUs hang until a reboot (Xid 119). From Hopper on the engine reads them through GPM, "
+                            "counters, so that ncu, nsys and other profilers fail. On A10 and A40 it made GPUs hang "
+                            "until a reboot (Xid 119). From Hopper on the engine reads them through GPM, "
                             "which occupies no counters; --source dcgm does so without this option")
 
 
@@ -251,7 +253,7 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help="capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', "
-                           "'power<200W'; or a condition as in rules of your own: 'sm_active.mean(10s) < 40%% and "
+                           "'power<200W'; or a condition as in custom rules: 'sm_active.mean(10s) < 40%% and "
                            "power_w > 200W for 5s'")
     dips.add_argument("--dip-every", type=minutes, default=10.0, metavar="MINUTES",
                       help="minimum minutes between two automatic captures (10)")
@@ -260,16 +262,15 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
     dips.add_argument("--dip-before", type=seconds_before_dip, default=0.0, metavar="S",
                       help="also keep a trace of the S seconds before the dip. gputop then records the job all the "
                            "time, which slows it down as any capture does. Only TensorFlow 2.21 or newer and JAX can "
-                           "do this; for others the trace begins after the dip")
+                           "do this. For others the trace begins after the dip")
 
 
 def worker_options(workers: argparse._ActionsContainer) -> None:
     """Add the options of which of many workers to capture."""
     workers.add_argument("--worker-figures", choices=("none", "ssh", "prometheus"), default=None,
-                         help="of more than eight workers on other nodes, those with lowest, median and highest "
-                              "activity are captured. Who tells it: ssh: gputop on their nodes, which is asked without "
-                              "a password; prometheus: the means of their nodes, as it knows them; none (the default): "
-                              "nobody is asked, and it is the first, the middle and the last")
+                         help="pick three of more than eight workers on other nodes by their activity: from gputop "
+                              "there (ssh, without a password), or from the means in Prometheus (prometheus). The "
+                              "default, none, picks the first, the middle and the last")
 
 
 def cluster_options(cluster: argparse._ActionsContainer) -> None:
@@ -304,14 +305,14 @@ def export_options(export: argparse._ActionsContainer) -> None:
 def notify_options(notify: argparse._ActionsContainer) -> None:
     """Add the options of notifications."""
     notify.add_argument("--notify", action="append", default=[], metavar="WAY",
-                        help="notify of findings that last, GPU faults, and the end of captures and jobs: bell (the "
-                             "terminal's, with OSC 9), command:LINE (gets JSON on its standard input, and a text as "
-                             "its last argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Repeat the option for "
-                             "several. The same event is sent at most every ten minutes")
+                        help="notify of findings that last, GPU faults, and the end of captures and jobs. bell: the "
+                             "terminal's, with OSC 9. command:LINE: gets JSON on its standard input, and a text as "
+                             "its last argument. webhook: POST to GPUTOP_WEBHOOK_URL. Repeat the option for several. "
+                             "gputop sends the same event at most every ten minutes")
 
 
 _TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
-    watch_options: "what to watch", rules_options: "rules of your own", dip_options: "automatic captures",
+    watch_options: "what to watch", rules_options: "custom rules", dip_options: "automatic captures",
     worker_options: "captures of many workers", cluster_options: "other nodes",
     screen_options: "the screen", export_options: "metrics", notify_options: "notifications"}
 

@@ -39,29 +39,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gputop capture [options] [HOST:PORT… | PID…]"  # an address alone is taken as that of --attach
     add_shared(parser, watch_options, worker_options, rules_options, dip_options, notify_options, cluster_options)
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
-                        help="length of the capture (10): as much in detail as a short probe finds to be enough, the "
-                             "rest as an overview")
+                        help="length of the capture (10). A short probe decides how much is recorded in detail; the "
+                             "rest is an overview")
     parser.add_argument("--force", action="store_true",
                         help="record all of --seconds in detail without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
-                        help="capture all workers that --attach names, at most 64; without it, of more than 8 only "
-                             "three: those with lowest, median and highest activity, where that is known "
-                             "(--worker-figures), else the first, the middle and the last")
+                        help="capture all workers that --attach names, at most 64. Without it gputop captures only "
+                             "three of more than 8: those with lowest, median and highest activity if that is known "
+                             "(--worker-figures), otherwise the first, the middle and the last")
     parser.add_argument("--accept-risk", action="store_true",
-                        help="capture although it may end the job, as TensorFlow 2.21's profiler may where workers "
-                             "call each other over gRPC")
+                        help="capture although it may end the job, as TensorFlow 2.21's profiler may if workers call "
+                             "each other over gRPC")
     parser.add_argument("--yes", action="store_true",
-                        help="do not ask before a PID's process is made ready for captures, as gputop attach does it")
+                        help="do not ask before gputop makes the process of a PID ready for captures, as gputop "
+                             "attach does")
     parser.add_argument("--nodes", default="", metavar="LIST",
-                        help="also capture the ranks that the PyTorch job has on these nodes (n[02-16]), by gputop "
-                             "there, which is asked by ssh without a password; without a PID, this node's ranks are "
-                             "found")
+                        help="also capture the PyTorch job's ranks on these nodes (n[02-16]), by gputop there, which "
+                             "is asked by ssh without a password. Without a PID gputop finds this node's ranks")
     parser.add_argument("--ranks-of", default="", metavar="HOST:PORT",
-                        help="what --nodes asks gputop there for: record the ranks here of the job whose MASTER_ADDR "
-                             "and MASTER_PORT these are, and write the traces to standard output")
+                        help="used by --nodes on the other nodes: record this node's ranks of the job with this "
+                             "MASTER_ADDR and MASTER_PORT, and write the traces to standard output")
     parser.set_defaults(pids=[])
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--full", action="store_true", help="print all figures of the trace, not only the verdict")
+    shown.add_argument("--full", action="store_true", help="print all values of the trace, not only the verdict")
     shown.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         from gputop.commands import capture_on_dip
 
         if args.nodes:
-            raise GputopError("--nodes cannot be combined with --on-dip: a dip is seen by gputop on one node alone",
+            raise GputopError("--nodes cannot be combined with --on-dip: gputop sees a dip only on its own node",
                               "Run gputop capture --on-dip on each node.", EXIT_USAGE)
         ready = tuple(_ready(pid, yes=args.yes) for pid in args.pids)
         return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
@@ -174,7 +174,7 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
                           "that set these variables.")
     (meeting,) = meetings
     if not args.yes:
-        say(f"what you answer for the ranks here holds for those on {', '.join(nodes)}")
+        say(f"your answer for the ranks here also holds for those on {', '.join(nodes)}")
     return args.pids or find_ranks(meeting), OtherNodes(nodes, meeting, command, stop)
 
 
@@ -196,7 +196,7 @@ def _ready(pid: int, *, yes: bool) -> str:
     try:
         ready = make_ready(pid, started=process.started)
     except UsedBefore as error:
-        if not yes and not confirmed(error.message, "Record it all the same? [y/N] "):
+        if not yes and not confirmed(error.message, "Record it anyway? [y/N] "):
             raise
         ready = make_ready(pid, hold=True, started=process.started)
     say(ready.line)

@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="without Prometheus: ask gputop on these nodes by ssh, without a password: n[01-16], "
                              "n01,n02, or @FILE. The history then begins at the start")
     parser.add_argument("--job", default=None, metavar="ID",
-                        help="show only this job: a Slurm number (of an array all its tasks, or one: 4711_3) or a pod. "
-                             f"Inside a job the default is that job, and '{_ALL}' shows all")
+                        help="show only this job: a Slurm number (of an array: all its tasks, or one, 4711_3) or a "
+                             f"pod. Inside a job the default is that job, and '{_ALL}' shows all")
     parser.add_argument("--once", action="store_true", help="print one sample as text, without a screen")
     parser.add_argument("--json", action="store_true", help="print one sample as a JSON document")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",

@@ -27,15 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="folder of the baselines (./gputop-traces)")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
-                        help="exit with status 4 if the step, or the wall time per training step where it tells, is "
-                             "certainly longer (regression; regression:5%% if longer by 5 %% or more), or if B exceeds "
-                             "a budget of your rules (budget)")
+                        help="exit with status 4. With regression: if the step is significantly longer, or the wall "
+                             "time per training step if that decides. With regression:5%%: only if it is longer by "
+                             "5%% or more. With budget: if B exceeds a budget of your rules")
     parser.add_argument("--markdown", action="store_true",
                         help="print text for a pull request or a chat: verdict, gates, report")
     for name in "ab":
         parser.add_argument(f"--again-{name}", metavar="PATH", action="append", default=[],
-                            help=f"another run of {name.upper()}'s job; repeat the option for more. Small changes "
-                                 "become more certain")
+                            help=f"another run of {name.upper()}'s job; repeat the option for more. Smaller changes "
+                                 "then become significant")
     parser.add_argument("--verbose", action="store_true", help="also print what did not change, and the method")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

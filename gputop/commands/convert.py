@@ -58,7 +58,7 @@ def _recording(paths: list[str], *, whole: bool = False) -> Iterator[Tables]:
     from gputop.replay.reader import open_recording
 
     if len(paths) > 1:
-        raise GputopError("a file holds one recording", "Convert each recording by itself.", EXIT_USAGE)
+        raise GputopError("a file holds one recording", "Convert each recording separately.", EXIT_USAGE)
     with open_recording(paths[0]) as recording:
         yield recording_tables(recording) if whole else recording_table(recording)
 

@@ -29,7 +29,7 @@ _DEMO = "default"
 _TRACE_S, _AGO_S = 4.0, 20.0  # of the demo's trace, as a capture takes
 _ACTIONS = {
     "list": "(default) all rules, and the limits that you set; --limits: all limits",
-    "check": "mistakes in FILE… (default: in the files that gputop reads by itself)",
+    "check": "mistakes in FILE… (default: in the files that gputop reads)",
     "explain": "one finding, by its ID: what it means, how to confirm and fix it, when it is wrong, its limits",
     "names": "the names that an expression can use",
     "test": "the rules of FILE on a TRACE, an analysis or a recording, or with --demo",
@@ -178,7 +178,7 @@ def _explain(args: argparse.Namespace) -> int:
     from gputop.text.markdown_text import plain_lines
 
     if len(args.words) != 1:
-        raise GputopError("explain takes the id of one rule", "gputop rules list has all.", EXIT_USAGE)
+        raise GputopError("explain takes the id of one rule", "gputop rules list shows all.", EXIT_USAGE)
     id_ = args.words[0]
     rules_of_user = [rule for rule in UserRules.rules if rule.id == id_]
     of_packages = [rule for rule in (*python_rules("live"), *python_rules("trace")) if id_ in rule.ids]
@@ -203,7 +203,7 @@ def _near(id_: str, own_ids: Iterable[str]) -> str:
     words = {word for word in id_.lower().split("_") if len(word) > 2}
     alike = [other for other in ids if any(word in other for word in words)][:3]
     near = get_close_matches(id_.lower(), ids, 3) or alike
-    return f"Did you mean {' or '.join(near)}?" if near else "gputop rules list has all."
+    return f"Did you mean {' or '.join(near)}?" if near else "gputop rules list shows all."
 
 
 def _about_own(rule: RuleText) -> Iterator[str]:
@@ -315,8 +315,8 @@ def _subject(path: str) -> tuple[Analysis | None, Iterable[NodeSample] | None]:
         return None, _samples(path)
     analysis = read_side(path).analysis
     if analysis is None:
-        raise GputopError(f"{path} holds no trace and no recording",
-                          "Give a trace, what gputop analyze --json printed, or what gputop record wrote.")
+        raise GputopError(f"{path} is not a trace and not a recording",
+                          "Give a trace, the output of gputop analyze --json, or a recording of gputop record.")
     return analysis, None
 
 
@@ -345,5 +345,5 @@ def _demo(scenario: str) -> tuple[Analysis, Iterable[NodeSample]]:
         path = Path(folder) / "demo.xplane.pb"
         path.write_bytes(source.capture(begin_ns, begin_ns + int(_TRACE_S * 1e9)))
         analysis = analyze(path)
-    console.say("SIMULATED: figures of the demo's job")
+    console.say("SIMULATED: values of the demo's job")
     return analysis, source.backfill(now_s, 1.0)

@@ -30,12 +30,12 @@ from gputop.text.console import say
 
 _EPILOG = """\
 The server starts in the first Python process of the job that imports TensorFlow or JAX, and in each rank
-(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …); of PyTorch its profiler waits for gputop there.
+(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …); with PyTorch its profiler waits for gputop there.
 Without gputop run, one variable prepares a job:
   export PYTHONPATH=$(gputop run --print-path)${PYTHONPATH:+:$PYTHONPATH}
-and, where wanted, GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.
-The monitor has the terminal: beside it the job's standard input is empty, and its output goes to a file (l shows it).
-exit status: the job's; 126 or 127 where it cannot be started"""
+and, if wanted, GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.
+The monitor has the terminal: the job's standard input is empty, and its output goes to a file (l shows it).
+exit status: the job's; 126 or 127 if it cannot be started"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

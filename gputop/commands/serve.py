@@ -27,15 +27,15 @@ _PASSED_ON = (watch_options, rules_options, dip_options, screen_options, notify_
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, *_PASSED_ON)
     parser.add_argument("--listen", type=listen_address, default=DEFAULT_ADDRESS, metavar="[HOST:]PORT",
-                        help="address to serve at (127.0.0.1:8792; port 0: any free port). Only this machine can reach "
-                             "it, unless you name another HOST; then there is no encryption")
+                        help="address to serve at (127.0.0.1:8792; port 0: any free port). Only this machine can "
+                             "reach it, unless you name another HOST. Then there is no encryption")
 
 
 def run(args: argparse.Namespace) -> int:
     from gputop.launch.web_server import serve
 
     if args.export is not None:
-        raise GputopError("--export cannot be used with gputop serve, where each page has a monitor of its own",
+        raise GputopError("--export cannot be used with gputop serve, where each page has its own monitor",
                           "Run gputop export in addition.", EXIT_USAGE)
     as_monitor = argparse.Namespace(**{**vars(args), "command": None})
     source_of(as_monitor), options_of(as_monitor)  # what is wrong with the options is said here, not in the page

@@ -82,7 +82,7 @@ class Setting(Struct, frozen=True):
 SETTINGS = {s.key: s for s in (
     Setting("interval", 1.0, _number(0.1, 3600), "seconds between samples", "--interval"),
     Setting("theme", "gputop-dark", _text, "gputop-dark, gputop-light, gputop-contrast, or one of Textual's; "
-                                           "a choice in the monitor (ctrl+p) is kept here", "--theme"),
+                                           "the monitor writes a choice (ctrl+p) here", "--theme"),
     Setting("metric", "activity", _one_of("activity", *(m for m in LANE_METRICS if m != "sm_active")),
             "metric that the lanes show at start: activity, " + ", ".join(LANE_METRICS[1:4]) + ", …"),
     Setting("span", 240.0, _number(60, 12 * 3600), "seconds of history that the lanes show at start"),
@@ -92,7 +92,7 @@ SETTINGS = {s.key: s for s in (
     Setting("prometheus", "", _text_or_none, "the Prometheus of gputop cluster: http://HOST:9090, ssh://LOGIN/http://HOST:9090",
             "--prometheus"),
     Setting("worker_figures", "none", _one_of("none", "ssh", "prometheus"),
-            "who tells the activity of workers on other nodes, by which three of many are chosen for a capture",
+            "source of the activity of workers on other nodes, by which gputop chooses three of many for a capture",
             "--worker-figures"),
     Setting("remote_command", "gputop", _text, "the command that starts gputop on other nodes", "--remote-command"),
     Setting("prometheus_token_file", "", _text_or_none, "a file with the bearer token for this Prometheus"),
@@ -150,7 +150,7 @@ def load(path: Path | None) -> Config:
         return Config(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        return Config(path, warnings=(f"{path} is not used: {reason}; the defaults are used",))
+        return Config(path, warnings=(f"{path} is not used: {reason}; gputop uses the defaults",))
     return _checked(path, text.splitlines(), *_parse(text))
 
 
@@ -174,7 +174,7 @@ def _parse_lines(lines: list[str]) -> tuple[list[tuple[int, str, object]], list[
         except ValueError:
             match = _ASSIGNMENT.fullmatch(line.strip())
             if match is None:
-                problems.append((number, f"{_shown(line.strip())} is not KEY = VALUE; the line is left out"))
+                problems.append((number, f"{_shown(line.strip())} is not KEY = VALUE; gputop ignores the line"))
             else:
                 settings.append((number, match[1], _NO_VALUE))
     return settings, problems
@@ -202,7 +202,7 @@ def _checked(path: Path, lines: list[str], settings: list[tuple[int, str, object
 
             near = get_close_matches(key, SETTINGS, 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            problems.append((number, f"there is no setting {_shown(key)}{hint}; the line is left out"))
+            problems.append((number, f"there is no setting {_shown(key)}{hint}; gputop ignores the line"))
             continue
         try:
             checked = _no_value() if value is _NO_VALUE else setting.check(value)
@@ -211,8 +211,8 @@ def _checked(path: Path, lines: list[str], settings: list[tuple[int, str, object
             problems.append((number, f"{setting.key} = {_shown(text)} {error}; {_toml(config[setting.key])} is used"))
             continue
         if setting.key in config.lines:
-            problems.append((number, f"{setting.key} was set in line {config.lines[setting.key]} already; "
-                                     "this line counts"))
+            problems.append((number, f"{setting.key} was already set in line {config.lines[setting.key]}; this line "
+                                     "counts"))
         config.values[setting.key], config.lines[setting.key] = checked, number
     return Config(path, config.values, config.lines,
                   tuple(f"{path}:{number}: {problem}" for number, problem in sorted(problems)))

@@ -36,7 +36,8 @@ class _TooLong(Exception):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, watch_options, rules_options)
     parser.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
-                        help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), else text")
+                        help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), otherwise "
+                             "text")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
     parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to sample (2)")
 

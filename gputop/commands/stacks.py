@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flight-recorder", nargs="+", default=(), metavar="FILE",
                         help="read these dumps of PyTorch's flight recorder, pickle or JSON: a file for each rank, "
                              "whose name ends with the rank's number (default: those that the processes have "
-                             "written). Without PID nothing else is read")
+                             "written). Without PID gputop reads nothing else")
     parser.add_argument("--native", action="store_true",
-                        help="also show native frames. This stops each process for a while: 18 s were seen with "
-                             "TensorFlow, and workers that do not answer each other for so long may end the job")
+                        help="also show native frames. This stops each process for a while (18 s with TensorFlow), "
+                             "and workers that do not answer each other for that long may end the job")
     parser.add_argument("--threads", action="store_true",
                         help="show the stacks of all threads, not only of the main ones")
     parser.add_argument("--yes", action="store_true",
@@ -167,9 +167,9 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
         moved = f"       {counts_text(absence)} No rank launched a collective for {seconds:.1f} s."
         return [f"NCCL   {title(absence)}.", moved, *places], nccl
     if not last.counts_all:
-        says = (f"its ranks agree. NCCL {last.nccl} does not tell whether they make progress; 2.28.7 and newer do"
-                if still else "the ranks go on")
+        says = (f"its ranks agree. NCCL {last.nccl} does not show whether they make progress; 2.28.7 and newer do"
+                if still else "the ranks continue")
     else:
         says = (f"all ranks have launched the same collectives, but none in the last {seconds:.1f} s: the job does "
-                "something else, or is stuck inside a collective" if still else "the ranks go on")
+                "something else, or is stuck inside a collective" if still else "the ranks continue")
     return [f"NCCL   No rank is missing: {says}."], nccl

@@ -21,14 +21,14 @@ def user_unit(words: Sequence[str]) -> str:
 # To start it now and at every login:
 #   systemctl --user daemon-reload && systemctl --user enable --now {NAME.removesuffix('.service')}
 # Also from boot on, and after you have logged out:  loginctl enable-linger
-# What it says:  journalctl --user -u {NAME.removesuffix('.service')}
+# Its messages:  journalctl --user -u {NAME.removesuffix('.service')}
 [Unit]
 Description=gputop record: GPU telemetry for gputop report
 StartLimitIntervalSec=0
 
 [Service]
 ExecStart={command}
-# After a full disk or a driver that is not there yet it tries again; not after wrong usage (status 2).
+# It tries again after a full disk or a missing driver, but not after wrong usage (status 2).
 Restart=on-failure
 RestartSec={RETRY_S}
 RestartPreventExitStatus={EXIT_USAGE}

@@ -15,7 +15,7 @@ _PACKAGES = ("textual", "rich", "numpy", "msgspec", "psutil", "grpcio", "nvidia-
 
 def versions() -> Iterator[str]:
     """One line each for Python and the system, the packages, and NVIDIA's kernel driver."""
-    libc = " ".join(platform.libc_ver()).strip() or "C library not known"
+    libc = " ".join(platform.libc_ver()).strip() or "C library unknown"
     yield f"Python {platform.python_version()}, Linux {platform.release()} {platform.machine()}, {libc}"
     yield ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     yield f"NVIDIA driver {_driver()}"
@@ -34,4 +34,4 @@ def _driver() -> str:
     except OSError:
         return "not loaded"
     version = re.search(r"\b\d{3}\.[\d.]+\b", text)
-    return version[0] if version else "loaded, version not known"
+    return version[0] if version else "loaded, version unknown"

@@ -189,11 +189,11 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
     entry = replace(entry, per=per, outcome="cannot be told",
                     fulfilled=None if gain.step_time is None else "cannot be told")
     if step is None or step.a is None or step.b is None or step.a <= 0:
-        return replace(entry, reason=f"the {'step time' if what == 'step' else what} of both sides is not known")
+        return replace(entry, reason=f"the {'step time' if what == 'step' else what} of both sides is unknown")
     divide = 1.0
     if per == "sample" and step.work == 1.0:
         if batch is None:
-            return replace(entry, reason="the saving is per sample, and the batch sizes of A and B are not known")
+            return replace(entry, reason="the saving is per sample, and the batch sizes of A and B are unknown")
         divide = batch
     measured = 1 - step.b / step.work / step.a / divide
     low, high = (None if change is None else 1 - (1 + change / step.a) / divide for change in (step.high, step.low))
@@ -202,7 +202,7 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
         return replace(entry, reason="no saving was estimated")
     estimated = measured_by.estimated(gain, gain)
     if estimated is None:
-        return replace(entry, reason="how much of the recording its steps are is not known")
+        return replace(entry, reason="how much of the recording its steps are is unknown")
     if per != "sample" and step.work == 1.0 and batch is not None and other_batch(batch):
         sample = 1 - step.b / step.a / batch
         return replace(entry, reason=f"a step of B copies {batch:.3g} times the bytes of A's to the GPUs; if that is "
@@ -225,8 +225,8 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
     entry = replace(entry, fulfilled=fulfilled)
     if entry.status not in _FOLLOWED:
         return replace(entry, outcome=None, fulfilled=None if low <= 0.0 else entry.fulfilled, reason=(
-            f"the {what} did not become shorter{' for certain' if measured > 0 else ''}: the advice was not followed, "
-            "or did not help" if low <= 0.0 else "if this advice was followed; the finding is still there"))
+            f"the {what} did not become{' significantly' if measured > 0 else ''} shorter: the advice was not "
+            "followed, or did not help" if low <= 0.0 else "if this advice was followed; the finding is still there"))
     return entry if several else replace(entry, outcome=_against(estimated, measured, low, high))
 
 

@@ -44,7 +44,7 @@ class BaselinesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.bas
 def baseline_path(logdir: Path, name: str) -> Path:
     """Where a baseline is or will be; raises GputopError (wrong usage) for what is no name."""
     if not _NAME.fullmatch(name):
-        raise GputopError("the name of a baseline is of letters, digits, . _ and -", "For example --baseline main.",
+        raise GputopError("the name of a baseline has only letters, digits, . _ and -", "For example --baseline main.",
                           EXIT_USAGE)
     return logdir.expanduser() / FOLDER / f"{name}.json"
 
@@ -54,7 +54,7 @@ def saved_baseline(logdir: Path, name: str) -> Path:
     path = baseline_path(logdir, name)
     if not path.is_file():
         known = ", ".join(own.stem for own in _files(logdir)) or "none"
-        raise GputopError(f"there is no baseline {name} in {logdir}", f"There is: {known}. gputop analyze TRACE "
+        raise GputopError(f"there is no baseline {name} in {logdir}", f"Saved: {known}. gputop analyze TRACE "
                           f"--save-baseline {name} saves one.")
     return path
 
@@ -66,7 +66,7 @@ def save_baseline(logdir: Path, name: str, analysis: Analysis, *, replace: bool)
     try:
         with writable_folder(path.parent, "--logdir") as folder:
             if folder.has(path.name) and not replace:
-                raise GputopError(f"there is a baseline {name} already: {path}",
+                raise GputopError(f"the baseline {name} already exists: {path}",
                                   "Add --replace, or choose another name.")
             with folder.replacing(path.name) as file:
                 file.write(encode(analysis))

@@ -30,19 +30,19 @@ _LENGTH = {"better": "shorter", "worse": "longer"}
 _MOVED = {"better": "; the work moved between the steps",
           "worse": "; the work moved from between the steps into them"}
 METHOD = (
-    "A change is called better or worse only if its interval excludes 0 (Welch 1947, with "
-    f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole) and if "
-    f"it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. All else is noise. Times are "
-    "compared by the logarithm of their ratio: what disturbs a job multiplies its time. Three things widen the "
-    f"interval. First, the spread over time, by {BLOCKS} blocks of each capture. Second, the spread "
-    f"between runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
-    f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, "
-    "if the CPUs were full, what other processes can have made of the steps at most. The CPUs that they left and the "
-    "waits of the job's threads bound it. The interval holds the change as recorded, and the change without that load, "
-    f"with a standard deviation of {percent(LOAD_SPREAD_MOST)} per side (measured). A change that the live step period "
-    "of those minutes excludes is noise, too. The wall time per training step has the interval of the steps and "
-    "that of the long pauses between them, by how much their lengths and distances vary (a renewal process, Cox 1962); "
-    "of fewer than three, one more or less may have been recorded."
+    "A change is called better or worse under two conditions. Its interval excludes 0 (Welch 1947, with "
+    f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole). And it "
+    f"is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. Everything else is noise. "
+    "gputop compares times by the logarithm of their ratio, because disturbances multiply a job's time. Three things "
+    f"widen the interval. First, the spread over time, by {BLOCKS} blocks of each capture. Second, the spread between "
+    f"runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
+    f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, if "
+    "the CPUs were full, the longest delay that other processes can have caused. The CPUs that they left and the waits "
+    "of the job's threads bound it. The interval holds the change as recorded, and the change without that load, with "
+    f"a standard deviation of {percent(LOAD_SPREAD_MOST)} per side (measured). A change that the live step period of "
+    "those minutes excludes is also noise. The wall time per training step has the interval of the steps and that of "
+    "the long pauses between them, by how much their lengths and distances vary (a renewal process, Cox 1962). With "
+    "fewer than three pauses, the recording may hold one more or less by chance."
 )
 
 
@@ -328,7 +328,7 @@ def compare_sides(a: Side, b: Side) -> Comparison:
     """The same of two sides in memory; a pure function of them."""
     rows = all_rows(a, b)
     if not rows:
-        raise NoDataError(f"{a.path} and {b.path} have no figure in common.",
+        raise NoDataError(f"{a.path} and {b.path} have no value in common.",
                            "Compare two traces or analyses, or two snapshots taken with --seconds 60 or more.")
     steps = {row.id: row for row in rows if row.group == "steps"}
     return Comparison(a, b, tuple(notes(a, b)), tuple(rows),

@@ -38,7 +38,7 @@ def notes(a: Side, b: Side) -> list[Note]:
 def _reality(a: Side, b: Side) -> Iterator[Note]:
     if a.simulated != b.simulated:
         which, other = ("A", "B") if a.simulated else ("B", "A")
-        yield Note("simulated_against_real", f"{which} is SIMULATED and {other} is not: the differences say nothing "
+        yield Note("simulated_against_real", f"{which} is SIMULATED and {other} is not: the differences show nothing "
                                              "about a real job.")
     elif a.simulated:
         yield Note("simulated", "SIMULATED: both come from gputop's simulation, not from real GPUs.")
@@ -73,8 +73,8 @@ def _work(a: Side, b: Side) -> Iterator[Note]:
     common = common_kernel_time(a, b)
     if common is not None and common < SAME_JOB_SHARE:
         yield Note("other_kernels", f"Not the same job? Only {percent(common)} of the kernel time is in kernels of the "
-                                    "same name. Another number type, XLA or another library version renames kernels, "
-                                    "too.")
+                                    "same name. Another number type, XLA or another library version also renames "
+                                    "kernels.")
     factor = batch_factor(a, b)
     if factor is not None and other_batch(factor):
         copies = f"A step of B copies {factor:.3g} times the bytes of A's to the GPUs"

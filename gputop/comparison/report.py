@@ -90,11 +90,11 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
     mean, median = (next(r for r in c.rows if r.group == "steps" and r.id == id_) for id_ in ("mean_s", "median_s"))
     more = []
     if c.verdict in _CHANGED and row is median:
-        more.append("The mean varies too much to tell.")
+        more.append("The mean varies too much for a verdict.")
     elif c.verdict in _CHANGED and {mean.verdict, median.verdict} == {"better", "worse"}:
         more.append(f"Its typical step is {median.verdict}, though: look at the slow steps.")
     if row.work == 1.0 and c.sample_change is not None:
-        more.append("If the bytes copied to the GPUs tell the batch size, the time per sample is "
+        more.append("If the bytes copied to the GPUs show the batch size, the time per sample is "
                     f"{'shorter' if c.sample_change < 0 else 'longer'} by {_exactly(abs(c.sample_change))}.")
     if c.repeat is not None:
         more.append(f"{_how_often(c)} {_sentence(c.repeat.reason or '')} {again}".strip())

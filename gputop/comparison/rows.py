@@ -47,12 +47,12 @@ _GPU_FIGURES = {"busy": 1, "compute": 1, "collectives": 0, "collectives_exposed"
 _GPU_UNITS = {"launch_delay_s": SECONDS, "kernels": COUNT}
 _LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
 _NO_STEPS = "no training steps were found in {}"
-_NO_SERIES = "no figures of single steps from {}: compare the traces themselves"
+_NO_SERIES = "no values of single steps from {}: compare the traces themselves"
 REPEAT = "within the usual difference of one job over time and between runs"
 _WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
-_NOT_LIVE = f"the live step period in the minutes before changed by {{:+.1%}} only: the difference is {REPEAT}"
+_NOT_LIVE = f"the live step period in the minutes before changed by only {{:+.1%}}: the difference is {REPEAT}"
 SMALL = "a change too small to matter"
-_WITHIN_PAUSES = "the difference of {} is within what the pauses between steps vary by in length and number"
+_WITHIN_PAUSES = "the difference of {} is within the usual variation of the pauses between steps, in length and number"
 _FEW_PAUSES = ("few long pauses between steps were recorded ({} in A, {} in B), and one more or less would change it: "
                "a longer capture holds more")
 _OTHER_WORK = "a step of A and one of B do different work"
@@ -117,7 +117,7 @@ def _row(figure: _Figure, a: float | None, b: float | None, test: _Test, work: f
     low, high = (interval.low, interval.high) if interval is not None else (None, None)
     verdict: Verdict = "cannot be told"
     if a is None or b is None:
-        reason = reason or "not known of " + (" and ".join(s for s, v in (("A", a), ("B", b)) if v is None))
+        reason = reason or "unknown for " + (" and ".join(s for s, v in (("A", a), ("B", b)) if v is None))
     elif a == b:
         verdict, reason = "noise", "the same figure"
     elif interval is not None or test.exact:

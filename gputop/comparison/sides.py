@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SAVED_BYTES = 64 << 20  # a saved document is smaller; a larger .json is a Chrome trace
 _OWN_SCHEMA = re.compile(rb'"schema"\s*:\s*"gputop\.')
-_FIX = "Give a trace, what `gputop analyze --json` or `capture --json` printed, or a JSON snapshot."
+_FIX = "Give a trace, the output of `gputop analyze --json` or `capture --json`, or a JSON snapshot."
 
 Kind = Literal["trace", "analysis", "snapshot"]
 
@@ -102,7 +102,7 @@ def side_of_trace(path: str, analysis: Analysis, compared: ComparedTrace) -> Sid
     try:
         series = None if compared.series is None else StepSeries.unpacked(compared.series)
     except ValueError as error:
-        raise GputopError(f"The figures of the steps of {path} are damaged: {error}.",
+        raise GputopError(f"The values of the steps of {path} are damaged: {error}.",
                           "Please report this with the trace.") from error
     return Side(path, "trace", analysis, series=series, gpu_names=compared.gpu_names,
                 findings_at_capture=compared.findings_at_capture)

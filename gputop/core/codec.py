@@ -129,15 +129,15 @@ def check_numbers(document: object) -> None:
             waiting.extend(value)
         elif isinstance(value, float):
             if not math.isfinite(value):
-                raise ValueError(f"{value} is no number")
+                raise ValueError(f"{value} is not a number")
             if abs(value) > MAX_NUMBER:
-                raise ValueError(f"{value:g} is too large a number")
+                raise ValueError(f"{value:g} is too large")
         elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
             raise ValueError("a whole number is too large")
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _plain(message: str) -> str:

@@ -172,14 +172,14 @@ class Folder:
             if not stat.S_ISREG(state.st_mode):
                 raise UnsafeFile("it is not a regular file", self.path / name)
             if state.st_nlink > 1:  # the other name's content would be lost
-                raise UnsafeFile("it has another name, too", self.path / name)
+                raise UnsafeFile("it also has another name", self.path / name)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, holder.encode())
         except BlockingIOError as error:
             text = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
             os.close(descriptor)
-            raise BlockingIOError(error.errno, text or "its process is not known", str(self.path / name)) from None
+            raise BlockingIOError(error.errno, text or "its process is unknown", str(self.path / name)) from None
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
@@ -222,7 +222,7 @@ class Folder:
         except OSError:  # a file system without hard links
             if self.has(to):
                 raise FileExistsError(
-                    errno.EEXIST, "there is a file of that name already", str(self.path / to)) from None
+                    errno.EEXIST, "a file of that name already exists", str(self.path / to)) from None
             os.replace(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
             return
         os.unlink(name, dir_fd=self.fd)
@@ -252,10 +252,10 @@ class Folder:
     def making(self, name: str) -> Iterator[Folder]:
         """A new private folder that gets ``name`` once it is whole; nothing is left of it after an exception.
 
-        Raises OSError, FileExistsError where there is something of that name already.
+        Raises OSError, FileExistsError where something of that name already exists.
         """
         if self.has(name):
-            raise FileExistsError(errno.EEXIST, "there is something of that name already", str(self.path / name))
+            raise FileExistsError(errno.EEXIST, "something of that name already exists", str(self.path / name))
         temporary = f".{name[:200]}.{os.urandom(6).hex()}"
         try:
             with self.make(temporary) as folder:
@@ -323,7 +323,7 @@ def writable_folder(path: Path, option: str, *, make: bool = True) -> Folder:
             folder.made = made
             refuse_untrusted(path, option)
             if not os.path.samestat(os.fstat(folder.fd), path.stat()):
-                raise OSError(errno.ESTALE, "it was exchanged meanwhile", str(path))
+                raise OSError(errno.ESTALE, "it was replaced meanwhile", str(path))
         except BaseException:
             folder.close()
             raise
@@ -547,7 +547,7 @@ def refuse_untrusted(path: Path, option: str) -> None:
     if untrusted is not None:
         folder, reason = untrusted
         raise GputopError(
-            f"{path} is not safe to write to: {folder} {reason}, who could exchange what gputop writes there",
+            f"{path} is not safe to write to: {folder} {reason}, who could replace gputop's files there",
             f"Choose a folder below which only you and root can write, with {option}, for example in your home.",
             EXIT_USAGE)
 

@@ -54,16 +54,16 @@ class StackSamples(Struct, frozen=True):
         if not (0 <= self.start_s < _LAST_TIME_S and 0 < self.length_s < _LONGEST_US / 1e6
                 and 0 <= self.error_s <= self.length_s + 1 and 0 < self.rate_hz <= 10_000 and 0 <= self.missed <= 1
                 and 0 <= self.cpu_s < _LAST_TIME_S):
-            raise ValueError("a time or a rate that cannot be")
+            raise ValueError("an impossible time or rate")
         frames, stacks = len(self.frames), len(self.stacks)
         if any(len(stack) > MAX_DEPTH or any(not 0 <= frame < frames for frame in stack) for stack in self.stacks):
-            raise ValueError("a stack of frames that are not there")
+            raise ValueError("a stack of missing frames")
         if any(frame.line < 0 for frame in self.frames):
             raise ValueError("a line below zero")
         if sum(len(thread.times_us) for thread in self.threads) > MAX_CHANGES:
-            raise ValueError("more changes of stacks than are kept")
+            raise ValueError("too many changes of stacks")
         for thread in self.threads:
             if len(thread.times_us) != len(thread.stacks) or any(not -1 <= stack < stacks for stack in thread.stacks):
-                raise ValueError("a thread with stacks that are not there")
+                raise ValueError("a thread with missing stacks")
             if any(a >= b for a, b in zip((-1, *thread.times_us), (*thread.times_us, _LONGEST_US), strict=True)):
                 raise ValueError("times of stacks that do not rise")

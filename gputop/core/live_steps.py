@@ -19,4 +19,4 @@ class LiveSteps:
 
     def __post_init__(self) -> None:
         if not all(0 < value < _MAX_S for value in (self.stretch_s, self.interval_s, *self.period_s)):
-            raise ValueError("a time that cannot be")
+            raise ValueError("an impossible time")

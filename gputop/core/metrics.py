@@ -46,7 +46,7 @@ _GPU = (
     Metric("sm_active", "SM active", RATIO, 1.0,
            "share of time, averaged over all SMs, in which at least one warp was resident (GPM, DCGM)", True),
     Metric("gpu_util", "Util (coarse)", RATIO, 1.0,
-           "share of time in which any kernel at all ran; says nothing about how much of the GPU it used", True),
+           "share of time in which any kernel ran; does not show how much of the GPU it used", True),
     Metric("gr_active", "GR active", RATIO, 1.0, "share of time in which the graphics/compute engine was active"),
     Metric("sm_occupancy", "SM occupancy", RATIO, 1.0, "resident warps against the maximum an SM can hold"),
     Metric("tensor_active", "Tensor active", RATIO, 1.0, "share of cycles in which the tensor pipe was active", True),
@@ -121,11 +121,11 @@ _HOST = (
 HOST_METRICS: dict[str, Metric] = {m.id: m for m in _HOST}
 
 _CGROUP = (
-    Metric("cpu_limit_cores", "CPU limit", COUNT, None, "the least of the CPU quotas and cpusets that hold for it"),
+    Metric("cpu_limit_cores", "CPU limit", COUNT, None, "the smallest of the CPU quotas and cpusets that apply to it"),
     Metric("cpu_used_cores", "CPU used", COUNT, "cpu_limit_cores", "used by all processes under that limit"),
     Metric("cpu_throttled_ratio", "CPU throttled", RATIO, 1.0,
-           "share of the scheduler's periods (100 ms as a rule) in which the quota ran out and all its threads stood"),
-    Metric("memory_limit_bytes", "Memory limit", BYTES, None, "of those that hold for it the one nearest to full"),
+           "share of the scheduler's periods (usually 100 ms) in which the quota ran out and all its threads stopped"),
+    Metric("memory_limit_bytes", "Memory limit", BYTES, None, "the limit nearest to full, of those that apply to it"),
     Metric("memory_used_bytes", "Memory used", BYTES, "memory_limit_bytes",
            "under that limit, without the page cache that can be dropped at once (inactive_file)"),
     Metric("oom_kills", "OOM kills", COUNT, None,

@@ -49,7 +49,7 @@ class Reading(Struct, frozen=True):
             raise ValueError(f"a reading has a value or a reason, not {value!r} and {self.reason!r}")
         if isinstance(value, float) and not math.isfinite(value):
             force_setattr(self, "value", None)
-            force_setattr(self, "reason", f"{value} is no measurement")
+            force_setattr(self, "reason", f"{value} is not a measurement")
 
     @classmethod
     def missing(cls, unit: str, reason: str, source: str | None = None) -> Reading:

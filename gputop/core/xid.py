@@ -19,8 +19,8 @@ CATALOG = "docs.nvidia.com/deploy/xid-errors"
 _DEBUG = "Run the program under compute-sanitizer to find the access or the kernel."
 _RESTART = "Restart the job; if it happens again, reset the GPU."
 _RESET = "Stop the jobs on the GPU and reset it; if it happens again, have the board examined."
-_LATER = "The job may go on; reset the GPU when it is done."
-_REPORT = "The GPU works on; report it to NVIDIA."
+_LATER = "The job may continue; reset the GPU when it is done."
+_REPORT = "The GPU keeps working; report it to NVIDIA."
 _UPDATE = "Reset the GPU or reboot; if it happens again, change the driver version."
 _SERVICE = "Take the node out of service and have the board examined."
 _LINK = "Reset the GPU; if it happens again, have the link and its slot or bridge examined."
@@ -50,7 +50,7 @@ _KNOWN = {
         (31, "a kernel or copy used an address that is not mapped", APPLICATION, _DEBUG),
         (32, "the command stream from the host arrived damaged", HARDWARE, _LINK),
         (38, "the driver's firmware failed", DRIVER, _UPDATE),
-        (43, "a fault of its own made the driver end a program's work on the GPU", APPLICATION, _DEBUG),
+        (43, "the driver's own fault made it end a program's work on the GPU", APPLICATION, _DEBUG),
         (44, "the compute engine failed while it changed between programs", HARDWARE, _RESET),
         (45, "a program's work was removed from the GPU: it was killed, or another error came before", APPLICATION,
          "Look for an earlier error, if nobody ended the program."),

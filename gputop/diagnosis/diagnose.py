@@ -125,8 +125,8 @@ def _start_note(
         return ()
     time = seconds((over_ns - trace.window_ns[0]) / 1e9)
     return (TraceNote("start", f"The recording begins with the job's start: {time} with "
-                               f"{what_started(started, over_ns)}. They are left out, and what follows is judged by "
-                               "itself."),)
+                               f"{what_started(started, over_ns)}. They are left out, and gputop judges the rest "
+                               "separately."),)
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
@@ -135,14 +135,14 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     if steps.times.unit == "period":
         notes.append(TraceNote("no_steps", (
             f"Nothing marks training steps. There is {steps.times.anchor}, {steps.count} times: a layer of the model "
-            "or its step, the trace does not tell which. Figures are per period of it. To find steps, mark them with "
+            "or its step; the trace does not show which. Values are per period of it. To find steps, mark them with "
             f"{how_to_mark_steps(trace)}.")))
     if steps.times.start_up:
         which = "The only step" if steps.count == 1 else f"All {steps.count} steps"
         notes.append(TraceNote("start_up", (
             f"{which} of this window belong{'s' if steps.count == 1 else ''} to the job's start: "
-            f"{steps.times.start_up}. Later steps are shorter, so these say nothing about them. Capture again when the "
-            "job trains steadily.")))
+            f"{steps.times.start_up}. Later steps are shorter, so these steps do not represent them. Capture again "
+            "when the job trains steadily.")))
     return notes
 
 
@@ -154,7 +154,7 @@ def _notes(
     note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
-            "No training steps found: neither step markers nor calls of a step function nor a kernel sequence that "
+            "No training steps found: no step markers, no calls of a step function, and no kernel sequence that "
             "surely repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:

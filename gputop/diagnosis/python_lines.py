@@ -38,10 +38,10 @@ def gap_words(gaps: GapLines, stacks: HostStacks) -> str:
 def cost_words(stacks: HostStacks, simulated: bool) -> str:
     """Source of the stacks, and the cost of sampling them, in words."""
     if stacks.traced:
-        line = ("the line at which it called another one, else by its first" if stacks.source == "tracer with lines"
+        line = ("the line of its call, or else by its first line" if stacks.source == "tracer with lines"
                 else "its first line")
-        return (f"By the trace's own Python tracer, which names a function by {line}. Such a tracer slows what calls "
-                "many functions.")
+        return (f"By the trace's own Python tracer, which names a function by {line}. Such a tracer slows code that "
+                "calls many functions.")
     if simulated:
         return f"SIMULATED stacks, {stacks.rate_hz:.0f} times a second."
     failed = f"; {percent(stacks.missed)} of the samples failed" if stacks.missed >= 0.01 else ""
@@ -60,7 +60,7 @@ def lines_of_gaps(gaps: GapLines, stacks: HostStacks, name_width: int | None = N
         yield ("The tracer recorded no call near them." if stacks.traced else
                "These gaps are too short: no sample fell into them.")
     elif not gaps.lines and gaps.gap == "input" and stacks.traced:
-        yield "The tracer recorded no Python of the user's own on other threads; it does not watch those of tf.data."
+        yield "The tracer recorded no Python of the user on other threads; it does not watch those of tf.data."
     elif not gaps.lines:
         yield _NO_LINES.get(gaps.gap, "No line ran in 1 % of that time.")
     for line in gaps.lines[:_SHOWN]:

@@ -64,8 +64,8 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
         lines += _finding_in_short(number, finding, width, step_s, unfolded=number <= _UNFOLDED)
     lines += wrap(_unexplained(a, "--full"), width)
     more = not_judged(a)
-    lines += ["", *wrap(f"{more + ' --verbose: which and why. ' if more else ''}"
-                        "--full: all figures, and code to paste.", width)]
+    lines += ["", *wrap(f"{more + ' --verbose: which and why. ' if more else ''}--full: all values, and code to "
+                        "paste.", width)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -189,7 +189,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
-        text += f"; how much of it is waiting is not known: {c.reason}"
+        text += f"; how much of it is waiting is unknown: {c.reason}"
     else:
         moving_s = sum(operation.transfer_s or 0.0 for operation in rows)
         text += f": {seconds(moving_s)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
@@ -311,8 +311,8 @@ def _has_verdict(a: Analysis) -> bool:
 def _limit_of_host(a: Analysis) -> tuple[bool, str]:
     """Verdict for a trace without work on a GPU: whether nothing is wrong, and the limit of the job."""
     if a.input is not None and any(abstained.id == "input_bound" for abstained in a.abstained):
-        return False, ("This trace shows no GPU work, and whether the job is bound by its input could not be judged: "
-                       f"the calls for a batch take {percent(a.input.wait_ratio)} of the "
+        return False, ("This trace shows no GPU work, and gputop could not judge whether the job is bound by its "
+                       f"input: the calls for a batch take {percent(a.input.wait_ratio)} of the "
                        f"{'step' if a.steps else 'window'}.")
     shows = ("this trace shows neither GPU work nor an input pipeline" if a.input is None else
              "this trace shows no GPU work, and the loop hardly waits for its input")
@@ -345,8 +345,8 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:
         return False, (f"The GPUs are idle {percent(shares['idle'])} of the {basis}, and no {large}cause was found in "
                        "this trace. gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait.")
     what = "Exposed communication takes" if lost == "collectives" else "Copies that no compute hides take"
-    return False, (f"{what} {percent(shares[lost])} of the {basis}. This trace does not tell how much of that can be "
-                   "saved.")
+    return False, (f"{what} {percent(shares[lost])} of the {basis}. How much of that can be saved is unknown from "
+                   "this trace.")
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:

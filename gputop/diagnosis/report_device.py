@@ -200,7 +200,7 @@ def layers(a: Analysis, width: int) -> Iterator[str]:
         return
     unit = "window" if table.basis == "window" else f"mean {table.basis}"
     what = ("the GPU's time, and its idle time that their kernels end" if table.gpus else
-            "the time in which the CPU runs their ops; ops side by side share it")
+            "the time in which the CPU runs their ops; ops that overlap share it")
     yield from wrap(f"phases of training and layers of the model in the {unit} of {seconds(table.total_s)}: {what}",
                     width, "Layers   ")
     yield f"   share {'GPU' if table.gpus else 'CPU'} time     idle {'kernels' if table.gpus else 'ops':>8} name"
@@ -228,9 +228,9 @@ def critical_path(a: Analysis, width: int) -> Iterator[str]:
         yield from wrap(f"No critical path. {path.reason}", width)
         return
     yield from wrap(f"critical path of step {path.step}, {seconds(path.step_s)}: the work that the step waited for. "
-                    "Slack: how much longer work beside it could take without delaying the next step", width,
+                    "Slack: how much longer work off the path could take without delaying the next step", width,
                     "Path     ")
-    yield "                on path         beside    slack"
+    yield "                on path       off path    slack"
     for kind in path.kinds:
         if max(kind.time_s, kind.other_s) >= _WORTH_NAMING / 10 * path.step_s:
             share = kind.time_s / path.step_s if path.step_s else 0.0
@@ -247,7 +247,7 @@ def limits(a: Analysis, width: int) -> Iterator[str]:
     if gpu_limits is None:
         return
     if not gpu_limits.gpu:  # without a peak it would repeat the step's parts
-        yield from wrap(f"not known. {gpu_limits.reason}", width, "Limit    ")
+        yield from wrap(f"unknown. {gpu_limits.reason}", width, "Limit    ")
         return
     yield f"From the mean step down to the limit of the {gpu_limits.gpu}"
     for step in gpu_limits.steps:
@@ -262,14 +262,14 @@ def limits(a: Analysis, width: int) -> Iterator[str]:
 def mfu_text(gpu_limits: Limits) -> str:
     """MFU with the peak and the coverage that it rests on, or why there is none."""
     if gpu_limits.mfu is None:
-        return f"not known. {gpu_limits.reason}"
+        return f"unknown. {gpu_limits.reason}"
     peaks = ", ".join(f"{p.dtype} {p.flops_per_s / 1e12:,.4g} TFLOP/s" for p in gpu_limits.peaks)
     source = gpu_limits.peaks[0].source if gpu_limits.peaks else ""
     hfu = gpu_limits.hfu or 0.0
-    again = f", HFU {hfu:.1%} with what is computed again" if hfu > gpu_limits.mfu else ""
+    again = f", HFU {hfu:.1%} with recomputation" if hfu > gpu_limits.mfu else ""
     flops = f"{(gpu_limits.flops or 0.0) / 1e12:,.4g} TFLOP per step and GPU"
     flops += (", as given" if gpu_limits.flops_source == "given" else
-              f" by XLA's programs, which tell the work of {percent(gpu_limits.coverage)} of the compute time")
+              f" by XLA's programs, which hold the work of {percent(gpu_limits.coverage)} of the compute time")
     return f"{gpu_limits.mfu:.1%}{again}: {flops}, at {peaks} ({source})"
 
 

@@ -82,7 +82,7 @@ def stacks(a: Analysis, width: int) -> Iterator[str]:
     period_s = a.steps.mean_s if a.steps is not None else a.trace.window_s
     if a.stacks.reason:
         if a.gaps is not None and a.gaps.total_s_per_step >= _WORTH_GAPS * period_s:
-            text = f"The lines of code that ran in the gaps are not known: {a.stacks.reason}"
+            text = f"The lines of code that ran in the gaps are unknown: {a.stacks.reason}"
             yield from _labeled("Python", text, width)
         return
     shown = worth_showing(a.stacks, period_s)

@@ -116,26 +116,26 @@ def not_enough(a: Analysis) -> str:
     enough whole training steps, and nothing of weight lies around them."""
     wall, steps = a.wall_time, a.steps
     if wall is None or wall.recorded_s <= 0:
-        return "The trace does not show what its time was spent on."
+        return "The trace does not show how its time was spent."
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
-        return (f"No whole training step was found in the {recorded}: one takes longer, or nothing marks them. That is "
-                f"no verdict on the job. {_seen(wall)}")
+        return (f"No whole training step was found in the {recorded}: one takes longer, or nothing marks them. That "
+                f"is not a verdict on the job. {_seen(wall)}")
     if steps.phase not in ("training", "unknown"):
-        return f"The {recorded} hold {steps.phase} and no training, so this is no verdict on the training."
+        return f"The {recorded} hold {steps.phase} and no training, so this is not a verdict on the training."
     if steps.unit == "period":
         return (f"No training step is marked in the {recorded}: a sequence of kernels repeats "
-                f"{counted(steps.count, 'time')}, which may be a step or a layer. That is no verdict on the job.")
+                f"{counted(steps.count, 'time')}, which may be a step or a layer. That is not a verdict on the job.")
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))
     several = counted(steps.count, "whole step")
     if steps.start_up:
-        return f"The {recorded} are the job's start ({steps.start_up}), so this is no verdict on the job."
+        return f"The {recorded} are the job's start ({steps.start_up}), so this is not a verdict on the job."
     untold = max(ranks, key=_untold_share)
     if steps.count < ENOUGH_STEPS:
         seen = "was" if steps.count == 1 else "were"
-        return (f"{several} {seen} seen ({percent(share)} of the {recorded}): too few for a verdict. What happens "
-                f"every N steps is not judged. {SEE_MORE}")
+        return (f"{several} {seen} seen ({percent(share)} of the {recorded}): too few for a verdict. gputop does not "
+                f"judge what happens every N steps. {SEE_MORE}")
     if _untold_share(untold) >= WORTH_SAYING:
         return f"Training steps are {percent(steps_share(untold))} of the {recorded}{_whose(untold)}. {_seen(untold)}"
     if share < _MIN_SHARE_IN_STEPS:

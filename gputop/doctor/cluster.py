@@ -67,7 +67,7 @@ def clock(root: Path, ask: Callable[[], str | None] | None = None,
                                        "sudo pmc -u -b 0 'GET CURRENT_DATA_SET'")
     answer = (kernel or _adjtimex)()
     if answer is None:
-        return Check(id_, "unknown", title, "neither chrony nor the kernel tells how good it is")
+        return Check(id_, "unknown", title, "neither chrony nor the kernel reports how good it is")
     max_error_us, status = answer
     if status & _STA_UNSYNC:
         return Check(id_, "warn", title, "not synchronized: without collectives, times of several nodes cannot be "
@@ -79,7 +79,7 @@ def _judged(id_: str, title: str, error_s: float, what: str) -> Check:
     detail = (f"{what}: at most {seconds(error_s)} off, so two nodes like this differ by up to {seconds(2 * error_s)}")
     if error_s <= _LATE_S:
         return Check(id_, "ok", title, detail)
-    return Check(id_, "warn", title, f"{detail}: the order of short events on several nodes is not sure",
+    return Check(id_, "warn", title, f"{detail}: the order of short events on several nodes is uncertain",
                  "chronyc sources -v   # nearer servers, or PTP")
 
 
@@ -140,7 +140,7 @@ def adapters(facts: DriverFacts, root: Path) -> Check:
     slow = [port.name for port in working if links.get(port.name, math.inf) < fastest[port.link_layer]]
     if slow:
         problems.append(f"{', '.join(slow)} {'is' if len(slow) == 1 else 'are'} slower than the others: the slowest "
-                        "holds up a collective")
+                        "delays a collective")
         fixes.append(f"ibstat {slow[0].partition(':')[0]}   # its rate: cable, port of the switch")
     nodes = {gpu.index: node for gpu in facts.gpus if (node := numa_node(_bus_id(root, gpu.index), root)) is not None}
     near = {port.numa_node for port in working}
@@ -186,9 +186,9 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
             return Check(id_, "ok", title, "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer "
                                            "serves it while it runs")
         return Check(id_, "warn", title, f"nothing answers at {printable(where)} ({error.strerror or error}): if a "
-                                         "collective hangs, gputop cannot tell which rank is missing. NCCL 2.24 and "
+                                         "collective hangs, gputop cannot find the missing rank. NCCL 2.24 and "
                                          "newer serves this in jobs with several ranks",
-                     f"unset {ENABLE_VARIABLE}   # in the job, where it is 0; {ADDRESS_VARIABLE} is to be the job's")
+                     f"unset {ENABLE_VARIABLE}   # in the job, if it is 0; {ADDRESS_VARIABLE} must be the job's")
     return Check(id_, "ok", title, f"a job answers at {printable(where)}: gputop stacks can name a missing rank")
 
 
@@ -211,12 +211,12 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         where = f"{schema.title} at port {port}"
         if not values and schema_id == "all-smi":
             continue  # that port is Prometheus's own, too
-        answers.append(f"{where} answers with {len(known)} figures")
+        answers.append(f"{where} answers with {len(known)} values")
         stamp = re.search(r"^gputop_sample_timestamp_seconds(?:\{[^\n]*\})? (\S+)", page, re.M)
         sampled_s = _number(stamp[1]) if stamp else None
         age_s = clock() - sampled_s if sampled_s is not None and sampled_s >= 0 else 0.0
         if age_s > _STALE_S:
-            problems.append(f"the figures of {where} are {seconds(age_s)} old")
+            problems.append(f"the values of {where} are {seconds(age_s)} old")
             fixes.append("nvidia-smi   # does the driver hang?")
         elif not known:
             problems.append(f"{where} answers without metrics of GPUs")

@@ -22,7 +22,8 @@ _TIMEOUT_S = 1.0
 _MAX_NAMES = 8  # of field groups
 _RECENT_S = 60.0  # dcgm-exporter reads every 30 s unless told otherwise
 _START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
-_WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fail meanwhile, from Hopper on none does\n"
+_WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fail while it runs, from Hopper on none "
+          "does\n"
           "dcgmi dmon -e 1002,1004,1005   # or this, or dcgm-exporter: gputop also shows what they watch")
 
 
@@ -32,11 +33,11 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
     python, shared = find_bindings(root, folder), find_libraries(root, env, folder)
     if not python and not shared and folder is None:
         if facts.all_sm_active:
-            return Check(id_, "ok", title, "not installed, and not needed: GPM gives the same figures without it")
+            return Check(id_, "ok", title, "not installed, and not needed: GPM gives the same values without it")
         if not facts.gpus:
             return Check(id_, "unknown", title, "not installed; whether it is needed depends on the GPUs")
         cuda = facts.cuda or 12
-        return Check(id_, "warn", title, "not installed. On data-center GPUs without GPM it is what reads SM activity.",
+        return Check(id_, "warn", title, "not installed. On data-center GPUs without GPM, SM activity needs it.",
                      f"sudo apt-get install --install-recommends datacenter-gpu-manager-4-cuda{cuda}   "
                      "# from NVIDIA's CUDA repository; dnf on RHEL\nsudo systemctl --now enable nvidia-dcgm")
     parts = [f"bindings of DCGM {m} in {p}" for m, p in python.items()] or ["no Python bindings"]
@@ -65,7 +66,8 @@ def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str 
             try:
                 connection = Engine(bindings.load(installed), place)
             except EngineError as error:
-                problem = problem or f"DCGM {installed.major} cannot talk to what listens at {place}: {error}"
+                problem = problem or (f"DCGM {installed.major} cannot talk to the program that listens at {place}: "
+                                      f"{error}")
                 if error.code != dcgm_fields.FUNCTION_NOT_FOUND:
                     break
                 continue
@@ -115,15 +117,15 @@ def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: floa
             names = ", ".join(connection.watchers(watched)[:_MAX_NAMES])
         by = f" (field groups that hold them: {names})" if names else ""
         return Check(id_, "ok", title, f"{detail}. Profiling fields watched: {ranges(watched)}{by}; gputop reads them "
-                     "where GPM is missing.")
+                                       "if GPM is missing.")
     able, reasons = _profiling(connection, [gpu.gpu for gpu in connection.gpus])
     detail += ". Nobody watches its profiling fields (1001-1012)"
     if reasons:
         detail += "; not available on " + "; ".join(f"GPU {ranges(ids)}: {why}" for why, ids in reasons.items())
     if facts.all_sm_active:
-        return Check(id_, "ok", title, f"{detail}; not needed: GPM gives the same figures.")
+        return Check(id_, "ok", title, f"{detail}; not needed: GPM gives the same values.")
     if able and set(able) <= _through_gpm(connection):
-        return Check(id_, "ok", title, f"{detail}; gputop --source dcgm watches them by itself: the engine reads them "
+        return Check(id_, "ok", title, f"{detail}; gputop --source dcgm watches them: the engine reads them "
                      "through GPM, which takes no counters from other profilers.")
     return Check(id_, "warn", title, f"{detail}.", _WATCH if able else None)
 

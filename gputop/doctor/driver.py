@@ -130,8 +130,8 @@ def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], b
                                     if group != "root" else f"sudo chmod a+rw {names}")
         return Check(id_, "fail", title, detail, fix)
     if not files:
-        return Check(id_, "warn", title, "/dev/nvidiactl is there, but no GPU's file: none was given to this user, "
-                                         "container or job")
+        return Check(id_, "warn", title, "/dev/nvidiactl is there, but no GPU's file: this user, container or job was "
+                                         "given none")
     return Check(id_, "ok", title, f"/dev/nvidiactl and {len(files)} GPU{'s' * (len(files) > 1)} can be opened")
 
 
@@ -153,7 +153,7 @@ def nvml(facts: DriverFacts, root: Path) -> Check:
     if facts.hung_in:
         return Check(id_, "fail", title,
                      f"the driver does not answer: {facts.hung_in} did not return. A process stuck in it cannot be "
-                     "killed; only a reboot helps where a reset fails.",
+                     "killed; only a reboot helps if a reset fails.",
                      "sudo dmesg | grep -iE 'xid|nvrm' | tail\nsudo reboot")
     if facts.init_code is None:
         return Check(id_, "fail", title, f"the process that asked the driver ended {facts.died or 'too early'}",
@@ -178,7 +178,7 @@ def nvml(facts: DriverFacts, root: Path) -> Check:
 def gpus(facts: DriverFacts) -> list[Check]:
     """The GPUs that work, and one failure for each that does not."""
     if facts.count is None:
-        return [Check("gpus", "unknown", "GPUs", "not known: the driver could not be asked")]
+        return [Check("gpus", "unknown", "GPUs", "unknown: the driver could not be asked")]
     if facts.count == 0:
         error = status.no_gpus()
         return [Check("gpus", "fail", "GPUs", error.message, "lspci | grep -i nvidia\n# in a container: docker run "
@@ -229,7 +229,7 @@ def sm_activity(facts: DriverFacts) -> Check:
     if "no permission" in lack:
         return Check(id_, "warn", title, detail, f"sudo {shlex.join(gputop_command())}")
     detail += " On data-center GPUs from Volta on a DCGM host engine can give it: see DCGM."
-    return Check(id_, "warn", title, detail, "gputop --dcgm-watch   # its price before Hopper: see gputop --help")
+    return Check(id_, "warn", title, detail, "gputop --dcgm-watch   # its cost before Hopper: see gputop --help")
 
 
 def _read(path: Path) -> str:

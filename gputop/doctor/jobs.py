@@ -59,11 +59,11 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Check:
     if jobs and all(jobs.values()):
         return Check(id_, "ok", title, f"{detail}; the jobs that hold GPUs have the right (CAP_SYS_ADMIN)")
     if not jobs and own:
-        return Check(id_, "ok", title, f"{detail}; this user is one (CAP_SYS_ADMIN). A job counts with its own rights.")
+        return Check(id_, "ok", title, f"{detail}; this user is one (CAP_SYS_ADMIN). A job's own rights decide.")
     lacking = ", ".join(str(pid) for pid, allowed in jobs.items() if not allowed)
     who = f"processes without the right: {lacking}. " if lacking else ""
-    detail += f". {who}Kernels are traced nonetheless since CUDA 10.2; where a capture comes without GPU events and " \
-        "with CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, this is why."
+    detail += f". {who}Kernels are traced nonetheless since CUDA 10.2. If a capture has no GPU events, but " \
+        "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, this is the reason."
     fix = _ALLOW.format(rebuild=_rebuild(root))
     if in_container(root):
         fix = "docker run --cap-add=SYS_ADMIN …   # for this job, or on the host for all:\n" + fix

@@ -49,7 +49,7 @@ def dependencies() -> Check:
             importlib.import_module(module)
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name} (version not known)")
+            found.append(f"{name} (version unknown)")
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
             broken[name] = f"{name} cannot be imported ({type(error).__name__}: {error})"
     if broken:
@@ -77,8 +77,8 @@ def container(root: Path, env: Mapping[str, str]) -> Check:
     if namespace == _FIRST_PID_NAMESPACE:
         where = "a container with the host's PID namespace" if inside else "none: this is the host"
         return Check(id_, "ok", title, f"{where}; processes on the GPUs can be named")
-    detail = ("a container" if inside else "a PID namespace of its own") + " without the host's processes: the " \
-        "driver tells PIDs of the host, so users, commands and profiler servers outside of it cannot be shown"
+    detail = ("a container" if inside else "a separate PID namespace") + " without the host's processes: the " \
+        "driver reports PIDs of the host, so users, commands and profiler servers outside it cannot be shown"
     fix = "hostPID: true   # in the pod's spec" if kubernetes else "docker run --pid=host --gpus all IMAGE"
     return Check(id_, "warn", title, detail, fix)
 
@@ -135,11 +135,11 @@ def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None]
     elif term == "linux":
         problems.append("the Linux console has 16 colors and lacks glyphs: use a terminal emulator over SSH")
     elif colors.startswith("16"):
-        problems.append("few colors: the levels are harder to tell apart")
+        problems.append("few colors: the levels are harder to distinguish")
         fixes.append("export TERM=xterm-256color COLORTERM=truecolor   # if your terminal has them; most do")
     if room is None:
         return Check(id_, "warn" if problems else "unknown", title,
-                     "; ".join(("no terminal here, so its size is not known", detail, *problems)),
+                     "; ".join(("no terminal here, so its size is unknown", detail, *problems)),
                      "\n".join(fixes) or None)
     detail = f"{room.columns}×{room.lines}, {detail}"
     if room.columns < _SMALLEST[0] or room.lines < _SMALLEST[1]:

@@ -55,7 +55,7 @@ def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> list[Check
     except OSError:
         namespace = ""
     if capabilities is None or not namespace:
-        return [Check(id_, "unknown", title, "/proc/self cannot be read: the rights of this pod are not known")]
+        return [Check(id_, "unknown", title, "/proc/self cannot be read: the rights of this pod are unknown")]
     lacking = [grant for grant, granted in (
         (_PID_NAMESPACE, namespace == _FIRST_PID_NAMESPACE),
         (_PTRACE, bool(int(capabilities[1], 16) & _CAP_SYS_PTRACE)),

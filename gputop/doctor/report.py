@@ -69,7 +69,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
 
 def _summary(report: Report) -> str:
     counts = {status: sum(check.status == status for check in report.checks) for status in _COLORS}
-    words = {"ok": "ok", "warn": "with limits", "fail": "failed", "unknown": "not known"}
+    words = {"ok": "ok", "warn": "with limits", "fail": "failed", "unknown": "unknown"}
     text = ", ".join(f"{count} {words[status]}" for status, count in counts.items() if count)
     if report.no_gpu:
         text += ". No GPU to look at here; gputop --demo shows a simulated node"

@@ -190,7 +190,7 @@ def label(findings: Sequence[FleetFinding]) -> str:
 
 def remark(job: Job) -> str:
     """What a reader must know of how the job's figures were had; "" where they are its own."""
-    return {"shared node": "figures of whole nodes, which it shares",
+    return {"shared node": "values of whole nodes, which it shares",
             "process": "by user and program: perhaps several jobs"}.get(job.mapped, "")
 
 
@@ -217,7 +217,7 @@ def summary(fleet: Fleet) -> str:
     parts = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in ((len(fleet.jobs), "job"),
                                                                               (fleet.gpus, "GPU"))]
     if fleet.free is not None:
-        parts.append(f"{fleet.free.gpus} of them of no job ({activity(fleet.free)} active)")
+        parts.append(f"{fleet.free.gpus} of them held by no job ({activity(fleet.free)} active)")
     kinds = ", ".join(ACTIVITY_TITLES.get(kind, kind) for kind in fleet.kinds)
     return " · ".join([*(["SIMULATED"] if fleet.simulated else []), *parts, *([f"active: {kinds}"] if kinds else [])])
 
@@ -249,7 +249,7 @@ def to_text(report: Report, width: int) -> str:
             lines += wrap(f"{hours}{since}.", width, "  ")
         lines += wrap(finding.action, width, "  → ", "    ")
     if not report.findings and fleet.jobs:
-        lines += ["", "No findings: no job is known to waste its GPUs."]
+        lines += ["", "No findings: gputop sees no job that wastes its GPUs."]
     for sentence in not_judged(report):
         lines += wrap(sentence, width, "· ")
     lines += ["", f"{fleet.queries} queries, {fleet.bytes:,} bytes, {fleet.seconds:.2f} s"]

@@ -63,7 +63,7 @@ class Table(Struct, frozen=True):
         return f"CREATE TABLE {self.name} ({', '.join(' '.join(column).rstrip() for column in self.columns)})"
 
 
-NAMES = Table.of("names", "a name, which other tables refer to; in SQLite alone",
+NAMES = Table.of("names", "a name, which other tables refer to; only in SQLite",
                  "id INTEGER PRIMARY KEY, name TEXT NOT NULL")
 
 

@@ -57,13 +57,13 @@ def to_html(report: Report) -> str:
     """The page of a report."""
     title = f"gputop report: {report.host}"
     parts = [_header(report), BANNER if report.simulated else "", _total(report), _days(report), _worst(report),
-             _list("Host memory that creeps", map(creep_sentence, report.creep)),
+             _list("Growing host memory", map(creep_sentence, report.creep)),
              _list("Rules of yours", map(own_rule_sentence, report.own_rules)),
              _table("GPUs", report.gpus, report), _table("Jobs", report.jobs[:_MAX_ROWS], report),
-             _list("What this report does not hold", closing_sentences(report))]
+             _list("Not in this report", closing_sentences(report))]
     return page(title, parts, (
-        f"<footer>Written by gputop {esc(report.gputop)}. Commands are redacted of secrets. The document behind this "
-        "page is inside of it.</footer>",
+        f"<footer>Written by gputop {esc(report.gputop)}. Secrets in commands are hidden. The page contains its "
+        "document.</footer>",
         f'<script type="application/json" id="{DATA_ID}">{embedded(to_document(report))}</script>'))
 
 
@@ -92,7 +92,7 @@ def _total(report: Report) -> str:
     rows = "".join(f'<li title="{esc(MEANING[state])}"><i style="background:{_COLORS[state]}"></i>{esc(state)}'
                    f"<b>{figure(seconds / HOUR_S, hours)} h</b><em>{esc(share(seconds, all_s))}</em></li>"
                    for state, seconds in _in_order(states))
-    return (f'<section><h2>GPU time<small>of all GPUs together</small></h2><div class="step" role="img" '
+    return (f'<section><h2>GPU time<small>all GPUs together</small></h2><div class="step" role="img" '
             f'aria-label="GPU time by state">{bar}</div><ul class="legend">{rows}</ul></section>')
 
 

@@ -70,7 +70,7 @@ for (const plate of document.querySelectorAll(".icicle")) {
   });
 }
 """
-BANNER = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every figure on this page '
+BANNER = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every value on this page '
            "comes from gputop's simulated node.</span></div>")
 _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
@@ -83,8 +83,8 @@ def to_html(document: Mapping[str, Any]) -> str:
     parts = [_header(s), _activity(s), _findings(s), tables.step(s), tables.gpus(s), _lanes(s), tables.processes(s),
              tables.node(s)]
     return page(title, parts, (
-        f"<footer>Written by gputop {esc(s.version)}. Commands are redacted of secrets. The document behind this page "
-        "is inside of it: <code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
+        f"<footer>Written by gputop {esc(s.version)}. Secrets in commands are hidden. The page contains its document: "
+        "<code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
         f'<script type="application/json" id="{DATA_ID}">{embedded(document)}</script>'))
 
 
@@ -285,7 +285,7 @@ def _finding(f: Finding) -> str:
         f'<div class="code"><pre>{esc_lines(f.snippet)}</pre></div>' if f.snippet else "",
         f'<ul class="chips">{chips}</ul>' if chips else "",
         f'<p>{esc(PROFILE_KERNEL)}</p><div class="code"><pre>{esc(f.ncu)}</pre></div>' if f.ncu else "",
-        f'<p class="fine">It explains, too:</p><ul class="fine">{explained}</ul>' if explained else "",
+        f'<p class="fine">It also explains:</p><ul class="fine">{explained}</ul>' if explained else "",
         f'<p class="fine">{esc(expected)}: {esc(basis)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
         "</article>"))
 

@@ -75,7 +75,7 @@ _ADAPTER = {m.id: _of_metric("rdma", m, ("adapter",)) for m in ADAPTER_METRICS.v
 
 _ADAPTER_UP = Family("gputop_rdma_up", "gauge", "1: the link of the RDMA adapter's port works (state ACTIVE)",
                      ("adapter",))
-_BUILD = Family("gputop_build_info", "info", "Version of gputop, and where the figures come from",
+_BUILD = Family("gputop_build_info", "info", "Version of gputop, and where the values come from",
                 ("version", "source"))
 _SAMPLE_TIME = Family("gputop_sample_timestamp_seconds", "gauge", "Unix time of the newest sample of the node",
                       unit="seconds")
@@ -87,7 +87,7 @@ _GPU_UP = Family("gputop_gpu_up", "gauge", "1: the driver answers for this GPU; 
 _PROCESSES = Family("gputop_gpu_processes", "gauge", "Processes that hold the GPU", _DEVICE)
 _JOB = Family("gputop_gpu_job_info", "info", "A Slurm job or a Kubernetes container with a process on the GPU, by its "
               "control group", (*_DEVICE, "slurm_job_id", "namespace", "pod", "container", "pod_uid"))
-_SLOWDOWN = Family("gputop_gpu_slowdown_active", "gauge", "1: the driver holds the clocks down for this reason",
+_SLOWDOWN = Family("gputop_gpu_slowdown_active", "gauge", "1: the driver lowers the clocks for this reason",
                    (*_DEVICE, "reason"))
 _CLOCK_EVENTS = Family("gputop_gpu_clock_event_reasons", "gauge",
                        "Why the driver sets the present clocks: NVML's bits, as DCGM_FI_DEV_CLOCKS_EVENT_REASONS has "
@@ -98,9 +98,9 @@ _PERIOD = Family("gputop_step_period_seconds", "gauge",
                  "Period of the training step, an estimate from the load of the GPUs; may be several steps",
                  unit="seconds")
 _CONFIDENCE = Family("gputop_step_period_confidence_ratio", "gauge",
-                     "Confidence of the estimated step period, from 0 (as of noise) to 1",
+                     "Confidence of the estimated step period, from 0 (noise) to 1",
                      unit="ratio")
-_FINDING = Family("gputop_finding_active", "gauge", "1: this finding stands now; of a trace: of the last capture",
+_FINDING = Family("gputop_finding_active", "gauge", "1: this finding is active now; for a trace, in the last capture",
                   ("finding", "severity", "origin"))
 _SAVING = Family("gputop_finding_saving_ratio", "gauge",
                  "Estimated saving of a finding's fix: share of the time per step, or per training sample",

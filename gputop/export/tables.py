@@ -137,8 +137,8 @@ def _one_step(step: TypicalStep | None) -> str:
                  f'preserveAspectRatio="none" shape-rendering="crispEdges" aria-label="GPU {gpu.gpu}">'
                  f"{pictures.step_runs(gpu.runs)}</svg></div>")
     ticks = "".join(f"<span>{seconds(step.duration_s * i / 4)}</span>" for i in range(5))
-    return (f"<h3>One step as it went: number {step.step} of the trace, {seconds(step.duration_s)}, "
-            f"a row a GPU. Each {seconds(step.duration_s / slots)} shows the part that took most of it.</h3>"
+    return (f"<h3>Timeline of step {step.step} of the trace, {seconds(step.duration_s)}, "
+            f"one row per GPU. Each {seconds(step.duration_s / slots)} shows the part that took most of it.</h3>"
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
 
 
@@ -154,12 +154,13 @@ def _critical_path(path: CriticalPath | None) -> str:
                    + f'<td>{row.count:,}</td><td class="l">{esc(row.place)}</td>'
                    f'<td class="wrap">{esc(row.name)}</td></tr>'
                    for row in path.slack)
-    beside = ("<details><summary>What ran beside it, and how much longer it could take, once, before the next step "
-              'ends later</summary><div class="scroll"><table><thead><tr><th class="l">kind</th><th>time</th>'
-              '<th>slack</th><th>count</th><th class="l">where</th><th class="l">what</th></tr></thead>'
+    beside = ("<details><summary>Work off the critical path. Slack: how much longer it could take, once, before "
+              'the next step ends later</summary><div class="scroll"><table><thead><tr><th class="l">kind</th>'
+              '<th>time</th><th>slack</th><th>count</th><th class="l">where</th><th class="l">what</th></tr></thead>'
               f"<tbody>{rows}</tbody></table></div></details>") if rows else ""
-    return (f"<h3>The critical path of step {path.step}, {seconds(path.step_s)}: each part of it was waited for by the "
-            f'next</h3><ul class="legend">{kinds}</ul>{beside}' + (f"<p>{esc(path.reason)}</p>" if path.reason else ""))
+    return (f"<h3>The critical path of step {path.step}, {seconds(path.step_s)}: each part waited for the one "
+            f'before</h3><ul class="legend">{kinds}</ul>{beside}'
+            + (f"<p>{esc(path.reason)}</p>" if path.reason else ""))
 
 
 def _python(found: Analysis) -> str:
@@ -186,10 +187,10 @@ def _python(found: Analysis) -> str:
         about = f"{node.line}: {_share(share)}, {seconds(node.time_s)}, in gaps {seconds(node.gap_s)}; {node.file}"
         boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * share:.3f}%;top:{22 * depth[i]}px;'
                   f'background:{_GAP_COLOR if in_gaps else _OTHER_COLOR}" title="{esc(about)}">{esc(node.line)}</b>')
-    return (f"<h3>Lines of Python that ran in the gaps</h3>{lists}"
-            f"<h3>The Python of the training loop, {esc(per_basis(stacks.basis))} of {seconds(whole)}: each line with "
-            "what it calls below it, without lines of libraries that only pass a call on. Highlighted is what runs "
-            "mostly in gaps. Click a box to see it alone, click again to go back.</h3>"
+    return (f"<h3>Lines of Python that ran in the gaps</h3>{lists}<h3>The Python of the training loop, "
+            f"{esc(per_basis(stacks.basis))} of {seconds(whole)}: each line with its calls below it, without library "
+            "lines that only pass a call on. Lines that run mostly in gaps are highlighted. Click a box to see it "
+            "alone, click again to go back.</h3>"
             f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
             f'<p class="fine">{esc(cost_words(stacks, found.simulated))}</p>')
 
@@ -217,7 +218,7 @@ def _layers(layers: Layers | None) -> str:
                       for row in layers.rows if row.reason)
     what = "captured window" if layers.basis == "window" else f"mean {layers.basis}"
     of_what = ("the GPU's time, and its idle time that their kernels end" if layers.gpus else
-               "the time in which the CPU runs their ops; ops side by side share it")
+               "the time in which the CPU runs their ops; ops that overlap share it")
     by_line = f"<h3>By line of source, of the {processor}'s time</h3>"
     return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: {of_what}. "
             "Click a box to see it alone, click again to go back.</h3>"
@@ -230,13 +231,13 @@ def _limits(found: Limits | None) -> str:
     if found is None or not found.step_s:
         return ""
     if not found.gpu:
-        return f"<p>How far the step is from the GPU's limit is not known. {esc(found.reason)}</p>"
+        return f"<p>How far the step is from the GPU's limit is unknown. {esc(found.reason)}</p>"
     rows = "".join(f'<li title="{esc(limit_step(step.id)[1])}">{esc(limit_step(step.id)[0])}'
                    f"<b>{esc(_share(step.time_s / found.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
                    for step in found.steps if step.time_s and (step.id in PART_BY_ID or step.id in COMPUTE_STEPS))
     drawing = svg(found)
     points = "".join(f'<p class="fine">{esc(line)}</p>' for line in (axes_text(found), *legend(found)))
-    roofline = ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes "
+    roofline = ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes, "
                 f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
     return (f"<h3>From the mean step down to the limit of the {esc(found.gpu)}</h3>"
             f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(found).rstrip("."))}.</p>{roofline}')
@@ -249,7 +250,7 @@ TRACE_COLUMNS: tuple[tuple[str, Callable[[GpuUse], float | None], str], ...] = (
     ("collectives", lambda gpu: gpu.collectives, ""), ("copies", lambda gpu: gpu.copies, ""),
     ("idle caused by the host", lambda gpu: gpu.idle_host_fault,
      "never idle, or the launches that ended most of it are not in the trace"),
-    ("tensor cores, of kernel time", lambda gpu: gpu.tensor_core_time, "no kernel's name tells"))
+    ("tensor cores, of kernel time", lambda gpu: gpu.tensor_core_time, "no kernel's name shows it"))
 
 
 def _gpu_table(gpus: Sequence[GpuUse]) -> str:
@@ -274,7 +275,7 @@ def _rank_table(ranks: Sequence[RankTimes]) -> str:
     rows = "".join(
         f'<tr><td class="l">{word}</td><td class="l">{esc(rank_label(rank, True))}</td><td>{seconds(rank.load_s)}</td>'
         f"<td>{seconds(rank.communication_s)}</td>"
-        + (_none("not told from transfer: its collectives match no other rank's") if rank.waiting_s is None
+        + (_none("inseparable from transfer: its collectives match no other rank's") if rank.waiting_s is None
            else f"<td>{seconds(rank.waiting_s)}</td>")
         + f"<td>{seconds(rank.other_s)}</td><td>{rank.most_steps:,}</td></tr>" for word, rank in shown.ranks)
     head = "".join(f"<th>{title}</th>" for title in ("load", "transfer", "waiting", "other", "steps with most load"))
@@ -305,7 +306,7 @@ def gpus(s: Snapshot) -> str:
     rows = "".join(_gpu_row(g) for g in sample.gpus)
     metrics = "".join(_metric_row(metric, sample) for metric in GPU_METRICS)
     labels = "".join(f'<th title="{esc(g.info.uuid)}">{esc(g.info.label)}</th>' for g in sample.gpus)
-    return ('<section><h2>Now<small>hover over a figure for its source, over N/A for the reason</small></h2>'
+    return ('<section><h2>Now<small>hover over a value for its source, over N/A for the reason</small></h2>'
             f'<div class="scroll"><table><thead><tr><th>GPU</th><th>SM</th>{head}<th class="l"></th></tr></thead>'
             f"<tbody>{rows}</tbody></table></div><details><summary>All readings of every GPU</summary>"
             f'<div class="scroll"><table><thead><tr><th>metric</th>{labels}</tr></thead><tbody>{metrics}</tbody>'
@@ -359,7 +360,7 @@ def processes(s: Snapshot) -> str:
 
 def _process_row(p: ProcessSample) -> str:
     memory, sm = p.gpu_memory_bytes, p.mean_sm_ratio
-    why = "the driver does not say"
+    why = "the driver does not report it"
     cells = (Reading(memory, "bytes", "all its GPUs") if memory is not None else Reading.missing("bytes", why),
              Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", why))
     cpu = p.cpu_cores

@@ -30,14 +30,14 @@ DEVICE_EVENTS = Table.of("device_events", (
 HOST_EVENTS = Table.of("host_events", "an event of a host's thread", (
     "id INTEGER PRIMARY KEY, line INTEGER REFERENCES lines, name INTEGER REFERENCES names, start_ns INTEGER NOT NULL, "
     "end_ns INTEGER NOT NULL"))
-HOST_STATS = Table.of("host_stats", "what else was told of such an event", (
+HOST_STATS = Table.of("host_stats", "further values of such an event", (
     "event INTEGER NOT NULL REFERENCES host_events, stat TEXT NOT NULL, value INTEGER, text TEXT"))
 ALLOCATOR_EVENTS = Table.of("allocator_events", "a change of memory in use", (
     "time_ns INTEGER NOT NULL, allocator INTEGER REFERENCES names, in_use_bytes INTEGER, available_bytes INTEGER, "
     "peak_bytes INTEGER, op INTEGER REFERENCES names"))
 STEPS = Table.of("steps", "a training step", (
     "number INTEGER PRIMARY KEY, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL"))
-FINDINGS = Table.of("findings", "a finding, the gravest first; `saves_ratio` of the step", (
+FINDINGS = Table.of("findings", "a finding, the most severe first; `saves_ratio` of the step", (
     "rank INTEGER PRIMARY KEY, id TEXT, severity TEXT, title TEXT, why TEXT, action TEXT, saves_ratio REAL, "
     "gain_by TEXT"))
 TRACE_TABLES = (ABOUT, NAMES, GPUS, LINES, DEVICE_EVENTS, HOST_EVENTS, HOST_STATS, ALLOCATOR_EVENTS, STEPS, FINDINGS)

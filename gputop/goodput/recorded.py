@@ -192,7 +192,7 @@ def hour_findings(samples: Iterator[NodeSample]) -> list[HourFinding]:
 def _notes(timeline: Timeline, survey: Survey) -> Iterator[str]:
     yield from dict.fromkeys(timeline.unread)
     if timeline.overlapping:
-        yield f"{timeline.overlapping} samples are left out: another recording has the same time"
+        yield f"{timeline.overlapping} samples are left out: another recording covers the same time"
     if timeline.read_every > 1:
         yield f"one sample of every {timeline.read_every} was judged"
     if survey.processes_unread_s:

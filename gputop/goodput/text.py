@@ -95,7 +95,7 @@ def energy_sentence(report: Report) -> str:
     cost = "" if report.cost is None else f", {_cost(report.cost)} at {report.price_per_kwh:g} a kWh"
     all_s = sum(total.states_s.values())
     missing = ("" if not total.energy_unknown_s else
-               f" {share(total.energy_unknown_s, all_s)} of the GPU time is without a reading and not in it.")
+               f" {share(total.energy_unknown_s, all_s)} of the GPU time has no reading and is not included.")
     return f"Energy of the GPUs, without host and cooling: {energy_kwh(total)} kWh{cost}.{missing}"
 
 
@@ -131,7 +131,7 @@ def _jobs(report: Report) -> Iterator[str]:
         restarts = "" if not job_row.restarts else ", restarted once" if job_row.restarts == 1 else (
             f", restarted {job_row.restarts} times")
         job = fit(printable(short_command(job_row.job)), 60).rstrip()
-        yield (f"  {job} ({printable(job_row.user or 'user not known')}, GPU {','.join(job_row.gpus)}): "
+        yield (f"  {job} ({printable(job_row.user or 'user unknown')}, GPU {','.join(job_row.gpus)}): "
                f"{figure(hours)} GPU hours, goodput {_ratio(job_row)}{restarts}")
     if len(report.jobs) > _MAX_ROWS:
         yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
@@ -190,7 +190,7 @@ def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
 
 def _own_rules(rules: Sequence[OwnRuleReport]) -> Iterator[str]:
     if rules:
-        yield "Rules of yours: time in which they held"
+        yield "Custom rules: time in which they held"
     yield from (f"  {own_rule_sentence(rule)}" for rule in rules)
 
 
@@ -221,7 +221,7 @@ def creep_sentence(creep: Creep) -> str:
     text = (f"{who}: from {size(creep.first_bytes)} to {size(creep.last_bytes)} in "
             f"{duration(creep.end_s - creep.begin_s)}, {size(creep.bytes_per_s * 3600)} an hour.")
     if creep.full_in_s is None or creep.full_in_low_s is None or creep.full_in_high_s is None:
-        reason = "no limit is known" if creep.limit is None else "it has ended"
+        reason = "the limit is unknown" if creep.limit is None else "it has ended"
         return f"{text} Time to out of memory: N/A, {reason}."
     limit = f"{size(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
     low, high = duration(creep.full_in_low_s), duration(creep.full_in_high_s)
@@ -233,8 +233,8 @@ def closing_sentences(report: Report) -> Iterator[str]:
     """Yield what could not be read, and what could not be judged."""
     yield from (f"{printable(part.path)}: {printable(note)}" for part in report.recordings for note in part.notes)
     yield from (f"{printable(note[0].upper() + note[1:])}." for note in report.notes)
-    yield ("Without code in the job, gputop cannot tell training from evaluation, work lost at a crash, and stalls "
-           f"shorter than {units.seconds(report.interval_s * report.read_every)}.")
+    yield ("Without code in the job, gputop cannot distinguish training from evaluation, from work lost at a crash, "
+           f"and from stalls shorter than {units.seconds(report.interval_s * report.read_every)}.")
 
 
 def duration(seconds: float) -> str:

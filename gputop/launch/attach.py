@@ -51,10 +51,11 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
     if announced is None:
         raise GputopError(
             f"Process {process.pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread runs native code "
-            "or nothing at all, not Python, or the job may open no socket (seccomp).",
-            f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; nothing was changed.")
+            "or nothing at all, not Python, or the job may not open a socket (seccomp).",
+            f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; gputop changed "
+            "nothing.")
     if announced.address is None:
-        raise GputopError(announced.line, "The job itself goes on.")
+        raise GputopError(announced.line, "The job itself continues.")
     probe(announced.address)
     return announced
 

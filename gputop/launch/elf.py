@@ -49,7 +49,7 @@ def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int]
     if header[0][:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
     if (header[10] and header[9] != _SEGMENT.size) or (header[12] and header[11] != _SECTION.size):
-        raise ValueError("a damaged ELF file: its headers are of another size")
+        raise ValueError("a damaged ELF file: its headers have another size")
     loaded = [(s[2], s[3]) for s in _SEGMENT.iter_unpack(table(header[5], header[10] * _SEGMENT.size))
               if s[0] == _PT_LOAD]
     if len(loaded) > _MAX_SEGMENTS:

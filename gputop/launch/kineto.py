@@ -98,8 +98,8 @@ def _inject(process: target.Target, folder: SocketFolder, function: str, stop: t
         raise GputopError("the capture was stopped", "The request is no longer valid once 30 s have passed.")
     raise GputopError(
         f"Process {process.pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread runs native code or "
-        "nothing at all, not Python, or the job may open no socket (seccomp).",
-        f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; nothing was changed.")
+        "nothing at all, not Python, or the job may not open a socket (seccomp).",
+        f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; gputop changed nothing.")
 
 
 def source_of(call: str) -> str:
@@ -126,12 +126,12 @@ def _raise_unless_on(pid: int, state: str, detail: str) -> None:
     reasons = {
         "absent": (f"process {pid} has not imported torch", "Give the Python process that trains, not its launcher."),
         "importing": (f"process {pid} is importing torch", "Try again in a moment."),
-        "no CUDA yet": (f"process {pid} has not begun to use its GPU, and the profiler would begin it for the job",
+        "no CUDA yet": (f"process {pid} has not begun to use its GPU, and the profiler would initialize it for the job",
                         "Try again once it trains on the GPU."),
         "profiling": (f"torch.profiler records process {pid} now", "Try again when it has written its trace."),
-        "used": (f"process {pid} has used torch.profiler before: only that can record it, and holds the job for half a "
-                 "second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
-        "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then takes no recording "
+        "used": (f"process {pid} has used torch.profiler before: only torch.profiler can record it, and pauses the "
+                 "job for half a second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
+        "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then allows no recording "
                        "from outside", PASTE),
         "unsupported": (f"PyTorch {detail} in process {pid} cannot start to listen while it runs", "PyTorch 2.6 and "
                         f"newer can. {PASTE}"),

@@ -157,7 +157,7 @@ class Tracee:
                 continue
             if now > deadline:
                 raise GputopError(f"thread {self.tid} does not stop within {timeout_s:.0f} s",
-                                  "It is frozen or hangs in the kernel; nothing was changed.")
+                                  "It is frozen or hangs in the kernel; gputop changed nothing.")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_POLL_S)
 

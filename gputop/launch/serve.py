@@ -56,5 +56,5 @@ def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = Fa
         return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} waits for gputop in {folder}")
     announced = attach.start_server(target.examine(pid, started=started), port)
     if announced.address is None:
-        raise GputopError(announced.line, "The job itself goes on.")
+        raise GputopError(announced.line, "The job itself continues.")
     return Ready(announced.address, announced.line)

@@ -32,7 +32,7 @@ REQUEST_S = 10.0  # from the connection to the end of a request for what is serv
 _IDLE_S = 30.0  # of a connection between two requests
 _BACKLOG = 32  # as many are taken at once
 _EVERY = ("0.0.0.0", "::")
-_NOT_ADDRESSED = "gputop serve has another name: open the address that it has printed, or name this one by --listen\n"
+_NOT_ADDRESSED = "gputop serve has another name: open the address that it printed, or name this one with --listen\n"
 _TOKEN_BYTES = 24
 # The page names a font of Google's: nothing is loaded from elsewhere, and nobody frames it.
 _POLICY = ("default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
@@ -45,10 +45,11 @@ def serve(options: Sequence[str], host: str, port: int, local: bool) -> int:
     ``local``: only this host reaches ``host``. Raises GputopError.
     """
     if find_spec("textual_serve") is None:
-        raise GputopError("textual-serve is not installed beside gputop, which shows the monitor in a browser", INSTALL)
+        raise GputopError("textual-serve, which shows the monitor in a browser, is not installed in gputop's "
+                          "environment", INSTALL)
     chosen = free_port(port)
     if not chosen:
-        raise GputopError(f"port {port} is taken", "Name another with --listen, or 0 for any that is free.")
+        raise GputopError(f"port {port} is taken", "Choose another port with --listen, or 0 for any free port.")
     try:
         _server(command_of(options), host, chosen, local).serve()
     except OSError as error:

@@ -66,10 +66,12 @@ def serve(logdir: Path, port: int) -> int:
     """Run XProf over ``logdir`` at 127.0.0.1:``port`` until ctrl-c. Raises GputopError where it is not installed."""
     entry = next(iter(metadata.entry_points(group="console_scripts", name="xprof")), None)
     if entry is None:
-        raise GputopError("XProf is not installed beside gputop", f"{INSTALL}; or open {logdir} with a TensorBoard "
+        raise GputopError("XProf is not installed in gputop's environment", f"{INSTALL}; or open {logdir} with a "
+                                                                            "TensorBoard "
                           "that has tensorboard-plugin-profile: tensorboard --logdir …")
     if not free_port(port):
-        raise GputopError(f"port {port} is taken", "XProf may be open already; else choose another port with --port.")
+        raise GputopError(f"port {port} is taken", "XProf may be open already. Otherwise choose another port with "
+                                                   "--port.")
     start = entry.load()
     threading.Thread(target=_keep_to_loopback, args=(port,), name="gputop-loopback", daemon=True).start()
     sys.argv = ["xprof", "--logdir", str(logdir), "--port", str(port)]

@@ -36,7 +36,7 @@ def parse_address(text: str) -> str:
     if rest.startswith("["):
         host, bracket, port_text = rest[1:].partition("]")
         if not bracket or not port_text.startswith(":"):
-            raise _usage(text, "after [IPv6] must come :PORT")
+            raise _usage(text, ":PORT must follow [IPv6]")
         port_text = port_text[1:]
     elif rest.count(":") > 1:
         raise _usage(text, "an IPv6 address needs brackets: [::1]:6009")
@@ -56,7 +56,7 @@ def parse_address(text: str) -> str:
         try:
             host = f"[{ipaddress.IPv6Address(host.partition('%')[0])}]"
         except ValueError:
-            raise _usage(text, f"{host} is no IPv6 address") from None
+            raise _usage(text, f"{host} is not an IPv6 address") from None
     else:
         try:
             host.encode("idna")  # as the resolver would, which raises no OSError for it
@@ -75,7 +75,7 @@ def _parse_unix(text: str, rest: str) -> str:
     scheme, _, name = rest.partition(":")
     name = "/" + name.lstrip("/") if name.startswith("///") else name
     if not name or name.startswith("//"):
-        raise _usage(text, "after unix: must come a path, after unix-abstract: a name")
+        raise _usage(text, "a path must follow unix:, and a name unix-abstract:")
     if re.search(r"[\x00-\x1f\x7f]", name):
         raise _usage(text, "it holds control characters")
     if f"{scheme}:" == _UNIX:

@@ -229,11 +229,11 @@ class Finder:
         """One attempt to find out whether a socket is a profiler server's."""
         pid = state.holders[0]
         state.attempts_left -= 1
-        problem = "none of its addresses is of a network inside this machine"
+        problem = "none of its addresses belongs to a network inside this machine"
         for host in hosts:
             address = f"{host}:{listener.port}"
             if hosts is not _OWN_HOSTS and not sockets.arrives_in(self._proc, pid, host, listener.port, _TIMEOUT_S):
-                problem = f"what is sent to {address} does not arrive there"
+                problem = f"packets to {address} do not arrive there"
                 continue
             try:
                 check_http2(address, _TIMEOUT_S, listen_only=True)
@@ -280,8 +280,8 @@ class Finder:
         at_risk = [pid for pid in pids if self._calls_workers(pid)]
         if not at_risk:
             return None
-        return ("TensorFlow 2.21's profiler was seen to crash workers that call each other over gRPC, as those without "
-                f"GPUs do, whoever captures them ({_processes(at_risk)})")
+        return ("TensorFlow 2.21's profiler can crash workers that call each other over gRPC, as those without GPUs "
+                f"do, whichever tool captures them ({_processes(at_risk)})")
 
     def _calls_workers(self, pid: int) -> bool:
         """Return whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""

@@ -148,7 +148,7 @@ class RunFolder:
         nor = f", nor in {', '.join(map(str, tried))}" if tried else ""
         raise GputopError(
             f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {self.save_error}{nor}",
-            "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
+            "Make room or choose another --logdir, and capture again; gputop left nothing partial behind.",
         )
 
     def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = _never) -> Path:

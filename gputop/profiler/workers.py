@@ -48,7 +48,7 @@ def expand_hostlist(text: str, most: int = MAX_HOSTS) -> list[str]:
         for host in _expand(part, text):
             hosts.append(host)
             if len(hosts) > most:
-                raise _usage(text, f"it stands for more than {most} hosts")
+                raise _usage(text, f"it means more than {most} hosts")
     return list(dict.fromkeys(hosts))
 
 
@@ -133,7 +133,7 @@ def job_hosts(environ: Mapping[str, str]) -> list[str]:
     if nodes:
         return expand_hostlist(nodes)
     raise GputopError("--profiler-port is for the machines of a job, and neither TF_CONFIG nor SLURM_JOB_NODELIST "
-                      "is set here", "Run gputop inside of the job's allocation, or name them: --attach HOST:PORT,…",
+                      "is set here", "Run gputop inside the job's allocation, or name them: --attach HOST:PORT,…",
                       EXIT_USAGE)
 
 
@@ -148,7 +148,7 @@ def tf_config_hosts(text: str) -> list[str]:
         hosts = [_host(address) for address in tasks]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise GputopError("TF_CONFIG is not what tf.distribute expects: JSON with cluster.worker",
-                          "Mend it, or name the servers: --attach HOST:PORT,…", EXIT_USAGE) from None
+                          "Fix it, or name the servers: --attach HOST:PORT,…", EXIT_USAGE) from None
     if not hosts:
         raise GputopError("TF_CONFIG names no worker", "Name the servers: --attach HOST:PORT,…", EXIT_USAGE)
     return list(dict.fromkeys(hosts))

@@ -99,13 +99,13 @@ class Dumps(Struct, frozen=True):
 def read_files(paths: Sequence[str]) -> Dumps:
     """The dumps that a user names. Raises GputopError where there are too many, or two of them are of one rank."""
     if len(paths) > _MAX_FILES:
-        raise GputopError(f"gputop reads at most {_MAX_FILES:,} dumps", "Name those of some ranks.", EXIT_USAGE)
+        raise GputopError(f"gputop reads at most {_MAX_FILES:,} dumps", "Name the dumps of some ranks.", EXIT_USAGE)
     by_rank: dict[int, str] = {}
     for path in paths:
         rank = rank_of_file(path)
         if rank in by_rank:
             raise GputopError(f"two dumps are of rank {rank}: {printable(by_rank[rank])} and {printable(path)}",
-                              "Name the dumps of one run only.", EXIT_USAGE)
+                              "Name only the dumps of one run.", EXIT_USAGE)
         by_rank[rank] = path
     dumps, problems = [], []
     for rank, path in sorted(by_rank.items()):
@@ -214,8 +214,8 @@ def _unshared(dumps: Iterable[tuple[Dump, tuple[int, int]]], problems: list[str]
     dumps = list(dumps)
     alone = [dump for dump, file in dumps if files[file] == 1]
     if shared := sorted({dump.rank for dump, file in dumps if files[file] > 1}):
-        problems.append(f"several processes of rank {ranges(shared, ', ')} write to one file: it is not known whose "
-                        "dump it is")
+        problems.append(f"several processes of rank {ranges(shared, ', ')} write to one file: which process wrote the "
+                        "dump is unknown")
     if doubled := sorted(rank for rank, times in Counter(dump.rank for dump in alone).items() if times > 1):
         problems.append(f"several processes are rank {ranges(doubled, ', ')}: name the processes of one job")
         alone = []

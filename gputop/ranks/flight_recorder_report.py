@@ -121,8 +121,8 @@ def _not_asked(job: Dumps, witness: Witness) -> Iterator[str]:
     named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
     if missing := named - {dump.rank for dump in job.dumps}:
         many = len(missing) > 1
-        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, of which no {witness.dump} was read. "
-               f"{'They' if many else 'It'} may be what the others wait for.")
+        yield (f"Not asked: rank{'s' * many} {ranges(missing, ', ')}, because gputop read no {witness.dump} of "
+               f"{'them' if many else 'it'}. The others may wait for {'them' if many else 'it'}.")
     for problem in job.problems[:_MAX_LINES]:
         yield f"{'Not read' if witness is FILES else 'Not asked'}: {problem}."
     if groups := not_compared(job.dumps):

@@ -93,7 +93,8 @@ def _connect(address: str, owners: frozenset[int] | None) -> socket.socket:
 def _check_owner(ip: str, port: int, owners: frozenset[int]) -> None:
     uids = listening_uids(_PROC, ip, port)
     if not uids or not uids <= owners:
-        who = f"user {min(uids - owners)}, who runs none of these processes," if uids else "nobody who can be seen"
+        who = f"user {min(uids - owners)}, who runs none of these processes," if uids else ("a user whom gputop cannot "
+                                                                                            "see")
         address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         raise GputopError(f"{who} listens at {address}",
                           f"If this is the job anyway, set {ADDRESS_VARIABLE}={address} for gputop.")

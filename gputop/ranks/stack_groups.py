@@ -94,7 +94,7 @@ def report(by_job: Sequence[Sequence[ProcessStacks]], *, threads: bool = False) 
         if number:
             yield ""
         if len(by_job) > 1:
-            yield f"Job {number + 1}: {short_command(job[0].command)[:_COMMAND_CHARS] or 'its command is not known'}"
+            yield f"Job {number + 1}: {short_command(job[0].command)[:_COMMAND_CHARS] or 'its command is unknown'}"
         yield from _job(job, threads)
 
 
@@ -104,7 +104,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
         yield f"{sentence(groups)}."
     if odd := odd_ones(groups):
         whom = "it" if len(odd) == 1 else "them"
-        yield f"Look at {_labels(odd)} first: most ranks are at another place, and may wait for {whom}."
+        yield f"Look at {_labels(odd)} first: most ranks are elsewhere, and may wait for {whom}."
     for stack_group in reversed(groups) if odd else groups:
         yield ""
         yield f"{_labels(stack_group.processes)}: {stack_group.place}"

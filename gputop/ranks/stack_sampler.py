@@ -92,7 +92,7 @@ class Clock(Struct, frozen=True):
         if lower > upper:  # files are stamped by another machine's clock
             lower, upper = self.started, self.ended - last_ns
         if lower > upper:
-            raise GputopError("the clock of this node was set while the stacks were sampled", "Capture again.")
+            raise GputopError("the clock of this node changed while gputop sampled the stacks", "Capture again.")
         return (lower + upper) // 2, (upper - lower + 1) // 2
 
 
@@ -162,7 +162,8 @@ class StackSampler:
         try:
             output = self._last_output()
             if not in_time:
-                raise GputopError(f"py-spy did not end within {_WRITES_S:.0f} s", "It was ended; the process goes on.")
+                raise GputopError(f"py-spy did not end within {_WRITES_S:.0f} s", "gputop ended it; the process "
+                                                                                  "continues.")
             if self._process.returncode != 0:
                 raise GputopError(f"py-spy could not sample process {self._pid}: "
                                   f"{printable(output)[-300:] or f'status {self._process.returncode}'}", "")
@@ -204,7 +205,7 @@ def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tup
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise GputopError(f"py-spy's record is damaged: {error}", "") from None
     if not events:
-        raise NoDataError(f"py-spy took no sample of process {pid}", "Is it Python, and still there?")
+        raise NoDataError(f"py-spy took no sample of process {pid}", "Check that it is a running Python process.")
     first, last = min(event.ts for event in events), max(event.ts for event in events)
     origin_ns, error_ns = clock.origin(last * 1000)
     tables = _Tables()

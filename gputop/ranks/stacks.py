@@ -27,8 +27,8 @@ from gputop.text.programs import Ended, run_program
 from gputop.text.units import printable
 
 INSTALL = install_command("stacks")
-WHAT_NATIVE_DOES = ("Native frames: each process stops while its libraries are read, 18 s with TensorFlow. Workers "
-                    "that do not answer each other for so long may end the job.")
+WHAT_NATIVE_DOES = ("Native frames: each process stops while py-spy reads its libraries (18 s with TensorFlow). "
+                    "Workers that do not answer each other for that long may end the job.")
 TIMEOUT_S, NATIVE_TIMEOUT_S = 10.0, 60.0  # native: it reads the symbols of TensorFlow's libraries, 1 GB
 MAX_PROCESSES = 64
 _AT_ONCE = 4
@@ -141,7 +141,7 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
         if native or attempt == _ATTEMPTS - 1:
             break
     raise GputopError(f"py-spy could not read process {pid}: {ended.error or f'status {ended.status}'}",
-                      "Check that it is Python and still runs.")
+                      "Check that it is a running Python process.")
 
 
 def _program() -> str:
@@ -180,7 +180,7 @@ def _run(command: list[str], timeout_s: float) -> Ended:
     except OSError as error:
         raise GputopError(f"py-spy could not be started: {error.strerror or error}", INSTALL) from None
     if not ended.in_time:
-        raise GputopError(f"py-spy did not end within {timeout_s:.0f} s", "It was ended; the process goes on.")
+        raise GputopError(f"py-spy did not end within {timeout_s:.0f} s", "gputop ended it; the process continues.")
     if not ended.in_bounds:
         raise GputopError(f"py-spy printed more than {_MAX_BYTES >> 20} MB", "It was ended.")
     return ended

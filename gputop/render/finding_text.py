@@ -58,7 +58,7 @@ def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: 
     if others is None:
         return text
     if not others:
-        return f"{text}. No other adds anything."
+        return f"{text}. No other fix adds anything."
     following, more = others[0]
     return f"{text}; next: {following.title} ({percent(more)} more)"
 

@@ -32,7 +32,7 @@ PARTS: tuple[StepPart, ...] = (
              "The GPU copies data from the host and runs no kernel.",
              ">", "#5f8fe5", "#2f66c4", "#3f9fe0", (12, 12)),
     StepPart("compute", "compute", "compute",
-             "A kernel that is no collective runs, or the GPU copies or clears its own memory.",
+             "A kernel other than a collective runs, or the GPU copies or clears its own memory.",
              "C", "#43b98c", "#1c8a61", "#14b886", (2, 2)),
     StepPart("collectives", "collectives", "exposed communication",
              "A collective or a copy between GPUs runs and no other kernel hides it.",
@@ -41,10 +41,10 @@ PARTS: tuple[StepPart, ...] = (
              "The GPU copies data to the host and runs no kernel.",
              "<", "#7fb3e8", "#5a93cf", "#8fd0ff", (6, 6)),
     StepPart("launch", "launch wait", "launch wait",
-             "The GPU is idle because the host launches its next work late, and the host is launching meanwhile.",
+             "The GPU is idle because the host launches its next work late, and the host is busy launching.",
              "l", "#e56b7f", "#c53a54", "#ff8a3d", (9, 9)),
     StepPart("host", "host", "host work",
-             "The GPU is idle because the host launches its next work late, and the host does other work meanwhile.",
+             "The GPU is idle because the host launches its next work late, and the host does other work.",
              "h", "#d8c05a", "#a58712", "#f0e442", (11, 1)),
     StepPart("idle", "other idle", "other idle",
              "The GPU is idle for another reason: it waits for another GPU, its work is queued, or the launch is not "
@@ -59,11 +59,11 @@ WORK_FIRST: tuple[StepPart, ...] = tuple(
 
 # The steps of the limit ladder below the parts above: what compute is made of. By id: name and meaning.
 COMPUTE_STEPS: dict[str, tuple[str, str]] = {
-    "unknown": ("work not known", "Compute of which FLOPs and bytes, or the GPU's peak, are not known."),
+    "unknown": ("work not known", "Compute whose FLOPs and bytes are unknown, or whose GPU has no known peak."),
     "kernels": ("above the roofline",
-                "What kernels take beyond their FLOPs at the peak of the type they use, or beyond their bytes at the "
-                "memory's bandwidth, whichever is longer."),
-    "types": ("number types", "What matrix products would save in 16 bit on this GPU's matrix units."),
+                "Time of kernels beyond their FLOPs at the peak of their type, or beyond their bytes at the memory's "
+                "bandwidth, whichever is longer."),
+    "types": ("number types", "Time that matrix products would save in 16 bit on this GPU's matrix units."),
     "limit": ("the work at the limit", "The same work at this GPU's peak or memory bandwidth."),
 }
 
@@ -76,13 +76,14 @@ def limit_step(id_: str) -> tuple[str, str]:
 
 # What the critical path of a step is made of. By id: name and meaning.
 PATH_KINDS: dict[str, tuple[str, str]] = {
-    "input": ("input wait", "The batch that the training loop waits for is made, since the one before it came."),
+    "input": ("input wait", "The pipeline makes the batch that the training loop waits for, since the one before it "
+                            "came."),
     "host": ("host work", "Python and ops of the host, in the threads that launch to the GPUs."),
     "launch": ("launches", "Calls that launch work, and the time from a launch to the start of its work."),
-    "kernel": ("kernels", "A kernel that is no collective runs."),
+    "kernel": ("kernels", "A kernel other than a collective runs."),
     "copy": ("copies", "A copy runs, or memory is cleared."),
-    "collective": ("collectives", "A collective moves data, from when its last GPU has come."),
-    "sync": ("sync", "A call that waited for a GPU returns, after what it waited for has ended."),
+    "collective": ("collectives", "A collective moves data, after its last GPU has reached it."),
+    "sync": ("sync", "A call that waited for a GPU returns, after the GPU's work has ended."),
     "idle": ("idle", "Pauses between the work of one stream, and starts that nothing in the trace explains."),
 }
 
@@ -93,21 +94,21 @@ def path_kind(id_: str) -> tuple[str, str]:
 
 # The parts of a recording. By id: name and meaning.
 WALL_PARTS: dict[str, tuple[str, str]] = {
-    "steps": ("training steps", "Whole training steps, each up to the begin of the next one, of another loop or of the "
-                                "end of an epoch."),
+    "steps": ("training steps", "Whole training steps, each up to the start of the next one, of another loop or of "
+                                "the end of an epoch."),
     "periods": ("repeated kernels", "A sequence of kernels that a GPU repeats: the training step or a layer of the "
                                     "model. The trace does not show which."),
     "evaluation": ("evaluation", "The loop of an evaluation (validation), from its first call to the end of its last."),
     "prediction": ("prediction", "The loop of a prediction, from its first call to the end of its last."),
-    "iterations": ("other iterations", "Another loop of calls than that of the training steps."),
+    "iterations": ("other iterations", "A loop of calls other than that of the training steps."),
     "between": ("between steps", "Between two steps or loops, while no GPU works: what the host did there."),
-    "gpu_work": ("GPU work", "GPUs work, and it belongs to no step that is known."),
+    "gpu_work": ("GPU work", "GPUs work, and the work belongs to no known step."),
     "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that held them."),
-    "open": ("unfinished step", "At the begin or the end of the recording, longer than a usual step: a step or a wait "
-                                "that had begun before, or that had not ended."),
-    "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not have otherwise."),
+    "open": ("unfinished step", "At the start or the end of the recording, longer than a usual step: a step or a wait "
+                                "that began before, or that did not end."),
+    "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not spend otherwise."),
     "edges": ("partial steps", "Before the first and after the last whole step: steps that were recorded in part."),
-    "no_steps": ("no steps found", "The trace does not tell where steps begin: what the host did while no GPU worked."),
+    "no_steps": ("no steps found", "The trace does not show where steps begin: what the host did while no GPU worked."),
     "unrecorded": ("not recorded", "Time in which nothing was recorded: between two recordings, or after the "
                                    "profiler's buffers were full."),
 }

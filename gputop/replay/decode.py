@@ -148,7 +148,7 @@ class Decoder:
         named, entries = self._schemas[int(self._next())]
         self._work += len(entries)
         if named != name or depth > _MAX_DEPTH or self._work > _MAX_WORK:
-            raise Damaged("a sample is not made as samples are")
+            raise Damaged("a sample has an invalid form")
         if name == READINGS:
             return self._readings(entries)
         return {field: self._item(item, depth + 1) for field, item in entries}

@@ -172,13 +172,13 @@ class Recording:
             raise self._empty()
         _, version, _, crc = HEADER.unpack(raw)
         if zlib.crc32(raw[:12]) != crc:
-            raise GputopError(f"the header of {self.path} is damaged", "Copy the file again from where it was made.")
+            raise GputopError(f"the header of {self.path} is damaged", "Copy the file again from its origin.")
         if version > VERSION:
             raise GputopError(f"{self.path} is of format {version}; this gputop reads up to {VERSION}",
                               "Replay it with the gputop that wrote it, or a newer one.")
 
     def _empty(self) -> NoDataError:
-        return NoDataError(f"{self.path} holds no sample", "It was cut off at once: record again.")
+        return NoDataError(f"{self.path} holds no sample", "It was cut off at its start: record again.")
 
     def _scan(self) -> None:
         """Find all samples. Behind damage it goes on at the next segment."""

@@ -59,9 +59,10 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
         finally:
             sampler.stop()
             if dropped:
-                say(f"{dropped} samples are missing: {path} was written too slowly")
+                say(f"{dropped} samples are missing: writing {path} was too slow")
             if writer.samples:
-                see = f"see them: gputop replay {path}" if rotation is None else f"what they say: gputop report {path}"
+                see = f"to see them: gputop replay {path}" if rotation is None else ("to summarize them: gputop "
+                                                                                     f"report {path}")
                 say(f"{writer.samples} samples, {size(writer.size_bytes)} in {path}; {see}")
             elif rotation is None:
                 path.unlink(missing_ok=True)  # this run made it, and it would stand in the way of the next

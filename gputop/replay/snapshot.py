@@ -54,14 +54,14 @@ def read(path: Path) -> Snapshot:
 
     Raises GputopError for a file that is none, is damaged or of another version.
     """
-    fix = "Give what `gputop snapshot --format json` or html has written."
+    fix = "Give a file of `gputop snapshot --format json` or html."
     try:
         with open_regular(path) as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise GputopError(f"cannot read {path}: {error.strerror or error}", fix) from error
     if len(data) > _MAX_FILE_BYTES:
-        raise GputopError(f"{path} is no snapshot: it is larger than {_MAX_FILE_BYTES >> 20} MB", fix)
+        raise GputopError(f"{path} is not a snapshot: it is larger than {_MAX_FILE_BYTES >> 20} MB", fix)
     text = data.decode("utf-8", "replace")
     if text.lstrip()[:1] == "<":
         page, closed, _ = text.partition(_PAGE_BEGIN)[2].partition(_PAGE_END)
@@ -69,7 +69,7 @@ def read(path: Path) -> Snapshot:
     try:
         document = parse(text)
     except ValueError as error:
-        raise GputopError(f"{path} is no snapshot, or damaged: {error}", fix) from error
+        raise GputopError(f"{path} is not a snapshot, or is damaged: {error}", fix) from error
     return from_document(document, str(path))
 
 
@@ -85,7 +85,7 @@ def from_document(document: Any, name: str = "the snapshot") -> Snapshot:
     """What the JSON document says; raises GputopError where it is not one of this version."""
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
-        kind = f"of {str(schema)[:60]}" if isinstance(schema, str) else "no document of gputop's"
+        kind = f"of {str(schema)[:60]}" if isinstance(schema, str) else "not a document of gputop"
         fix = f"This gputop reads {SCHEMA}; " + (
             "the gputop that wrote it, or a newer one, can open it." if isinstance(schema, str)
             and schema.startswith("gputop.snapshot/") else "gputop snapshot --format json makes one.")

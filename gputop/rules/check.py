@@ -52,7 +52,7 @@ class Kind(NamedTuple):
 
     def __str__(self) -> str:
         return "a condition" if self.unit is None else "a number without a unit" if self.unit == NONE else (
-            f"a figure in {self.unit}")
+            f"a value in {self.unit}")
 
 
 _CONDITION = Kind(None)
@@ -75,11 +75,11 @@ class Checker:
         if isinstance(node, Truth):
             return _CONDITION
         if isinstance(node, Text):
-            raise Mistake('a text stands only in layer("…"), kernel("…"), op("…") and finding("…")', node.pos)
+            raise Mistake('a text is allowed only in layer("…"), kernel("…"), op("…") and finding("…")', node.pos)
         if isinstance(node, Unary):
             kind = self.kind(node.operand)
             if (kind.unit is None) != (node.operator == "not"):
-                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'figure'}, "
+                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'value'}, "
                               f"not {kind}", node.pos)
             return kind
         return self._binary(node) if isinstance(node, Binary) else self._named(node)
@@ -94,7 +94,7 @@ class Checker:
         if left.unit is None or right.unit is None:
             twice = what in COMPARISONS and any(isinstance(n, Binary) and n.operator in COMPARISONS
                                                 for n in (node.left, node.right))
-            raise Mistake("write a < b and b < c" if twice else f"{what} takes figures, not conditions", node.pos)
+            raise Mistake("write a < b and b < c" if twice else f"{what} takes values, not conditions", node.pos)
         if what == "*":
             return Kind(self._unit(left.unit.times(right.unit), node.pos))
         if what == "/":
@@ -114,7 +114,7 @@ class Checker:
         what = self._text(figure) if isinstance(figure, Name) else "this figure"
         percent = re.match(r"[^\s%]*\s?%", self._source[number.pos:]) is not None
         instead = f": write {number.value:g}%" if not percent and number.value <= 100 else ""
-        return Mistake(f"{what} is a share, 100 % at most{instead}", number.pos)
+        return Mistake(f"{what} is a share, at most 100 %{instead}", number.pos)
 
     def _is_part(self, above: Node, below: Node) -> bool:
         """Return whether one is a part of the other, so that their quotient is a share."""
@@ -124,7 +124,7 @@ class Checker:
 
     def _unit(self, unit: Unit, pos: int) -> Unit:
         if max(map(abs, unit)) > 4:
-            raise Mistake(f"no figure is in {unit}", pos)
+            raise Mistake(f"no value is in {unit}", pos)
         return unit
 
     # -- names ------------------------------------------------------------------------------------
@@ -145,12 +145,12 @@ class Checker:
             raise Mistake(f"{call.name}(…) has no part {node.segments[1].name}", node.segments[1].pos)
         if len(arguments) != _PLAIN[call.name]:
             instead = f"; over a time: name.{call.name}(30s)" if call.name in AGGREGATES else ""
-            raise Mistake(f"{call.name} takes {_PLAIN[call.name]} figure{'s' * (_PLAIN[call.name] > 1)}, "
+            raise Mistake(f"{call.name} takes {_PLAIN[call.name]} value{'s' * (_PLAIN[call.name] > 1)}, "
                           f"not {len(arguments)}{instead}", call.pos)
         kinds = [self.kind(argument) for argument in arguments]
         units = {kind.unit for kind in kinds if not kind.zero}
         if None in units or len(units) > 1:
-            raise Mistake(f"{call.name} takes figures of one unit: {' and '.join(map(str, kinds))}", call.pos)
+            raise Mistake(f"{call.name} takes values of one unit: {' and '.join(map(str, kinds))}", call.pos)
         self.meanings[node.pos] = Call(call.name, arguments)
         return Kind(units.pop(), share=all(kind.share for kind in kinds)) if units else kinds[0]
 
@@ -159,14 +159,14 @@ class Checker:
         if call.name not in _OVER_GPUS or call.arguments is None or len(node.segments) > 2:
             raise Mistake(f"there is no gpus.{call.name}: gpus." + ", gpus.".join(_OVER_GPUS), call.pos)
         if len(call.arguments) != 1:
-            raise Mistake(f"gpus.{call.name} takes one figure or condition", call.pos)
+            raise Mistake(f"gpus.{call.name} takes one value or condition", call.pos)
         if self._over_gpus:
-            raise Mistake("gpus.… cannot stand inside gpus.…", node.pos)
+            raise Mistake("gpus.… cannot be inside gpus.…", node.pos)
         self._over_gpus = True
         kind = self.kind(call.arguments[0])
         self._over_gpus = False
         if (kind.unit is None) != (call.name in _OF_CONDITIONS):
-            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'figure'}, "
+            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'value'}, "
                           f"not {kind}", call.pos)
         self.meanings[node.pos] = Call(call.name, call.arguments, self._text(node), Quantity(
             "", kind.unit or NONE, "", ratio=call.name != "count" and self._is_ratio(call.arguments[0])))
@@ -224,7 +224,7 @@ class Checker:
                           call.pos)
         if not quantity.past:
             no_past = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
-            raise Mistake(f"{no_past}: write {quantity.name} alone", call.pos)
+            raise Mistake(f"{no_past}: write only {quantity.name}", call.pos)
         seconds = call.arguments[0] if call.arguments and len(call.arguments) == 1 else None
         if not isinstance(seconds, Number) or seconds.unit != SECONDS:
             raise Mistake(f"{call.name} takes a time, as in {quantity.name}.{call.name}(30s)", call.pos)

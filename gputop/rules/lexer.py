@@ -19,7 +19,7 @@ _WORD = re.compile(rf"""
 """, re.VERBOSE)
 _ATTACHED = re.compile(r"[\w°%]{1,12}")
 _INSTEAD = {"=": "==", "&": "and", "|": "or", "!": "not", "^": "a product", "{": "(…)",
-            "[": "gpu.index == 0 and …, where GPU 0 is meant"}
+            "[": "gpu.index == 0 and …, if you mean GPU 0"}
 
 
 class Mistake(ValueError):

@@ -43,7 +43,7 @@ def _by_name(*quantities: Quantity) -> dict[str, Quantity]:
 
 
 _LIVE = _by_name(
-    Quantity("activity", NONE, "SM active; where that cannot be read, coarse utilization", True, True,
+    Quantity("activity", NONE, "SM active; if that cannot be read, coarse utilization", True, True,
              ratio=True),
     *(Quantity(m.id, OF_METRIC[m.unit], m.help, True, m.id in LANE_METRICS, ratio=m.unit == RATIO)
       for m in GPU_METRICS.values()),
@@ -93,7 +93,7 @@ _TRACE = _by_name(
     *(Quantity(f"memory.{name}", unit, text, path=name, needs="the GPU allocators' records",
                ratio=unit == NONE) for name, unit, text in (
         ("peak", BYTES, "highest memory in use, of the fullest allocator of a GPU"),
-        ("peak_ratio", NONE, "the same, of what it may have"),
+        ("peak_ratio", NONE, "the same, of the memory that it may have"),
         ("headroom", BYTES, "least memory left in the window, over the GPUs' allocators"),
         ("fragmentation", NONE, "highest share of free memory outside the largest block"))),
     Quantity("functions.retracings", NONE, "times a tf.function was traced again", path="functions.retracings",
@@ -147,7 +147,7 @@ TABLES: Mapping[str, Table] = {table.name: table for table in (
 # Functions of figures, and of conditions, over the GPUs.
 FUNCTIONS: Mapping[str, str] = {
     "min(a, b)": "the smaller", "max(a, b)": "the larger", "abs(a)": "without its sign",
-    "gpus.mean(a)": "of a figure over the GPUs that have it; also gpus.min, gpus.max, gpus.median, gpus.sum",
+    "gpus.mean(a)": "of a value over the GPUs that have it; also gpus.min, gpus.max, gpus.median, gpus.sum",
     "gpus.count(c)": "how many GPUs meet a condition; also gpus.any, gpus.all",
     'finding("id")': "whether gputop's own rule of that id found something",
 }

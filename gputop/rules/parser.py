@@ -114,7 +114,7 @@ class _Parser:
     def _made(self, pos: int) -> int:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise Mistake(f"an expression has at most {MAX_NODES} parts: make two rules of it", pos)
+            raise Mistake(f"an expression has at most {MAX_NODES} parts: split it into two rules", pos)
         return pos
 
     def _is(self, operator: str) -> bool:

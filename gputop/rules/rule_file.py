@@ -93,7 +93,7 @@ def read_rules(text: str, name: str) -> RuleFile:
     try:
         document = parse_toml(text)
     except TomlMistake as mistake:
-        file.problems.append(Problem(name, mistake.place, f"this is no TOML: {printable(mistake.message)}"))
+        file.problems.append(Problem(name, mistake.place, f"this is not TOML: {printable(mistake.message)}"))
         return file
     _Reader(file, Places(text)).read(document)
     file.problems.sort(key=lambda problem: problem.place)
@@ -131,8 +131,8 @@ class _Reader:
                 return
             if key not in readers:
                 position = self._places.table(key) if isinstance(value, (dict, list)) else self._places.key("", 0, key)
-                self._problem(position, f"there is no {_quoted(key)} here{_near(key, readers)}: "
-                                     "[[rule]], [limits] and [budget] are read")
+                self._problem(position, f"there is no {_quoted(key)} here{_near(key, readers)}: gputop reads "
+                                        "[[rule]], [limits] and [budget]")
             else:
                 readers[key](value)
 
@@ -152,7 +152,7 @@ class _Reader:
 
     def _rules(self, tables: Any) -> None:
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            self._problem(self._places.table("rule"), "rules stand under [[rule]], in two brackets")
+            self._problem(self._places.table("rule"), "rules belong under [[rule]], in two brackets")
             return
         if len(tables) > MAX_ENTRIES:
             self._problem(self._places.table("rule", MAX_ENTRIES), f"a file has at most {MAX_ENTRIES} rules")
@@ -207,7 +207,7 @@ class _Reader:
     def _budgets(self, table: Any) -> None:
         for key, value, position in self._entries("budget", table):
             if not ID.fullmatch(key):
-                self._problem(position, "the name of a budget is of a-z, 0-9 and _, as step_time")
+                self._problem(position, "the name of a budget has only a-z, 0-9 and _, such as step_time")
                 continue
             try:
                 condition = _condition({"budget": value}, "budget", "trace")
@@ -255,7 +255,7 @@ def _text(table: Mapping[str, Any], key: str, pattern: re.Pattern[str] | None = 
     if len(value) > _MAX_CHARS.get(key, 1 << 20):
         raise _Wrong(f"{key} has at most {_MAX_CHARS[key]} characters", key)
     if pattern is not None and not pattern.fullmatch(value):
-        raise _Wrong(f"{key} is of a-z, 0-9 and _, as slow_input", key)
+        raise _Wrong(f"{key} has only a-z, 0-9 and _, such as slow_input", key)
     return value
 
 
@@ -275,7 +275,7 @@ def _condition(table: Mapping[str, Any], key: str, source: Source) -> Condition:
 
 def _hold(table: Mapping[str, Any], source: Source) -> float:
     if source != "live":
-        raise _Wrong("for is of live rules: a trace has no time that goes on", "for")
+        raise _Wrong("for works only in live rules, with on = \"live\"", "for")
     try:
         seconds, unit = quantity(table["for"])
     except Mistake:

@@ -48,8 +48,8 @@ from gputop.sources.base import Source
 if TYPE_CHECKING:
     from gputop.session.auto_capture.controller import AutoCapture
 
-_NO_STACKS_BEFORE = ("stacks are not sampled for the time before a dip, as this would go on all day; --on-dip without "
-                     "--dip-before, and c, sample stacks")
+_NO_STACKS_BEFORE = ("stacks are not sampled for the time before a dip, because that would take all day; --on-dip "
+                     "without --dip-before, and c, sample stacks")
 _WAIT_POLL_S = 1.0  # for whether the awaited idle time is near
 
 
@@ -323,7 +323,7 @@ class CaptureControl:
         self.status = status
         self.server_watch.busy = self._captured if status is not None and status.running else ()
 
-    def _fail(self, name: str, asked_s: float, error: Exception, goes_on: str = "the job itself goes on") -> None:
+    def _fail(self, name: str, asked_s: float, error: Exception, goes_on: str = "the job itself continues") -> None:
         """The capture ``name`` ended by this error, which is a bug unless it is a GputopError."""
         if isinstance(error, GputopError):
             message, fix = error.message, error.fix

@@ -36,7 +36,7 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
     if not sample.gpus:
         return GpuCounters(reason="no GPU can be read on that machine")
     if numbers.reason is not None:
-        return GpuCounters(reason=f"it is not known which GPUs of this machine they are: {numbers.reason}")
+        return GpuCounters(reason=f"which GPUs of this machine they are is unknown: {numbers.reason}")
     # A trace may be of the time before it was asked for; the sample after it tells of its last moments.
     seconds, end_s = record.took_s + record.asked_s + 3 * interval_s, record.time_s + interval_s
     uuids = {g.info.index: g.info.uuid for g in sample.gpus if g.info.mig is None}

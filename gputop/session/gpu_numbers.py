@@ -53,8 +53,7 @@ class GpuNumbers(Struct, frozen=True):
     def text(self) -> str:
         """Text for the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
         if self.reason is not None:
-            return ("GPU numbers are those of the process; it is not known which GPUs of the node they are: "
-                    f"{self.reason}.")
+            return (f"GPU numbers are those of the process; which GPUs of the node they are is unknown: {self.reason}.")
         if self.same:
             return f"GPU numbers are the node's. {self.how}"
         pairs = ", ".join(f"GPU {a} of the process = GPU {b} of the node" for a, b in sorted(self.by_ordinal.items()))
@@ -145,7 +144,8 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
     entries = [entry.strip() for entry in text.split(",")]
     how = f"By CUDA_VISIBLE_DEVICES={printable(text)}."
     if not entries or not entries[0]:
-        return unknown("CUDA_VISIBLE_DEVICES is empty: it hides every GPU, so it was changed after the process began")
+        return unknown("CUDA_VISIBLE_DEVICES is empty: it hides every GPU, so something changed it after the process "
+                       "began")
     if entries[0].startswith(("GPU-", "MIG-")):
         by_ordinal: dict[int, int] = {}
         for ordinal, entry in enumerate(entries):

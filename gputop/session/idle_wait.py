@@ -73,5 +73,5 @@ class IdleWait:
         """Note on a capture that began at the end of its patience; empty for one that began in time."""
         if self.start_s <= self._until_s:
             return ""
-        return (f"the capture did not wait any longer: no idle time came when it was expected, every "
+        return (f"the capture stopped waiting: no idle time came when it was expected, every "
                 f"{seconds(self._period_s)}; it may hold none")

@@ -106,7 +106,7 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
     for server in elsewhere:
         nodes.setdefault(split_address(server.address)[0], []).append(server)
     names = [name for name in nodes if is_name(name)]
-    problems = {name: NodeProblem("ssh takes no such name", "") for name in nodes if not is_name(name)}
+    problems = {name: NodeProblem("ssh does not accept this name", "") for name in nodes if not is_name(name)}
     if names:
         on_progress(0, len(names))
     ssh = Ssh(command, lambda document: of_snapshot(from_json(document)), shared=False, seconds=SECONDS)
@@ -128,7 +128,7 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
                     "its process holds no GPU that can be read", f"Try: ssh {name} {command} snapshot")
     notes = tuple(sentences(problem.message, problem.fix) for problem in by_cause(problems))
     if len(notes) > _MAX_NOTES:
-        notes = (*notes[:_MAX_NOTES], f"{len(notes) - _MAX_NOTES} more causes are not named here.")
+        notes = (*notes[:_MAX_NOTES], f"{len(notes) - _MAX_NOTES} more causes are not listed here.")
     return AskedFigures(figures, "asked by ssh", SECONDS, pids=pids, notes=notes)
 
 
@@ -180,7 +180,7 @@ def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str,
     notes = _missing(missing)
     if len(named) < 3:  # the figures would not tell the workers of a node from each other
         figures = {}
-        notes = (f"Prometheus knows {len(named) or 'none'} of the nodes of these workers: too few to compare.", *notes)
+        notes = (f"Prometheus has {len(named) or 'none'} of these workers' nodes: too few to compare.", *notes)
     return AskedFigures(figures, how, seconds, of_nodes=True, notes=(*warnings, *notes))
 
 

@@ -78,8 +78,8 @@ def parse_ways(texts: Sequence[str]) -> Ways:
 def _webhook() -> tuple[str, str]:
     url, token = os.environ.get(URL, ""), os.environ.get(TOKEN, "")
     if not url.startswith(("https://", "http://")) or not url.isprintable() or " " in url or not _has_host(url):
-        raise GputopError(f"--notify webhook needs the address in {URL}", f"export {URL}=https://… (and {TOKEN}, where "
-                          "the receiver wants a bearer token)", EXIT_USAGE)
+        raise GputopError(f"--notify webhook needs the address in {URL}",
+                          f"export {URL}=https://… (and {TOKEN}, if the receiver wants a bearer token)", EXIT_USAGE)
     if not token.isprintable():
         raise GputopError(f"{TOKEN} has a character that an HTTP header cannot hold",
                           "Set it again, without a line end.", EXIT_USAGE)

@@ -214,14 +214,15 @@ class OtherNodes:
         except NodeProblem as error:
             node.problem = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other nodes go on
-            node.problem = NodeProblem(f"a bug in gputop: {error!r}", "Please report this; the job itself goes on.")
+            node.problem = NodeProblem(f"a bug in gputop: {error!r}", "Please report this; the job itself continues.")
 
     def _converse(self, node: _Node, to_node: IO[bytes], from_node: IO[bytes], request: CaptureRequest) -> None:
         """Raises NodeProblem, OSError or ValueError."""
         ready = read_line(from_node, Ready)
         least_s = min(_LEAST_S, request.seconds)
         if not (least_s <= ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
-            raise NodeProblem("gputop there names an odd length", "Check the version there: ssh NODE gputop --version")
+            raise NodeProblem("gputop there reports an invalid length", "Check the version there: ssh NODE gputop "
+                                                                         "--version")
         node.low_s = _offset_s(ready.time_s)
         node.ready = ready
         node.answered.wait()

@@ -39,7 +39,7 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
     if pid <= 1 or pid == os.getpid():
         raise GputopError(f"gputop sends no signal to PID {pid}", "Press q to end gputop itself.")
     if process.started_s is None:
-        raise GputopError(f"no signal was sent: the start time of process {pid} is not known, so it may be another "
+        raise GputopError(f"no signal was sent: the start time of process {pid} is unknown, so it may be another "
                           "process by now"
                           + (f" ({process.reason})" if process.reason else ""),
                           f"Check it yourself; then: kill -{number.value} {pid}")
@@ -48,7 +48,7 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
     except ProcessLookupError:
         raise GputopError(f"process {pid} has ended", "Nothing is left to do.") from None
     except OSError as error:
-        raise GputopError(f"process {pid} could not be held ({error.strerror}): Linux 5.3 or newer is needed",
+        raise GputopError(f"process {pid} could not be pinned ({error.strerror}): Linux 5.3 or newer is needed",
                           f"Send it yourself: kill -{number.value} {pid}") from error
     try:
         _check(process, pid, proc, os.geteuid() if own_uid is None else own_uid)

@@ -31,7 +31,7 @@ def read_in_worker(data: bytes, as_json: bool, time_s: float) -> Answer:
     except WorkerFailed as error:
         raise GputopError(error.message, "The job itself is not affected.") from None
     except OSError as error:
-        raise GputopError(f"NCCL's answer has no place to be written: {error.strerror or error}",
+        raise GputopError(f"NCCL's answer cannot be written: {error.strerror or error}",
                           "Set TMPDIR to a folder that you may write to.") from error
 
 

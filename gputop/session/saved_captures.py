@@ -99,8 +99,8 @@ def rename_capture(record: CaptureRecord, name: str) -> None:
     try:
         name_capture(run, name)
     except OSError as error:
-        raise GputopError(f"{run} takes no name: {error.strerror or error}",
-                          "Only who may write to the folder can name a capture in it.") from error
+        raise GputopError(f"{run} cannot be named: {error.strerror or error}",
+                          "You need write access to the folder to name a capture in it.") from error
 
 
 def delete_capture(record: CaptureRecord) -> None:

@@ -99,7 +99,7 @@ class StackWatch:
             if pid is None:
                 self._reasons[address] = "the job's process is not on this node, or cannot be seen from here"
             elif len(self._samplers) == MAX_PROCESSES:
-                self._reasons[address] = f"the stacks of {MAX_PROCESSES} processes are sampled, no more"
+                self._reasons[address] = f"gputop samples the stacks of at most {MAX_PROCESSES} processes"
             else:
                 try:
                     self._refuse_unasked(pid)

@@ -88,7 +88,7 @@ def live_source(kind: str, gpus: Sequence[str], interval_s: float, *, dcgm: str 
     """The source ``kind`` ("auto", "nvml", "dcgm") as ``--dcgm…`` say. Raises GputopError (wrong usage)."""
     if kind == "nvml" and (dcgm or dcgm_bindings or dcgm_watch):
         raise GputopError("--source nvml does without DCGM: --dcgm, --dcgm-bindings and --dcgm-watch contradict it.",
-                          "Leave --source out to have DCGM give what the driver lacks.", EXIT_USAGE)
+                          "Leave out --source: DCGM then gives what the driver lacks.", EXIT_USAGE)
     if dcgm is not None:
         from gputop.sources.dcgm.connection import parse_address
 

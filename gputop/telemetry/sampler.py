@@ -186,7 +186,7 @@ class Sampler:
                 self._fail(
                     GputopError(
                         f"{self._source.label} does not respond: opening it has taken {self._open_deadline_s:.0f} s.",
-                        "Check whether `nvidia-smi` hangs, too, and look for Xid errors in `dmesg`; a driver that "
+                        "Check whether `nvidia-smi` also hangs, and look for Xid errors in `dmesg`. A driver that "
                         "hangs needs a reboot.",
                     )
                 )

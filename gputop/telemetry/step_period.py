@@ -183,7 +183,7 @@ def estimate(times_s: Sequence[float], values: Sequence[Sequence[float]],
         return replace(none, reason="nothing repeats")
     best = _best(peaks)
     if best.confidence < MIN_CONFIDENCE:
-        return replace(none, reason="what repeats hardly stands out from noise")
+        return replace(none, reason="the repetition hardly stands out from noise")
     if best.lag < SAMPLES_PER_PERIOD:
         return replace(none, reason=TOO_FAST)
     return replace(none, period_s=best.lag * interval_s, confidence=best.confidence, gpus=best.gpus,

@@ -40,7 +40,7 @@ def counter_rows(trace: Trace) -> tuple[list[CounterRow], str]:
     if not counters.gpus:
         return [], counters.reason or "no GPU was sampled during the capture"
     if not trace.origin_ns:
-        return [], "the trace does not tell when it was captured"
+        return [], "the trace does not show when it was captured"
     ends = np.round(np.array(counters.times_s, np.float64) * 1e9).astype(np.int64) - trace.origin_ns
     largest: dict[str, float] = {}
     for lane_of in counters.gpus.values():
@@ -49,7 +49,7 @@ def counter_rows(trace: Trace) -> tuple[list[CounterRow], str]:
     rows = [_row(gpu, metric, lane_of[metric], _starts(ends, counters), ends, largest[metric] or 1.0, trace.window_ns)
             for gpu, lane_of in sorted(counters.gpus.items()) for metric in GPU_METRICS if metric in lane_of]
     rows = [row for row in rows if len(row.spans.start)]
-    return rows, counters.reason if rows else "none of the samples is of the time that was recorded"
+    return rows, counters.reason if rows else "no sample lies in the recorded time"
 
 
 def _starts(ends: I64, counters: GpuCounters) -> I64:

@@ -392,7 +392,7 @@ def _ended_by(trace: Trace, cause: str, event: int | None) -> str:
     line = int(device.launch_line[event])
     launched = f", launched by {printable(trace.lines[line].name)}" if line >= 0 else ""
     if cause == "collective_wait":
-        return f"GPU {gpu_number(trace, int(device.gpu[event]))}, the last to come to {name}{launched}"
+        return f"GPU {gpu_number(trace, int(device.gpu[event]))}, the last to reach {name}{launched}"
     return f"{name}{launched}"
 
 

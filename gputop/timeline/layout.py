@@ -142,7 +142,7 @@ def mapped(file: BinaryIO, section: Place | None = None) -> tuple[dict[str, npt.
             if version != VERSION:
                 raise ValueError(f"it is of version {version}, this gputop reads {VERSION}")
             if offset + length != size:
-                raise ValueError("it is cut off or longer than it says")
+                raise ValueError("it is cut off, or longer than its header says")
         else:
             offset, length, check = section
         text = whole[offset:offset + length].tobytes()
@@ -159,5 +159,5 @@ def mapped(file: BinaryIO, section: Place | None = None) -> tuple[dict[str, npt.
 
 
 def damaged(reason: str) -> GputopError:
-    return GputopError(f"This is no timeline of gputop: {reason}.",
-                       "Open the trace itself; a timeline is made new each time.")
+    return GputopError(f"This is not a timeline of gputop: {reason}.",
+                       "Open the trace itself; gputop makes a new timeline each time.")

@@ -48,7 +48,7 @@ def timeline_in_worker(
                 on_diagnosis(made.diagnosis)
             return Timeline.open(file)
     except OSError as error:
-        raise GputopError(f"The timeline has no place to be written: {error.strerror or error}",
+        raise GputopError(f"The timeline cannot be written: {error.strerror or error}",
                           "Set TMPDIR to a folder that you may write to.") from error
 
 

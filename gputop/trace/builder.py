@@ -125,7 +125,7 @@ class TraceBuilder:
         """A note of lines of a GPU that have events and are no streams of it."""
         listed = ", ".join(sorted(names)[:4])
         self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: lines that are not a stream of the GPU are "
-                                 f"left out ({listed}), because they repeat what the streams hold.")
+                                 f"left out ({listed}), because they repeat the streams.")
 
     def finish(
         self, paths: Sequence[str], *, to_unix_ns: int | None,
@@ -188,7 +188,7 @@ class TraceBuilder:
             return
         events.allocator[np.isin(events.allocator, distinct[limits.MAX_ALLOCATORS:])] = -1
         self.note("left_out", f"There are records of {len(distinct):,} memory allocators; "
-                              f"{limits.MAX_ALLOCATORS:,} of them are analyzed.")
+                              f"gputop analyzes {limits.MAX_ALLOCATORS:,} of them.")
 
     def _count_once(self, device: DeviceEvents, keep: npt.NDArray[np.bool_] | None) -> None:
         """Leave out the repetitions of events that a file lists more than once, and say so; None: there are none."""

@@ -79,9 +79,9 @@ def _collectives(trace: Trace) -> Iterator[str]:
             off = float(np.median(offsets))
             if abs(off) > _OFF_NS and np.percentile(np.abs(offsets - off), 90) < _OFFSET_TOLERANCE * abs(off):
                 yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
-                       f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time, though a "
-                       "collective ends on all together: its clock is off by that. Waiting in collectives and the "
-                       "order of the GPUs are not reliable.")
+                       f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time. A "
+                       "collective ends on all GPUs together, so its clock is off by that time. Waiting in "
+                       "collectives and the order of the GPUs are not reliable.")
 
 
 def _jumps(trace: Trace) -> Iterator[str]:
@@ -96,6 +96,6 @@ def _jumps(trace: Trace) -> Iterator[str]:
     longest = int(pause.max(initial=0))
     if longest > _JUMP_NS and longest > (end - begin) / 2:
         after = int(np.argmax(pause)) + 1
-        yield (f"For {seconds(longest / 1e9)} the trace has no event at all, neither of a GPU nor of the host, and for "
+        yield (f"For {seconds(longest / 1e9)} the trace has no event of a GPU or of the host, and for "
                f"{seconds((end - begin - longest) / 1e9)} it has all of them ({after:,} before, {len(order) - after:,} "
-               "after): the clock has jumped. Shares of the window are not reliable.")
+               "after). The clock has jumped. Shares of the window are not reliable.")

@@ -87,7 +87,7 @@ def note_clipping(
     missing_s = (host_end - last) / 1e9
     builder.note("clipped", f"{host or 'This host'}: GPU events stop {missing_s:.1f} s before the capture "
                  f"does: CUPTI's buffers hold {_CUPTI_RECORDS} records and {records} GPU events filled them. "
-                 "The time after is left out; capture for a shorter time.")
+                 "gputop leaves out the time after that; capture for a shorter time.")
     return window_ns and (window_ns[0], min(window_ns[1], last))
 
 
@@ -110,8 +110,8 @@ def note_serialized(trace: Trace) -> None:
     if chances:
         trace.quality.append(QualityNote("serialised_kernels", (
             "No two kernels of a GPU overlap, though they ran on several streams. Either the job orders them so, or "
-            "the profiler ran them one by one, as TensorFlow's older ones do: whether collectives could overlap "
-            "computing cannot be told. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))
+            "the profiler ran them one by one, as TensorFlow's older profilers do. Whether collectives could overlap "
+            "with compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))
 
 
 def note_unrecorded(trace: Trace) -> None:

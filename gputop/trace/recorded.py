@@ -56,8 +56,8 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
         return trace
     note = QualityNote("clipped", (
         f"GPU events stop {seconds(missing_ns / 1e9)} before the host's, though the host launches {launches:,} times "
-        "more: the file is cut off or the profiler's buffers were full. gputop analyzes the time up to there; capture "
-        "for a shorter time."))
+        "more. The file is cut off, or the profiler's buffers were full. gputop analyzes the time up to there. "
+        "Capture for a shorter time."))
     window = trace.profile_window_ns
     return replace(trace, host=_host_taken(host, np.arange(len(host)) < first), quality=[*trace.quality, note],
                    allocator=_taken(trace.allocator, trace.allocator.time_ns <= last),

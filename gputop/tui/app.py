@@ -327,7 +327,7 @@ class GputopApp(TerminalApp):
             self._postponed = self.session.clock(), question
             self.notify("No capture has begun: it may end the job. Press c again to decide."
                         if question.kind == "risk" else
-                        "The figures of the workers have come: press c again to see which are proposed.")
+                        "The live figures of the workers are here: press c again to see which workers gputop proposes.")
         else:
             open_screens.ask_before_capture(self, question)
 
@@ -382,7 +382,7 @@ class GputopApp(TerminalApp):
     def action_stop_capture(self) -> None:
         phase = self._phase
         if self.session.stop_capture():
-            outcome = {"asking": "The workers are proposed by what is known.", "waiting": "No capture was taken."}
+            outcome = {"asking": "gputop proposes workers by what it knows now.", "waiting": "No capture was taken."}
             self.notify(outcome.get(phase, "Stopping the capture; its data is kept."))
         else:
             self.notify("No capture is running.")
@@ -501,7 +501,7 @@ class GputopApp(TerminalApp):
         covered = not all(screen.is_modal for screen in self.screen_stack[1:])
         if covered:  # what it holds is not to be seen
             halted = self.paused if self.session.player is None else self.session.player.paused
-            self.notify("The monitor is frozen: p goes on." if halted else "The monitor goes on.")
+            self.notify("The monitor is frozen: p continues." if halted else "The monitor continues.")
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:

@@ -53,7 +53,7 @@ GROUPS: dict[str, list[Binding]] = {
         key("right_square_bracket", "zoom(-1)", "zoom in", "show less time"),
         key("end", "scroll_to_now", "back to now", "back to now"),
         key("escape", "step_back", "step back", "back to now, or show all processes again"),
-        key("p,space", "pause", "freeze", "freeze the screen, sampling goes on; in a replay: pause"),
+        key("p,space", "pause", "freeze", "freeze the screen, sampling continues; in a replay: pause"),
         key("plus,equals_sign", "interval(-1)", "sample more often", "sample, or replay, faster"),
         key("minus", "interval(1)", "sample less often", "sample, or replay, slower"),
         key("comma", "seek(-60)", "back in the recording", "a minute back in a replay"),

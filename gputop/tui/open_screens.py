@@ -82,7 +82,7 @@ def no_line(finding: Finding, record: CaptureRecord | None) -> str:
             or (analysis.stacks is not None and analysis.stacks.flame)):
         return ""
     if analysis.stacks is not None and analysis.stacks.reason:
-        return f"Which line of Python it is: not known. {analysis.stacks.reason}"
+        return f"The line of Python is unknown. {analysis.stacks.reason}"
     return f"To name the line of Python: {install_command('stacks')}, then c again."
 
 

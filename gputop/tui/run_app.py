@@ -122,7 +122,7 @@ class RunApp(GputopApp):
                      "End the job, start it again and capture it?")
             first = "" if job.ended.is_set() else "It gets SIGTERM first. "
             self.push_screen(Confirm("Restart the job", f"{begin} y/N", (
-                f"{job.command}\n\n{first}Arguments, environment and folder are the same, and the output goes on in "
+                f"{job.command}\n\n{first}Arguments, environment and folder stay the same, and the output continues in "
                 f"{job.log}. The capture begins once it trains.")), lambda yes: self._restart() if yes else None)
 
     def _restart(self) -> None:
@@ -158,8 +158,8 @@ class RunApp(GputopApp):
             self._after_restart = None
             open_screens.show_error(self, error)
         else:
-            self.notify(f"The job was started again (pid {self.job.pid}). A capture begins once it trains. "
-                        "c: as soon as it serves, x: none.")
+            self.notify(f"The job was started again (pid {self.job.pid}). A capture begins once it trains. c: as soon "
+                        "as its server answers, x: no capture.")
         self._job_changed()
 
     def _refresh_all(self) -> None:
@@ -217,7 +217,7 @@ def job_line(job: Job, width: int, restarting: bool = False) -> list[StyledText]
     left: list[StyledText] = [(" Job  ", BOLD)]
     right: list[StyledText] = [("l: its output ", ACCENT)]
     if restarting:
-        left += [("▶ ", ACCENT), (f"pid {job.pid} was asked to end (R: kill it), then it is started again  ", PLAIN),
+        left += [("▶ ", ACCENT), (f"pid {job.pid} is asked to end (R: kill it), then gputop starts it again  ", PLAIN),
                  (job.command, DIM)]
     elif job.ended.is_set():
         left += [("■ ", PLAIN if job.returncode == 0 else BAD), (f"{job.state()}  ", PLAIN), (job.command, DIM)]

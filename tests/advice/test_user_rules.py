@@ -269,7 +269,7 @@ def test_a_rule_in_python_makes_findings(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(("loaded", "place", "said"), [
     (ImportError("no module x"), None, "no module x"), (3, None, "TypeError"), ([3], None, "PythonRule"),
-    ([python_rule()], "/", "no installed package"), ([python_rule("idle_gpu")], None, "taken"),
+    ([python_rule()], "/", "not an installed package"), ([python_rule("idle_gpu")], None, "taken"),
     ([python_rule(judge=lambda facts: 1 / 0)], None, "ZeroDivisionError"),
     ([python_rule(judge=lambda facts: "yes")], None, "judge returned str, and Verdict"),
     ([replace(python_rule(), describe=lambda *_: "slow")], None, "describe returned str, and Explanation"),

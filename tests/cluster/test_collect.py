@@ -245,7 +245,7 @@ def test_where_the_activity_goes_missing_it_is_looked_for_anew() -> None:
     own.refresh(View())
     activity = client.arms.pop("activity")
     fleet = own.refresh(View())  # a GPU whose activity is unknown is none that is gone
-    assert (len(fleet.jobs), fleet.gpus) == (2, 56) and "no activity of GPUs any more" in fleet.problems[0].message
+    assert (len(fleet.jobs), fleet.gpus) == (2, 56) and "no longer has activity of GPUs" in fleet.problems[0].message
     client.arms["activity"] = activity
     del client._names["DCGM_FI_PROF_SM_ACTIVE"]
     assert own.refresh(View()).kinds == ("util",)

@@ -51,7 +51,7 @@ def test_names_cannot_repaint_the_terminal() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"jobs": 3}', b"squeue: error", b'{"jobs": NaN}'])
 def test_what_is_no_answer_of_squeue_is_said(text: bytes) -> None:
-    with pytest.raises(GputopError, match="form that is not known"):
+    with pytest.raises(GputopError, match="unknown form"):
         parse_squeue(text)
 
 

@@ -53,7 +53,7 @@ def read(document: bytes) -> NodeSample:
 
 
 @pytest.mark.parametrize(("script", "cause", "fix"), [
-    ("echo 'Host key verification failed.' >&2; exit 255", "host key is not known", "fingerprint"),
+    ("echo 'Host key verification failed.' >&2; exit 255", "does not know its host key", "fingerprint"),
     ("echo '@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.' >&2; exit 255",
      "host key differs", "ssh-keygen -R NODE"),
     ("echo 'me@n1: Permission denied (publickey,password).' >&2; exit 255", "password", "ssh-copy-id"),
@@ -107,7 +107,7 @@ def test_a_real_sshd_is_asked_over_one_connection(tmp_path: Path, monkeypatch: p
         asked = Ssh("""printf '{\n "a": 1\n}\n'; #""", read, shared=True)
         try:
             assert asked.ask("n1")[1] == asked.ask("n1")[1] == 12
-            for name, cause in (("stranger", "host key is not known"), ("locked", "password or refuses"),
+            for name, cause in (("stranger", "does not know its host key"), ("locked", "password or refuses"),
                                 ("closed", "refuses connections")):
                 with pytest.raises(NodeProblem, match=cause):
                     asked.ask(name)

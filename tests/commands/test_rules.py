@@ -147,7 +147,7 @@ def test_wrong_usage(file: Path, words: list[str]) -> None:
 
 @pytest.mark.parametrize(("word", "near"), [
     ("inputbound", "input_bound"), ("Input_Bound", "input_bound"), ("idle", "idle_gpu or held_idle"),
-    ("wait", "collective_waiting"), ("xyz", "gputop rules list has all")])
+    ("wait", "collective_waiting"), ("xyz", "gputop rules list shows all")])
 def test_near_ids_are_suggested(file: Path, capsys: pytest.CaptureFixture[str], word: str, near: str) -> None:
     assert main(["rules", "explain", word]) == 2
     assert near in capsys.readouterr().err

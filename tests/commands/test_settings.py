@@ -88,7 +88,7 @@ def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
     ("interval = true", "interval = true is not a number"), ("interval = NaN", "interval = NaN is not a value"),
     ("interval = 1e999", "interval = 1e999 is not"), ("interval =", "interval =  is not a value"),
     ("intervall = 2", "there is no setting intervall (did you mean interval?)"),
-    ("zzz = 2", "there is no setting zzz; the"),
+    ("zzz = 2", "there is no setting zzz; gputop"),
     ("[monitor]", "[monitor] is not KEY = VALUE"), ("interval 2", "interval 2 is not KEY = VALUE"),
     ('color = "blue"', 'is not one of "auto", "truecolor", "256", "16", "none"; "auto" is used'),
     ("color = 256", "is not one of"), ("low_bandwidth = 1", 'is not one of "auto", true, false; "auto" is used'),
@@ -127,7 +127,7 @@ def test_the_parser_is_imported_only_for_a_file(tmp_path: Path) -> None:
 def test_a_setting_made_twice_counts_once_with_a_warning(file: Path) -> None:
     file.write_text("interval = 2\ninterval = 3\n")
     config = load(file)
-    assert config["interval"] == 3.0 and "was set in line 1 already" in config.warnings[0]
+    assert config["interval"] == 3.0 and "was already set in line 1" in config.warnings[0]
 
 
 def test_a_file_that_cannot_be_read_is_said_and_harmless(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_file_that_cannot_be_read_is_said_and_harmless(tmp_path: Path) -> None
     (tmp_path / "large").write_bytes(b"#" * (1 << 21))
     for path in (tmp_path, tmp_path / "latin", tmp_path / "large"):
         (warning,) = load(path).warnings
-        assert str(path) in warning and "the defaults are used" in warning
+        assert str(path) in warning and "gputop uses the defaults" in warning
     assert load(None).warnings == () and load(tmp_path / "absent").warnings == ()
 
 
@@ -219,7 +219,7 @@ def test_what_is_planted_as_settings_is_said_and_waited_for_by_nobody(plant: str
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    assert "not a regular file; the defaults are used" in load(path).warnings[0]
+    assert "not a regular file; gputop uses the defaults" in load(path).warnings[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
@@ -263,7 +263,7 @@ def test_root_obeys_no_settings_and_rules_in_the_home_of_another_user(
     assert "theirs" not in out and "/root/token" not in out
     assert load(config_path()).values == {}
     why = "can be written by other users" if theirs == "writable" else "belongs to another user (uid 12345)"
-    assert err.count(why) == 1 and "the defaults are used" in err
+    assert err.count(why) == 1 and "gputop uses the defaults" in err
     assert main(["rules", "list"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "rules.toml" in line]
     assert len(said) == 1 and "is not read" in said[0] and why in said[0]

@@ -51,8 +51,8 @@ def test_the_rank_is_named_by_nccl_and_by_its_stack(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("jobs", "words"), [
-    ([Job((100, 100))], "stuck inside a collective"), ([Job((100, 99)), Job((120, 119))], "the ranks go on"),
-    ([Job((100, 100), version="2.27.7")], "does not tell"), ([Job((100, 100), gone=frozenset({1}))], "not answer NCCL"),
+    ([Job((100, 100))], "stuck inside a collective"), ([Job((100, 99)), Job((120, 119))], "the ranks continue"),
+    ([Job((100, 100), version="2.27.7")], "does not show"), ([Job((100, 100), gone=frozenset({1}))], "not answer NCCL"),
 ])
 def test_other_answers_of_nccl(jobs: list[Job], words: str, capsys: pytest.CaptureFixture[str],
                                monkeypatch: pytest.MonkeyPatch) -> None:

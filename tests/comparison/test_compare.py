@@ -246,7 +246,7 @@ def test_a_snapshots_capture_is_compared_too(tmp_path):
     assert c.verdict == "better" and c.advice[0].outcome == "as promised"
     c = compare(before, bare)
     assert "no_capture" in [n.id for n in c.notes] and {row.group for row in c.rows} == {"live"}
-    with pytest.raises(NoDataError, match="no figure in common"):
+    with pytest.raises(NoDataError, match="no value in common"):
         compare(bare, after)
     with pytest.raises(NoDataError, match="neither a GPU nor a capture"):
         compare(snapshot(tmp_path, "empty", [], gpus=[]), after)

@@ -140,7 +140,7 @@ def test_a_baseline_is_kept_listed_compared_with_and_replaced_on_request(
                   ["compare", TRACE]):
         assert main(words) == 2
     assert main(["compare", "--baseline", "mian", TRACE, "--logdir", "logs"]) == 1
-    assert "There is: broken, main" in capsys.readouterr().err
+    assert "Saved: broken, main" in capsys.readouterr().err
 
 
 def test_paths_may_stand_around_options(capsys: pytest.CaptureFixture[str]) -> None:

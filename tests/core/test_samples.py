@@ -12,7 +12,7 @@ from tests.records import replace
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_missing(value: float) -> None:
     made = Reading(value, "W", "NVML")
-    assert (made.value, made.reason, made.source) == (None, f"{value} is no measurement", "NVML")
+    assert (made.value, made.reason, made.source) == (None, f"{value} is not a measurement", "NVML")
     assert replace(Reading(1.0, "W"), value=value).value is None
     assert convert({"value": value, "unit": "W"}, Reading, any_number=True).value is None
 

@@ -73,7 +73,7 @@ def test_a_larger_batch_saves_time_per_sample():
 def test_waiting_that_could_not_be_judged_is_not_denied():
     one = Builder(gpus=0).host("train", 0, 100, step_num=1).host("IteratorGetNextOp::DoCompute", 0, 90)
     limit = limit_of(analyze_trace(one.build()))
-    assert "could not be judged" in limit and "90 % of the step" in limit and "not wait" not in limit
+    assert "could not judge whether" in limit and "90 % of the step" in limit and "not wait" not in limit
 
 
 def test_copies_beside_compute_are_not_what_limits():
@@ -215,7 +215,7 @@ def test_periods_that_may_be_layers_are_not_called_training_steps():
     assert found.wall_time is not None
     rows = {row.name: row.often for row in wall_rows(found.wall_time)}
     assert rows["repeated kernels"] == f"{found.steps.count} periods" and "training steps" not in rows
-    assert "no verdict" in not_enough(found)
+    assert "not a verdict" in not_enough(found)
 
 
 @pytest.mark.parametrize("scenario", ["gpu0-oversubscribed", "input-bound", "healthy"])

@@ -62,7 +62,7 @@ def test_layers_are_unfolded_where_the_time_is_however_deep():
 
 
 def test_a_step_that_is_not_compared_with_the_limit_says_why():
-    assert "Limit    not known. The peak of this GPU is not known" in text(job())
+    assert "Limit    unknown. The peak of this GPU is unknown" in text(job())
 
 
 def test_gpus_against_each_other():
@@ -78,7 +78,7 @@ def test_gpus_against_each_other():
 def test_what_could_not_be_compared_says_why():
     whole = " ".join(text(Builder(gpus=2).run(0, 0, 10).run(1, 0, 10)).split())
     assert "first kernel not judged: no steps were found" in whole
-    assert "launches not judged: the trace does not tell which host calls" in whole
+    assert "launches not judged: the trace does not show which host calls" in whole
     assert "GPUs compared" not in text(Builder(gpus=2).run(0, 0, 10))
 
 

@@ -119,7 +119,7 @@ def test_output_larger_than_a_pipe_arrives_whole(monkeypatch):
 @pytest.mark.parametrize(("answer", "message"), [
     ("[" * 100_000, "nested too deeply"), ("{}", "null where an object belongs"),
     ('{"result": {"analysis": {"trace": {}, "steps": 5}, "report": "", "limit": ""}}', "analysis.steps"),
-    ('{"result": {"analysis": {"trace": {"window_s": 1e999}}}}', "inf is no number"),
+    ('{"result": {"analysis": {"trace": {"window_s": 1e999}}}}', "inf is not a number"),
 ])
 def test_an_answer_of_another_form_says_what_is_wrong_with_it(monkeypatch, answer, message):
     replaced(monkeypatch, f"print({answer!r})")

@@ -102,7 +102,7 @@ def test_ras_is_there_or_not() -> None:
         assert "can name" in cluster.ras(FACTS, there).detail
     assert cluster.ras(FACTS, there).status == "ok"  # no job
     job = replace(FACTS, gpus=(GpuFacts(0, 0, "NVIDIA H100", pids=(7,)),))
-    assert cluster.ras(job, there).status == "warn" and "which rank" in cluster.ras(job, there).detail
+    assert cluster.ras(job, there).status == "warn" and "missing rank" in cluster.ras(job, there).detail
     with pytest.raises(GputopError, match="is not HOST:PORT"):
         cluster.ras(job, {"NCCL_RAS_ADDR": "nonsense"})
 
@@ -127,12 +127,12 @@ def page() -> Iterator[dict[str, bytes]]:
 
 
 @pytest.mark.parametrize(("kind", "text", "status", "words"), [
-    ("dcgm", 'DCGM_FI_PROF_SM_ACTIVE{gpu="0"} 0.5\nDCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "ok", "2 figures"),
+    ("dcgm", 'DCGM_FI_PROF_SM_ACTIVE{gpu="0"} 0.5\nDCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "ok", "2 values"),
     ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "warn", "no SM activity"),
     ("dcgm", 'DCGM_FI_DEV_GPU_UTIL_RATIO{gpu="0"} 0.9\n', "warn", "no SM activity"),
     ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 9223372036854775794\n', "warn", "without metrics"),
     ("dcgm", "", "warn", "without metrics"),
-    ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 1000.0\n', "ok", "1 figures"),
+    ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 1000.0\n', "ok", "1 values"),
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 300.0\n', "warn", "12 min old"),
     ("gputop", "gputop_sample_timestamp_seconds 300.0\n", "warn", "12 min old"),  # which leaves the figures out
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} e\ngputop_sample_timestamp_seconds -\n', "warn", "without metrics"),

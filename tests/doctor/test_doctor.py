@@ -256,7 +256,7 @@ def test_host_engine_that_nobody_has_watch_profiling_fields(dcgm_node: Scene) ->
 def test_host_engine_that_reads_through_gpm_needs_no_consent(dcgm_node: Scene) -> None:
     dcgm_node.engine.figures |= {(0, 63): 9 << 16, (1, 63): 9 << 16}
     check = engine_check(dcgm_node)
-    assert check.status == "ok" and "watches them by itself" in check.detail and not check.fix
+    assert check.status == "ok" and "gputop --source dcgm watches them" in check.detail and not check.fix
     assert not dcgm_node.engine.watched() and not dcgm_node.engine.clients, "nothing is left on the engine"
     dcgm_node.engine.figures[1, 63] = 8 << 16
     assert "--dcgm-watch" in (engine_check(dcgm_node).fix or "")
@@ -317,7 +317,7 @@ def test_host_engine_that_fails_half_way(dcgm_node: Scene, function: str, words:
 def test_something_else_in_place_of_the_host_engine(dcgm_node: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert "cannot talk to what listens" in engine_check(dcgm_node, address=address).detail
+        assert "cannot talk to the program that listens" in engine_check(dcgm_node, address=address).detail
         bare = dcgm.engine(COARSE, dcgm_node.root / "bare", {}, address)
         assert bare.status == "warn" and "something listens" in bare.detail and "apt-get install" in (bare.fix or "")
 

@@ -77,7 +77,7 @@ def test_the_page_names_the_ops_of_the_roofline_and_says_why_a_row_is_no_layer()
     words = " ".join(Page(to_html(document(session()))).texts)
     assert "1 Dense_0/dot_general: 400 TFLOP/s in bf16, 900 FLOP per byte" in words and "both logarithmic" in words
     ladder = words[words.index("From the mean step"):]
-    assert "MFU not known." in ladder and "0 s" not in ladder[:ladder.index("MFU not known.")]
+    assert "MFU unknown." in ladder and "0 s" not in ladder[:ladder.index("MFU unknown.")]
     assert "no op named , 20 %: These kernels name no op." in words, "not only as a hint on hover"
 
 
@@ -109,7 +109,7 @@ def test_the_page_has_its_parts() -> None:
     lanes = [a for t, a in page.elements if t == "svg" and (a.get("aria-label") or "").startswith("GPU ")]
     assert len(lanes) >= 8 + 8 + 8, "activity, one step, other lanes"
     for expected in ("node-07", "ds = ds.map(\n    fn)", "saves up to 46 % of the step", PART_BY_ID["input"].label,
-                     "It explains, too", "Xid 79", "no answer", "the server said so",
+                     "It also explains", "Xid 79", "no answer", "the server said so",
                      "CUDA_VISIBLE_DEVICES=0,1", "a trace was captured"):
         assert expected in page.text, expected
     titles = {a["title"] for _, a in page.elements if a.get("title")}

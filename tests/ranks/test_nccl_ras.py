@@ -125,7 +125,7 @@ def test_whoever_took_the_port_is_not_believed(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(nccl_ras, "DEFAULT_ADDRESS", address)
         assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
         for uids, who in ((frozenset({4242}), "user 4242, who runs"), (frozenset({4242, 0}), "user 4242"),
-                          (frozenset[int](), "nobody who can be seen")):
+                          (frozenset[int](), "a user whom gputop cannot see")):
             monkeypatch.setattr(nccl_ras, "listening_uids", lambda proc, host, port, uids=uids: uids)
             with pytest.raises(GputopError, match=who):
                 nccl_ras.ask_job([os.getpid()], frozenset())

@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_the_problem_of_its_process(process: subprocess.P
         other.kill()
         other.wait()
     assert good.threads and gone.problem is not None and "no process" in gone.problem.message
-    assert no_python.problem is not None and "Check that it is Python" in no_python.problem.fix
+    assert no_python.problem is not None and "Check that it is a running Python process" in no_python.problem.fix
 
 
 @pytest.mark.parametrize(("script", "message"), [

@@ -30,7 +30,7 @@ def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
     heavy, small = (replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL))
     both = (heavy.id, small.id)
     assert what_if_text((heavy, small), both, COMBINED, 0.344) == (
-        "With these 2 fixes: 344 → 200 ms (42 % less). No other adds anything.")
+        "With these 2 fixes: 344 → 200 ms (42 % less). No other fix adds anything.")
     assert what_if_text((heavy, small), both[::-1], COMBINED, None).startswith(
         "With these 2 fixes: 42 % less of the step.")
     assert what_if_text((heavy, small), both[1:], COMBINED, 0.344) == (

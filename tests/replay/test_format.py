@@ -137,7 +137,7 @@ def test_a_value_that_is_no_number_is_not_shown_as_one() -> None:
 
     back = decode(Encoder().encode(node_sample(0, 1, change=odd)))[0].gpus[0]
     for reading in (back["sm_active"], back["power_w"], back.processes[0].sm_ratio):
-        assert reading.value is None and "no measurement" in (reading.reason or "")
+        assert reading.value is None and "not a measurement" in (reading.reason or "")
 
 
 @pytest.mark.parametrize("time_s", [math.nan, math.inf, -1.0, 1e12, 1e300])

@@ -32,8 +32,8 @@ def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT)
 def test_remarks_give_reason_and_cost() -> None:
     assert record([0.1] * 8).remarks == (
         "4.1 s: this job makes 240 k events/s", "a note",
-        "the call took 8.0 s for 4.1 s of trace: the profiler spent 3.9 s collecting it, and the job was slower "
-        "meanwhile; the job's memory grew by 20 B at most")
+        "the call took 8.0 s for 4.1 s of trace: the profiler spent 3.9 s collecting it, which slowed the "
+        "job; the job's memory grew by 20 B at most")
     assert CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0).remarks == ()
 
 

@@ -99,7 +99,7 @@ case $node in n3|n4) echo "ssh: connect to host $node port 22: Connection refuse
     assert progress[0] == (0, 6) and progress[-1] == (6, 6)
     notes = "\n".join(asked.notes)
     assert "n3, n4: it refuses connections" in notes and "n5: its answer is not a snapshot" in notes
-    assert "n6:1, n6:2: gputop there finds no process on GPUs" in notes and "-n: ssh takes no such name" in notes
+    assert "n6:1, n6:2: gputop there finds no process on GPUs" in notes and "-n: ssh does not accept this name" in notes
 
 
 def test_who_does_not_wait_has_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
@@ -198,7 +198,7 @@ def test_a_prometheus_knows_nodes_and_it_is_said(monkeypatch: pytest.MonkeyPatch
 def test_fewer_than_three_nodes_do_not_tell_workers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     prometheus(monkeypatch, {"n1": {"sm_active": 0.9}, "n2": {"sm_active": 0.5}})
     asked = asked_prometheus([f"n{i}:{port}" for i in (1, 2) for port in (1, 2, 3)])
-    assert asked.by_address == {} and "knows 2 of the nodes" in asked.notes[0]
+    assert asked.by_address == {} and "has 2 of these workers' nodes" in asked.notes[0]
 
 
 def test_power_where_the_activity_is_coarse(monkeypatch: pytest.MonkeyPatch) -> None:

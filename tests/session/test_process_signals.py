@@ -54,7 +54,7 @@ def test_a_later_process_of_the_same_number_gets_nothing(child: subprocess.Popen
     assert process.started_s is not None
     with pytest.raises(GputopError, match="another process by now"):
         send(replace(process, started_s=process.started_s - 60), signal.SIGKILL)
-    with pytest.raises(GputopError, match="not known"):
+    with pytest.raises(GputopError, match="unknown"):
         send(replace(process, started_s=None, reason="hidden"), signal.SIGKILL)
     assert child.poll() is None
 

@@ -122,6 +122,6 @@ def test_a_name_stays_with_the_capture_and_is_found(tmp_path: Path) -> None:
     rename_capture(one.record, "")
     assert [again.name for again in saved_captures.saved_captures(tmp_path)] == [""]
     (folder / "gputop.capture.json").write_text("not ours")
-    with pytest.raises(GputopError, match="takes no name"):
+    with pytest.raises(GputopError, match="cannot be named"):
         rename_capture(one.record, "x")
     assert (folder / "gputop.capture.json").read_text() == "not ours"

@@ -582,8 +582,8 @@ def test_who_takes_the_port_of_a_named_job_is_asked_about(taken: Server, monkeyp
     question = jobs.capture()
     assert question is not None and question.kind == "other job" and len(jobs.begun) == 2
     assert ("user eve" in question.details) is (taken.owner == "eve")
-    assert ("may not see whose" in question.details) is (taken.pid is None)
-    with pytest.raises(GputopError, match="another one answers there now"):
+    assert ("may not see its owner" in question.details) is (taken.pid is None)
+    with pytest.raises(GputopError, match="another one now answers there"):
         jobs.capture(structs.replace(REQUEST, reason="GPU 0 dipped"))
     assert jobs.capture(answered(question, "y")) is None and len(jobs.begun) == 3
     jobs.search(taken)

@@ -37,7 +37,7 @@ def test_a_path_opens_and_outlives_its_file(whole):
 def test_what_is_no_timeline(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(GputopError, match="no timeline"):
+    with pytest.raises(GputopError, match="not a timeline"):
         Timeline.open(path)
 
 

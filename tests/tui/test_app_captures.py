@@ -192,7 +192,7 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
             return
         assert isinstance(app.screen, Confirm)
         text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
-        assert text == "This capture may end the job. Capture all the same? y/N\nIt was seen to."
+        assert text == "This capture may end the job. Capture anyway? y/N\nIt was seen to."
         answered.clear()
         await pilot.press(way)
         if way == "y":

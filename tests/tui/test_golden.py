@@ -160,7 +160,7 @@ def asked_which_of_nodes_that_fail(app: GputopApp) -> None:
     choice = choose_workers(workers, figures, "SM active of the last 5 s, asked by ssh", lambda value: f"{value:.0%}")
     ask_which(app, structs.replace(choice, notes=(
         "n29, n30, n31: it does not answer within 20 s. Try: ssh n29 gputop snapshot --format json --seconds 5.",
-        "n32: gputop is not installed there. Install it on the nodes (from a clone), or say where it is: "
+        "n32: gputop is not installed there. Install it on the nodes (from a clone), or name its path: "
         "--remote-command /PATH/gputop.")))
 
 

@@ -180,7 +180,7 @@ async def test_a_job_that_does_not_end_can_be_killed(tmp_path):
         async with app.run_test(size=(160, 40)) as pilot:
             await _until(pilot, lambda: app.query("#keys") and "up" in started.tail(5)[0])
             pid = started.pid
-            for question, line in (("End the job", "was asked to end (R: kill it)"), ("Kill it?", "")):
+            for question, line in (("End the job", "is asked to end (R: kill it)"), ("Kill it?", "")):
                 await pilot.press("R")
                 await _until(pilot, lambda: isinstance(app.screen, Confirm))
                 assert question in app.screen._question

@@ -15,7 +15,7 @@ from gputop.core.codec import document_of
 from gputop.core.findings import Abstained, Finding, ranked
 
 _NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs of the same nodes, and only a job label on the metrics "
-                "tells whose GPU is whose (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
+                "shows which job holds which GPU (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
 # What a user runs by one program may be several jobs: their GPUs need not do the same.
 _NOT_ONE_JOB = ("GPUs that surely belong to one job: Slurm names no job here, and several jobs can have the same user "
                 "and program")

@@ -17,10 +17,10 @@ from gputop.text.units import percent, seconds
 
 _SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; gputop's own limits"
 _NOTHING_YET = Missing("activity of all GPUs of the job")
-_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: of some there are no samples for a "
+_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: some GPUs have no samples for a "
                 "part of it, and the others have been idle")
-_SOME_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: of some there are no samples "
-                     "for a part of it, so that it is not known how many the job uses")
+_SOME_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: some GPUs have no samples for "
+                     "a part of it, so the number that the job uses is unknown")
 
 
 class HeldIdle(FleetVerdict, frozen=True, kw_only=True):
@@ -99,8 +99,8 @@ def describe_partly_used_job(v: PartlyUsed) -> FleetWords:
         title=f"Job {v.job} uses {v.count - v.idle_count} of its {v.count} GPUs",
         why=f"{v.idle_count} of its {v.count} GPUs have done nothing{lasting(v)}{places}; the others work.",
         evidence=evidence(v, {"gpus_count": v.count, "idle_gpus_count": v.idle_count}),
-        action="Request as many GPUs as the training uses, or start a worker for each GPU. Two settings decide: the "
-               "number of processes (srun --ntasks, torchrun --nproc-per-node) and the devices of the distribution "
+        action="Request as many GPUs as the training uses, or start a worker for each GPU. Two settings decide this: "
+               "the number of processes (srun --ntasks, torchrun --nproc-per-node) and the devices of the distribution "
                "strategy.",
         gain=NO_STEP, source=_SOURCE, label=f"uses {v.count - v.idle_count} of {v.count} GPUs",
     )

@@ -87,4 +87,4 @@ def evidence(verdict: FleetVerdict, more: Mapping[str, float]) -> dict[str, floa
 
 
 NO_PAST = Missing("the job's activity in the hours before")
-NO_STEP = "not known, because a cluster's metrics show no steps; the evidence has the GPU hours lost"
+NO_STEP = "unknown, because a cluster's metrics show no steps; the evidence has the lost GPU hours"

@@ -35,7 +35,7 @@ def report_of(fleet: Fleet, job: str) -> Report:
     if job:
         jobs = tuple(each for each in fleet.jobs if each.is_named(job))
         if not jobs:
-            raise NoDataError(f"job {job} has no GPU with metrics among the {len(fleet.jobs)} jobs that are known",
+            raise NoDataError(f"job {job} has no GPU with metrics among the {len(fleet.jobs)} known jobs",
                               "gputop cluster --job all shows them.")
         fleet = replace(fleet, jobs=jobs, free=None, free_nodes=(), gpus=sum(each.gpus for each in jobs))
     return Report(fleet, *fleet_advice(fleet))

@@ -188,7 +188,7 @@ _HELD = {
     "power limit": ("its power limit is lower than theirs",
                     "Compare its power limit with the others' (nvidia-smi -q -d POWER); nvidia-smi -pl sets it."),
     "set": ("its application clocks are set low",
-            "Compare them with the others' (nvidia-smi -q -d CLOCK); nvidia-smi -rac takes the setting back."),
+            "Compare them with the others' (nvidia-smi -q -d CLOCK); nvidia-smi -rac resets them."),
     "clock": ("", "Run nvidia-smi -q -d PERFORMANCE on its node: it shows what limits the clocks. nvidia-smi -rgc "
                   "removes a lock of the clocks."),
 }
@@ -207,9 +207,9 @@ def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
                 "Drain the node and reset the GPU; if errors return, the board is due for service."),
         "pcie": (f"Its PCIe link runs with {value:.0f} lanes; the others have {usual:.0f}.",
                  "Drain the node and reseat the board. If that does not help, replace the board or the riser."),
-        "xid": (f"No exported metric tells the reason. Its last Xid event is {value:.0f}, at a time that is not known.",
+        "xid": (f"No exported metric shows the reason. Its last Xid event is {value:.0f}, at an unknown time.",
                 f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
-    }.get(v.cause, ("No exported metric tells the reason.",
+    }.get(v.cause, ("No exported metric shows the reason.",
                   "Look at its process and its host: the CPU may be shared or far from the GPU, the input of that rank "
                   "may be slow, or the rank may have less work than the others."))
 
@@ -306,7 +306,7 @@ def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
     return FleetWords(
         title=f"GPU {first} runs at a lower clock than the other GPUs of job {v.job}",
         why=f"Its SM clock is {v.clock_hz / 1e6:.0f} MHz in the mean of five minutes"
-            f"{f', and has been low{lasting(v)}' if v.lasts_s else ''}; the median of the {v.count} busy GPUs of the "
+            f"{f', and has been low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
             f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason: {reason}.' if reason else ''} It is not idle: "
             f"it is active {percent(v.activity)} of the time. In synchronous training the others wait for it."
             f"{fault}{also}",

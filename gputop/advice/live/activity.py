@@ -202,7 +202,7 @@ def describe_spinning(v: Spinning) -> Explanation:
               f"{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant: the GPUs may wait in a "
               "collective.",
         unknown="the line where each rank is.",
-        action="Look at the stacks of the ranks: the rank that is not in a collective holds up the others. NCCL 2.24 "
+        action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer names that rank if its RAS service answers on this node; gputop keeps asking it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
         gain="no step ends while the ranks wait" if v.stuck else no_figure(v.framework),
@@ -248,7 +248,7 @@ def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
         return _low(view, low, rest, window_s)
     if coarse is not None:
         return Missing(f"SM activity of {gpus_text([coarse])}: {coarse['sm_active'].reason}; coarse utilization does "
-                       "not tell how much of a GPU works")
+                       "not show how much of a GPU works")
     return None if judged else view.not_at_work(window_s)
 
 
@@ -289,7 +289,7 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
         evidence["gpu_util_ratio"] = v.gpu_util
     if v.busier_peers:
         how += (f" {gpus_text(v.busier_peers)} of the same job {'works' if len(v.busier_peers) == 1 else 'work'} more "
-                "and may hold up the others.")
+                "and may delay the others.")
         brief += f", {gpus_text(v.busier_peers)} {'works' if len(v.busier_peers) == 1 else 'work'} more"
     if v.full_cores >= 1:
         evidence["full_cpu_cores"] = v.full_cores

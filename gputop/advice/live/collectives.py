@@ -61,7 +61,7 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
         unknown="" if a.silent else f"the line where {who} {'is' if a.absent_count == 1 else 'are'}.",
         action="Compare the stack of the absent rank with those of the others: its line of code shows why they wait."
                if not a.silent else
-               "Look at the process on its node: it has ended, is stopped, or its node is lost. The job cannot "
+               "Look at the process on its node: it ended, it is stopped, or the node is lost. The job cannot "
                "continue without it.",
         snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while the ranks wait",
         source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
@@ -92,7 +92,7 @@ def counts_text(a: Absence) -> str:
         text += (" Every rank waits in one collective and is missing from another: the order of the collectives "
                  "differs by rank.")
     if a.also:
-        text += f" Ranks wait in {a.also} other communicator{'s' if a.also != 1 else ''}, too."
+        text += f" Ranks also wait in {a.also} other communicator{'s' if a.also != 1 else ''}."
     return text
 
 

@@ -24,7 +24,7 @@ def take_a_trace(framework: str) -> str:
 
 def no_figure(framework: str) -> str:
     """Reason why there is no figure for the gain."""
-    return f"live samples show no steps: {a_trace(framework)} gives the figure"
+    return f"live samples show no steps: {a_trace(framework)} gives the value"
 
 
 def code_for(framework: str, snippets: Mapping[str, str]) -> str:

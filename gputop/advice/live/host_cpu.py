@@ -192,7 +192,7 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
 def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str, float]) -> Explanation:
     cores, full, util = v.cores or 0.0, v.full_core or 0.0, v.gpu_util or 0.0
     return Explanation(
-        title=f"One CPU thread holds up {gpus_text(v.gpus)}",
+        title=f"One CPU thread delays {gpus_text(v.gpus)}",
         why=f"{name_of(process)} used {cores:.1f} CPU cores over the last {v.window_s:.0f} s, and one core was full in "
             f"{percent(full)} of the samples. Meanwhile no kernel ran for {percent(1 - util)} of the time: the main "
             "thread (Python runs one thread at a time) is too slow.",

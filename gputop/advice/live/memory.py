@@ -21,7 +21,7 @@ _MEMORY_LIMIT = {
     "pytorch": "torch.cuda.set_per_process_memory_fraction(0.45)",
 }
 # What makes memory stay in use that the job may not need, how to see what it needs, and the code for that.
-_PEAK = "Capture a trace: it has the allocator's peak, which tells whether a larger batch fits. "
+_PEAK = "Capture a trace: it has the allocator's peak, which shows whether a larger batch fits. "
 _TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only what it needs.",
                "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py", "TensorFlow GPU guide: memory is mapped at start")
 _RESERVES = {
@@ -33,7 +33,7 @@ _RESERVES = {
         "XLA_PYTHON_CLIENT_PREALLOCATE=false python train.py", "JAX: GPU memory allocation"),
     "pytorch": (
         "PyTorch keeps the memory that it has freed, for its next tensors",
-        "Print the peak that its allocator has seen: it tells whether a larger batch fits.",
+        "Print the peak that its allocator has seen: it shows whether a larger batch fits.",
         "print(torch.cuda.max_memory_allocated() / torch.cuda.mem_get_info()[1])",
         "PyTorch, CUDA semantics: the caching allocator"),
 }
@@ -107,9 +107,9 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
         evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
         brief=f"{percent(tight.free)} of GPU {tight.gpu}'s memory is free for {tight.processes} processes.",
-        action="Give each process a GPU of its own, or a memory limit that leaves room for the others.",
+        action="Give each process its own GPU, or a memory limit that leaves room for the others.",
         snippet=code_for(v.framework, _MEMORY_LIMIT),
-        gain="none: this prevents a failure and saves no time",
+        gain="none: a fix prevents a failure and saves no time",
         source="NVML memory used, reserved and total, process list; " + source("memory_pressure.free_enter"),
     )
 
@@ -149,9 +149,9 @@ def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: memory used is not what the job needs",
         why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. {reserves}, so this "
-            "figure does not show what the job really needs.",
+            "value does not show what the job really needs.",
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
         action=action, snippet=snippet,
-        gain="none: nothing is wrong, this explains a figure",
+        gain="none: nothing is wrong, this explains a value",
         source=f"{guide}; gputop's own limits",
     )

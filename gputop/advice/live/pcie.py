@@ -194,8 +194,8 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
         evidence=evidence, unknown="which copies?",
         brief=f"{_WAYS[worst.metric].capitalize()} traffic is {rate(worst.bytes_per_s)} of "
               f"{rate(worst.link_bytes_per_s)}.",
-        action="Copy less: send input in its smallest type (uint8 images) and decode or cast on the GPU, keep what is "
-               "used again on the GPU, and stop offloading if there is enough memory. "
+        action="Copy less. Send input in its smallest type (uint8 images) and decode or cast on the GPU. Keep data "
+               "that is used again on the GPU, and stop offloading if there is enough memory. "
                f"{a_trace(v.framework).capitalize()} names the copies.",
         snippet=code_for(v.framework, _SMALL_INPUT),
         gain="depends on whether the copies overlap with kernels; " + no_figure(v.framework),

@@ -21,7 +21,7 @@ _ALL_GPUS = {
 }
 _EVEN_WORK = {
     "": "put metrics, summaries and evaluation on the CPU, and mirror variables.",
-    "jax": "what is not sharded runs on the first GPU, such as metrics outside of the jitted step.",
+    "jax": "work that is not sharded runs on the first GPU, such as metrics outside of the jitted step.",
     "pytorch": "DataParallel gathers the outputs and computes the loss on the first GPU. DistributedDataParallel does "
                "not.",
 }
@@ -107,7 +107,7 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
     holds, spreads, back = f"{held} GPUs", f"spreads over {held} GPUs instead of {held - len(idle)}", (
         f"\n\n# or give the idle GPUs back:\n# CUDA_VISIBLE_DEVICES={','.join(map(str, used))} python …")
     if not v.complete:  # its other GPUs may work as well
-        holds, spreads, back = f"{held} of the GPUs watched", "spreads over the idle GPUs too", ""
+        holds, spreads, back = f"{held} of the GPUs watched", "also spreads over the idle GPUs", ""
     return Explanation(
         title=f"{gpus_text(idle)} held but not used",
         why=f"{name_of(process)} holds {holds}; {gpus_text(idle)} did nothing over the last {v.window_s:.0f} s, while "
@@ -135,7 +135,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     cause = ": it compiles, loads, waits or is stuck"
     action = "Look at what its Python threads do; if it is a forgotten notebook, stop it to free the GPUs."
     if not v.complete:
-        cause = ". What it does on GPUs that are not watched is not known"
+        cause = ". Its work on GPUs that are not watched is unknown"
         action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
                   "training over all, or hide the idle ones from it. If it works on none, look at what its threads do.")
     return Explanation(
@@ -181,7 +181,7 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
                   "gpus_count": float(v.gpus_count), "busiest_activity_ratio": v.busiest},
         action="If these GPUs belong to your allocation, make them visible to the job and distribute the training over "
                "them.",
-        gain="not known, as this may be on purpose; " + no_figure(v.framework),
+        gain="unknown, because this may be on purpose; " + no_figure(v.framework),
         source="NVML process lists; gputop's own limits",
     )
 
@@ -208,7 +208,7 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
     # Where GPUs before them are not watched, the first of these need not be the first of the process.
     processes = [p for p in processes if view.lower_gpus_visible(view.compute_gpus(p)[0].info.index)]
     if not processes:
-        return Missing("the first GPU of the job: leave out --gpus, or watch GPU 0 too")
+        return Missing("the first GPU of the job: leave out --gpus, or also watch GPU 0")
     judged = False
     for process in processes:
         gpus = view.compute_gpus(process)
@@ -271,11 +271,11 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
             f"{index} at every step.",
         brief=f"{what[:1].upper()}{what[1:]} {percent(v.first_activity)} on GPU {index}, "
               f"{percent(v.peers_activity)} on {others}: these wait for it.",
-        unknown=f"what runs on GPU {index} only?",
+        unknown=f"what runs only on GPU {index}?",
         evidence={"window_s": v.window_s, f"first_gpu_{v.metric}_ratio": v.first_activity,
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
-        action=f"Let GPU {index} compute its share of the batch only: {_EVEN_WORK.get(v.framework, _EVEN_WORK[''])} "
-               f"{a_trace(v.framework).capitalize()} shows which operations run on GPU {index} only.",
+        action=f"Let GPU {index} compute only its share of the batch: {_EVEN_WORK.get(v.framework, _EVEN_WORK[''])} "
+               f"{a_trace(v.framework).capitalize()} shows which operations run only on GPU {index}.",
         snippet=code_for(v.framework, _EVEN),
         gain=no_figure(v.framework),
         source="the GPUs of one process compared; gputop's own limits, above the straggler limits of HTA and TraceML "
@@ -356,7 +356,7 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
         why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} are both "
             f"on GPU {v.gpu}. Their kernels take turns, and neither can use all of its memory.",
         evidence=evidence, brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
-        action="Give each job GPUs of its own.",
+        action="Give each job its own GPUs.",
         snippet="CUDA_VISIBLE_DEVICES=0,1 python first.py\nCUDA_VISIBLE_DEVICES=2,3 python second.py",
         gain="depends on how much the other job uses; " + no_figure(v.framework),
         source="NVML process list and process utilization; CUDA time-slices contexts of different processes",

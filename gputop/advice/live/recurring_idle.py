@@ -118,9 +118,9 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
         evidence=evidence, unknown="validation, a checkpoint, logging or garbage collection?",
         brief=f"{times} in {last}." if v.period_s is not None else f"{times}; no regular interval is certain.",
         action=f"{take_a_trace(v.framework)}; it has to contain such an idle time, and shows what the host does then. "
-               "Do that work less often, or in the background while the GPUs go on with the next steps.",
+               "Do that work less often, or in the background while the GPUs run the next steps.",
         gain=f"at most the {percent(v.idle_ratio)} in which they are idle; {no_figure(v.framework)}",
-        source="GPM/DCGM SM activity, else NVML utilization; "
+        source="GPM/DCGM SM activity, otherwise NVML utilization; "
                + source("recurring_idle.share_enter", "recurring_idle.window_s"),
     )
 

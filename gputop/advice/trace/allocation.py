@@ -52,8 +52,8 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     if not len(rows):
         return None
     if steps is None or steps.count < limit("allocation_in_steps.steps"):
-        return Missing(f"three steps, to tell calls that recur ({_call_names(facts, rows)[0]}) from calls at the start "
-                       "of a job")
+        return Missing(f"three steps, to distinguish calls that recur ({_call_names(facts, rows)[0]}) from calls at "
+                       "the start of a job")
     edges = steps.edges_ns
     step = np.searchsorted(edges[:, 0], host.start_ns[rows], side="right") - 1
     inside = (step >= 0) & (host.start_ns[rows] < edges[np.maximum(step, 0), 1])
@@ -106,8 +106,8 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
             f"wait for all work on the GPU. The GPU is idle for {percent(v.share)} of the {job.basis} because of them.",
         evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
                   "frees_per_step": v.frees, "share_ratio": v.share},
-        action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has one, "
-               "find what empties it: memory that is so full that the cache is dropped, or a call that does so.",
+        action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has "
+               "one, find what empties it: full memory, which drops the cache, or a call that does so.",
         snippet=_ALLOCATORS.get(job.framework),
         gain="at most: the idle time that disappears when the launches are replayed without these calls",
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
@@ -163,16 +163,16 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
 def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
     back = ""
     if v.to_host_bytes >= limit("managed_memory.back") * v.to_gpu_bytes:
-        back = " It moves both ways: either the host uses it too, or it does not fit into the GPU's memory."
+        back = " It moves both ways: either the host also uses it, or it does not fit into the GPU's memory."
     return Explanation(
         title=f"Managed memory moves between host and GPU for {percent(v.share)} of the {job.basis}",
         why=f"{count(v.count)} migrations per {job.basis} and GPU move {size(v.to_gpu_bytes)} of memory to the GPU and "
-            f"{size(v.to_host_bytes)} to the host, because a kernel or the host uses pages that are not there. They "
+            f"{size(v.to_host_bytes)} to the host, because a kernel or the host uses pages that are elsewhere. They "
             f"take {percent(v.share)} of the {job.basis}, in which kernels wait for their pages.{back}",
         evidence={"migrations_s": v.migration_s, "migrations_count": v.count, "to_gpu_bytes": v.to_gpu_bytes,
                   "to_host_bytes": v.to_host_bytes, "share_ratio": v.share},
-        action="Prefetch what the next kernels read, or keep it in device memory; where it does not fit, use a smaller "
-               "batch.",
+        action="Prefetch the data that the next kernels read, or keep it in device memory. If it does not fit, use a "
+               "smaller batch.",
         snippet=_MANAGED.get(job.framework),
         gain="at most: the time of all migrations, if the memory were already where it is used",
         source=source("managed_memory.share"),

@@ -156,7 +156,7 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
                + (" (AllReduces carry gradients)" if "exposed AllReduces" in named else "")] if named else []
     if v.filled_s >= _WORTH_TELLING * job.period_s:
         assumed.append("kernels below 10 µs fill idle SMs")
-    assumed.append(f"all else takes {much} as long" + (
+    assumed.append(f"everything else takes {much} as long" + (
         ", as far as the input pipeline keeps up" if v.input_s is not None else ""))
     return Explanation(
         title=f"A larger batch would take {percent(v.share)} less time per sample"
@@ -186,7 +186,7 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
         longest = ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
                             for (name, blocks), time_s in list(times.items())[:3])
         yield (f"Kernels with fewer blocks than the GPU's {v.sms} SMs run for {seconds(v.few_blocks_s or 0.0)}: "
-               f"{longest}. Whether their grids grow with the batch is not known, so only those below 10 µs count.")
+               f"{longest}. Whether their grids grow with the batch is unknown, so only those below 10 µs count.")
     if (v.last_wave_s or 0.0) >= least:
         yield (f"Up to {seconds(v.last_wave_s or 0.0)} of SM time is unused because the last wave of a kernel's blocks "
                "is not full.")
@@ -196,7 +196,7 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
 
 def _memory(v: BatchSizeHeadroom) -> str:
     if v.memory is None:
-        return "This trace does not tell whether memory has room for it."
+        return "This trace does not show whether memory has room for it."
     peak, capacity = v.memory
     return (f"At its peak the fullest GPU uses {percent(peak / capacity)} of the {size(capacity)} that its allocator "
             "can have.")

@@ -54,9 +54,9 @@ _ACTIONS = {
 }
 # Of copies that are no single values.
 _ACTIONS_IF_LARGE = {
-    "h2d": "Do not wait for large copies to the GPU: copy the next batch from pinned memory, on a stream of its own, "
+    "h2d": "Do not wait for large copies to the GPU: copy the next batch from pinned memory, on a separate stream, "
            "while this step computes.",
-    "d2h": "Do not wait for large results: copy them into pinned memory on a stream of their own, and use them a step "
+    "d2h": "Do not wait for large results: copy them into pinned memory on a separate stream, and use them a step "
            "later.",
 }
 _FETCH_LATER = {
@@ -119,7 +119,7 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_bytes / pinned_ns * 1e9 if pinned_ns else None,
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
         events=Events(rows, exposed_ns(facts, rows)), cure=Cure(scaled=((rows, 0.0),),
-                  assumes="Pinned copies run beside compute, and the host does not wait for them."),
+                  assumes="Pinned copies overlap with compute, and the host does not wait for them."),
     )
 
 
@@ -129,7 +129,7 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     down = v.way == "d2h"
     why = (f"For {percent(v.share)} of the {job.basis} the GPUs only copy from or to pageable memory, mostly "
            f"{'back to the host' if down else 'to the GPU'}, at {v.bytes_per_s / 1e9:.1f} GB/s. The driver moves such "
-           "copies through a buffer of its own, and the host waits meanwhile.")
+           "copies through a staging buffer, and the host waits meanwhile.")
     if v.pinned_bytes_per_s is not None:
         evidence["pinned_bytes_per_s"] = v.pinned_bytes_per_s
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
@@ -140,7 +140,7 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
             f"Copy from pinned memory{_PINNED_BY.get(job.framework, '')}, and copy the next batch while this one "
             "computes."),
         snippet=fetch_snippet if down else _PIN.get("keras" if is_keras(job) else job.framework),
-        gain="at most: all of this time, if pinned copies ran at the link's rate and beside compute",
+        gain="at most: all of this time, if pinned copies ran at the link's rate and overlapped with compute",
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )
 
@@ -198,7 +198,7 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
                 for way, copied in of_way.items() if len(copied)},
         way=max(ways, key=lambda way: ways[way]), events=Events(rows, idle_ns[rows]),
         cure=Cure(calls=waits.calls, assumes=(
-            "The host waits for no copy and for no synchronization, and goes on launching instead.")))
+            "The host waits for no copy and for no synchronization, and continues to launch.")))
 
 
 class IdleOfCalls(NamedTuple):

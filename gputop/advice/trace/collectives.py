@@ -70,7 +70,7 @@ _HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or
 _HIDE_PREFETCH = {
     "fsdp": "fully_shard(module); module.set_modules_to_forward_prefetch([next_module])  # FSDP2: gathers one ahead",
 }
-_BOTH = "Analyze the traces of all ranks together, to tell waiting from transfer. For transfer: "
+_BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
@@ -90,8 +90,8 @@ def _missing(facts: TraceFacts) -> Missing | None:
     unmatched = facts.waits.unmatched if facts.waits else {}
     reason = next(iter(unmatched.values()), "")
     return Missing(
-        f"the collectives of all GPUs of the job, to tell waiting from transfer: {reason} (several ranks' files can be "
-        "analyzed together)") if reason else None
+        f"the collectives of all GPUs of the job, to distinguish waiting from transfer: {reason} (several ranks' files "
+        "can be analyzed together)") if reason else None
 
 
 def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
@@ -174,7 +174,7 @@ def _hidden(facts: TraceFacts) -> dict[str, Any]:
     """The collectives, and as the cure that compute hides them. Part of their time is waiting, so it is not told."""
     rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
     return {"events": Events(rows, timed=False), "cure": Cure(
-        scaled=((rows, 0.0),), assumes="The transfers run beside compute, as far as there is enough compute.")}
+        scaled=((rows, 0.0),), assumes="The transfers overlap with compute, as far as there is enough compute.")}
 
 
 def _free_compute(facts: TraceFacts) -> float:
@@ -187,7 +187,8 @@ def _free_compute(facts: TraceFacts) -> float:
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
     exposed, alone = v.exposed_s / job.period_s, v.waiting_s is None
     title = f"Exposed communication takes {percent(exposed)} of the {job.basis}"
-    free = f"{seconds(v.free_compute_s)} of compute per {job.basis} has no communication beside it and could hide some."
+    free = (f"{seconds(v.free_compute_s)} of compute per {job.basis} does not overlap with communication and could "
+            "hide some.")
     evidence = {"exposed_collectives_s" if v.waiting_s is None else "exposed_transfer_s": v.exposed_s,
                 "share_ratio": exposed, **({} if v.waiting_s is None else {"exposed_waiting_s": v.waiting_s}),
                 "free_compute_s": v.free_compute_s,
@@ -195,7 +196,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     return Explanation(
         title=f"{title} on GPU {ranges(v.gpus)}" if alone else title,
         why=f"For {percent(exposed)} of the {job.basis} GPU {ranges(v.gpus)} is in collectives and computes nothing; "
-            f"{free} The trace is of one rank and does not tell how much of this time moves data and how much waits "
+            f"{free} The trace is of one rank. It does not show how much of this time moves data and how much waits "
             "for other ranks."
             if alone else
             f"For {percent(exposed)} of the {job.basis} all GPUs exchange data and compute nothing; waiting for late "
@@ -268,7 +269,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     collectives = facts.analysis.collectives
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
-    fix = Cure(together=True, assumes="The last GPU comes to each collective together with the others (their median).")
+    fix = Cure(together=True, assumes="The last GPU reaches each collective together with the others (their median).")
     if held_up is not None:
         by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
         gpus = tuple(gpu for gpu in gpus if gpu in waits.held_up_s) or gpus
@@ -357,8 +358,7 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     if held_up.work:
         why += f" In that time {'the host runs' if v.alone else 'the hosts run'} {named_work(held_up.work)}."
     if held_up.silent_s >= _SILENT * held_up.gaps_s:
-        why += (f" For {seconds(held_up.silent_s)} of that time the trace has no event of the host: Python runs or "
-                "waits.")
+        why += (f" For {seconds(held_up.silent_s)} of that time the trace has no host event: Python runs or waits.")
     why += f" {words.why}"
     action, snippet, host_work = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
     late = who or "this process"
@@ -373,8 +373,8 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
                   "the same time.")
         snippet = _STACK
     elif held_up.silent_s >= most:
-        action = ("Find what Python does then, and move it out of the step or into another thread. Work that one rank "
-                  "alone does (logging, saving, evaluation) delays all ranks.")
+        action = ("Find what Python does then, and move it out of the step or into another thread. Work that only one "
+                  "rank does (logging, saving, evaluation) delays all ranks.")
         snippet = _STACK
     return structs.replace(
         words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
@@ -411,7 +411,7 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
         snippet=_NUMA if v.alone else None,
-        gain="if the last GPU came to each collective at the same time as the others (their median); a faster network "
+        gain="if the last GPU reached each collective at the same time as the others (their median); a faster network "
              "does not help",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
@@ -460,7 +460,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
         return None
     if per is None and typical > limit("allreduce_count.latency_s"):
         return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
-                       f"{seconds(typical)} are too small is not known")
+                       f"{seconds(typical)} are too small is unknown")
     needed = 1 if moved is None else max(
         1, math.ceil(moved / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     share = 0.0 if least is None else savings.merged(
@@ -511,7 +511,7 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(job.strategy or job.framework),
-        gain="not known: what else holds up the step, or waits in these AllReduces, may stay" if v.saving_unknown else
+        gain="unknown: other delays of the step, or waits in these AllReduces, may stay" if v.saving_unknown else
              "assumes that each avoided AllReduce saves the time of one of the shortest, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
@@ -545,7 +545,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return None
     moved = _bytes(facts, op, gpus)
     if moved is None:
-        return Missing("the model's parameters (--params N): they tell how long an AllReduce should take")
+        return Missing("the model's parameters (--params N): they show how long an AllReduce should take")
     if len({gpu.host for gpu in facts.trace.gpus}) > 1:
         return Missing("the bandwidth between the hosts of this job")
     rate = pinned_rate(facts)

@@ -35,7 +35,7 @@ _BATCHES_ALIKE = (
 _RETRACED = {
     KERAS2: _BATCHES_ALIKE,
     KERAS3: _BATCHES_ALIKE,
-    JAX: ("# few shapes, what is padded masked in the loss\n"
+    JAX: ("# few shapes; mask the padding in the loss\n"
           "batch = jnp.pad(batch, ((0, bucket - len(batch)), (0, 0)))\n"
           "train_step = jax.jit(train_step)  # once, outside of the loop"),
     PYTORCH: ("model = torch.compile(model, dynamic=True)  # once, outside of the loop\n"
@@ -45,7 +45,7 @@ _RETRACED = {
 _RETRACED_CUSTOM = (
     "@tf.function(reduce_retracing=True)  # outside of the loop\n"
     "def train_step(batch, rate): ...\n"
-    "# Python numbers as tensors: a new value is no new function\n"
+    "# Python numbers as tensors: a new value is not a new function\n"
     "train_step(batch, tf.constant(rate))")
 
 _SAME_SHAPES = ("Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
@@ -56,8 +56,8 @@ _SAME_SHAPES_JAX = ("Call the function with the same shapes and types each time:
 _SAME_SHAPES_TORCH = ("Call the compiled function with the same shapes and types each time: drop or pad the last batch "
                       "(drop_last=True), pad lengths to a few, and mark dimensions that change. TORCH_LOGS=recompiles "
                       "logs why a call compiles.")
-_MADE_ONCE = ("Create the function once, outside of the loop, and call it in the loop: a tf.function that is new is "
-              "traced at its first call, whatever was traced before.")
+_MADE_ONCE = ("Create the function once, outside of the loop, and call it in the loop: a new tf.function is traced at "
+              "its first call, whatever was traced before.")
 _MADE_ONCE_CODE = (
     "train_step = tf.function(train_step)  # once, before the loop\n"
     "for batch in dataset:\n"
@@ -86,7 +86,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
-        return Missing(f"calls of tf.functions, which say whether they traced, or of jitted functions{HOST_EVENTS}")
+        return Missing(f"calls of tf.functions, which show whether they traced, or of jitted functions{HOST_EVENTS}")
     again = next((one for one in rebuilt(facts.trace) if one.built >= limit("retracing.count")), None)
     if again is None and (steps is None or steps.count < limit("host.steps")):
         return Missing("two whole steps: one tracing may be the first of all; capture longer")
@@ -336,7 +336,7 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
     waits = "the GPU waits for Python" if v.gpus else "Python takes"
     return Explanation(
         title=f"{ops} run one by one from Python: {percent(v.share)} of the {job.basis}",
-        why=f"{ops} ({most}) run one by one from Python, each as a program of its own; {waits} {percent(v.share)} of "
+        why=f"{ops} ({most}) run one by one from Python, each as a separate program; {waits} {percent(v.share)} of "
             f"the {job.basis}.",
         evidence=evidence,
         action="Put the whole update into one jax.jit: gradients, the optimizer's update and apply_updates, metrics.",
@@ -390,7 +390,7 @@ def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
         snippet=xla_on_step(job),
-        gain="at most, and not sure: a fused chain reads two tensors and writes one, while now each kernel reads and "
+        gain="at most, and uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and "
              "writes its own",
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
     )

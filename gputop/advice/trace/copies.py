@@ -44,7 +44,7 @@ _SUMMARIES = "Write summaries and histograms every few hundred steps: each one f
 _PLACED = ("Keep these ops on the GPU, or fetch their results once in many steps: an op on the host fetches its inputs "
            "from the GPU.")
 _KERAS_FETCH = "model.compile(optimizer, loss, steps_per_execution=16)  # logs come back every 16 steps"
-_PLACEMENT = "tf.debugging.set_log_device_placement(True)  # before the model is built: says where each op runs"
+_PLACEMENT = "tf.debugging.set_log_device_placement(True)  # before the model is built: shows where each op runs"
 # What the op is that most of the copies to the host are for, and the cure: in Keras, and in a loop of one's own.
 _FETCHING = (
     (re.compile(r"summary|histogram", re.IGNORECASE), _SUMMARIES,
@@ -101,7 +101,8 @@ def _copies(facts: TraceFacts, ways: Sequence[str]) -> Events:
 
 
 def _without(facts: TraceFacts, ways: Sequence[str]) -> Cure:
-    return Cure(scaled=((_copies(facts, ways).rows, 0.0),), assumes="These copies are avoided, or run beside compute.")
+    return Cure(scaled=((_copies(facts, ways).rows, 0.0),), assumes="These copies are avoided, or overlap with "
+                                                                    "compute.")
 
 
 def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
@@ -240,7 +241,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     return DefaultStream(gpus=facts.active_numbers, share=share, exposed_s=exposed_s, bytes_per_s=moved / whole * 1e9,
                          streams=tuple(lines)[:_SHOWN_STREAMS], events=Events(copies), cure=Cure(
                              scaled=((copies, max(1 - share * facts.period_s / exposed_s, 0.0)),),
-                             assumes="These copies run beside compute, as far as there is enough compute."))
+                             assumes="These copies overlap with compute, as far as there is enough compute."))
 
 
 def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
@@ -248,10 +249,10 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
         title=f"Copies on the same stream as the kernels cost {percent(v.share)} of the {job.basis}",
         why=f"All kernels and copies of a GPU are on one stream ({', '.join(v.streams)}), so they wait for each other. "
             f"Pinned copies from and to the host take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
-            f"{v.bytes_per_s / 1e9:.1f} GB/s, and could run beside compute.",
+            f"{v.bytes_per_s / 1e9:.1f} GB/s, and could overlap with compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
-        action="Copy the next batch on a stream of its own while this one computes.",
+        action="Copy the next batch on a separate stream while this one computes.",
         snippet=OWN_STREAM.get(job.framework),
-        gain="at most: the copies that fit beside the existing compute, if none of them needs a result of this step",
+        gain="at most: the copies that fit next to the existing compute, if none of them needs a result of this step",
         source=source("default_stream.share"),
     )

@@ -96,7 +96,7 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool) -> str | Non
     if share > (cpus.held_up if silent and cpus.held_up is not None else taken(cpus)):
         return None
     return (f"CPUs for the job: other processes kept {cpus.programs:.2g} of {cpus.allowed:.3g} CPUs busy and no CPU "
-            "was idle, which makes steps longer, too; capture again when they are not running")
+            "was idle, which also makes steps longer; capture again when they are not running")
 
 
 def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
@@ -109,18 +109,17 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
         evidence["main_thread_held_up_ratio"] = v.held_up
     evidence["share_ratio"] = v.share
     started = f", {v.children:.2g} of them by processes that the job started" if mostly_children else ""
-    why = (f"Of the {v.allowed:.3g} CPUs that the job may use, {who.lower()} kept {v.programs:.2g} busy{started}. The "
-           f"job itself got {v.used:.2g}, and no CPU was idle.")
+    why = (f"{who} used {v.programs:.2g} of the {v.allowed:.3g} CPUs that the job may use{started}. The job itself "
+           f"got {v.used:.2g}, and no CPU was idle.")
     if v.held_up is not None:
         why += f" For {percent(v.held_up)} of the time its main thread was ready to run and had no CPU."
     named = [f"{printable(user.name)[:_NAME_CHARS]} (PID {user.pid}{', started by the job' if user.child else ''}) "
              f"{user.cpus:.2g}" for user in v.busiest[:_NAMED]]
     if named:
         why += f" The busiest: {', '.join(named)} CPUs."
-    action = ("Give the job more CPUs, or start fewer of these processes: find out what each is for (workers of the "
-              "input pipeline, a second program)." if mostly_children else
-              "Stop these programs, lower their priority or keep them on other CPUs, or run the job on a node of its "
-              "own.")
+    action = ("Give the job more CPUs, or start fewer of these processes: find out the purpose of each (workers of "
+              "the input pipeline, a second program)." if mostly_children else
+              "Stop these programs, lower their priority or keep them on other CPUs, or run the job on its own node.")
     pids = " ".join(str(user.pid) for user in v.busiest[:_NAMED]) or "PID"
     return Explanation(
         title=f"{who} keep {v.programs:.2g} of {v.allowed:.3g} CPUs busy, the job gets {v.used:.2g}", why=why,

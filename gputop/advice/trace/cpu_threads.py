@@ -132,11 +132,11 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
     return Explanation(
         title=f"{v.working} threads{of_ranks} share {v.allowed:.3g} CPUs",
         why=(f"{v.working} threads had work{of_ranks}, and {v.waiting:.2g} of them waited for a CPU on average. "
-             f"The main thread had none for {percent(v.held_up)} of the time. An op is done when its last "
+             f"The main thread had no CPU for {percent(v.held_up)} of the time. An op is done when its last "
              "thread is, so each op waits for threads without a CPU."),
         evidence={"working_threads": float(v.working), "waiting_threads": v.waiting, "allowed_cpus": v.allowed,
                   "main_thread_held_up_ratio": v.held_up},
-        action=f"Give each process {counted(v.threads, 'thread')}: as many in all as there are CPUs.",
+        action=f"Give each process {counted(v.threads, 'thread')}, so that there are as many threads as CPUs.",
         snippet=(f"torch.set_num_threads({v.threads})  # at the start of the script\n"
                  f"# or: OMP_NUM_THREADS={v.threads} in the environment"),
         gain="the time in which the main thread had no CPU, if there were no more threads than CPUs",

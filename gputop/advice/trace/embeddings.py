@@ -57,7 +57,7 @@ def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | Missing | None:
     if not len(calls):
         return None
     if facts.steps is None:
-        return Missing("steps, to tell how much of a step goes into embedding tables")
+        return Missing("steps, to measure how much of a step goes into embedding tables")
     calls = calls[in_steps(trace.host.start_ns[calls], facts.steps)]
     if not len(calls):
         return None
@@ -88,8 +88,8 @@ def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | Missing | None:
         width=int(of_tables[largest] // rows[largest]), used=used, tables_part=part, backward_s=times[0],
         optimizer_s=times[1], events=Events(np.concatenate((backward.rows, optimizer.rows))) if facts.active else None,
         cure=Cure(scaled=((backward.rows, used), (optimizer.rows, 1 - part * (1 - used))), at_most=True, assumes=(
-            "The rows that a step looks up take their part of the table's time; sorting and merging their indices "
-            "takes none.")))
+            "The rows that a step looks up take their part of the table's time. Sorting and merging their indices "
+            "takes no time.")))
 
 
 class _Work(NamedTuple):
@@ -149,7 +149,7 @@ def describe_embedding_dense(v: EmbeddingDense, job: Job) -> Explanation:
         why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as they are. "
             f"The optimizer reads and writes all of their rows. That takes {seconds(spent)} per {job.basis}: "
             f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A {job.basis} "
-            "can change no other rows than those that it looks up.",
+            "can change only the rows that it looks up.",
         evidence={"table_rows_count": float(v.rows), "used_rows_ratio": v.used, "dense_gradients_s": v.backward_s,
                   "dense_optimizer_s": v.optimizer_s, "tables_of_gradients_ratio": v.tables_part,
                   "share_ratio": spent / job.period_s},

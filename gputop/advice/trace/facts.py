@@ -107,8 +107,8 @@ class TraceFacts:
         steps = self.steps.count if self.steps else 0
         if not 0 < steps < limit("few.steps") or self.small_sample_caveat is not None:
             return None
-        return (f"The window holds {steps} whole step{'' if steps == 1 else 's'}, so it is not known whether the job's "
-                "other steps are alike.")
+        return (f"The window holds {steps} whole step{'' if steps == 1 else 's'}, so whether the job's other steps "
+                "are alike is unknown.")
 
     @property
     def steps_or_window(self) -> int:

@@ -254,8 +254,8 @@ _CONVERSION_OP = r"TransposeN\w+ToN\w+-LayoutOptimizer"
 _SWAP, _CONVOLUTION_OP = "SwapDimension", r":\w*Conv\dD"
 _LAYOUT = {
     "tensorflow": "keras.mixed_precision.set_global_policy('mixed_bfloat16')  # tensor cores take NHWC as it is\n"
-                  "keras.backend.set_image_data_format('channels_first')  # where FP32 must stay; first of all, "
-                  "inputs as NCHW",
+                  "keras.backend.set_image_data_format('channels_first')  # if FP32 must stay; first of all, inputs "
+                  "as NCHW",
     "pytorch": "model = model.to(memory_format=torch.channels_last)\n"
                "x = x.to(memory_format=torch.channels_last)  # with autocast or TF32",
 }
@@ -342,7 +342,7 @@ def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation
                "Try torch.compile on the model and compare the step time after the first, slow steps.",
         snippet=f'model = torch.compile(model, backend="inductor")\n{GRAPH_BREAKS}' if job.compiled else
                 "model = torch.compile(model)",
-        gain="at most, and not sure: a fused chain reads two tensors and writes one, while now each kernel reads and "
+        gain="at most, and uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and "
              "writes its own",
         source=source("elementwise_unfused.share", "xla_off.chain"),
     )
@@ -352,7 +352,7 @@ def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation
 
 _APPLY_OP = r":Resource(?:Sparse)?Apply\w+$"
 _FUSED_OPTIMIZER = (
-    "optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)  # or foreach=True; SGD and Adam too")
+    "optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)  # or foreach=True; also SGD and Adam")
 
 
 class OptimizerUnfused(Verdict, frozen=True, kw_only=True):

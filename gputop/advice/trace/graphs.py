@@ -45,7 +45,7 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
     if steps is None or steps.count < limit("graph_recapture.steps"):
         return None
     if steps.times.unit != "step":  # each layer may have a graph of its own
-        return Missing("marked steps, to tell whether the same graph is recorded again")
+        return Missing("marked steps, to see whether the same graph is recorded again")
     recordings, made_ns = _recordings(facts)
     edges = steps.edges_ns
     in_step = np.searchsorted(edges[:, 0], made_ns, side="right") - 1

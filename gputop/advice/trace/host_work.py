@@ -67,7 +67,7 @@ WORK: tuple[KnownWork, ...] = (
          JAX: ("import orbax.checkpoint as ocp\n"
                "saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())"),
      }),
-    KnownWork("summary", "Write summaries every few hundred steps, not at each one.", {
+    KnownWork("summary", "Write summaries every few hundred steps, not at each step.", {
          KERAS2: 'tf.keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
          KERAS3: 'keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
          CUSTOM: "with tf.summary.record_if(lambda: step % 500 == 0):\n    ...",
@@ -114,7 +114,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     host, steps = facts.host, facts.steps
     assert host is not None and host.gap_s is not None
     if steps is None or steps.count < limit("host.steps"):
-        return Missing("two whole steps, as the gap is between them: capture longer, or mark steps with "
+        return Missing("two whole steps, because the gap is between them: capture longer, or mark steps with "
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
@@ -128,8 +128,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
             return Missing(f"whether the loop had work to do: {NO_TRAINING}")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
-            return Missing("the cause of the pauses: they come in another part of each step, as those of a thread "
-                           "without a CPU do. gputop records the CPUs of a job that it captures on its own machine")
+            return Missing("the cause of the pauses: they come in a different part of each step, as if a thread had "
+                           "no CPU. gputop records the CPUs of a job that it captures on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
@@ -173,9 +173,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     if v.input_s is not None:
         evidence["pipeline_s"] = v.input_s
         later = (f" But the input pipeline is slower: it takes {seconds(v.input_s)} for the batches of a step. Until "
-                 "the pipeline is faster, this work costs time only where both need the same CPUs or Python's lock "
-                 "(GIL).")
-        gain = "not known, because the input pipeline is slower: make it faster, then capture again"
+                 "the pipeline is faster, this work costs time only if both need the same CPUs or Python's lock (GIL).")
+        gain = "unknown, because the input pipeline is slower: make it faster, then capture again"
     return Explanation(
         title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
         why=f"For {seconds(v.gap_s)} of each step ({percent(v.share)}), {where}{of_rank}: {what}.{others}{later}",
@@ -245,7 +244,7 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     """Content of a gap in which no known kind of work takes most of the time."""
     silent, shown = v.silent_s or 0.0, named_work(v.work)
     if silent >= most or not shown:
-        python = ("first of all the wait for the DataLoader, which Nsight does not record; else logging, metrics"
+        python = ("first of all the wait for the DataLoader, which Nsight does not record; otherwise logging, metrics"
                   if v.loader_unseen and loop == PYTORCH else "callbacks, logging, data handling")
         what = f"{seconds(silent)} of it has no event, which means Python ({python})"
         return what + (f"; the rest is {shown}" if shown else "")
@@ -263,7 +262,7 @@ def named_work(work: Iterable[GapWork]) -> str:
 _IN_INPUT = ("# in the input pipeline, not in the model:\n"
              "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)\n"
              "ds = ds.prefetch(tf.data.AUTOTUNE)")
-_LOGGED = ("# before the model is built: says where each op runs\n"
+_LOGGED = ("# before the model is built: shows where each op runs\n"
            "tf.debugging.set_log_device_placement(True)")
 # By framework: what it is called, what to do, and the code.
 _NOT_TENSORFLOW = {
@@ -314,7 +313,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     share = min(host.placement_s / facts.period_s, 1.0)
     removed = removed_host_time(facts, "placement")
     replayed_ns = sum(spans.total for spans in removed.values())
-    cure = Cure(host=removed, assumes="These ops run beside the step, or take almost no time on the GPU.")
+    cure = Cure(host=removed, assumes="These ops overlap with the step, or take almost no time on the GPU.")
     # Of a few steps a replay misses too much of the first one, in which the GPU's first event comes late.
     whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.analyzed_spans.total * len(removed)
     return HostPlacement(gpus=facts.active_numbers, share=share, wait_s=host.placement_s, work=host.placement,
@@ -350,7 +349,7 @@ def _placement_fix(kind: str) -> tuple[str, str]:
                 "there.",
                 _LOGGED)
     if _INPUT_OPS.match(kind):
-        return (f"{kind} prepares data: do it in the input pipeline, beside the step.",
+        return (f"{kind} prepares data: do it in the input pipeline, which overlaps with the step.",
                 _IN_INPUT)
     return (f"{kind} seems to have no GPU kernel: move it to the input pipeline, replace it, or do it once for many "
             "steps.",

@@ -32,15 +32,16 @@ _INTERLEAVE = (
     "    num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)\n"
     f"ds = ds.batch(batch_size)\n{_PREFETCH}")
 _CACHE = ("ds = ds.map(decode, num_parallel_calls=tf.data.AUTOTUNE)\n"
-          "ds = ds.cache()  # takes elements times bytes of one of memory; or .cache(filename)")
+          "ds = ds.cache()  # takes elements times bytes of one element in memory; or .cache(filename)")
 _WHOLE = ("ds = ds.batch(batch_size)\n"
           "# fn_of_a_batch: the same ops on tensors with a batch dimension\n"
           f"ds = ds.map(fn_of_a_batch, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}")
-_THREADS = ("# only where the work waits for storage or network:\n"
+_THREADS = ("# only if the work waits for storage or network:\n"
             "options = tf.data.Options()\n"
             "options.threading.private_threadpool_size = {0}\n"
             "ds = ds.with_options(options)")
-_ONCE_OR_WHOLE = f"# what is the same in every epoch:\n{_CACHE}\n# what is not, such as augmentation:\n{_WHOLE}"
+_ONCE_OR_WHOLE = (f"# work that is the same in every epoch:\n{_CACHE}\n# work that is not, such as "
+                  f"augmentation:\n{_WHOLE}")
 _BATCH = f"ds = ds.batch(batch_size, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}"
 _DEEPER = ("ds = ds.prefetch(16)  # last; AUTOTUNE keeps buffers small\n"
            "options = tf.data.Options()\n"
@@ -56,7 +57,7 @@ _NO_PYTHON = ("ds = ds.map(fn)  # fn in TensorFlow ops (tf.strings, tf.io, tf.im
               + _RECORDS)
 _ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
                  "model.fit(ds.batch(batch_size).prefetch(2), steps_per_epoch=steps, epochs=epochs)\n"
-                 "# a loop of your own: options.experimental_warm_start = True, the next iter(ds) before an epoch ends")
+                 "# in a custom loop: options.experimental_warm_start = True, the next iter(ds) before an epoch ends")
 _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function). Its calls share Python's lock (GIL): "
                "they compute one at a time, and only while they wait for storage or network do several run. Write it "
                "in TensorFlow ops, or run it once and store TFRecords. If CPUs are free, run it in separate processes.")
@@ -65,7 +66,7 @@ _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.
 _EXPLAINS = 1.25
-MOST_TO_EXPECT = "; this is the most to expect"
+MOST_TO_EXPECT = "; this is an upper bound"
 _CACHED = f"the stage's results are cached{MOST_TO_EXPECT}"
 _MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
 _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Glob|MatchingFiles")
@@ -75,11 +76,12 @@ _SEVERAL = re.compile(r"FlatMap|Interleave")
 _RECORD_FILES = "Replace from_generator by TFRecord files and TensorFlow ops: it runs Python, one thread at a time."
 _SEVERAL_FILES = "Read several files at once: use interleave with parallel calls, and do the work on a file inside it."
 _OVERLAP = "Overlap the input pipeline with the step: prefetch, and run its slow stages in parallel."
-_LESS_WORK = "Make the pipeline faster: run its slow stages in parallel, and cache what is the same in every epoch."
+_LESS_WORK = ("Make the pipeline faster: run its slow stages in parallel, and cache work that is the same in every "
+              "epoch.")
 _ASSEMBLE = "Assemble batches in parallel."
 _BY_NAME = (
-    (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already. Cache what is the same in every epoch, or do "
-                                          "the work on whole batches.", _ONCE_OR_WHOLE),
+    (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already. Cache the work that is the same in every "
+                                          "epoch, or do it on whole batches.", _ONCE_OR_WHOLE),
     (re.compile(r"Generator"), _RECORD_FILES, _RECORDS), (_SEVERAL, _SEVERAL_FILES, _INTERLEAVE),
     (_READS, _SEVERAL_FILES, _INTERLEAVE), (re.compile(r"Batch|PaddedBatch"), _ASSEMBLE, _BATCH),
     (_MAPS, "Run the map in parallel and prefetch.", _PARALLEL),
@@ -264,7 +266,7 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
     if _MAPS.match(stage.name) and stage.function_s and python_s >= _MAIN_SHARE * stage.function_s:
         return slow.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True, at_most=True,
-            how="the Python code takes no time; this is the most to expect"))
+            how="the Python code takes no time; this is an upper bound"))
     return None
 
 
@@ -279,8 +281,8 @@ def _use_threads(slow: _Bottleneck) -> InputFix | None:
                 how=f"files are read on {threads} threads at a time"))
     elif _MAPS.match(stage.name) and more:
         if PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
-            return slow.fix("The map is parallel already, but the trace does not tell on how many threads. Let "
-                            "tf.data choose their number, and cache what is the same in every epoch.", _CACHE,
+            return slow.fix("The map is parallel already, but the trace does not show on how many threads. Let "
+                            "tf.data choose their number, and cache work that is the same in every epoch.", _CACHE,
                             _Effect(left_s=slow.cost_s - slow.stage_s, how=_CACHED, removes=True, frees_cpus=True))
         of = f", of {slow.cpus:.3g} CPUs" if slow.cpus else ""
         action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
@@ -301,7 +303,7 @@ def _do_less(slow: _Bottleneck) -> InputFix:
     stage, left_s, job = slow.stage, slow.cost_s - slow.stage_s, slow.job
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
         return slow.fix(*((_LESS_WORK, _CACHE) if slow.prefetch else (_OVERLAP, _PREFETCH)), _Effect(
-            left_s=left_s, how=f"{stage.name} takes no time, so this is the most to expect", removes=True,
+            left_s=left_s, how=f"{stage.name} takes no time, so this is an upper bound", removes=True,
             at_most=True))
     crowd = ""
     if slow.cpus and stage.workers >= _MAX_THREADS_PER_CPU * max(slow.threads, 1):
@@ -313,16 +315,16 @@ def _do_less(slow: _Bottleneck) -> InputFix:
             "No CPU is free for more threads")
     cached = _Effect(left_s=left_s, how=_CACHED, removes=True, frees_cpus=True)
     if slow.pipeline.batches and max(stage.calls, fed) >= 2 * slow.pipeline.batches:
-        return slow.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache what is the "
-                        "same in every epoch.", _ONCE_OR_WHOLE, cached)
-    return slow.fix(f"{crowd}{full}. Cache what is the same in every epoch, or do it once and store it.",
+        return slow.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache work that is "
+                        "the same in every epoch.", _ONCE_OR_WHOLE, cached)
+    return slow.fix(f"{crowd}{full}. Cache work that is the same in every epoch, or do it once and store it.",
                     f"{_CACHE}\n{_THREADS.format(4 * round(slow.threads))}", cached)
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
     """Assumption of an estimate about the CPUs on which the work of the pipeline goes on."""
     if job is None:
-        return "; the trace does not tell whether CPUs are free for that, so this is the most to expect"
+        return "; the trace does not show whether CPUs are free for that, so this is an upper bound"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
     text = f", on the {job.free:.3g} CPUs that the job can have{quota}"
     if job.used is not None and job.others is not None:
@@ -350,7 +352,7 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
     what = "PyDataset" if keras == 3 else "Sequence"
     return replace(
         fix, action=f"Give the {what} workers: without them one thread of Python makes one batch after the other. A "
-                    f"generator has none, so make it a {what} first. Threads help if Python waits for storage, "
+                    f"generator has no workers, so make it a {what} first. Threads help if Python waits for storage, "
                     "processes (use_multiprocessing) if it computes.",
         snippet=_WORKERS[keras], at_most=True,
         how=f"workers make the batches ahead of the steps{MOST_TO_EXPECT}")

@@ -57,7 +57,7 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         return _open_wait(facts, wall, open_s)
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
     if steps is not None and max(steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
-        return Missing("a second wait for a batch, as one can be chance: capture longer")
+        return Missing("a second wait for a batch, because one can be chance: capture longer")
     if share < limit("input_bound.share"):
         return None
     fix = _input_fix(facts, share * facts.period_s)
@@ -197,8 +197,8 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     why += " and no GPU has work." if v.gpus else "; the trace has no GPU."
     if v.open_s:
         evidence["unfinished_s"] = v.open_s
-        why += (f" {seconds(v.open_s)} of it are at the begin or the end of the recording: that batch did not come "
-                "while it was recorded, so the wait is longer.")
+        why += (f" {seconds(v.open_s)} of it are at the start or the end of the recording: that batch did not come "
+                "while gputop recorded, so the wait is longer.")
     why += v.fix.tells
     if v.slowest_stage is not None and job.framework != "pytorch":
         evidence["slowest_stage_s"] = v.slowest_stage[1]

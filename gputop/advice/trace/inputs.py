@@ -10,8 +10,8 @@ from gputop.analysis.results import AllocatorUse
 
 _GPU_ACTIVITY = "GPU activity in the trace"
 GPU_ALLOCATOR = re.compile(r"GPU_(\d{1,4})_bfc$", re.IGNORECASE)
-_ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own "
-                     "captures hold them, other tools' do not")
+_ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's captures "
+                      "hold them, those of other tools do not")
 _TORCH_MEMORY = "the GPU's memory, which this trace does not show; torch.cuda.max_memory_reserved() in the job does"
 
 
@@ -43,7 +43,7 @@ def _batch_waits(facts: TraceFacts) -> str | None:
 
 def _idle_gpus_in_waits(facts: TraceFacts) -> str | None:
     return None if facts.shares is not None else (
-        "GPU activity, to tell whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
+        "GPU activity, to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
         "right to profile")
 
 
@@ -84,7 +84,7 @@ def _eager_ops(facts: TraceFacts) -> str | None:
 def _xla_events(facts: TraceFacts) -> str | None:
     has_events = facts.analysis.functions is not None or facts.analysis.ops is not None
     return None if facts.framework == "tensorflow" and has_events else (
-        f"TensorFlow's functions or ops on the host, which say whether XLA compiled them{HOST_EVENTS}")
+        f"TensorFlow's functions or ops on the host, which show whether XLA compiled them{HOST_EVENTS}")
 
 
 # By the name of an input: what is missing of it, None where nothing is.

@@ -128,8 +128,8 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     kind = f"{', compiled' if job.compiled else ''}{', with waits' if v.waits else ''}"
     server = _SERVERS.get(job.server)
     if server is not None and not job.graphs:
-        action = (f"Let {job.server} record CUDA graphs, which launch all kernels of a batch at once. While this was "
-                  "recorded it launched each kernel by itself.")
+        action = (f"Let {job.server} record CUDA graphs, which launch all kernels of a batch at once. During this "
+                  "recording it launched each kernel separately.")
     elif job.graphs:
         action = ("CUDA graphs run already: prepare and launch the next one while the GPU works, record what still "
                   "runs between two graphs, and raise the batch size if memory allows.")
@@ -138,11 +138,11 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         action = ("The step is compiled already: run several steps in one call, put separate calls into one function, "
                   "and raise the batch size if memory allows.")
     elif job.compiled:
-        action = ("A part of the model is compiled already: find what breaks its graph and what is compiled again, and "
-                  "compile the rest; then raise the batch size if memory allows.")
+        action = ("A part of the model is compiled already: find what breaks its graph and what is compiled again, "
+                  "and compile the rest. Then raise the batch size if memory allows.")
     else:
-        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
-                  "if memory allows.")
+        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then raise the batch "
+                  "size if memory allows.")
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,

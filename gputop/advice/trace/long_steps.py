@@ -29,10 +29,10 @@ _WORTH_NAMING = 0.01  # share of the longest work
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
-    "input": ("waiting for a batch", "Look at what only some batches need (a file that is opened, a shuffle buffer "
-                                     "that is filled), and prefetch enough batches for that time."),
+    "input": ("waiting for a batch", "Look for work that only some batches need (opening a file, filling a shuffle "
+                                     "buffer), and prefetch enough batches for that time."),
     "compute": ("longer kernels", "Keep the same shapes in all batches: pad longer examples or put them into buckets."),
-    "collectives": ("collectives", "Find out which GPU comes late in these steps, and what it does before."),
+    "collectives": ("collectives", "Find out which GPU is late in these steps, and what it does before."),
     "h2d": ("copies to the GPU", "Look at what these steps copy, and copy it earlier."),
     "d2h": ("copies back to the host", "Read results back less often."),
     "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
@@ -57,7 +57,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     """A few steps are far longer than the others. What they have more of names the cause."""
     steps = facts.steps
     if steps is None or steps.count < MIN_STEPS:
-        return Missing(f"{MIN_STEPS} whole steps, to tell long steps from the usual spread: capture longer")
+        return Missing(f"{MIN_STEPS} whole steps, to distinguish long steps from the usual spread: capture longer")
     edges = steps.edges_ns
     length = (edges[:, 1] - edges[:, 0]) / 1e9
     by_part = {}
@@ -153,7 +153,7 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
     why = (f"{steps} {listed} of the {v.of} in the window {take} {seconds(v.more_s)} longer than the usual "
            f"{seconds(v.usual_s)}: {what}. On average that is {percent(v.share)} of the time.")
     if len(v.steps) == 1:
-        why += " It was seen once: a longer capture shows whether it returns."
+        why += " It occurs once in this recording: a longer capture shows whether it returns."
     evidence = {"more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share,
                 "long_steps": float(len(v.steps))}
     if v.every:

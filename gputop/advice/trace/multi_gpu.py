@@ -39,9 +39,9 @@ _REPLICA_STEP = ("@tf.function\n"
                  "def train_step(batch):\n"
                  "    strategy.run(replica_step, args=(batch,)){}")
 _EVEN_BATCHES = {
-    "keras": "with strategy.scope():  # the one that the job has; metrics and further models, too\n"
+    "keras": "with strategy.scope():  # the job's own; also for metrics and further models\n"
              f"    model.compile(optimizer, loss, metrics=metrics)\n{_WHOLE_BATCH}",
-    "tensorflow": f"{_REPLICA_STEP.format('  # metrics and further models inside, too')}\n"
+    "tensorflow": f"{_REPLICA_STEP.format('  # also metrics and further models inside')}\n"
                   f"{_WHOLE_BATCH}\nds = strategy.experimental_distribute_dataset(ds)",
     "jax": "batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))  # equal parts\n"
            "# metrics inside the jitted step, not on the first device",
@@ -167,8 +167,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
     if v.alike in ("larger", "unknown"):
         why += (" All its kernels take longer by the same factor, not those of one layer. "
                 + ("They are larger: this GPU has a larger part of each batch." if v.alike == "larger" else
-                   "This GPU has a larger part of each batch, or it is slower (clocks); the trace does not tell "
-                   "which."))
+                   "This GPU has a larger part of each batch, or it is slower (clocks): the trace does not show it."))
     return Explanation(
         title=f"GPU {v.heavy} of the job does {ratio:.1f}× the others' work", why=why, evidence=evidence,
         action=_GPU0 if v.heavy == 0 else _OTHER,
@@ -204,7 +203,7 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
         return None
     compute = replicas.compute
     if compute is None:
-        return Missing(f"the GPUs' work on one clock: {replicas.missing.get('compute', 'not known')}")
+        return Missing(f"the GPUs' work on one clock: {replicas.missing.get('compute', 'unknown')}")
     if compute.serial is None or compute.serial_by_chance is None or compute.serial_by_chance >= 1:
         return None
     overlap = (1 - compute.serial) / (1 - compute.serial_by_chance)
@@ -229,8 +228,8 @@ def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
             f"it would be {percent(v.one_alone_by_chance)}. Each GPU waits for the one before it.",
         evidence={"one_alone_ratio": v.one_alone, "one_alone_by_chance_ratio": v.one_alone_by_chance,
                   "any_active_ratio": v.any_active, "share_ratio": v.share, "most_work_s": v.most_work_s},
-        action="Give every GPU the whole model and a part of each batch; where the model does not fit one GPU, "
-               "pipeline micro-batches through its parts.",
+        action="Give every GPU the whole model and a part of each batch; if the model does not fit one GPU, pipeline "
+               "micro-batches through its parts.",
         snippet=f"{_STRATEGY}with strategy.scope():\n    model = build_model()"
         if job.framework == "tensorflow" and not job.strategy else None,
         gain="if the same work ran in parallel and the step took as long as the GPU with the most work",
@@ -261,7 +260,7 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     launches = replicas.launches
     if launches is None or launches.delay_median_s is None or launches.span_median_s is None:
         reason = (replicas.missing.get("launches") or replicas.missing.get("first_kernel")
-                  or "launches by step are not known")
+                  or "launches by step are unknown")
         return Missing(f"when each GPU's work was launched in each step: {reason}")
     delay = {w.gpu: launches.delay_median_s[w.gpu] for w in work if w.gpu in launches.delay_median_s}
     ordered = sorted(delay, key=lambda gpu: delay[gpu])

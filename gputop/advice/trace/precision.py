@@ -204,7 +204,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
     if not part or capability is False:
         return None
     if capability is None:
-        return Missing("the GPUs' compute capability, which neither the trace nor a kernel's name tells")
+        return Missing("the GPUs' compute capability, which neither the trace nor a kernel's name shows")
     assert not isinstance(capability, bool)
     compute_s = _compute_s(facts)
 
@@ -250,15 +250,15 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
         why = (f"{', '.join(kinds)}; these GPUs' tensor cores are several times as fast with "
                f"{'TF32 or BF16' if v.tf32 else 'FP16'}.")
         if v.tf32 and job.framework == "tensorflow":
-            why += " TensorFlow uses TF32 by default, so something has turned it off or has set the type."
+            why += " TensorFlow uses TF32 by default, so something turned it off or set the type."
     else:
         title = (f"Attention in FP32 takes {percent(v.attention_part)}" if v.attention_part >= v.tf32_part else
                  f"Matrix kernels in TF32 take {percent(v.tf32_part)}") + " of the kernel time"
         why = f"{', '.join(kinds)}. In {sixteen} these kernels read half the bytes and multiply faster."
         if v.mixed:
             why += " Other matrix kernels run in 16 bits already, so these layers are left out of mixed precision."
-    why += (f" 16 bits save {percent(v.least)} to {percent(v.most)} of the {job.basis}: the rates of the hardware set "
-            "the most, and only a test shows the rest.")
+    why += (f" 16 bits save {percent(v.least)} to {percent(v.most)} of the {job.basis}: the hardware rates set the "
+            "upper bound, and only a test shows the rest.")
     if job.trains is False:
         action = f"Run the model in {sixteen}, and compare its outputs with today's."
     elif not v.tf32:
@@ -353,18 +353,18 @@ _DIMENSIONS = {
     "other products": "the units, the vocabulary or the batch size",
 }
 _PAD = {
-    "attention": "Pad sequences to a multiple of {0} (64 is better still) and mask what is added; give each head a "
+    "attention": "Pad sequences to a multiple of {0} (64 is better still) and mask the padding; give each head a "
                  "size that is a multiple of {0}. Padding the vocabulary does not change attention.",
-    "convolutions": "Give convolutions, the input images too, a number of channels that is a multiple of {0}.",
+    "convolutions": "Give convolutions, including the input images, a number of channels that is a multiple of {0}.",
     "other products": "Pad batch size, vocabulary and units to multiples of {0} (64 is better still).",
 }
 _PAD_SEQUENCES = {
     "tensorflow": "ds = ds.padded_batch(batch_size, padded_shapes=([-(-length // 64) * 64],))  # and a mask",
-    "jax": "tokens = jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % 64)))  # and mask what is added",
+    "jax": "tokens = jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % 64)))  # and mask the padding",
     "pytorch": "batch = tokenizer(texts, padding=True, pad_to_multiple_of=64, return_tensors='pt')  # with its mask",
 }
-_PAD_UNITS = ("vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to {0} at "
-              "least")
+_PAD_UNITS = ("vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to at "
+              "least {0}")
 
 
 class DimsUnaligned(Verdict, frozen=True, kw_only=True):
@@ -384,7 +384,7 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
     if matmuls is None or not matmuls.tensor:
         return None
     if not matmuls.known:
-        return Missing("kernel names that tell the operands' alignment (CUTLASS: align8, align1)")
+        return Missing("kernel names that show the operands' alignment (CUTLASS: align8, align1)")
     unaligned_s = matmuls.unaligned * _compute_s(facts)
     share = savings.faster(unaligned_s, limit("dims_unaligned.speedup"), facts.period_s)
     if share < limit("precision.share"):
@@ -419,7 +419,7 @@ def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
     return Explanation(
         title=f"Unaligned dimensions slow down kernels that take {percent(v.unaligned_part)} of the kernel time",
         why=f"Matrix kernels that take {percent(v.unaligned_part)} of the kernel time use tensor cores in slower "
-            f"variants, for operands that are aligned to {v.least_bytes} bytes only. The reason is a dimension that is "
+            f"variants, for operands that are aligned only to {v.least_bytes} bytes. The reason is a dimension that is "
             f"not a multiple of {v.multiple} (16 bytes).{dimensions}",
         evidence={"unaligned_of_kernels_ratio": v.unaligned_part, "unaligned_s": v.unaligned_s,
                   "aligned_bytes": float(v.least_bytes or 0), "tensor_core_of_kernels_ratio": v.tensor_part,

@@ -91,16 +91,16 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
                 "blocks of a kernel take equally long.")
     batch = ("Give each kernel more work: put several requests into one batch, or run them on several streams at once."
              if job.trains is False else
-             "Give each kernel more work: a larger batch, where the training allows it, or independent branches on "
+             "Give each kernel more work: a larger batch if the training allows it, or independent branches on "
              "several streams.")
     return Explanation(
         title=f"Kernels use {percent(v.used)} of the GPU while they run", why=text,
         evidence={"used_of_gpu_ratio": v.used, "compute_ratio": v.compute, "empty_gpu_s": v.empty_s,
                   "share_ratio": v.share, "last_wave_s": v.tail_s, "sm_count": float(v.sms)},
-        action=f"{batch} In kernels of your own, use smaller tiles or split the sum (split-K), so that the grid has at "
+        action=f"{batch} In custom kernels, use smaller tiles or split the sum (split-K), so that the grid has at "
                "least one block for each SM.",
         snippet=_snippet(job),
-        gain="not known: the empty part is not a saving, as only a test shows how far these kernels can be spread",
+        gain="unknown: the empty part is not a saving, because only a test shows how far these kernels can be spread",
         source=f"{source('small_grids.share', 'small_grids.high')}; {_GUIDES}",
     )
 

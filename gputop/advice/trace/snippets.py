@@ -23,7 +23,7 @@ BUCKETS = (
 # By framework: batches of one shape, or of few.
 SAME_LENGTHS = {
     "tensorflow": BUCKETS,
-    "jax": "batch = jnp.pad(batch, ((0, 0), (0, -batch.shape[1] % 64)))  # and mask what is added",
+    "jax": "batch = jnp.pad(batch, ((0, 0), (0, -batch.shape[1] % 64)))  # and mask the padding",
     "pytorch": "batch = tokenizer(texts, padding=True, pad_to_multiple_of=64, return_tensors='pt')  # few lengths\n"
                "# and a sampler that puts examples of about one length into a batch",
 }

@@ -47,7 +47,7 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     cpus = pool if host.input_shared_threads >= limit("thread_contention.busy") * pool > 0 else threads.cpus
     if cpus is None:
         return Missing("the CPUs that the job may use (tf.data's cpu_budget in its iterators' events): launches are "
-                       "late while tf.data works, but the trace does not tell whether tf.data fills the CPUs")
+                       "late while tf.data works, but the trace does not show whether tf.data fills the CPUs")
     at_work = host.input_threads or 0.0
     if at_work < limit("thread_contention.busy") * cpus:
         return None

@@ -110,13 +110,13 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
         title="Autograd's anomaly detection is on",
         why=(f"{percent(v.checked)} of the {v.nodes:,.0f} nodes of the backward pass look for NaN in their results. "
              f"That takes {seconds(v.checks_s)} of each {job.basis} ({percent(v.share)}). Anomaly detection also keeps "
-             "a Python stack for each op of the forward pass, which the trace does not tell from the op."),
+             "a Python stack for each op of the forward pass, which the trace cannot separate from the op."),
         evidence={"nodes_per_step": v.nodes, "checked_ratio": v.checked, "checks_s": v.checks_s,
                   "share_ratio": v.share},
         action="Switch anomaly detection off: it is for finding a NaN, not for training.",
         snippet=("torch.autograd.set_detect_anomaly(False)\n"
                  "# Lightning: Trainer(detect_anomaly=False)"),
-        gain="the time of these checks; the forward pass becomes faster, too",
+        gain="the time of these checks; the forward pass also becomes faster",
         source=source("anomaly_mode.checked"),
     )
 
@@ -158,7 +158,7 @@ def describe_double_precision(v: DoublePrecision, job: Job) -> Explanation:
         evidence={"float64_ratio": v.ratio, "float64_products_ratio": v.of_products},
         action="Make model and batches torch.float32, unless the computation needs 64 bits.",
         snippet="x = torch.from_numpy(array).float()\nmodel = model.float()",
-        gain="half of these products' time; other ops move half of the bytes, too",
+        gain="half of these products' time; other ops also move half of the bytes",
         source=source("double_precision.saved", "double_precision.share"),
     )
 

@@ -26,8 +26,8 @@ _STEPS = "steps"
 _UNNAMED = ("python", "unknown")  # kinds of host work of which no event tells more
 _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
 _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
-_ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): what runs at the "
-                   "end of an epoch (on_epoch_end, checkpoints, metrics) holds the training up.")
+_ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): work at the end "
+                   "of an epoch (on_epoch_end, checkpoints, metrics) delays the training.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
 _MEASURED = "gputop stacks PID  # the line that it runs now"
@@ -49,9 +49,9 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if wall is None or wall.recorded_s <= 0:
         return Missing("the time of a recording")
     if steps is not None and (steps.count < limit("host.steps") or steps.phase in (EVALUATION, PREDICTION)):
-        return Missing("two whole training steps, to tell what lies between them: capture longer")
+        return Missing("two whole training steps, to see what lies between them: capture longer")
     if steps is None and not facts.active:
-        return Missing("training steps, as the time outside of them is judged")
+        return Missing("training steps, because the rule judges the time outside of them")
     if steps is not None and steps.unit != "step":
         return Missing("marked steps: what repeats may be a layer, and the rest belong to the same step")
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
@@ -67,7 +67,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if steps is None and all(part.kind == "unknown" for part in parts):
         return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
     if steps is None and _one_short_pause(parts):
-        return Missing("a second pause of the GPUs of that length, as one can be chance: capture longer")
+        return Missing("a second pause of the GPUs of that length, because one can be chance: capture longer")
     others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
     if others is not None:
         return Missing(others)
@@ -115,7 +115,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     if v.per_step_s is not None and v.pauses_show:
         why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
     if sum(part.count for part in v.parts) == 1:
-        why += " It was seen once: a longer capture shows how often it comes."
+        why += " It occurs once in this recording: a longer capture shows how often it comes."
     action, snippet = _fix(first, job)
     evidence = {"outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                 "longest_s": max(part.longest_s for part in v.parts),
@@ -128,7 +128,8 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
         evidence["between_per_step_s"] = v.between_per_step_s
     return Explanation(
         title=f"{percent(v.share)} of the time passes {between}: {what}", why=why, evidence=evidence, action=action,
-        snippet=snippet, gain="at most: all of this time, if the work were done beside the training or not at all",
+        snippet=snippet, gain="at most: all of this time, if the work overlapped with the training or were not done "
+                              "at all",
         per="recording", source=source("time_outside_steps.share"))
 
 
@@ -142,8 +143,8 @@ def _what(part: WallPart) -> str:
 
 def _often(part: WallPart) -> str:
     if part.every_steps:
-        return f" (every {counted(part.every_steps, 'step')}, {seconds(part.longest_s)} at most)"
-    return f" ({part.count} times, {seconds(part.longest_s)} at most)" if part.count > 1 else ""
+        return f" (every {counted(part.every_steps, 'step')}, at most {seconds(part.longest_s)})"
+    return f" ({part.count} times, at most {seconds(part.longest_s)})" if part.count > 1 else ""
 
 
 def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
@@ -177,7 +178,7 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
     """A good part of the recorded time evaluates, beside training."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or steps is None:
-        return Missing("training steps, beside which an evaluation takes time")
+        return Missing("training steps next to the evaluation")
     if steps.phase in (EVALUATION, PREDICTION):
         return Missing("training steps: all steps of this window are " + steps.phase)
     parts = [part for part in wall.parts if part.id in (EVALUATION, PREDICTION)]
@@ -213,7 +214,7 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     why = (f"{seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded evaluate ({percent(v.share)}{often}); "
            f"training steps take {seconds(v.training_s)}.")
     if v.loops == 1:
-        why += " One evaluation was seen: a longer capture shows how often it comes."
+        why += " The recording holds one evaluation: a longer capture shows how often it comes."
     evidence = {"evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                 "evaluations_count": float(v.loops)}
     if v.every_steps:
@@ -266,7 +267,7 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
     return Explanation(
         title=f"No step ends for {seconds(part.longest_s)}, {percent(v.share)} of the time: {what}",
         why=(f"At an edge of the recording no step ends for {seconds(part.longest_s)}; a usual step takes "
-             f"{seconds(v.usual_s)}. A step or a wait takes at least that long, and its begin or its end was not "
+             f"{seconds(v.usual_s)}. A step or a wait takes at least that long, and its start or its end was not "
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                   "usual_step_s": v.usual_s},

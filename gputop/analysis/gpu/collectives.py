@@ -90,8 +90,9 @@ def no_collectives(trace: Trace) -> str | None:
     computing = len(distinct(device.gpu[device.kind == Kind.COMPUTE]))
     if computing < 2 or ((device.kind == Kind.COLLECTIVE) | (device.kind == Kind.P2P)).any():
         return None
-    return (f"{computing} GPUs compute, and none ran a collective or a copy to another GPU: each works on its own, or "
-            "what they exchange goes another way (through the host, or by kernels that are not known as collectives).")
+    return (f"{computing} GPUs compute, and none ran a collective or a copy to another GPU. Either each works on its "
+            "own, or they exchange data another way: through the host, or by kernels that gputop does not know as "
+            "collectives.")
 
 
 def by_operation(trace: Trace, rows: Sequence[I64]) -> dict[str, list[I64]]:

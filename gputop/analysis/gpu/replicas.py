@@ -50,7 +50,7 @@ def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | 
     if by_launch:
         launches = _launch_order(trace, gpu_timelines, launched, first)
     else:
-        missing["launches"] = "the trace does not tell which host calls launched the kernels of every GPU"
+        missing["launches"] = "the trace does not show which host calls launched the kernels of every GPU"
     if steps is None or steps.count < _MIN_STEPS:
         missing["first_kernel"] = "no steps were found" if steps is None else "it has only one step"
     elif len(first.start_ns) < _MIN_STEPS:

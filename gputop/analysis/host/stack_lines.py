@@ -213,7 +213,7 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
     :func:`python_of` gives it."""
     basis = steps.times.unit if steps is not None else "window"
     if not python:
-        reason = "the trace does not tell when it was captured" if trace.stacks else trace.no_stacks
+        reason = "the trace does not show when it was captured" if trace.stacks else trace.no_stacks
         return HostStacks(basis=basis, reason=reason) if reason else None
     window = Spans(*(np.array([edge], np.int64) for edge in trace.window_ns))
     within = window if steps is None else steps.call_spans if steps.inside else steps.spans

@@ -42,16 +42,15 @@ def limits(
     peak = peak_of(gpus[0]) if len(kinds) == 1 else None
     if peak is None:
         reason = "The GPUs differ." if len(kinds) > 1 else (
-            "The peak of this GPU is not known: it is not in gputop's table, or the trace does not tell which it is.")
+            "The peak of this GPU is unknown: it is not in gputop's table, or the trace does not name the GPU.")
     elif given_flops is not None and steps.times.unit != "step":
-        reason = "The FLOPs of a step are given, but what repeats in this trace may be a layer."
+        reason = "You gave the FLOPs of a step, but the part that repeats in this trace may be a layer."
     elif given_flops is not None:
         return _of_given(parts, known_steps, peak, given_flops * steps.times.iterations_per_step / len(gpus), uses)
     elif times is not None and times.ops:
         return _of_ops(parts, known_steps, peak, times)
     else:
-        reason = ("No kernel of this trace tells its FLOPs. "
-                  "--flops-per-step N states those of a step.")
+        reason = ("No kernel of this trace has its FLOPs. --flops-per-step N gives those of a step.")
     return Limits(step_s=parts.total, steps=(*known_steps, LimitStep("unknown", parts.compute)), reason=reason)
 
 
@@ -79,7 +78,7 @@ def _of_given(
         flops_source="given", coverage=1.0, mfu=mfu if sound else None,
         reason="" if sound else (
             f"{flops:.3g} FLOPs per step and GPU would take longer at the {used} peak than the kernels took: the "
-            "number given is too large, or of more GPUs than the trace has."))
+            "given number is too large, or is for more GPUs than the trace has."))
 
 
 def _of_ops(parts: Breakdown, known_steps: list[LimitStep], peak: GpuPeak, times: LayerTimes) -> Limits:
@@ -128,8 +127,8 @@ def _of_ops(parts: Breakdown, known_steps: list[LimitStep], peak: GpuPeak, times
         peaks=tuple(Peak(dtype, peak.flops[dtype], peak.source) for dtype in sorted(used, key=lambda d: -used[d])),
         coverage=coverage, mfu=model / parts.total if enough and used else None,
         hfu=hardware / parts.total if enough and used else None,
-        reason="" if enough else (f"FLOPs and bytes are known for {coverage:.0%} of the compute time only, so there is "
-                                  "no single figure."))
+        reason="" if enough else (f"FLOPs and bytes are known for only {coverage:.0%} of the compute time, so there is "
+                                  "no single value."))
 
 
 def _typed(use: OpUse, peak: GpuPeak) -> dict[str, float] | None:

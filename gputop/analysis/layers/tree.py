@@ -17,7 +17,7 @@ EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
 REASONS = {
     "other ops": ("These ops belong to no phase: mostly counters and metrics of the training loop, or work on the next "
                   "batch."),
-    NO_OP: "These kernels name no op: the trace does not tell whose they are.",
+    NO_OP: "These kernels name no op: the trace does not show where they belong.",
     LOCAL_COPIES: ("Copies within a GPU's memory, memsets, and copies of unknown direction that name no op: the "
                    "framework makes them, for instance for arguments of a program."),
     NO_PROGRAM: "The capture does not hold the compiled program of these ops, which names their layers.",
@@ -34,11 +34,11 @@ REASONS = {
 _SWITCHED_OFF = "a capture with XLA_FLAGS=--xla_gpu_enable_command_buffer= switches them off and shows the ops."
 # Why kernels name no op, where XLA's do: as the trace says, and where it says nothing.
 IN_GRAPHS = {NO_OP: f"XLA runs these kernels as CUDA graphs, in which they name no op: {_SWITCHED_OFF}"}
-MAYBE_IN_GRAPHS = {NO_OP: f"These kernels name no op. Where XLA runs them as CUDA graphs, {_SWITCHED_OFF}"}
+MAYBE_IN_GRAPHS = {NO_OP: f"These kernels name no op. If XLA runs them as CUDA graphs, {_SWITCHED_OFF}"}
 # Where ops stand for layers: how to have the layers named, by what wrote the trace.
 NO_LAYERS = {
     "jax": ("The program names no layers. jax.named_scope around a part of the model shows it here (Flax's Linen "
-            "modules have it, NNX's do not). The lines of source tell meanwhile."),
+            "modules have it, NNX's do not). Until then, see the lines of source."),
     "pytorch": ("The trace names no modules. torch.profiler.profile(with_stack=True, with_modules=True) records them, "
                 "torch.profiler.record_function names a part of the model."),
     "nsys": "The trace names no modules. torch.cuda.nvtx.range around a part of the model names it.",

@@ -14,6 +14,6 @@ def detect_steps(trace: Trace) -> tuple[Trace, Steps | None]:
     steps = find_steps(trace)
     if steps is None and trace.unrecorded_ns:  # shares of the whole window would count what is missing as idle
         trace = longest_recording(trace)
-        trace.quality = [*trace.quality, QualityNote("one_recording", "Without steps to go by only the longest part of "
-                                                                      "the recording is analyzed.")]
+        trace.quality = [*trace.quality, QualityNote("one_recording", "Without steps, gputop analyzes only the "
+                                                                      "longest part of the recording.")]
     return trace, steps

@@ -102,7 +102,7 @@ STEP_DETECTORS = (
                  min_steps=2, max_warm_up=_FEW_WARM_UP),
     StepDetector("DataLoader's batches", batch_steps, "PyTorch: a loop calls no optimizer",
                  "four batches of the `DataLoader`", min_steps=2, max_warm_up=_FEW_WARM_UP),
-    StepDetector("sequence of kernels", kernel_sequence, "any: a recording of GPUs alone",
+    StepDetector("sequence of kernels", kernel_sequence, "any: a recording of only GPUs",
                  "ten kernels or more that one GPU repeats three times", min_steps=2),
     StepDetector("sequence of ops", op_sequence, "PyTorch: a loop calls neither optimizer nor `DataLoader`",
                  "ops that the only thread with ops repeats", min_steps=2, max_warm_up=_FEW_WARM_UP),

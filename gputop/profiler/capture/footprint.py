@@ -29,9 +29,9 @@ def free_resources(address: str, pid: int | None, logdir: Path) -> FreeResources
     unknown: list[str] = []
     here = pid is not None or is_local(address)
     if not here:
-        unknown.append(f"{address} is on another machine: it is not known whether its memory is enough for the capture")
+        unknown.append(f"{address} is on another machine: whether its memory is enough for the capture is unknown")
     elif pid is None:
-        unknown.append(f"the process that serves {address} cannot be seen: its own memory limit is not known")
+        unknown.append(f"the process that serves {address} cannot be seen: its own memory limit is unknown")
     own_dirs = memory_cgroups(os.getpid())
     job_dirs = memory_cgroups(pid) if pid is not None else own_dirs
     node: float = psutil.virtual_memory().available

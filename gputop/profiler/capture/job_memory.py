@@ -44,7 +44,7 @@ class Cost(Struct, frozen=True):
         gathering_s = self.call_s - self.recorded_s
         text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
         if gathering_s > max(1.0, 0.2 * self.recorded_s):
-            text += f": the profiler spent {gathering_s:.1f} s collecting it, and the job was slower meanwhile"
+            text += f": the profiler spent {gathering_s:.1f} s collecting it, which slowed the job"
         if self.growth_bytes is not None:
             text += (f"; the job's memory grew by {size(self.growth_bytes)} at most" if self.growth_bytes else
                      "; the job's memory did not grow")
@@ -117,8 +117,8 @@ class MemoryGrowthGuard:
         return replace(
             chosen, chosen_s=seconds, enough=False, overview_s=0.0,
             why=f"ended early, because the job's memory had grown by {size(grown)}",
-            ended=f"gputop ended the recording after {seconds:g} of {chosen.asked_s:g} s, because the job's memory had "
-                  f"grown by {size(grown)}: what the job does less often is not in it.")
+            ended=f"gputop ended the recording after {seconds:g} of {chosen.asked_s:g} s, because the job's memory "
+                  f"had grown by {size(grown)}: rarer work of the job is not in it.")
 
 
 def with_more(progress: Progress) -> Progress:

@@ -72,7 +72,7 @@ class _Worker:
         except GputopError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other workers go on
-            self.error = GputopError(f"a bug in gputop: {error!r}", "Please report this; the job itself goes on.")
+            self.error = GputopError(f"a bug in gputop: {error!r}", "Please report this; the job itself continues.")
 
     def probe_server(self, folder: Path, stop: threading.Event, asked_s: float) -> None:
         """The probe, and what it tells about the server's clock."""
@@ -212,7 +212,7 @@ def fetch_preceding(recording: Continuous, logdir: Path) -> MultiWorkerCapture:
             _preceding_outcome(address, name, recording, fetched.get(address, recording.failed.get(address)))
             for address, name in names.items())
         recorded_s = max((o.result.asked_s for o in outcomes if o.result is not None), default=0.0)
-        return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "recorded all the time"), run)
+        return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "recorded continuously"), run)
     finally:
         run.discard()
 

@@ -70,7 +70,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
         part_s = min(left_s, (most_events - made.events) / rate if rate else left_s)
         if part_s < plan.MIN_OVERVIEW_S and made.parts:
-            made.why_ended = f"even of it this job makes {plan.count(rate)} events/s"
+            made.why_ended = f"even for an overview this job makes {plan.count(rate)} events/s"
             return
         part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
         limits = replace(watch.limits, after_s=watch.limits.after_s - chosen.chosen_s - made.seconds)

@@ -49,7 +49,7 @@ MIN_OVERVIEW_S = 0.5
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
-_NO_SHAPES = "shapes of inputs are left out, as the job makes so many events"
+_NO_SHAPES = "shapes of inputs are left out, because the job makes so many events"
 _USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
 
 

@@ -13,8 +13,8 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.choose_workers import Choice
 from gputop.profiler.capture.records import Server
 
-HARM = ("A capture slows that job down, takes some of its memory, and copies what it does into your trace; "
-        "with py-spy installed also its Python stacks. The answer is kept until gputop ends.")
+HARM = ("A capture slows that job down, takes some of its memory, and copies its activity into your trace; with "
+        "py-spy installed also its Python stacks. gputop keeps the answer until it ends.")
 
 
 class CaptureRequest(Struct, frozen=True):
@@ -103,17 +103,17 @@ def ask_other_user(request: CaptureRequest, server: Server) -> CaptureQuestion:
     return CaptureQuestion(
         "other user", f"This server belongs to user {server.owner}. Capture from it?", HARM,
         f"the profiler server at {server.address} belongs to user {server.owner}, and you did not name it",
-        f"A capture slows that job down and copies what it does. If you want this: --attach {server.address}",
+        f"A capture slows that job down and copies its activity. If you want this: --attach {server.address}",
         (Answer("y", "Capture from it", replace(request, job=server, allowed=server)),), (server,))
 
 
 def ask_other_job(request: CaptureRequest, server: Server, before: Server) -> CaptureQuestion:
     """Whether to capture from a named address at which another job answers than the one that was there before."""
     whose = (f"It belongs to user {server.owner}. " if server.owner else "" if server.pid is not None else
-             "gputop may not see whose it is. ")
+             "gputop may not see its owner. ")
     return CaptureQuestion(
-        "other job", f"Another job answers at {server.address} now. Capture from it?", whose + HARM,
-        f"the job at {before.address} has ended, and another one answers there now",
+        "other job", f"Another job now answers at {server.address}. Capture from it?", whose + HARM,
+        f"the job at {before.address} has ended, and another one now answers there",
         f"If you want this, start gputop again: --attach {server.address}",
         (Answer("y", "Capture from it", replace(request, allowed=server)),), (server, before))
 
@@ -132,13 +132,13 @@ def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choi
 def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:
     """Whether to capture although that is known to end such jobs."""
     return CaptureQuestion(
-        "risk", "This capture may end the job. Capture all the same?", risk, f"a capture may end the job: {risk}",
-        "gputop capture --accept-risk captures all the same.",
-        (Answer("y", "Capture all the same", replace(request, accept_risk=True)),))
+        "risk", "This capture may end the job. Capture anyway?", risk, f"a capture may end the job: {risk}",
+        "gputop capture --accept-risk captures anyway.",
+        (Answer("y", "Capture anyway", replace(request, accept_risk=True)),))
 
 
 def ask_hold(request: CaptureRequest, pid: int, problem: GputopError) -> CaptureQuestion:
     """Whether torch.profiler may hold a job that nothing else can record."""
     return CaptureQuestion(
-        "hold", "The capture holds this job at its end. Capture all the same?", problem.message, problem.message,
-        problem.fix, (Answer("y", "Capture all the same", replace(request, hold=True, process=pid)),))
+        "hold", "The capture pauses this job at its end. Capture anyway?", problem.message, problem.message,
+        problem.fix, (Answer("y", "Capture anyway", replace(request, hold=True, process=pid)),))

@@ -73,7 +73,7 @@ def fix(error: OSError) -> str:
     """Fix for an error of :func:`run`."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return "Run gputop as the job's user, and as root if the job runs in a container."
-    return "The folder must be there and writable for the job's user."
+    return "The folder must exist and be writable for the job's user."
 
 
 def _shares_root(pid: int) -> bool:

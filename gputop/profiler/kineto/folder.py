@@ -74,7 +74,7 @@ class SocketFolder:
         except OSError as error:
             raise GputopError(f"no folder for a socket can be made in {PLACE} of process {pid}: "
                               f"{error.strerror or error}",
-                              f"There {PLACE} must be a folder, not a link, and have room for two files.") from None
+                              f"{PLACE} there must be a folder, not a link, and have room for two files.") from None
         return cls(PLACE / name, folder, pid, uid)
 
     @classmethod
@@ -135,7 +135,7 @@ class SocketFolder:
             return False
         except OSError as error:
             raise GputopError(f"{self.path} of process {self.pid} cannot be locked: {error.strerror or error}",
-                              f"It needs room for a file, {_LOCK_NAME}, which must be the job's user's.") from None
+                              f"It needs room for a file, {_LOCK_NAME}, which must belong to the job's user.") from None
         return True
 
     def bind(self) -> socket.socket:

@@ -84,7 +84,7 @@ class KinetoRecorder:
         if client is None:
             return _USUAL
         if client.holds:
-            held = f"torch.profiler holds the job for {_MAX_HOLD_S:g} s at the end of a longer one"
+            held = f"torch.profiler pauses the job for {_MAX_HOLD_S:g} s at the end of a longer one"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
         if client.folder is not None and is_of_gputop(client.folder):
             return _USUAL
@@ -128,7 +128,7 @@ class KinetoRecorder:
         client = client_of(self.pid)
         if client is None:
             raise GputopError(f"no PyTorch process {self.pid} waits for gputop, or it has ended",
-                              f"gputop capture {self.pid} asks, and makes it one.")
+                              f"gputop capture {self.pid} asks, and makes it wait.")
         if client.folder is None:
             raise unsafe(self.pid)
         return client
@@ -225,7 +225,7 @@ class _Take(Struct):
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
                             "Its own torch.profiler was busy, the node is overloaded, or it cannot write to "
-                            f"{self.daemon.folder.path} (disk full?). The job itself goes on.")
+                            f"{self.daemon.folder.path} (disk full?). The job itself continues.")
 
     def _step(self, began: float) -> None:
         """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
@@ -259,7 +259,7 @@ class _Take(Struct):
             return open_regular(file, MAX_COPY_BYTES, follow_links=False, owners=frozenset({self.client.uid}),
                                 folder_fd=self.daemon.folder.folder.fd)
         except OSError as error:
-            raise TraceLost(f"the trace of process {self.client.pid} is not taken: {error.strerror or error}",
+            raise TraceLost(f"gputop does not take the trace of process {self.client.pid}: {error.strerror or error}",
                             "Somebody exchanged it." if isinstance(error, UnsafeFile) else "Capture again.") from None
 
 

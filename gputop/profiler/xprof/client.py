@@ -195,7 +195,7 @@ class _Call:
         if is_busy(code.name, details):
             return GputopError(
                 f"{self.address} is busy: another profiling session is running in that process",
-                "Wait for it to end. TensorBoard callbacks with profile_batch, Nsight and other captures count too.",
+                "Wait for it to end. TensorBoard callbacks with profile_batch, Nsight and other captures also count.",
             )
         if code.name == "UNIMPLEMENTED":
             return no_profiler_service(self.address)
@@ -203,8 +203,8 @@ class _Call:
             return TraceLost(
                 f"the job at {self.address} ended, or the connection to it broke, {took_s:.1f} s after the capture "
                 "began, before its trace arrived",
-                "See the job's own output for why. Where the node ran out of memory, capture fewer seconds: a capture "
-                "needs host memory.",
+                "See the job's own output for the reason. If the node ran out of memory, capture fewer seconds: a "
+                "capture needs host memory.",
             )
         if code.name == "DEADLINE_EXCEEDED":
             return self._too_late(took_s)
@@ -216,7 +216,7 @@ class _Call:
         if "deserializing response" in text or code.name == "RESOURCE_EXHAUSTED":
             return TraceLost(
                 f"the trace from {self.address} is too large or damaged{reason}",
-                "A protobuf message holds 2 GB at most: capture fewer seconds.",
+                "A protobuf message holds at most 2 GB: capture fewer seconds.",
             )
         return GputopError(f"{self.address} answered {code.name}{reason}", "See the job's own output.")
 
@@ -287,7 +287,7 @@ def _result(recording: _Recording, run: RunFolder, saved: _Saved, delivered: Lit
     """Raises EmptyTrace where there is no event in it."""
     path, size, about = saved
     if about.damaged:
-        warnings = (*warnings, "the trace ends early or is damaged; what is readable of it was kept")
+        warnings = (*warnings, "the trace ends early or is damaged; gputop kept its readable part")
     if empty or not about.has_events:
         raise _empty(recording.address, path, (*about.errors, *about.warnings), recording.took_s)
     return CaptureResult(

@@ -146,7 +146,7 @@ class _WatchdogProcess:
                                             stderr=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             raise GputopError(f"the watchdog of continuous profiling could not be started: {error}",
-                              "Leave out --dip-before: a trace of the seconds after a dip needs none.") from None
+                              "Leave out --dip-before: a trace of the seconds after a dip needs no watchdog.") from None
         assert self.process.stdout is not None
         timer = threading.Timer(_WATCHDOG_START_TIMEOUT_S, self.process.kill)
         timer.start()
@@ -159,7 +159,7 @@ class _WatchdogProcess:
             self.process.wait()
             raise GputopError("the watchdog of continuous profiling did not start: without it a recording could "
                               "outlive gputop",
-                              "Leave out --dip-before: a trace of the seconds after a dip needs none.")
+                              "Leave out --dip-before: a trace of the seconds after a dip needs no watchdog.")
 
     def heartbeat(self) -> bool:
         """Send a sign of life; False if the watchdog is gone."""

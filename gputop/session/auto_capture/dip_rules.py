@@ -53,7 +53,7 @@ def parse_rule(text: str) -> DipRule:
 def _condition(text: str) -> DipRule:
     short = _SHORT.match(text)
     if short is not None and short[1].lower() in _METRICS:
-        raise _usage(text, f"after {short[1]} < belongs a level, or a part of the median: {short[1]}<0.6*median, "
+        raise _usage(text, f"{short[1]} < needs a level, or a part of the median: {short[1]}<0.6*median, "
                            f"{short[1]}<{'200W' if short[1].lower() == 'power' else '40%'}, each with for 5s")
     when, _, lasts = text.rpartition(" for ")
     try:
@@ -63,7 +63,7 @@ def _condition(text: str) -> DipRule:
         raise _usage(text, f"{mistake.message}, at character {mistake.pos + 1}; or it is METRIC < LEVEL with one of "
                            f"{', '.join(_METRICS)}") from None
     if not parsed.per_gpu:
-        raise _usage(text, "a dip is judged for each GPU: use a metric that each GPU has, such as sm_active")
+        raise _usage(text, "gputop judges a dip for each GPU: use a metric that each GPU has, such as sm_active")
     if unit != SECONDS or not 1 <= hold_s <= 3600:
         raise _usage(text, "a dip lasts 1 to 3600 s")
     return DipRule(" ".join(text.split()), (), hold_s, condition=parsed)

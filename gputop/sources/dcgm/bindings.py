@@ -134,7 +134,7 @@ def load(installed: Installed) -> Bindings:
         if Path(module.__file__ or "").resolve().parent != installed.folder.resolve():
             raise GputopError(f"{name} was imported from {module.__file__}, not from {path}: an import hook of this "
                               "Python environment puts another module of that name in its place.",
-                              "Run gputop in an environment of its own.")
+                              "Run gputop in a separate environment.")
     lacking = [name for name in _NEEDED if not hasattr(agent, name)]
     if lacking:
         raise GputopError(f"the DCGM bindings in {path} lack {', '.join(lacking)}: too old", INSTALL)

@@ -263,7 +263,7 @@ class DcgmClient:
             except EngineError as error:
                 self._disconnect()
                 problems.append(GputopError(
-                    f"DCGM {entry.major} cannot talk to what listens at {address}: {error}",
+                    f"DCGM {entry.major} cannot talk to the program that listens at {address}: {error}",
                     "Check whether it is a DCGM host engine of the same version: "
                     "dcgmi discovery -l --host " + str(address)))
                 if error.code != dcgm_fields.FUNCTION_NOT_FOUND:

@@ -248,7 +248,7 @@ class Engine:
         leave the other fields of the group with one stale value.
         """
         if any(map(fields.is_profiling, ids)) and not all(map(fields.is_profiling, ids)):
-            raise ValueError("profiling fields need a field group of their own")
+            raise ValueError("profiling fields need a separate field group")
         group = self._create_named("dcgmGroupCreate", lambda name: (_EMPTY_GROUP, name))
         field_group = None
         refused: dict[Entity, int] = {}

@@ -21,7 +21,7 @@ from gputop.core.samples import PodContainer
 
 FOLDER = Path("/var/log/containers")
 NO_FOLDER = f"{FOLDER} is not visible here: mount it read-only into gputop's pod"
-NOT_TRUSTED = f"{FOLDER} belongs to another user than root, or others may write in it"
+NOT_TRUSTED = f"{FOLDER} does not belong to root, or others may write in it"
 NO_LINK = f"no log link in {FOLDER} names this container"
 RETRY_S = 30.0  # the kubelet makes the link as it starts the container
 _MAX_LINKS = 10_000  # a node has a few hundred

@@ -71,7 +71,7 @@ class RdmaPorts:
         rate = _RATE.match(_text(f"{port.folder}/rate"))
         readings = {
             "rdma_max_bytes_per_s": _reading("rdma_max_bytes_per_s", float(rate[1]) * 1e9 / 8) if rate else _missing(
-                "rdma_max_bytes_per_s", "the kernel tells no rate of this port"),
+                "rdma_max_bytes_per_s", "the kernel shows no rate of this port"),
             "rdma_rx_bytes_per_s": self._rate(port, "rdma_rx_bytes_per_s", "port_rcv_data"),
             "rdma_tx_bytes_per_s": self._rate(port, "rdma_tx_bytes_per_s", "port_xmit_data"),
         }

@@ -67,7 +67,7 @@ def unsupported_reason(nvml: Any, handle: Any) -> str | None:
             return "needs GPM: driver R520 or newer on a Hopper or newer GPU"
         return f"GPM cannot be asked for: {status.reason(error.value, _SUPPORT_CALL)}"
     if supported not in (0, 1):
-        return f"whether this GPU has GPM is not clear: the driver gave {supported} for yes or no"
+        return f"whether this GPU has GPM is unclear: the driver gave {supported} for yes or no"
     return None if supported else "this GPU has no GPM: needs Hopper or newer"
 
 

@@ -88,7 +88,7 @@ def divided_reason(labels: Sequence[str]) -> str:
     """Reason why the activity of a GPU in MIG mode is not its own."""
     if labels:
         return f"divided into MIG instances: see {', '.join(labels)}"
-    return "divided into MIG instances, of which none is there or may be seen (`nvidia-smi mig -lgi`)"
+    return "divided into MIG instances, none of which exists or is visible to this user (`nvidia-smi mig -lgi`)"
 
 
 class MigInstance:

@@ -51,7 +51,7 @@ _REASONS = {
     INVALID_ARGUMENT: "the driver does not know what it was asked for",
     NOT_SUPPORTED: "not supported by this GPU",
     NO_PERMISSION: "no permission: run as root, or have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0",
-    5: "the driver says that it was started twice",
+    5: "the driver reports that it was started twice",
     NOT_FOUND: "nothing found",
     INSUFFICIENT_SIZE: "the driver's answer was larger than the room it was given",
     8: "the GPU's power cables are not attached as they should be",
@@ -121,13 +121,13 @@ def open_error(code: int) -> GputopError:
     if code == LIBRARY_NOT_FOUND:
         return NoDataError(
             "This machine has no NVIDIA driver (libnvidia-ml.so.1 is missing).",
-            "Install the driver; a container needs docker run --gpus all. The variable NVIDIA_DRIVER_CAPABILITIES, "
-            f"where it is set, must contain utility. {_DEMO}",
+            "Install the driver; a container needs docker run --gpus all. If the variable NVIDIA_DRIVER_CAPABILITIES "
+            f"is set, it must contain utility. {_DEMO}",
         )
     if code == DRIVER_NOT_LOADED:
         return NoDataError(
             "The NVIDIA driver is installed but its kernel module is not loaded.",
-            f"Load it with `sudo modprobe nvidia`; if that fails, `dmesg | grep -i nvidia` says why. {_DEMO}",
+            f"Load it with `sudo modprobe nvidia`; if that fails, `dmesg | grep -i nvidia` shows the reason. {_DEMO}",
         )
     if code == LIB_RM_VERSION_MISMATCH:
         return GputopError(

@@ -53,5 +53,5 @@ def read_clocks(folder: Path) -> dict[str, HostClock]:
 def _clock(about: Any) -> HostClock:
     offset, error, began = about["offset_ns"], about["error_ns"], about["began_ns"]
     if not all(type(n) is int and abs(n) < _LIMIT_NS for n in (offset, error, 0 if began is None else began)):
-        raise ValueError("no number of nanoseconds")
+        raise ValueError("not a number of nanoseconds")
     return HostClock(offset, abs(error), began)

@@ -127,7 +127,7 @@ def _offset(
         both = f"The clocks of {first.name} and {other.name}"
         if isinstance(result, str):
             by_capture = f"by the capture they are known to {seconds(sum(errors) / 1e9)}" if len(errors) == 2 else (
-                "they are used as they are")
+                "gputop uses them as they are")
             if len(errors) == 2 or (len(of_first[0]) and len(others[0])):
                 notes.append(f"{both} cannot be compared by collectives ({result}): {by_capture}.")
         elif abs(result.offset_ns) <= result.error_ns:

@@ -70,7 +70,7 @@ def _files_in(folder: Path, notes: list[QualityNote], run: str | None) -> list[P
     for format_ in FORMATS:
         if files := _files_of(format_, folder):
             if run is not None:
-                raise GputopError(f"{folder} holds a trace and no runs.", "Leave --run out.", EXIT_USAGE)
+                raise GputopError(f"{folder} holds a trace, not runs.", "Leave --run out.", EXIT_USAGE)
             return _newest_of_each_worker(format_, files, notes)
         if format_.in_run_folders and (runs := _runs_below(format_, folder)):
             chosen = _newest(runs, folder, notes) if run is None else _called(run, runs, folder)

@@ -47,7 +47,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     _count_files_once(formats, notes)
     if len({format_.id for format_ in formats.values()}) > 1:
         raise GputopError(f"Traces of several formats cannot be read as one: {listed(list(formats))}.",
-                          "Give those of one format at a time.", EXIT_USAGE)
+                          "Give traces of one format at a time.", EXIT_USAGE)
     format_ = next(iter(formats.values()))
     trace = format_.read(list(formats))
     trace.quality = notes + trace.quality
@@ -81,8 +81,8 @@ def _leave_out_copies(formats: dict[Path, Format], notes: list[QualityNote]) -> 
     for file in copies:
         del formats[file]
     if copies:
-        notes.append(QualityNote("same_capture", f"{listed(copies)}: left out, the XSpace beside it holds the same "
-                                                 "capture."))
+        notes.append(QualityNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it holds "
+                                                 "the same capture."))
 
 
 def _count_files_once(formats: dict[Path, Format], notes: list[QualityNote]) -> None:
@@ -96,8 +96,8 @@ def _count_files_once(formats: dict[Path, Format], notes: list[QualityNote]) -> 
             same = first.setdefault(digest(file), file)
             if same is not file:
                 del formats[file]
-                notes.append(QualityNote("same_file", f"{file}: left out, it holds the same bytes as {same} and is no "
-                                                      "rank of its own."))
+                notes.append(QualityNote("same_file", f"{file}: left out, because it holds the same bytes as {same} "
+                                                      "and is not a separate rank."))
 
 
 def _format_of(path: Path) -> Format:

@@ -125,7 +125,7 @@ class _Report:
         if self._damage and not self._columns:
             raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export it again. {_EXPORT}")
         if not set(self._columns) & {*_ACTIVITIES, "StringIds", "TARGET_INFO_GPU"}:
-            raise GputopError(f"{path} is an SQLite file, but no export of Nsight Systems.",
+            raise GputopError(f"{path} is an SQLite file, but not an export of Nsight Systems.",
                               _EXPORT)
         self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
                          if isinstance(i, int) and isinstance(s, str)}
@@ -151,7 +151,8 @@ class _Report:
             for level in (3, 2))
         note_messages(builder, errors, warnings)
         if self._damage:
-            builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}): what could still be read is kept.")
+            builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}): gputop keeps the part that it "
+                                      "could read.")
         return builder.finish([self._path], to_unix_ns=self._to_unix(),
                               empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
 

@@ -42,11 +42,11 @@ def overviews_of(trace: Trace, read: Read) -> tuple[dict[int, Trace], list[Quali
                 notes += limited
             except GputopError as error:
                 whose = f"the trace of {_host(trace, rank)}" if len(trace.paths) > 1 else "this trace"
-                notes.append(_note(f"The overview beside {whose} cannot be used: {error.message}"))
+                notes.append(_note(f"The overview next to {whose} cannot be used: {error.message}"))
     without = [_host(trace, rank) for rank in range(len(trace.paths)) if rank not in overviews]
     if overviews and without:
-        notes.insert(0, _note(f"No overview of {len(without)} of {len(trace.paths)} workers: what they did after the "
-                              f"detail is not known ({', '.join(without)})."))
+        notes.insert(0, _note(f"No overview of {len(without)} of {len(trace.paths)} workers: their activity after the "
+                              f"detail is unknown ({', '.join(without)})."))
     return overviews, notes
 
 
@@ -55,7 +55,7 @@ def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace
     if not len(overview.host):
         raise NoDataError("it has no event of the host.", "")
     if not overview.origin_ns or not trace.origin_ns:
-        raise NoDataError("it or the trace does not say when it was recorded.", "")
+        raise NoDataError("it or the trace does not show when it was recorded.", "")
     clock = read_clocks(path.parent).get(path.name.removesuffix(".gz")) if len(trace.paths) > 1 else None
     by_ns = overview.origin_ns - trace.origin_ns - (clock.offset_ns if clock is not None else 0)
     if abs(by_ns) > _MAX_APART_NS:
@@ -76,7 +76,7 @@ def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace
         profile_window_ns=window,
         unrecorded_ns=tuple(map(moved, overview.unrecorded_ns)))
     whose = f"the trace of {name}" if len(trace.paths) > 1 else "this trace"
-    return placed, [_note(f"Of the overview beside {whose}: {note.message}") for note in overview.quality
+    return placed, [_note(f"Overview next to {whose}: {note.message}") for note in overview.quality
                     if note.id in _LIMITING]
 
 

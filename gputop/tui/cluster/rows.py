@@ -275,7 +275,7 @@ def _found_cell(state: State, row: Row) -> StyledText:
 def details(state: State, row: Row | None, width: int, lines: int) -> list[list[StyledText]]:
     """Below the table: what was found of the selected job, and what to do."""
     if row is None:
-        nothing = "No job matches the filter: / changes it." if state.pattern else "No job is known."
+        nothing = "No job matches the filter: / changes it." if state.pattern else "gputop sees no job."
         return [[(f" {nothing}", DIM)]]
     job = row.job
     other = f" ({job.number})" if job.number not in ("", job.id) else ""
@@ -294,8 +294,8 @@ def details(state: State, row: Row | None, width: int, lines: int) -> list[list[
         out += [[("   " + text, PLAIN)] for text in wrap(finding.why + lost, width - 4, 4)]
         out += [[("   " + text, ACCENT)] for text in wrap("→ " + finding.action, width - 4, 4)]
     if len(out) == 1:
-        text = remark(job) or ("Nobody holds these GPUs, or gputop cannot tell who does." if job.id == NO_JOB else
-                               "No finding yet: its activity of the past hours is not known."
+        text = remark(job) or ("Nobody holds these GPUs, or gputop cannot see who does." if job.id == NO_JOB else
+                               "No finding yet: its activity in the past hours is unknown."
                                if job.history is None else "No finding for this job.")
         out.append([(f"   {text}", DIM)])
     return out[:lines]

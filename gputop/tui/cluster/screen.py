@@ -30,7 +30,7 @@ _LATE_S = 5.0  # beyond the period: an answer of a busy server takes seconds
 _HELP = """\
 Each row is a job with its activity over the past hours, from left to right. A dot: nothing was measured. A * marks \
 coarse activity (any kernel ran), a ~ values of whole nodes that the job shares with others. enter shows the nodes of \
-a job, space on a node its GPUs. From the first key on the rows keep their order; o sorts them.
+a job, and space on a node shows its GPUs. After your first key the rows keep their order; o sorts them.
 """
 
 
@@ -46,8 +46,8 @@ class FleetTable(DrawnLines, can_focus=True):
         key("home", "move(-100000)", "first", "the first row"),
         key("end", "move(100000)", "last", "the last row"),
         key("space", "unfold", "unfold", "show or hide the nodes of a job, the GPUs of a node"),
-        key("right", "unfold(True)", "unfold", "show what is below the row"),
-        key("left", "unfold(False)", "fold", "hide what is below the row"),
+        key("right", "unfold(True)", "unfold", "show the rows below this one"),
+        key("left", "unfold(False)", "fold", "hide the rows below this one"),
         key("enter", "open", "nodes; on a node: open", "on a job: its nodes; on a node: open it", footer=True),
     ]
 

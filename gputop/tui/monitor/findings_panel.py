@@ -197,7 +197,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         room = height - len(step)
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
         keys += ["esc: close"] if self.answer else []
-        keys += ["enter: details"] if self.findings else ["enter: what was not judged"] if capture.not_judged else []
+        keys += ["enter: details"] if self.findings else ["enter: causes not judged"] if capture.not_judged else []
         keys += ["t: timeline", "T: tables", "B: compare"] if self.capture is not None else []
         keys += ["w: what if"] if self.check_action("choose", ()) else []
         while keys and len("   ".join(keys)) > width - 6:

@@ -146,8 +146,8 @@ class CapturesScreen(ModalScreen[None]):
         key("escape", "step_back", "step back", "show all captures again; with all of them, back to the monitor"),
         key("q,J", "dismiss", "close", "back to the monitor"),
     ]
-    HELP = ("The captures of this session and those in the folder of --logdir, those of TensorBoard and automatic ones "
-            "included. ● is the one whose findings are shown. A capture is analyzed when it is opened.\n")
+    HELP = ("The captures of this session and those in the folder of --logdir, including those of TensorBoard and "
+            "automatic ones. ● marks the capture whose findings are shown. A capture is analyzed when it is opened.\n")
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ class CapturesScreen(ModalScreen[None]):
             else:
                 self._add([replace(one, name=name.strip())])
 
-        hint = "what differs in it; empty takes the name away"
+        hint = "what differs in it; empty removes the name"
         self.app.push_screen(Ask("Name of the capture", hint, one.name), apply)
 
     def action_filter(self) -> None:
@@ -337,7 +337,7 @@ class CapturesScreen(ModalScreen[None]):
 
         self.app.push_screen(Confirm(
             "Delete", f"Delete the capture of {when(one.record.time_s, self._session.clock())}? y/N",
-            f"The traces in {run} and the files gputop wrote beside them are removed from disk."), answered)
+            f"The traces in {run} and the files that gputop wrote next to them are removed from disk."), answered)
 
 
 def _place(one: ListedCapture) -> Path:

@@ -150,9 +150,9 @@ class CaptureAgain(ModalScreen[Name | None]):
     ]
     HELP = "Another capture of the same job is averaged with the first one.\n"
     QUESTION = "Which job runs now?"
-    TEXT = ("a  A's job, without the change\nb  B's job, with the change\n\nThe new capture is averaged with the first "
-            "one of that side, so that smaller changes become certain. The best order is A, B, then A again: it shows "
-            "what else changed over time.")
+    TEXT = ("a  A's job, without the change\nb  B's job, with the change\n\ngputop averages the new capture with the "
+            "first one of that side, so that smaller changes become significant. The best order is A, B, then A "
+            "again: it shows what else changed over time.")
 
     def compose(self) -> ComposeResult:
         with DialogFrame("Capture again", "a: A's job", "b: B's job", "esc: no", id="popup"):

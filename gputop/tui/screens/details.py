@@ -87,7 +87,7 @@ def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
         more += [clock_text(gpu)] if metric.id == "sm_clock_hz" else []
         sheet.figure(metric.label, r, ", ".join(filter(None, more)), BOLD)
     if len(own_reasons) < len(readings):
-        out.append(f"{'All other figures' if own_reasons else 'All figures'} are {NA} for the reason above.\n", DIM)
+        out.append(f"{'All other values' if own_reasons else 'All values'} are {NA} for the reason above.\n", DIM)
     for event in gpu.xids:
         out.append(f"\nXid {event.xid} at {time.strftime('%H:%M:%S', time.localtime(event.time_s))}", BAD)
     if gpu.xids_reason is not None:
@@ -110,7 +110,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     if gone:
         out.append("It holds no GPU now, or has ended: this is its last sample.\n", WARN)
     out.append(printable(redaction.command(p.command)) if p.command is not None
-               else f"command: {NA}, {printable(p.reason or 'not known')}", BOLD)
+               else f"command: {NA}, {printable(p.reason or 'unknown')}", BOLD)
     out.append("\n\n")
     numbers = [f"{p.local_pid} where gputop runs"] if p.local_pid is not None else []
     numbers += [f"{p.container_pid} in its container"] if p.container_pid is not None else []
@@ -197,7 +197,7 @@ def host_text(sample: NodeSample, width: int = 100, past: Sequence[HostHistoryPo
         sheet.head("Cores", "height: busy share; !: full, for example by one Python thread")
         _load_of_cores(sheet, host)
     else:
-        sheet.head("Cores", "the load of single cores is not known here")
+        sheet.head("Cores", "the load of single cores is unknown here")
     sheet.head("GPU processes by CPU", "with their children, for example input workers")
     busy = sorted(sample.processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:_MAX_PROCESSES_LISTED]
     for p in busy:
@@ -325,7 +325,7 @@ def job_text(session: Session) -> Text:
         step_s = None if session.last_capture is None else session.last_capture.step_s
         if session.sample is not None and not session.sample.gpus:
             by_capture = "" if step_s is None else f" By the last capture a step takes {seconds(step_s)}."
-            out.append(f"not known: it is seen in the load of GPUs, and there is none here.{by_capture}\n")
+            out.append(f"unknown: gputop estimates it from the load of GPUs, and there are none here.{by_capture}\n")
         else:
             out.append(printable(_period(session.step_period, step_s)) + "\n")
     return out

@@ -64,7 +64,7 @@ class Popup(ModalScreen[None]):
         key("j", "scroll(1)", "down", "a line down"),
         key("k", "scroll(-1)", "up", "a line up"),
     ]
-    HELP = "↑ ↓ and the wheel scroll, too.\n"
+    HELP = "↑ ↓ and the wheel also scroll.\n"
 
     def __init__(self, title: str, *content: Part, keys: Sequence[str] = (), has_data: bool = True) -> None:
         """``keys`` are named on its border, next to the one that closes it. ``has_data``: it shows values."""

@@ -74,7 +74,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None, step_s: f
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "live samples"
-    yours = ", by one of your own rules" if finding.yours else ""
+    yours = ", by a custom rule" if finding.yours else ""
     out.append(f"{gpus}   from {origin}{yours}\n\n", DIM)
     culprits = culprits_text(finding)
     out.append(printable(finding.why) + "\n" + (culprits + "\n" if culprits else "") + "\n")

@@ -25,15 +25,15 @@ For a capture the job needs a profiler server, which costs nothing until it is u
 """
 
 READING = (
-    "Each row is a GPU, each column a slice of time, newest at the right; height and color are the level, "
-    "ø is the mean of what is shown. On several lines, brightness is the share of samples that reach a level: "
-    "a GPU that is fully busy half of the time is dim up to the top; a GPU that is always half busy is bright up to "
-    "the middle. A dot: nothing was measured. ~ marks coarse utilization (any kernel ran), where SM activity cannot be "
-    "read.\nThe line above the lanes marks what happened: a letter where it began, a line while it lasted, and beside "
-    "it what the letters mean. With the cursor (v, or a click on a lane) the figures are means of the slice under it, "
-    "and the words say what happened in it.\nThe period on the job line is an estimate of the step period from the "
-    "load alone. Samples show steps of 2.5 intervals and longer. Shorter steps can look like longer ones: press + and "
-    "see whether the period stays the same.\n"
+    "Each row is a GPU, each column a slice of time, newest at the right. Height and color are the level; ø is the "
+    "mean of the row. On several lines, brightness is the share of samples that reach a level. A GPU that is fully "
+    "busy half of the time is dim up to the top; a GPU that is always half busy is bright up to the middle. A dot: "
+    "nothing was measured. ~ marks coarse utilization (any kernel ran), which gputop shows if it cannot read SM "
+    "activity.\nThe line above the lanes marks events: a letter where an event began, a line while it lasted, and next "
+    "to it the meaning of the letters. With the cursor (v, or a click on a lane) the values are means of the slice "
+    "under it, and the words name what happened in it.\nThe period on the job line is an estimate of the step period "
+    "from the load alone. Samples show steps of 2.5 intervals and longer. Shorter steps can look like longer ones: "
+    "press + and see whether the period stays the same.\n"
 )
 
 

@@ -180,7 +180,7 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
                   ranges(r.by_gpu), r.occupancy, r.name.removeprefix("void ") or f"and {r.names} more")
                  for k in of_step for r in (k.row,))
     empty = ("No kernel ran in the window." if table is not None else
-             "The kernels in this trace name no op: gputop cannot tell which op each belongs to.")
+             "The kernels in this trace name no op, so the op of each is unknown.")
     each = ", of a GPU that runs it" if by.gpus > 1 else ""
     note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
     note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
@@ -211,7 +211,7 @@ def _collectives(analysis: Analysis) -> Table:
         late = max(last, key=lambda g: last[g])
         note += f" GPU {late} arrives last most often, at {percent(last[late] / sum(last.values()))} of them."
     elif collectives.reason:
-        note += f" How much of the time is waiting is not known: {printable(collectives.reason)}."
+        note += f" How much of the time is waiting is unknown: {printable(collectives.reason)}."
     return Table("Collectives", columns, rows, empty, note.lstrip())
 
 
@@ -233,7 +233,7 @@ def _memory(analysis: Analysis) -> Table:
         rows += [(use.allocator, size, size / peak if peak else None, size / room if room else None, count, what)
                  for size, count, what in parts]
     held = any(use.holders for use in analysis.memory)
-    note = "" if held or not rows else "The trace does not tell what held the memory at the peak."
+    note = "" if held or not rows else "The trace does not show what held the memory at the peak."
     return Table("Memory", columns, tuple(rows),
                  "No allocator in the trace: TensorFlow writes them with its host events.", note)
 
@@ -331,15 +331,15 @@ def _layers(source: Analysis) -> Table:
     columns = (Column("share", _share), Column("CPU time" if on_cpu else "GPU time", seconds), Column("idle", seconds),
                Column("ops" if on_cpu else "kernels", count), Column("FLOPs", _flops, spare=True),
                Column("FLOP/s", _flops, spare=True), Column("bytes", bytes_, spare=True), Column("layer", wide=True))
-    empty = ("The kernels in this trace name no op: gputop cannot tell which layer each belongs to." if source.gpus else
-             "Neither kernels nor ops in this trace: gputop cannot tell where the time goes.")
+    empty = ("The kernels in this trace name no op, so the layer of each is unknown." if source.gpus else
+             "Neither kernels nor ops in this trace: where the time goes is unknown.")
     if table is None:
         return Table("Layers", columns, (), empty)
     rows = tuple((r.share, r.device_s, r.wait_s, r.kernels, r.flops or None,
                   r.flops / (r.device_s * r.flops_known) if r.flops and r.device_s and r.flops_known else None, r.bytes,
                   r.name + (f"  ({r.source})" if r.source else f": {r.reason}" if r.reason else ""))
                  for r in table.rows)
-    note = (f"Per {table.basis}, on the CPU: there is no GPU in this trace. Ops side by side share the time. "
+    note = (f"Per {table.basis}, on the CPU: there is no GPU in this trace. Ops that overlap share the time. "
             "space: unfold a row." if on_cpu else
             f"Per {table.basis} and GPU. idle: GPU idle time that these kernels ended. space: unfold a row.")
     return Table("Layers", columns, rows, "Nothing ran in the steps.", note, table.parents)
@@ -395,8 +395,8 @@ def _critical_path(analysis: Analysis) -> Table:
     rows += [(path_kind(row.kind)[0], 0.0, 0.0, row.time_s, _ANY if row.slack_s is None else row.slack_s, row.place,
               row.count, short_kernel(row.name)) for row in path.slack]
     return Table("Path", columns, tuple(rows), "", (
-        f"Step {path.step}, {seconds(path.step_s)}. slack: how much longer work beside the path "
-        "could take without delaying the step. " + path.reason).rstrip())
+        f"Step {path.step}, {seconds(path.step_s)}. slack: how much longer work off the path could take without "
+        "delaying the step. " + path.reason).rstrip())
 
 
 _ANY = float("inf")  # a slack: nothing that ran until the end of the next step waited for it
@@ -430,7 +430,7 @@ def _wall_time(analysis: Analysis) -> Table:
     note = wall_title(wall)
     note += f", mean of {len(wall.ranks)} ranks." if wall.ranks else "."
     if wall.per_step_s is not None and analysis.steps is not None and wall.pauses_show(analysis.steps.mean_s):
-        note += f" {seconds(wall.per_step_s)} of wall time per training step, with what lies between."
+        note += f" {seconds(wall.per_step_s)} of wall time per training step, including the time between steps."
     return Table("Time", columns, rows, "", note)
 
 

@@ -119,9 +119,9 @@ class TablesScreen(Screen[None]):
         key("escape", "step_back", "step back", "show all rows again; with all of them, back to the monitor"),
         key("q,T", "close", "back", "back to the monitor"),
     ]
-    HELP = ("The line above a table says what its numbers mean: mostly per step and GPU, as a mean over the window. If "
-            "steps do not fill the window, they are for the whole window. N/A: the trace does not tell. Numbers sort "
-            "from the largest.\n")
+    HELP = ("The line above a table explains its numbers: mostly per step and GPU, as a mean over the window. If "
+            "steps do not fill the window, they are for the whole window. N/A: the trace does not show it. Numbers "
+            "sort from the largest.\n")
 
     def __init__(self, record: CaptureRecord, go: Callable[[str, Sequence[Value]], None],
                  folder: Path = Path()) -> None:
@@ -203,7 +203,7 @@ class TablesScreen(Screen[None]):
 
     def action_table(self, index: int) -> None:
         if index >= len(self._tables):
-            self.notify(f"No Python lines: py-spy was not asked for stacks. To have them: {install_command('stacks')}, "
+            self.notify(f"No Python lines: gputop did not sample stacks. To get them: {install_command('stacks')}, "
                         "then c again.")
             return
         self._index, self._by, self._reverse = index, None, False

@@ -25,7 +25,7 @@ class WorkersQuestion(ModalScreen[Answer]):
         key("y", "answer('few')", "capture these", "capture the proposed workers"),
         key("a", "answer('all')", "capture all", "capture all workers, even if it slows them down; at most "
                                                  f"{MAX_ALL_WORKERS}"),
-        key("f", "answer('ask')", "ask their nodes", "ask gputop on the other nodes for live figures first, by ssh"),
+        key("f", "answer('ask')", "ask their nodes", "first ask gputop on the other nodes for live figures, by ssh"),
         key("n,escape,q,enter", "answer('none')", "no", "close without a capture"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]

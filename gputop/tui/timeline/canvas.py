@@ -39,7 +39,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         key("plus,equals_sign,right_square_bracket", "zoom(-1)", "in", "zoom in: show less time, about the cursor ▼",
             footer=True),
         key("minus,left_square_bracket", "zoom(1)", "out", "zoom out: show more time", footer=True),
-        key("z", "fit", "fit", "zoom to what is selected, or to the step at the cursor",
+        key("z", "fit", "fit", "zoom to the selection, or to the step at the cursor",
             footer=True),
         key("0", "whole", "whole", "the whole capture"),
         key("u", "back", "undo zoom", "back to the view before the last zoom or jump"),
@@ -57,7 +57,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         key("e,space", "fold", "unfold", "show or hide streams, threads of a pool, nested ranges",
             footer=True),
         key("E", "fold_all", "unfold all", "the streams of all GPUs, shown or hidden"),
-        key("enter", "details", "details", "everything about what is selected"),
+        key("enter", "details", "details", "everything about the selection"),
     ]
 
     class Opened(Message):

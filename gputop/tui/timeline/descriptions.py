@@ -122,7 +122,7 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
     first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if idle_gap is None:
-        remark = f"its cause is not known: {timeline.pending}" if timeline.pending else (
+        remark = f"its cause is unknown: {timeline.pending}" if timeline.pending else (
             "not among the costliest idle gaps")
         return [first, [(f"   {remark}", DIM)] if row.gpu is not None else []]
     parts = [cause_text(idle_gap.cause, idle_gap.part), *([idle_gap.host] if idle_gap.host else [])]
@@ -191,7 +191,7 @@ def idle_total_lines(
         lines.append([("costliest ", DIM), (f"{seconds(first.cost_ns / 1e9)} of GPU time on GPU {ranges(first.gpus)} "
                                             f"at {when(timeline, first.start_ns, 1000)}", PLAIN)])
     else:
-        lines.append([("This cause has only parts of gaps; their main cause is another one.", DIM)])
+        lines.append([("This cause has only parts of gaps; their main cause is another.", DIM)])
     lines += [_python_line(line, timeline.basis) for line in total.python[:_MAX_PYTHON]]
     length = sum(gap.end_ns - gap.start_ns for gap in gaps)
     done: Counter[tuple[str, str]] = Counter()

@@ -45,7 +45,7 @@ class IdleGapList(DrawnLines, can_focus=True):
         key("pageup", "move(-10)", "up a page", "ten lines up"),
         key("pagedown", "move(10)", "down a page", "ten lines down"),
         key("home", "move(-10000)", "costliest", "the costliest cause"),
-        key("enter", "open", "open", "of a cause its gaps, of a gap the finding it belongs to", footer=True),
+        key("enter", "open", "open", "on a cause: its gaps; on a gap: the finding it belongs to", footer=True),
     ]
 
     class Chosen(Message):
@@ -117,12 +117,12 @@ class IdleGapList(DrawnLines, can_focus=True):
         self.border_title = f"Idle gaps by cause{PER.get(self.timeline.basis, '')}, mean of the GPUs"
         if not totals:
             if self.timeline.pending:
-                text = f"The idle gaps are not there yet: {self.timeline.pending}."
+                text = f"Looking for idle gaps: {self.timeline.pending}."
             elif any(row.gpu is not None for row in self.timeline.rows):
                 text = "No GPU is idle for long enough to matter."
             else:
-                text = ("This trace has no GPU. What the host does between the steps stands in the findings and in the "
-                        "tables (esc, then T).")
+                text = ("This trace has no GPU. The findings and the tables (esc, then T) show what the host does "
+                        "between the steps.")
             self.show([[(f" {line}", DIM)] for line in wrap(text, width - 2)][:height])
             return
         beside = width >= _DETAILS_BESIDE_FROM

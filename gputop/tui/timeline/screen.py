@@ -44,10 +44,10 @@ Each row is a GPU, one of its streams, a host thread or a tf.data stage; each co
 a cell is the share of its time with work, its color the kind of work that takes most of it. At the right is the share \
 over all that is shown. Zoomed in, ranges are bars with their names. The background of an idle gap has the color of \
 the part of the step that it belongs to. Thin lines show where steps begin. In a capture by gputop, rows such as \
-“Power” under a GPU show what gputop sampled during the capture, against its maximum, with the mean at the right.
+“Power” under a GPU show the samples of that metric, against its maximum. Their mean is at the right.
 
-The mouse: click selects, a second click opens the details; the wheel zooms about the pointer; drag, or the wheel with \
-shift or ctrl, pans; over the labels the wheel scrolls the rows; a click on the top line goes to that time.
+The mouse: a click selects, and a second click opens the details. The wheel zooms about the pointer. Drag, or the \
+wheel with shift or ctrl, pans. Over the labels the wheel scrolls the rows. A click on the top line goes to that time.
 """
 
 

@@ -77,12 +77,12 @@ def test_a_job_that_uses_some_of_its_gpus() -> None:
     ({"sm_clock_hz": 1.1e9, "clock_reasons": 64.0}, "too hot"),
     ({"sm_clock_hz": 1.1e9}, "1100 MHz; the others run at 1980 MHz."),
     ({"sm_clock_hz": 1.98e9, "pcie_width": 4.0}, "4 lanes; the others have 16"),
-    ({"sm_clock_hz": 3.45e8, "clock_reasons": 1.0}, "tells the reason"),  # low because it has nothing to do
+    ({"sm_clock_hz": 3.45e8, "clock_reasons": 1.0}, "shows the reason"),  # low because it has nothing to do
     ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.1e9}, "1100 MHz"),  # what slows it now, before what may be old
     ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.98e9}, "could not be replaced"),
     ({"ecc_uncorrected": 2.0}, "2 memory errors"),
     ({"xid": 79.0}, "Xid event is 79"),
-    ({"sm_clock_hz": 1.98e9, "pcie_width": 16.0, "xid": 0.0, "temperature_c": 88.0}, "tells the reason"),
+    ({"sm_clock_hz": 1.98e9, "pcie_width": 16.0, "xid": 0.0, "temperature_c": 88.0}, "shows the reason"),
 ])
 def test_a_straggler_has_its_reason(figures: dict[str, float], word: str) -> None:
     slow = gpu(0.55, history=past((60, 0.9), (120, 0.55)), **figures)
@@ -119,7 +119,7 @@ def low_clock(activity: float = 0.97, clock_hz: float = 1.29e9, **changes: float
 def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[str, float], word: str) -> None:
     finding = only(job(low_clocks=(low_clock(**figures),), peers={"power_limit_w": 700.0, "pcie_width": 16.0}))
     assert (finding.id, finding.severity, finding.label) == ("low_clock_gpu", "high", "low clock n4:3")
-    assert "1290 MHz in the mean of five minutes, and has been low for 30 min;" in finding.why
+    assert "1290 MHz in the mean of five minutes, and has been low for 30 min." in finding.why
     assert word in finding.why and finding.places == ("n4:3",)
     assert NOW - finding.since_s == pytest.approx(1800, abs=1) and finding.since_exact
     assert finding.gpu_hours_lost == pytest.approx(0.5 * (1 - 1.29 / 1.98))
@@ -127,7 +127,7 @@ def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[s
 
 def test_a_low_clock_without_a_history_says_no_time() -> None:
     finding = only(job(low_clocks=(replace(low_clock(), history=None),)))
-    assert finding.since_s is None and finding.gpu_hours_lost is None and "five minutes; the median" in finding.why
+    assert finding.since_s is None and finding.gpu_hours_lost is None and "five minutes. The median" in finding.why
 
 
 def test_a_low_clock_of_a_time_in_which_the_gpu_idled_does_not_count() -> None:

@@ -204,7 +204,7 @@ def test_a_rank_that_its_host_delays_is_named_and_its_delay_is_the_gain(late_gpu
     assert f.id == "collective_waiting" and f.gpus == (late_gpu,) and f.severity == "high"
     assert f"The host of rank {late_gpu} delays GPU {late_gpu}" in f.title
     assert f.gain.step_time == pytest.approx(8 / 18, abs=0.03) and f.gain.by == "replay"
-    assert "no event of the host: Python runs or waits" in f.why
+    assert "no host event: Python runs or waits" in f.why
     assert f.evidence["no_event_s"] == pytest.approx(8e-3, rel=0.05)
 
 

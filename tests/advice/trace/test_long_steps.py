@@ -49,7 +49,7 @@ def test_no_long_steps(long):
 @pytest.mark.parametrize(("more", "severity"), [(50_000.0, "low"), (100_000.0, "medium")])
 def test_one_long_step_is_told_and_may_be_an_accident(more, severity):
     f = findings(job({7: more}))["long_steps"]
-    assert f.severity == severity and f.title.startswith("Step 8 of 30 takes") and "seen once" in f.why
+    assert f.severity == severity and f.title.startswith("Step 8 of 30 takes") and "occurs once" in f.why
 
 
 def test_few_steps_are_not_judged():

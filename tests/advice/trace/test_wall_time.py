@@ -54,7 +54,7 @@ def test_one_pause_is_told_as_one():
     evaluate(b, end + 100, 2)
     train(b, end + 300 * MS, 20)
     finding = findings(b)["time_outside_steps"]
-    assert finding.evidence["stretches_count"] == 1 and "seen once" in finding.why
+    assert finding.evidence["stretches_count"] == 1 and "occurs once" in finding.why
 
 
 def few_steps(pause: float, gap: float) -> Builder:

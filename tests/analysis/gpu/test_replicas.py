@@ -127,7 +127,7 @@ def test_a_kernel_belongs_to_the_step_that_launched_it():
 
 def test_without_launches_first_kernels_go_by_their_start():
     r = compared(each_step(each_step(job(2), 0, 50, 20), 1, 80, 20))
-    assert r.launches is None and "does not tell" in r.missing["launches"]
+    assert r.launches is None and "does not show" in r.missing["launches"]
     assert r.first_kernel is not None and r.first_kernel.median_s == pytest.approx(30e-6)
     assert r.first_kernel.last == {1: STEPS - 1}
 

@@ -141,7 +141,7 @@ def test_without_samples_the_reason_stands_where_they_would_help():
     trace.no_stacks = "py-spy is not installed"
     analysis = analyze_trace(trace)
     assert analysis.stacks == HostStacks(reason="py-spy is not installed")
-    assert "not known: py-spy is not installed" in text_report(analysis, 100)
+    assert "unknown: py-spy is not installed" in text_report(analysis, 100)
 
 
 def test_the_flame_graph_adds_up():

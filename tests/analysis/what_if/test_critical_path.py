@@ -178,7 +178,7 @@ def test_what_a_replay_does_not_explain_has_no_path() -> None:
         b.run(0, i * STEP + 12_000, 7_500, launch=i * STEP + 110)
         b.host("cuStreamSynchronize", i * STEP + 200, 19_310, line="launch 0")
     out = found(b.build())
-    assert not out.kinds and "the trace does not show all that the GPUs wait for" in out.reason
+    assert not out.kinds and "the trace does not show everything that the GPUs wait for" in out.reason
 
 
 def test_short_stretches_are_told_as_one() -> None:

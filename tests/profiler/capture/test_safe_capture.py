@@ -187,8 +187,8 @@ def test_a_job_that_grows_too_much_ends_the_recording_once_steps_are_recorded(lo
 
 def test_a_slow_hand_over_is_reported(logdir):
     assert safe_capture.Cost(8.0, 4.0).text() == (
-        "the call took 8.0 s for 4.0 s of trace: the profiler spent 4.0 s collecting it, and the job was slower "
-        "meanwhile")
+        "the call took 8.0 s for 4.0 s of trace: the profiler spent 4.0 s collecting it, which slowed the "
+        "job")
     assert safe_capture.Cost(4.3, 4.0).text() == "the call took 4.3 s for 4.0 s of trace"
     assert safe_capture.Cost(4.3, 4.0).growth_bytes is None
 

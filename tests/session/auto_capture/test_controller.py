@@ -211,7 +211,7 @@ class TestTheTimeBefore:
             session.close()
         record = session.last_capture
         assert [w.result is not None for w in record.workers] == [True, True, False] and record.path.is_dir()
-        assert (record.path / MARK).is_file() and any("recorded all the time" in r for r in record.remarks)
+        assert (record.path / MARK).is_file() and any("recorded continuously" in r for r in record.remarks)
         assert any(without.address in r for r in record.remarks) and any("late:1" in r for r in record.remarks)
 
     def test_of_many_workers_few_record_and_are_captured(self, tmp_path):

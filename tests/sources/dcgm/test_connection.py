@@ -148,7 +148,7 @@ def test_watches_are_small_and_undone(scene: Scene) -> None:
 
 
 def test_profiling_fields_never_share_a_field_group(scene: Scene) -> None:
-    with pytest.raises(ValueError, match="field group of their own"):
+    with pytest.raises(ValueError, match="separate field group"):
         connect(scene).watch([G0], [155, 1002], 1.0, 10.0)
 
 

@@ -139,7 +139,7 @@ def test_another_database(tmp_path):
     database.execute("CREATE TABLE people (name TEXT)")
     database.commit()
     database.close()
-    with pytest.raises(GputopError, match="no export of Nsight Systems"):
+    with pytest.raises(GputopError, match="not an export of Nsight Systems"):
         load([tmp_path / "other.sqlite"])
 
 

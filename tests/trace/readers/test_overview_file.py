@@ -91,13 +91,13 @@ def test_a_worker_without_an_overview_is_said(tmp_path: Path, other: bytes | Non
     assert list(trace.overviews) == [1]
     note, *more = notes_of(trace)
     assert note.startswith("No overview of 1 of 2 workers: ") and trace.hosts[0] in note
-    assert len(more) == (other is not None) and all(f"beside the trace of {trace.hosts[0]} cannot" in m for m in more)
+    assert len(more) == (other is not None) and all(f"next to the trace of {trace.hosts[0]} cannot" in m for m in more)
     assert note in " ".join(text_report(analyze_trace(trace), 10_000).split())
 
 
 @pytest.mark.parametrize(("overview", "said"), [
     (b"", "no trace event"), (b"{}", "not an XSpace"), (b"\x0a\xff\xff\xff\xff\x0f", "."), (make_xspace(0), "."),
-    (make_xspace(9), "does not say when"),
+    (make_xspace(9), "does not show when"),
     (make_xspace(9, window_ns=(1, 2)), "at another time"),
     (make_xspace(9, window_ns=(LATER[0] + 86400 * 10**9, LATER[1] + 86400 * 10**9)), "at another time"),
 ])
@@ -105,14 +105,14 @@ def test_one_that_cannot_be_used_is_a_note(tmp_path: Path, overview: bytes, said
     trace = load([saved(tmp_path, overview)])
     assert not trace.overviews and len(trace.host) == 5
     (note,) = notes_of(trace)
-    assert note.startswith("The overview beside this trace cannot be used: ") and said in note
+    assert note.startswith("The overview next to this trace cannot be used: ") and said in note
 
 
 def test_what_is_left_of_a_cut_one_is_taken_with_a_note(tmp_path: Path) -> None:
     trace = load([saved(tmp_path, OVERVIEW + b"\x0a\xff\x01")])
     assert len(overview_of(trace).host) == 9
     (note,) = notes_of(trace)
-    assert note.startswith("Of the overview beside this trace: ") and "cut off or damaged" in note
+    assert note.startswith("Overview next to this trace: ") and "cut off or damaged" in note
 
 
 def test_it_is_read_as_a_trace_where_it_is_asked_for_itself(tmp_path: Path) -> None:

@@ -148,9 +148,9 @@ def test_a_lost_gpu_says_why_once() -> None:
     lost = {metric.id: Reading.missing(metric.unit, why) for metric in GPU_METRICS.values()}
     gpu = GpuSample(GpuInfo(0, "GPU-0", "H100", "0000:1b:00.0"), lost, state=LOST, message=why)
     text = gpu_text(gpu).plain
-    assert text.count(why) == 1 and "All figures are N/A for the reason above." in text and "SM active" not in text
+    assert text.count(why) == 1 and "All values are N/A for the reason above." in text and "SM active" not in text
     text = gpu_text(replace(gpu, readings=lost | {"gpu_util": Reading(0.5, "ratio", "NVML")})).plain
-    assert "Util (coarse)         50%        NVML\nAll other figures are N/A" in text
+    assert "Util (coarse)         50%        NVML\nAll other values are N/A" in text
 
 
 async def test_a_filter_that_looks_like_markup_is_shown_as_it_is() -> None:

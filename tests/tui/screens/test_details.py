@@ -169,7 +169,7 @@ def test_the_host_in_full() -> None:
     host = replace(sample.host, core_ratios=(0.0, 0.5, 1.0) * 30, cpu_limit_cores=4.0)
     text = str(host_text(replace(sample, host=host)))
     assert "30 full" in text and "4 cores" in text and text.count("█!") == 30 and "   64  " in text
-    assert "the load of single cores is not known" in str(host_text(sample)) and "the test says so" in text
+    assert "the load of single cores is unknown" in str(host_text(sample)) and "the test says so" in text
     assert "no process holds a GPU" in str(host_text(replace(sample, processes=())))
 
 
@@ -229,7 +229,7 @@ async def test_the_question_about_another_job_at_a_named_address_names_its_scrip
                                                            Server("127.0.0.1:6009")))
         await pilot.pause()
         question, about = (str(part.text) for part in app.screen.query(WrappedText))
-        assert question == "Another job answers at 127.0.0.1:9877 now. Capture from it? y/N"
+        assert question == "Another job now answers at 127.0.0.1:9877. Capture from it? y/N"
         assert about.startswith("127.0.0.1:9877  serve.py /x (TensorFlow 2.21.0)\n\nIt belongs to user eve. A capture "
                                 "slows that job down,")
 
@@ -357,7 +357,7 @@ async def test_help_lists_the_keys_of_the_screen_one_is_on() -> None:
         await pilot.press("escape")
         app.query_one(GpuTable).focus()
         await pilot.press("enter", "question_mark")
-        assert "the wheel scroll" in box_text(app) and "capture a trace" not in box_text(app)
+        assert "the wheel also scroll" in box_text(app) and "capture a trace" not in box_text(app)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -447,4 +447,4 @@ def test_the_job_on_a_node_without_gpus_has_no_step_period_of_them() -> None:
     assert session.sample is not None
     session.sample = replace(session.sample, gpus=())
     text = str(job_text(session))
-    assert "there is none here. By the last capture a step takes 412 ms." in text and "GPUs' load" not in text
+    assert "there are none here. By the last capture a step takes 412 ms." in text and "GPUs' load" not in text

@@ -91,7 +91,7 @@ def test_a_job_that_used_torch_profiler_is_captured_after_another_question(
     control._start_server(7380, control.request())
     assert control.status is None
     question = control.take_question()
-    assert question is not None and question.kind == "hold" and "holds" in question.sentence
+    assert question is not None and question.kind == "hold" and "pauses" in question.sentence
     started: list[object] = []
     monkeypatch.setattr(control, "start_server", lambda pid, request: started.append((pid, request.hold)))
     assert control.start_capture(answered(question, "y")) is None

@@ -91,7 +91,7 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
     assert layers.branch(1, {0})[-1] == "  ▸ dense  (train.py:7)" and "CUDA graphs" in str(layers.rows[3][-1])
     assert layers.rows[1][4:6] == (4e9, pytest.approx(2e11))
     assert [row[2] for row in limit.rows] == ["launch wait", "the work at the limit"]
-    assert "limit of the H100 SXM. MFU 40.0%, HFU 50.0% with what is computed again" in limit.note
+    assert "limit of the H100 SXM. MFU 40.0%, HFU 50.0% with recomputation" in limit.note
     assert "90 % of the compute time, at bf16 989.4 TFLOP/s (a data sheet)." in limit.note
     assert "enter" not in limit.note and "No roofline" in limit.picture[0]
     assert [row[:5] for row in path.rows] == [

@@ -74,7 +74,7 @@ def read_chrome(
     loaded.sort(key=lambda f: f.rank)
     cut = sorted(f.path for f in loaded if f.damaged or f.path in damaged)
     if cut:
-        builder.note("truncated", f"{', '.join(cut)}: cut off or damaged; what follows the damage is missing. "
+        builder.note("truncated", f"{', '.join(cut)}: cut off or damaged; everything after the damage is missing. "
                      f"{sum(len(f.events) for f in loaded)} events could be read.")
     starts = [float(f.events["ts"].min()) if len(f.events) else 0.0 for f in loaded]
     clock_ns = _common_clock(loaded, starts, builder)
@@ -84,8 +84,8 @@ def read_chrome(
     for rank in ranks:
         rank.read()
     if cut and not builder.gpus and sum(rank.list_gpus() for rank in ranks):
-        builder.note("no_device_events", "The trace names GPUs, but the events of none could be read: where the step's "
-                                       "time goes cannot be told.")
+        builder.note("no_device_events", "The trace names GPUs, but gputop could read the events of none: where the "
+                                         "step's time goes is unknown.")
     is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
     trace = builder.finish(paths, to_unix_ns=0 if is_unix else None, simulated=any(f.simulated for f in loaded),
                            windows_ns={rank.number: rank.window_ns for rank in ranks if rank.window_ns is not None},
@@ -107,8 +107,8 @@ def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder:
     ends = [first_ns[i] + round((last_us[i] - starts[i]) * _NS_PER_US) for i in filled]
     if filled and max(first_ns[i] for i in filled) >= min(ends):
         builder.note("no_common_clock", "The files do not overlap in time: they are not on one clock, or not of one "
-                                      "capture. They are laid side by side from their first events; do not compare "
-                                      "times between ranks.")
+                                        "capture. gputop aligns their first events; do not compare times between "
+                                        "ranks.")
         return [0] * len(files)
     return first_ns
 

@@ -246,7 +246,7 @@ class _Capture:
         if cut:
             events = sum(len(p) for group in (builder.device, builder.host, builder.allocator) for p in group)
             builder.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; "
-                         "what follows the damage is missing. Capture again, or copy the file again.")
+                         "everything after the damage is missing. Capture again, or copy the file again.")
         if any(self._surplus.values()):
             builder.note("left_out", "This trace has more than a profiler writes. Left out: "
                          f"{', '.join(f'{count:,} {what}' for what, count in self._surplus.items() if count)}.")
@@ -261,8 +261,8 @@ class _Capture:
         if len(self._paths) > 1 and self._wall_clock:
             return align(self._builder, self._hosts)
         if len(self._paths) > 1:
-            self._builder.note("no_common_clock", "Not every host's file says when it was captured: times of different "
-                                                  "hosts cannot be compared.")
+            self._builder.note("no_common_clock", "Not every host's file shows when it was captured: times of "
+                                                  "different hosts cannot be compared.")
         return [0] * len(self._hosts)
 
 
