@@ -28,13 +28,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
+from msgspec.structs import replace  # noqa: E402
 
 from gputop.core.errors import GputopError  # noqa: E402
 from gputop.core.memory import resident_bytes  # noqa: E402

@@ -37,7 +37,7 @@ def samples(gpus: int, count: int, first: int = 0, every_s: float = 1 / RATE_HZ)
         gpu_samples = []
         for i in range(gpus):
             readings = {m: Reading(rng.random(), d.unit) for m, d in GPU_METRICS.items()}
-            held = GpuProcess(100, "C", none, none)
+            held = GpuProcess(100, "C", None, none, none)
             gpu_samples.append(GpuSample(GpuInfo(i, f"GPU-{i}", "benchmark"), readings, (held,), None, ("power cap",)))
         pool.append(tuple(gpu_samples))
     host = HostSample("benchmark", {})

@@ -50,7 +50,7 @@ def gpu_sample(index: int, tick: int, *, fine: bool = True) -> GpuSample:
         "temperature_c": reading(50 + index, "°C"),
         "sm_clock_hz": reading(1.755e9, "Hz"), "sm_clock_max_hz": reading(1.98e9, "Hz"),
     }
-    process = GpuProcess(41231, "C", reading(70.8 * GIB, "bytes"), reading(level))
+    process = GpuProcess(41231, "C", None, reading(70.8 * GIB, "bytes"), reading(level))
     info = GpuInfo(index, f"GPU-test-{index}", "NVIDIA H100 80GB HBM3", f"0000:{index:02x}:00.0", 5, 16)
     return GpuSample(info, readings, (process,))
 

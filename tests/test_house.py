@@ -1,4 +1,4 @@
-"""The shape of the house: how many attributes a class has, and who imports whom among the tests."""
+"""The shape of the house: how many attributes a class has, what a record is, and who imports whom among the tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import gputop
 
@@ -57,6 +59,33 @@ def crowded_classes() -> Iterator[tuple[str, int]]:
 
 def test_no_class_has_more_attributes_than_today():
     assert dict(crowded_classes()) == BUDGET, "fewer: lower the number here; more: find the part that is a class"
+
+
+# Records that are not Structs, by package: the rule is in docs/contributing/architecture.md. A number may only fall.
+DATACLASSES = {
+    "advice": 1, "analysis": 18, "core": 4, "diagnosis": 4, "doctor": 2, "goodput": 7, "launch": 7, "profiler": 5,
+    "rules": 14, "simulation": 14, "sources": 17, "telemetry": 11, "trace": 28, "tui": 10,
+}
+NAMED_TUPLES = {
+    "advice": 4, "analysis": 65, "cluster": 1, "commands": 1, "comparison": 2, "core": 3, "diagnosis": 4, "export": 3,
+    "goodput": 3, "profiler": 3, "render": 2, "rules": 10, "session": 3, "simulation": 4, "sources": 2,
+    "telemetry": 5, "text": 1, "timeline": 9, "trace": 19, "tui": 14,
+}
+
+
+def records(kind: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                marks = " ".join(map(ast.unparse, (*node.decorator_list, *node.bases)))
+                found[path.relative_to(PACKAGE).parts[0]] += kind in marks.split() or f"{kind}(" in marks
+    return +found
+
+
+@pytest.mark.parametrize(("kind", "today"), [("dataclass", DATACLASSES), ("NamedTuple", NAMED_TUPLES)])
+def test_a_record_is_a_struct(kind: str, today: dict[str, int]):
+    assert records(kind) == today, "fewer: lower the number here; more: make it a frozen msgspec.Struct"
 
 
 def imported_modules(path: Path) -> Iterator[str]:

@@ -25,6 +25,7 @@ SAVES = {
     "ctypes.util": "23 ms; a driver's library that is not where it should be",
     "difflib": "a message about a mistyped word",
     "google.protobuf": "with gRPC, for the first capture: 16 MB together",
+    "gputop.advice.fleet": "the document of a cluster alone",
     "gputop.advice.live": "the rules: 130 ms of the first frame",
     "gputop.advice.python_rules": "the search for packages with rules, 2.7 MB",
     "gputop.advice.registry": "the table of rules: 20 ms of the first frame",

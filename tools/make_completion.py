@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gputop.commands.arguments import COMMANDS, parser
 from gputop.commands.completion import FILES
+from gputop.commands.documents import SCHEMAS
 from gputop.core.version import __version__
-from gputop.export.schemas import SCHEMAS
 from gputop.simulation.scenarios import SCENARIOS
 
 _SUMMARY = "shows why the GPUs are not at 100 %, and what to do about it"

@@ -9,7 +9,8 @@ cause's beside it anyway.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputop.advice.registry import limit
 from gputop.advice.rule import Cause

@@ -6,7 +6,7 @@ right for the evaluation, which is what ran; it is not known to save time of the
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gputop.advice.registry import rule_of
 from gputop.analysis.results import StepTimes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputop.advice.registry import limit, rule_of
 from gputop.core.findings import Finding, ranked

@@ -14,11 +14,11 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from gputop.advice.registry import FINDING_IDS, LIMITS
 from gputop.advice.rule import Origin, PythonRule, Rule

@@ -7,8 +7,10 @@ a group, too, with an empty name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.cluster.discovery import AvailableMetrics
 from gputop.cluster.model import Gpu, Group, Node, fields_of
@@ -28,8 +30,7 @@ Key = tuple[str, str]  # of a group: its label and value; of a node: "" and its 
 Selection = tuple[tuple[str, str], ...]  # labels and their values, by which GPUs are asked for
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFigures:
+class GroupFigures(Struct, frozen=True):
     """The present figures of a group or of a node. ``values``: by figure and kind of activity; the kind is "" where all
     GPUs have the same."""
 
@@ -68,8 +69,7 @@ class GroupFigures:
                      memory_total_bytes=total, power_w=self.value("power_w"))
 
 
-@dataclass(frozen=True, slots=True)
-class Outliers:
+class Outliers(Struct, frozen=True):
     """What stands out among the GPUs and nodes of a group, and the targets that do not answer."""
 
     middles: Mapping[Key, Mapping[str, float]]  # median, mad, node_median of the groups that were asked for
@@ -87,8 +87,7 @@ class Outliers:
         return (*self.low_gpus[:MOST_LOW_GPUS], *self.low_clocks)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuDetails:
+class GpuDetails(Struct, frozen=True):
     """Everything that is known of single GPUs, and of their peers."""
 
     gpus: Mapping[str, Gpu]  # by UUID
@@ -97,8 +96,7 @@ class GpuDetails:
     peers: Mapping[Key, Mapping[str, float]]  # medians of a group
 
 
-@dataclass(frozen=True)
-class FleetSeries:
+class FleetSeries(Struct, frozen=True, dict=True):
     """What a Prometheus has said: the newest answer to each question, as series, and the past. ``limits``: those by
     which it was asked."""
 

@@ -20,20 +20,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputop.cluster import slurm
 from gputop.cluster.answers import FleetSeries, figure_of
 from gputop.cluster.discovery import AvailableMetrics, find_metrics
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.fleet import fleet_of
-from gputop.cluster.model import Fleet, Problem
+from gputop.cluster.model import Fleet
 from gputop.cluster.prometheus import Client
 from gputop.cluster.queries import Queries
 from gputop.cluster.series_store import Grid, PastQuestion
 from gputop.cluster.view import FleetCollector, Limits, View
 from gputop.cluster.wanted import GROUPS, Wanted, low_clock_nodes
 from gputop.core.errors import GputopError
+from gputop.core.findings import Problem
 from gputop.text.units import seconds
 
 QUERIES = 4  # of a refresh, at most, of a server that takes queries of any length

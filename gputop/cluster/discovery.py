@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.cluster.prometheus import LARGEST, Client
 from gputop.cluster.promql import FIGURE, any_name, by_figure, grouped, has, matchers
@@ -32,8 +34,7 @@ _METRICS = frozenset(
     | {schema.jobs for schema in SCHEMAS if schema.jobs})
 
 
-@dataclass(frozen=True, slots=True)
-class AvailableMetrics:
+class AvailableMetrics(Struct, frozen=True):
     """What a Prometheus has. ``series``: how many by metric name; ``scrape_jobs``: where they come from."""
 
     series: Mapping[str, int]

@@ -14,9 +14,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import read_regular, temporary_place
@@ -31,8 +32,7 @@ _LOGIN = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._][A-Za-z0-9.
 _HOW = "Write http://HOST:9090, https://HOST/PREFIX or ssh://LOGIN/http://HOST:9090."
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """A Prometheus. ``login``: the node to which ssh goes first, with its port, None without."""
 
     scheme: str
@@ -99,8 +99,7 @@ def _usage(text: str, why: str) -> GputopError:
 # -- credentials ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(Struct, frozen=True):
     """What is sent with each request; "" where there is none. ``ca`` is a file with certificates."""
 
     token: str = ""

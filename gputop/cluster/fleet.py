@@ -10,7 +10,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.cluster.answers import FleetSeries, Key, Selection, bounded, gpu_id, gpu_selection, node_selection
 from gputop.cluster.model import (
@@ -65,8 +67,7 @@ def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: View) ->
         problems=tuple(target_problems(series)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, frozen=True):
     """Makes the jobs, nodes and GPUs of a fleet."""
 
     series: FleetSeries

@@ -13,7 +13,8 @@ The spellings of a figure are joined by ``or``, and then the exporters: of a GPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.cluster.discovery import AvailableMetrics
 from gputop.cluster.prometheus import LARGEST
@@ -26,8 +27,7 @@ _OF_JOBS = ("slurm_job_id", "exported_namespace", "exported_pod", "namespace", "
 _SINCE_GAP = "2m"  # a GPU may be away for as long, as when a scrape fails
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """How a figure of each GPU is read. ``where``: matchers of its series."""
 
     where: str = ""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class History:
+from gputop.core.findings import Problem
+
+
+class History(Struct, frozen=True):
     """Values on a grid of time, oldest first: the mean over the ``step_s`` before ``begin_s + i * step_s``; None:
     nothing was measured."""
 
@@ -28,8 +30,7 @@ class History:
         return self.time_s(len(self.values) - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """One GPU or MIG instance. ``figures`` have the names of :mod:`gputop.cluster.schemas`."""
 
     node: str
@@ -45,8 +46,7 @@ class Gpu:
         return f"{self.node}:{self.gpu}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LowClock:
+class LowClock(Struct, frozen=True, kw_only=True):
     """A busy GPU whose mean SM clock of late is far below that of the job's busy GPUs of its model, and these."""
 
     gpu: Gpu
@@ -58,8 +58,7 @@ class LowClock:
     history: History | None = None  # of the GPU's clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """The figures of some GPUs together: of a job, of a node."""
 
     gpus: int
@@ -71,8 +70,7 @@ class Group:
     power_w: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node(Group):
+class Node(Group, frozen=True, kw_only=True):
     """A node, or what a job has of it."""
 
     name: str
@@ -86,8 +84,7 @@ NO_JOB = "(no job)"  # in place of a job's id, where the GPUs of none are shown 
 Mapped = Literal["label", "node", "shared node", "process"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Group):
+class Job(Group, frozen=True, kw_only=True):
     """A job, and how it compares with itself.
 
     ``mapped``: by which its GPUs are known to be its own: a label of the figures; Slurm's nodes, all of whose GPUs it
@@ -125,16 +122,7 @@ class Job(Group):
         return text in names or any(re.fullmatch(rf"{re.escape(text)}[_+]\d+", name) for name in names)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What could not be had, and how to mend it."""
-
-    message: str
-    fix: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Fleet(Struct, frozen=True, kw_only=True):
     """Everything known at ``time_s``; ``stale_s``: how old the figures are where the last refresh failed."""
 
     time_s: float
@@ -160,7 +148,7 @@ def brief(place: str) -> str:
 
 def fields_of(group: Group) -> dict[str, Any]:
     """To make a job or a node of a group's figures."""
-    return {name: getattr(group, name) for name in Group.__dataclass_fields__}
+    return {name: getattr(group, name) for name in Group.__struct_fields__}
 
 
 def upper_median(values: Iterable[float | None]) -> float | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gputop.cluster import slurm
 from gputop.cluster.model import (
@@ -38,8 +39,7 @@ _FIGURES = ("tensor_active", "memory_used_bytes", "memory_total_bytes", "power_w
 _OTHER_NAMES = {"row_remap_failed": "rows_remap_failed"}
 
 
-@dataclass(slots=True)
-class GpuPast:
+class GpuPast(Struct):
     """What was seen of a GPU: by slot of the history sum and number, and the newest one by one."""
 
     first_s: float
@@ -52,8 +52,7 @@ class GpuPast:
     clocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
 
 
-@dataclass(slots=True)
-class Watched:
+class Watched(Struct):
     """A node: its newest snapshot, and the past of the GPUs in it."""
 
     sample: NodeSample | None = None
@@ -241,8 +240,7 @@ class FleetBuilder:
         return tuple(sorted(out, key=lambda low: low.clock_hz))
 
 
-@dataclass(slots=True)
-class _Job:
+class _Job(Struct):
     id: str
     label: str
     mapped: Mapped

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from gputop.cluster import slurm
-from gputop.cluster.model import Fleet, Problem
+from gputop.cluster.model import Fleet
 from gputop.cluster.node_fleet import FleetBuilder, Watched
 from gputop.cluster.ssh import AT_ONCE, NodeProblem, Ssh, answer_of, by_cause
 from gputop.cluster.view import Limits, View
 from gputop.core.errors import EXIT_FAILED, GputopError
+from gputop.core.findings import Problem
 from gputop.core.samples import NodeSample
 from gputop.text.units import seconds
 
@@ -21,7 +21,6 @@ WAIT_S = 3.0  # of a refresh: what has not come by then comes with one of the ne
 _GAP_S = 120.0  # not seen for longer: what was before says nothing of the time between
 
 
-@dataclass(slots=True)
 class _Asked(Watched):
     asked_s: float = -1e9
     problem: NodeProblem | None = None

@@ -13,9 +13,10 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
+
+from msgspec import Struct
 
 from gputop.core.bounded_http import Connection, SecureConnection, TooManyBytes
 from gputop.core.errors import GputopError
@@ -53,8 +54,7 @@ class Series(NamedTuple):
         return self.points[-1][1]
 
 
-@dataclass(slots=True)
-class Cost:
+class Cost(Struct):
     """What was asked of the server."""
 
     queries: int = 0

@@ -9,11 +9,11 @@ renamed its labels).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from msgspec import Struct, field
 
 
-class Name(NamedTuple):
+class Name(Struct, frozen=True):
     """A metric, and what its value is multiplied by to have the base unit."""
 
     name: str
@@ -27,8 +27,7 @@ def _either(*names: str, factor: float = 1.0) -> tuple[Name, ...]:
     return tuple(Name(name, factor) for name in names)
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(Struct, frozen=True):
     """One exporter. ``figures``: the spellings of each figure, of which a target has one. ``model``: the label with the
     GPU's model; of ``info``, joined by ``join``, where that is a metric of its own."""
 

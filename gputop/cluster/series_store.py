@@ -17,8 +17,9 @@ is complete. A *subject* is what is asked for at once: a job, a node, a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from gputop.cluster.model import History
 from gputop.cluster.prometheus import QueryTooLong, Series
@@ -30,8 +31,7 @@ _MAX_SERIES = 100_000  # a server may name other groups each time
 _SET_BACK = 1  # slots by which the time may go back without a clock that was set
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """The slots of a view at a time, from ``first`` to ``last``."""
 
     step_s: float
@@ -52,8 +52,7 @@ class Grid:
         return History(self.first * self.step_s, self.step_s, tuple(map(value, range(self.first, self.last + 1))))
 
 
-@dataclass(frozen=True, slots=True)
-class PastQuestion:
+class PastQuestion(Struct, frozen=True):
     """What is wanted of the past. ``subjects``: those that are wanted most first; ``write``: the figures for some of
     them, by name; ``series_id``: what a series of the answer is of, by its labels."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from gputop.cluster.model import Problem
+from msgspec import Struct
+
 from gputop.core.errors import GputopError
+from gputop.core.findings import Problem
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
 from gputop.text.units import printable
 
@@ -29,8 +30,7 @@ _INDICES = re.compile(r"\([^)]*\)")
 _GRES = re.compile(r"gpu(?::[^:]+)?:(\d{1,5})")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmJob:
+class SlurmJob(Struct, frozen=True):
     """A job that runs. ``gpus``: how many it holds on each of its nodes."""
 
     id: str  # as squeue prints it

@@ -18,9 +18,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from gputop.cluster.model import Problem
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import read_regular, temporary_place
+from gputop.core.findings import Problem
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
 from gputop.text.programs import NO_SUCH_PROGRAM, Ended, ErrorTail, run_program
 from gputop.text.units import printable

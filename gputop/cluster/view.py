@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from gputop.cluster.model import Fleet
 
 
-class Limits(NamedTuple):
+class Limits(Struct, frozen=True):
     """What is asked for: GPUs that have not passed the activity ``idle`` for ``idle_s``, and GPUs whose activity is
     ``below`` the median by so much; and those more active than ``busy`` whose SM clock is below ``clock`` of the
     median. The rules decide."""
@@ -20,8 +21,7 @@ class Limits(NamedTuple):
     clock: float
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """What somebody looks at. ``jobs``: those whose history is wanted first; none: all."""
 
     span_s: float = 3 * 3600.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from gputop.commands.arguments import add_shared, rules_options, screen_options
 from gputop.commands.common import preferences_of, width
@@ -17,7 +19,8 @@ from gputop.text.wrapping import wrap
 from gputop.trace.readers.registry import ACCEPTED_BRIEF
 
 if TYPE_CHECKING:
-    from gputop.comparison.gates import GateResult
+    from gputop.comparison.document import GateResult
+    from gputop.export.analysis_documents import AnalyzeDocument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,14 +81,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[GateResult]) -> None:
     """Each run of the logdirs; one that cannot be read is said on stderr and does not end the others."""
-    from gputop.comparison.gates import GateResult, gate_lines
+    from gputop.comparison.document import GateResult
+    from gputop.comparison.gates import gate_lines
     from gputop.trace.readers.find_files import runs_at
 
     runs = [run for path in args.paths for run in runs_at(Path(path))]
     if not runs:
         raise GputopError("What was given holds only one profile run.", "Give a TensorBoard logdir.",
                           EXIT_USAGE)
-    documents: dict[str, dict[str, Any] | None] = {}
+    documents: dict[str, AnalyzeDocument | None] = {}
     unread: dict[str, GputopError] = {}
     for run in runs:
         if not args.json:
@@ -103,14 +107,16 @@ def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[Gate
         if not args.json:
             console.write_text("")
     if args.json:
-        console.write_json({"schema": "gputop.analyses/1", "runs": documents,
-                            "unread": {name: error.in_one_line for name, error in unread.items()}})
+        from gputop.export.analysis_documents import AnalysesDocument
+
+        console.write_json(AnalysesDocument({name: document for name, document in documents.items() if document},
+                                            {name: error.in_one_line for name, error in unread.items()}))
     if not documents:
         raise next(iter(unread.values()))
 
 
 def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates: Sequence[str],
-         results: list[GateResult]) -> dict[str, Any] | None:
+         results: list[GateResult]) -> AnalyzeDocument | None:
     """The report of one trace, printed, or with --json its document. ``results`` takes what became of the gates."""
     from gputop.comparison.gates import budgets, gate_lines, gates_of_analysis
     from gputop.diagnosis.diagnose import analyze_to_facts
@@ -134,13 +140,14 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
     shown = [*judged, *(() if "budget" in gates else budgets(analysis))]
     origin_ns = facts.trace.window_ns[0]
     if args.json:
-        document = analysis.to_json()
-        if idle_gaps is not None:
-            document["bubbles"] = report.to_json([ranked.idle_gap for ranked in idle_gaps.ranked], facts, origin_ns)
-            document["idle_gap_causes"] = report.totals_to_json(idle_gaps.totals)
-        if shown:
-            document["gates"] = [gate.to_json() for gate in shown]
-        return document
+        from gputop.core.codec import document_of
+        from gputop.export.analysis_documents import AnalyzeDocument
+
+        return document_of(
+            AnalyzeDocument, analysis, gates=tuple(shown) or UNSET,
+            idle_gaps=UNSET if idle_gaps is None else tuple(
+                report.IdleGapRow.of(ranked.idle_gap, facts, origin_ns) for ranked in idle_gaps.ranked),
+            idle_gap_causes=UNSET if idle_gaps is None else idle_gaps.totals)
     console.write_text(text_report(analysis, width(), verbose=args.verbose) if args.full or args.verbose
                        else short_report(analysis, width()))
     if idle_gaps is not None:

@@ -8,9 +8,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
+
+from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
 from gputop.core.files import copy_bounded, open_regular, temporary_place

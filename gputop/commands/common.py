@@ -148,8 +148,13 @@ def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -
     if record.problem is not None:
         raise record.problem
     if as_json:
-        analysis = record.analysis.to_json() if record.analysis is not None else {}
-        console.write_json({**analysis, "capture": record.to_json()})
+        from gputop.core.codec import document_of
+        from gputop.export.analysis_documents import CaptureDocument
+        from gputop.profiler.capture.facts import facts_of
+
+        facts = facts_of(record)
+        console.write_json({"capture": facts} if record.analysis is None else
+                           document_of(CaptureDocument, record.analysis, capture=facts))
     else:
         from gputop.diagnosis.report import short_report, text_report
 

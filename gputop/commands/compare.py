@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
     comparison = compare(a, b, again_a=args.again_a, again_b=args.again_b, progress=_tell)
     results = gates_of_comparison(gates, comparison)
     if args.json:
-        document = comparison.to_json()
-        console.write_json({**document, "gates": [gate.to_json() for gate in results]} if gates else document)
+        console.write_json(comparison.document(results))
     elif args.markdown:
         from gputop.comparison.markdown import markdown
 
@@ -86,15 +85,15 @@ def _sides(args: argparse.Namespace) -> tuple[str | Path, str]:
 
 
 def _list_baselines(logdir: Path, as_json: bool) -> int:
-    from gputop.comparison.baselines import baselines
+    from gputop.comparison.baselines import BaselinesDocument, SavedBaseline, baselines
 
     saved = list(baselines(logdir))
     if as_json:
-        console.write_json({"schema": "gputop.baselines/1", "baselines": [
-            {"name": name, "time_s": saved_s, "readable": analysis is not None,
-             "paths": list(analysis.trace.paths) if analysis is not None else [],
-             "median_s": analysis.steps.median_s if analysis is not None and analysis.steps is not None else None}
-            for name, saved_s, analysis in saved]})
+        console.write_json(BaselinesDocument(tuple(
+            SavedBaseline(name, saved_s, False, (), None) if analysis is None else
+            SavedBaseline(name, saved_s, True, analysis.trace.paths,
+                          None if analysis.steps is None else analysis.steps.median_s)
+            for name, saved_s, analysis in saved)))
         return EXIT_OK
     for name, saved_s, analysis in saved:
         steps = analysis.steps if analysis is not None else None

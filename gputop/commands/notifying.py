@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.text.console import say
-from gputop.text.units import printable
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
@@ -76,6 +75,6 @@ def _tell_capture(args: argparse.Namespace, title: str, text: str, *, simulated:
     from gputop.simulation.node import HOSTNAME
 
     host = HOSTNAME if simulated else os.uname().nodename
-    notification = Notification("capture", time.time(), host, printable(title), printable(text.strip()), simulated)
+    notification = Notification.of("capture", time.time(), host, title, text, simulated)
     if problem := tell(parse_ways(args.notify), notification):
         say(problem)

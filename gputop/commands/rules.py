@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import UNSET, Struct, UnsetType
 
 from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
@@ -34,6 +36,41 @@ _ACTIONS = {
 }
 
 
+class ListedRule(Struct, frozen=True):
+    """``when``, ``hold_s``, ``severity`` and ``title`` are of a rule of the user's own."""
+
+    id: str
+    on: Literal["live", "trace", "fleet"]
+    origin: str
+    when: str | UnsetType = UNSET
+    hold_s: float | UnsetType = UNSET
+    severity: str | UnsetType = UNSET
+    title: str | UnsetType = UNSET
+
+
+class ListedLimit(Struct, frozen=True):
+    id: str
+    value: float
+    unit: str
+    default: float
+    source: str
+    yours: bool
+
+
+class ListedBudget(Struct, frozen=True):
+    id: str
+    keep: str
+    origin: str
+
+
+class RulesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.rules/1"):
+    """gputop rules list --json."""
+
+    rules: tuple[ListedRule, ...]
+    limits: tuple[ListedLimit, ...]
+    budgets: tuple[ListedBudget, ...]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, rules_options)
     parser.add_argument("action", choices=tuple(_ACTIONS), nargs="?", default="list", metavar="ACTION",
@@ -56,18 +93,19 @@ def _list(args: argparse.Namespace) -> int:
     from gputop.advice.python_rules import python_rules
     from gputop.advice.registry import RULES, default_limits, limit_record
     from gputop.advice.user_registry import UserRules
+    from gputop.core.codec import document_of
 
     built_in = [*RULES, *python_rules("live"), *python_rules("trace")]
     defaults = default_limits()
     shown = list(map(limit_record, defaults if args.limits or args.json else UserRules.limits))
     if args.json:
-        console.write_json({
-            "schema": "gputop.rules/1",
-            "rules": [_rule_json(rule) for rule in UserRules.rules] + [
-                {"id": rule.id, "on": rule.origin, "origin": _by(rule)} for rule in built_in],
-            "limits": [_limit_json(used, defaults[used.id]) for used in shown],
-            "budgets": [{"id": budget.id, "keep": budget.condition.text, "origin": budget.origin}
-                        for budget in UserRules.budgets]})
+        console.write_json(RulesDocument(
+            tuple(document_of(ListedRule, rule, on=rule.condition.source, when=rule.condition.text)
+                  for rule in UserRules.rules)
+            + tuple(ListedRule(rule.id, rule.origin, _by(rule)) for rule in built_in),
+            tuple(document_of(ListedLimit, limit, default=(default := defaults[limit.id]).value,
+                              yours=limit is not default) for limit in shown),
+            tuple(document_of(ListedBudget, budget, keep=budget.condition.text) for budget in UserRules.budgets)))
         return EXIT_OK
     lines = [f"{'rule':<26}{'on':<7}from"]
     lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in UserRules.rules]
@@ -91,16 +129,6 @@ def _by(rule: Rule) -> str:
 
 def _value(used: Limit) -> str:
     return f"{used.value:g} {used.unit}"
-
-
-def _rule_json(rule: RuleText) -> dict[str, Any]:
-    return {"id": rule.id, "on": rule.condition.source, "origin": rule.origin, "when": rule.condition.text,
-            "hold_s": rule.hold_s, "severity": rule.severity, "title": rule.title}
-
-
-def _limit_json(used: Limit, default: Limit) -> dict[str, Any]:
-    return {"id": used.id, "value": used.value, "unit": used.unit, "default": default.value, "source": used.source,
-            "yours": used is not default}
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -231,7 +259,7 @@ def names_table() -> Iterator[str]:
 def _test(args: argparse.Namespace) -> int:
     """Try the rules of a file on a trace or a recording."""
     from gputop.advice.user_registry import UserRules
-    from gputop.diagnosis.rule_trials import over_samples, over_trace, to_json
+    from gputop.diagnosis.rule_trials import TrialsDocument, over_samples, over_trace
     from gputop.diagnosis.user_rules import use_rules
     from gputop.rules.files import RulePath
 
@@ -249,7 +277,7 @@ def _test(args: argparse.Namespace) -> int:
     trials = [*(over_trace(analysis) if analysis is not None else ()),
               *(over_samples(samples) if samples is not None else ())]
     if args.json:
-        console.write_json(to_json(trials))
+        console.write_json(TrialsDocument(tuple(trials)))
         return EXIT_OK
     left_out = [rule.id for rule in UserRules.rules if rule.id not in {trial.id for trial in trials}]
     for trial in trials:

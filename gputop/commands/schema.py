@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.export.schemas import SCHEMAS, json_schema
+    from gputop.commands.documents import SCHEMAS, json_schema
 
     if args.name is None:
         console.write_text("\n".join(SCHEMAS))

@@ -8,7 +8,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gputop.commands.option_types import pid
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
@@ -17,11 +17,10 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.ranks.flight_recorder import Dumps
-    from gputop.ranks.hang import Absence
     from gputop.ranks.model import Answer
     from gputop.ranks.stacks import ProcessStacks
+    from gputop.ranks.stacks_document import StacksNccl
 
-SCHEMA = "gputop.stacks/1"
 _APART_S = 3.0  # between two answers of a witness: a job that works launches some collectives meanwhile
 
 
@@ -45,10 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gputop.ranks.debug_server import ask as ask_servers
     from gputop.ranks.debug_server import compared, read_stacks
-    from gputop.ranks.flight_recorder_report import documents, server_documents, server_lines
     from gputop.ranks.flight_recorder_report import lines as report_lines
+    from gputop.ranks.flight_recorder_report import server_lines
     from gputop.ranks.processes import local_addresses, training_processes
     from gputop.ranks.stack_groups import jobs, report
+    from gputop.ranks.stacks_document import StacksDocument
 
     if args.flight_recorder and not args.pids:
         return _only_dumps(args.flight_recorder, args.json)
@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
     dumps = _dumps(pids, args.flight_recorder)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
     if args.json:
-        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents(dumps),
-                            "debug_server": server_documents(servers), **_stacks(by_job)})
+        console.write_json(StacksDocument.of(nccl, dumps, servers, by_job))
     else:
         witnesses = [*lines, *report_lines(dumps, time.time())]
         if dumps:  # of PyTorch
@@ -96,15 +95,14 @@ def run(args: argparse.Namespace) -> int:
 def _only_dumps(files: Sequence[str], as_json: bool) -> int:
     """Write what the dumps alone say, of a job that may have ended or run elsewhere."""
     from gputop.ranks.flight_recorder import read_files
-    from gputop.ranks.flight_recorder_report import documents, lines
+    from gputop.ranks.flight_recorder_report import lines
+    from gputop.ranks.stacks_document import StacksDocument, StacksNccl
 
     dumps = read_files(files)
     if not dumps.dumps:
         raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch wrote, such as nccl_trace_rank_0.")
     if as_json:
-        nccl = {**dict.fromkeys(("version", "apart_s", "unchanged", "absence")), "problem": "not asked: no PID"}
-        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents([dumps]),
-                            "debug_server": [], **_stacks([])})
+        console.write_json(StacksDocument.of(StacksNccl(problem="not asked: no PID"), [dumps], [], []))
     else:
         console.write_text("\n".join(lines([dumps], time.time())))
     return EXIT_OK
@@ -149,21 +147,21 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | Gpu
         return error
 
 
-def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list[str], dict[str, Any]]:
-    """Answer of NCCL, as lines and for JSON."""
+def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list[str], StacksNccl]:
+    """Answer of NCCL, as lines and for the document."""
     from gputop.advice.live.collectives import counts_text, place_text, title
     from gputop.ranks.hang import find_absence, unchanged
+    from gputop.ranks.stacks_document import StacksAbsence, StacksNccl
 
     if isinstance(first, GputopError) or isinstance(last, GputopError):
         error = first if isinstance(first, GputopError) else last
         assert isinstance(error, GputopError)
-        unknown = dict.fromkeys(("version", "apart_s", "unchanged", "absence"))
-        return [f"NCCL   {error.message}. {error.fix}"], {**unknown, "problem": error.message}
+        return [f"NCCL   {error.message}. {error.fix}"], StacksNccl(problem=error.message)
     seconds = last.time_s - first.time_s
     absence = find_absence(first, last)
     still = unchanged(first, last)
-    nccl = {"version": last.nccl, "apart_s": seconds, "unchanged": still if last.counts_all else None,
-            "absence": _absence(absence) if absence is not None else None, "problem": None}
+    nccl = StacksNccl(version=last.nccl, apart_s=seconds, unchanged=still if last.counts_all else None,
+                      absence=None if absence is None else StacksAbsence.of(absence))
     if absence is not None:
         places = [f"       {place_text(rank)}." for rank in absence.absent[:16]]
         moved = f"       {counts_text(absence)} No rank launched a collective for {seconds:.1f} s."
@@ -175,32 +173,3 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
         says = (f"all ranks have launched the same collectives, but none in the last {seconds:.1f} s: the job does "
                 "something else, or is stuck inside a collective" if still else "the ranks go on")
     return [f"NCCL   No rank is missing: {says}."], nccl
-
-
-def _absence(a: Absence) -> dict[str, Any]:
-    def ranks(listed: Any) -> list[dict[str, Any]]:
-        return [{"rank": r.number, "host": r.host, "pid": r.pid, "gpu": r.gpu, "trouble": r.trouble} for r in listed]
-
-    return {"operation": a.operation or None, "absent_at": a.absent_at, "waiting_at": a.waiting_at,
-            "absent": ranks(a.absent), "absent_count": a.absent_count, "waiting": ranks(a.waiting),
-            "waiting_count": a.waiting_count, "silent": a.silent, "crossed": a.crossed, "circle": a.circle}
-
-
-def _stacks(by_job: Sequence[Sequence[ProcessStacks]]) -> dict[str, Any]:
-    from gputop.ranks.stack_groups import group, odd_ones, sentence
-
-    groups_of_jobs = [(processes, group(processes)) for processes in by_job if processes]
-    return {
-        "jobs": [{"command": processes[0].command, "summary": sentence(groups),
-                  "odd_pids": [p.pid for p in odd_ones(groups)],
-                  "groups": [{"place": one.place, "file": one.line.file if one.line else None,
-                              "line": one.line.line if one.line else None, "pids": [p.pid for p in one.processes]}
-                             for one in groups]} for processes, groups in groups_of_jobs],
-        "processes": [{
-            "pid": p.pid, "rank": p.rank or None, "problem": p.problem.message if p.problem else None,
-            "note": p.note or None,
-            "threads": [{"name": t.name, "main": t.main, "active": t.active,
-                         "frames": [{"function": f.function, "file": f.file, "line": f.line or None,
-                                     "native": f.native} for f in t.frames]} for t in p.threads]}
-            for processes in by_job for p in processes],
-    }

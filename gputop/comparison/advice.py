@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.comparison.job import batch_factor, other_batch
 from gputop.comparison.rows import Row
@@ -28,8 +30,7 @@ _AT_AN_EDGE = frozenset({"unfinished_step", "input_bound"})
 _IN_STEPS_TOO = frozenset({"input_bound"})
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedAdvice(Struct, frozen=True):
     """One finding of A or B. Gains are shares of A's mean step (or, ``per`` "sample", of its time per sample). With
     ``per`` "recording" ``promised`` is a share of A's recorded time, all else of its wall time per training step.
 
@@ -56,13 +57,8 @@ class Followed:
     together: tuple[float, float] | None = None
     fulfilled: Fulfilled | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
+class _Measured(Struct, frozen=True):
     """What became of the time: the rows of the mean step and of the wall time per training step, and B's batch size in
     A's. ``wall_of_recorded`` is how much of A's recording the wall time of its steps is."""
 
@@ -94,7 +90,7 @@ class _Measured:
         return min(1.0, self.step.a / self.wall.a)
 
 
-def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -> list[Followed]:
+def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -> list[FollowedAdvice]:
     """The findings of A and what became of them, then those that only B has; both in their order, gravest first.
 
     ``mean_step`` is the row of the mean step time, ``wall`` that of the wall time per training step. What was shown
@@ -104,7 +100,7 @@ def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -
     before, after = {f.id: f for f in a.findings}, {f.id: f for f in b.findings}
     before |= {id_: finding for id_, finding in shown.items() if id_ not in _with_consequences(before.values())}
     before_all, after_all = _with_consequences(before.values()), _with_consequences(after.values())
-    out: list[Followed] = []
+    out: list[FollowedAdvice] = []
     not_judged = {id_: _not_judged(finding, b) for id_, finding in before.items()}
     statuses = {id_: _status(finding, after_all.get(id_), not_judged[id_] is not None)
                 for id_, finding in before.items()}
@@ -120,7 +116,7 @@ def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -
              or [id_ for id_ in traced if statuses[id_] in ("same", "stronger") and gains[id_].step_time is not None])
     for id_, finding in before.items():
         status, left = statuses[id_], after_all.get(id_)
-        entry = Followed(id_, finding.title, status, finding.severity,
+        entry = FollowedAdvice(id_, finding.title, status, finding.severity,
                          None if left is None else left.severity, finding.gpus)
         if gains[id_].step_time is not None:
             entry = replace(entry, promised=gains[id_].step_time, per=gains[id_].per,
@@ -136,7 +132,7 @@ def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -
     for id_, finding in after.items():
         if id_ not in before_all:
             why = _not_judged(finding, a)
-            out.append(Followed(id_, finding.title, "new", None, finding.severity, finding.gpus,
+            out.append(FollowedAdvice(id_, finding.title, "new", None, finding.severity, finding.gpus,
                                 reason=None if why is None else f"not judged in A: {why}"))
     return out
 
@@ -185,7 +181,7 @@ def _status(before: Finding, after: Finding | None, abstained: bool) -> Status:
     return "stronger" if ranks[1] > ranks[0] or change >= _GAIN_CHANGE else "same"
 
 
-def _outcome(entry: Followed, gain: Gain, measured_by: _Measured, promises: list[float | None]) -> Followed:
+def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises: list[float | None]) -> FollowedAdvice:
     """The estimated saving against the change of the time that it is of; ``promises`` are those of all that was
     followed, as shares of it."""
     per, step, batch = gain.per, measured_by.row(gain), measured_by.batch

@@ -7,13 +7,14 @@ step, so that a comparison of step times is as sure as one of the traces.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import Struct
+
 from gputop.analysis.results import Analysis
-from gputop.core.codec import parse
+from gputop.core.codec import encode, parse
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import open_regular, writable_folder
 from gputop.core.samples import LAST_TIME_S
@@ -22,6 +23,22 @@ FOLDER = "baselines"
 MAX_BASELINES = 500  # of those that are listed
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _MAX_BYTES = 64 << 20
+
+
+class SavedBaseline(Struct, frozen=True):
+    """``median_s`` is the step time, null if there are no steps or the file cannot be read."""
+
+    name: str
+    time_s: float
+    readable: bool
+    paths: tuple[str, ...]
+    median_s: float | None
+
+
+class BaselinesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.baselines/1"):
+    """gputop compare --baselines --json."""
+
+    baselines: tuple[SavedBaseline, ...]
 
 
 def baseline_path(logdir: Path, name: str) -> Path:
@@ -52,7 +69,7 @@ def save_baseline(logdir: Path, name: str, analysis: Analysis, *, replace: bool)
                 raise GputopError(f"there is a baseline {name} already: {path}",
                                   "Add --replace, or choose another name.")
             with folder.replacing(path.name) as file:
-                file.write(json.dumps(analysis.to_json(), allow_nan=False).encode())
+                file.write(encode(analysis))
     except OSError as error:
         raise GputopError(f"cannot write {path}: {error.strerror or error}",
                           "Choose a folder with --logdir.") from error

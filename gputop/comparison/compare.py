@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gputop.comparison.advice import Followed, followed
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from gputop.comparison.advice import FollowedAdvice, followed
+from gputop.comparison.document import CompareDocument, CompareMethod, CompareRow, CompareSide, GateResult
 from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_SPREAD_MOST, drift_of
-from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_batch
+from gputop.comparison.job import Note, batch_factor, notes, other_batch
 from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, Row, Verdict, all_rows, percent_change
 from gputop.comparison.sides import Side, read_side
 from gputop.comparison.statistics import BLOCKS, MIN_STEPS
+from gputop.core.codec import document_of, to_document
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.text.units import percent, seconds
 
-SCHEMA = "gputop.compare/1"
 _Path = str | os.PathLike[str]
 _LEAST = 1e-9
 MAX_REPEATS = 10  # captures of each job: nobody makes more
@@ -26,7 +29,6 @@ _SURE = ("better", "worse")
 _LENGTH = {"better": "shorter", "worse": "longer"}
 _MOVED = {"better": "; the work moved between the steps",
           "worse": "; the work moved from between the steps into them"}
-_STEPS = ("count", "anchor", "median_s", "mean_s", "p95_s")
 METHOD = (
     "A change is called better or worse only if its interval excludes 0 (Welch 1947, with "
     f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole) and if "
@@ -44,8 +46,7 @@ METHOD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """``a`` is before, ``b`` after.
 
     ``rows`` holds every figure, ``advice`` the findings of both sides, ``notes`` what limits
@@ -56,7 +57,7 @@ class Comparison:
     b: Side
     notes: tuple[Note, ...]
     rows: tuple[Row, ...]
-    advice: tuple[Followed, ...]
+    advice: tuple[FollowedAdvice, ...]
 
     @property
     def step(self) -> Row | None:
@@ -188,25 +189,24 @@ class Comparison:
         """With a further caveat, the gravest."""
         return replace(self, notes=(note, *self.notes))
 
-    def to_json(self) -> dict[str, Any]:
-        """The document gputop.compare/1."""
+    def document(self, gates: Sequence[GateResult] = ()) -> CompareDocument:
+        """What is printed, with what became of the gates if there are any."""
         from gputop.core.version import __version__
 
-        return {
-            "schema": SCHEMA, "gputop": __version__,
-            "a": _side(self.a), "b": _side(self.b),
-            "notes": [note.to_json() for note in self.notes],
-            "verdict": self.verdict, "headline": self.headline, "repeat": self.repeat is not None,
-            "probably": self.probably,
-            "captures_needed": self.captures_needed, "batch_factor": batch_factor(self.a, self.b),
-            "work_ratio": None if self.decisive is None else self.decisive.work,
-            "sample_time_change_ratio": self.sample_change,
-            "rows": [row.to_json() for row in self.rows],
-            "advice": [entry.to_json() for entry in self.advice],
-            "method": {"text": METHOD, "confidence": 1 - ERROR, "step_confidence": 1 - STEP_ERROR,
-                       "min_effect_ratio": MIN_EFFECT, "min_steps": MIN_STEPS,
-                       "drift_ratio": dict(zip("ab", drift_of(self.a, self.b), strict=False))},
-        }
+        drift = drift_of(self.a, self.b)
+        return document_of(
+            CompareDocument, self, gputop=__version__, a=CompareSide.of(self.a), b=CompareSide.of(self.b),
+            repeat=self.repeat is not None, batch_factor=batch_factor(self.a, self.b),
+            work_ratio=None if self.decisive is None else self.decisive.work,
+            sample_time_change_ratio=self.sample_change, rows=tuple(map(CompareRow.of, self.rows)),
+            method=CompareMethod(METHOD, 1 - ERROR, 1 - STEP_ERROR, MIN_EFFECT, MIN_STEPS,
+                                 {"a": drift.a, "b": drift.b}),
+            gates=tuple(gates) or UNSET)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``gputop.compare/1``: what ``json.dump`` writes."""
+        document: dict[str, Any] = to_document(self.document())
+        return document
 
 
 def signed(share: float) -> str:
@@ -294,14 +294,6 @@ def _times(a: float | None, b: float | None) -> str:
     first, second = ("?" if value is None else seconds(value) for value in (a, b))
     number, _, unit = first.rpartition(" ")
     return f"{number if number and second.endswith(f' {unit}') else first} → {second}"
-
-
-def _side(side: Side) -> dict[str, Any]:
-    steps = side.analysis.steps if side.analysis is not None else None
-    return {"path": side.path, "kind": side.kind, "again": [repeat.path for repeat in side.repeats],
-            "simulated": side.simulated, "gpus": gpu_count(side),
-            "gpu_names": sorted(set(side.gpu_names)),
-            "steps": {key: getattr(steps, key) for key in _STEPS} if steps is not None else None}
 
 
 def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Sequence[_Path] = (),

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from gputop.advice.python_rules import python_rules
 from gputop.advice.registry import RULES
@@ -19,6 +17,7 @@ from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.user_registry import UserRules
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import Comparison, signed
+from gputop.comparison.document import GateResult
 from gputop.comparison.rows import percent_change
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text.units import counted, figure, printable, ranges
@@ -26,19 +25,6 @@ from gputop.text.units import counted, figure, printable, ranges
 _SEVERITIES = ("low", "medium", "high")
 _REGRESSION = re.compile(r"regression(?::(\d{1,3}(?:\.\d+)?) ?%)?")
 _BUDGET = "budget"
-Outcome = Literal["passed", "failed", "cannot be told"]
-
-
-@dataclass(frozen=True, slots=True)
-class GateResult:
-    """What became of one gate; ``why`` is a sentence."""
-
-    gate: str
-    outcome: Outcome
-    why: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"gate": self.gate, "outcome": self.outcome, "why": self.why}
 
 
 def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.comparison.drift import cpus_of, load_effect
 from gputop.comparison.sides import Side
@@ -24,12 +25,9 @@ _CALLS = re.compile(r"calls of (?:PjitFunction\((.+?)\)|the tf\.function (?:__in
 _NUMBER = re.compile(r"_\d+$")
 
 
-class Note(NamedTuple):
+class Note(Struct, frozen=True):
     id: str
     message: str
-
-    def to_json(self) -> dict[str, str]:
-        return self._asdict()
 
 
 def notes(a: Side, b: Side) -> list[Note]:

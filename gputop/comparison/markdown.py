@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from gputop.comparison.compare import Comparison
-from gputop.comparison.gates import GateResult
+from gputop.comparison.document import GateResult
 from gputop.comparison.report import text_report
 from gputop.text.markdown_text import without_marks
 

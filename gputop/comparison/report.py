@@ -6,9 +6,11 @@ The screen, the text and the document (``headline``) are made from these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from gputop.comparison.advice import Followed
+from msgspec import Struct
+
+from gputop.comparison.advice import FollowedAdvice
 from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, signed
 from gputop.comparison.rows import SECONDS, Group, Row, of_group
 from gputop.comparison.sides import Side
@@ -44,7 +46,7 @@ Tone = Literal["", "head", "good", "bad", "warn", "dim"]
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
 
-class Line(NamedTuple):
+class Line(Struct, frozen=True):
     """A line of the report and what its color is to say; the words are clear without it."""
 
     text: str
@@ -309,7 +311,7 @@ _FULFILLED = {"kept": "REACHED", "partly kept": "PARTLY REACHED", "broken": "NOT
 _FULFILLED_TONES: dict[str | None, Tone] = {"kept": "good", "partly kept": "warn", "broken": "bad"}
 
 
-def _entry(e: Followed, width: int) -> Iterator[Line]:
+def _entry(e: FollowedAdvice, width: int) -> Iterator[Line]:
     on = f" · GPU {ranges(e.gpus)}" if e.gpus else ""
     severity = e.severity_a if e.severity_b is None else e.severity_b if e.severity_a is None else (
         e.severity_a if e.severity_a == e.severity_b else f"{e.severity_a} → {e.severity_b}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.analysis.results import GpuUse
 from gputop.comparison.drift import drift_of
@@ -59,8 +60,7 @@ _OTHER_FUNCTIONS = "the steps of A are calls of {}, those of B of {}: one may be
 _TOO_FEW_STEPS = f"too few steps: each side needs {MIN_STEPS}"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One figure of A and B in base units, ``low`` and ``high`` bounding the change where it was tested.
 
     The change is ``b_alike`` - a: where a step of B is ``work`` times the work of one of A (a larger batch), times are
@@ -89,18 +89,8 @@ class Row:
     def change(self) -> float | None:
         return None if self.a is None or self.b_alike is None else self.b_alike - self.a
 
-    def to_json(self) -> dict[str, Any]:
-        change = None if self.a is None or self.b is None else self.b - self.a
-        return {
-            "group": self.group, "id": self.id, "gpu": self.gpu, "unit": self.unit, "a": self.a, "b": self.b,
-            "change": change, "change_ratio": change / self.a if change is not None and self.a else None,
-            "low": self.low, "high": self.high, "verdict": self.verdict, "reason": self.reason,
-            "per": "step" if self.work == 1.0 else "sample", "change_for_same_work": self.change,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class _Figure:
+class _Figure(Struct, frozen=True):
     """What is compared. ``wish``: 1 where more of it is better, -1 where less is, 0 where neither is in itself."""
 
     group: Group
@@ -110,8 +100,7 @@ class _Figure:
     gpu: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Test:
+class _Test(Struct, frozen=True):
     """What a change has to pass: ``minimum``, and ``interval`` must exclude 0. ``exact`` figures need no interval: they
     were counted, not sampled, or are surely apart. ``reason``: why there is neither."""
 
@@ -239,8 +228,7 @@ def _contradicts(live: Row, change: float | None) -> bool:
     return not live.low <= change * live.a <= live.high and own * math.copysign(1, change) < abs(change) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
+class _Steps(Struct, frozen=True):
     """Step times per iteration."""
 
     median_s: float

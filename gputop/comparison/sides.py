@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
 
 from gputop.analysis.results import SCHEMA as ANALYSIS
 from gputop.analysis.results import Analysis
@@ -26,9 +27,10 @@ _SAVED_BYTES = 64 << 20  # a saved document is smaller; a larger .json is a Chro
 _OWN_SCHEMA = re.compile(rb'"schema"\s*:\s*"gputop\.')
 _FIX = "Give a trace, what `gputop analyze --json` or `capture --json` printed, or a JSON snapshot."
 
+Kind = Literal["trace", "analysis", "snapshot"]
 
-@dataclass(frozen=True, slots=True)
-class Side:
+
+class Side(Struct, frozen=True):
     """One of the two: ``analysis`` of its trace, if there is one, and the snapshot's ``live`` figures.
 
     ``series`` is there where the trace itself was read and has steps. ``findings_at_capture`` are as they
@@ -36,7 +38,7 @@ class Side:
     """
 
     path: str
-    kind: Literal["trace", "analysis", "snapshot"]
+    kind: Kind
     analysis: Analysis | None
     live: Snapshot | None = None
     series: StepSeries | None = None

@@ -34,6 +34,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace.model import F64
 
@@ -59,7 +60,7 @@ class Interval(NamedTuple):
         return Interval(*(a * math.expm1(min(log, _MAX_LOG)) for log in self))
 
 
-class Drift(NamedTuple):
+class Drift(Struct, frozen=True):
     """By how much runs of one job differ, whatever changed in it: the least that counts as a change.
 
     ``a`` and ``b`` are standard deviations of the logarithm of each side's mean between runs; about its share of the

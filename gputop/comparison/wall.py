@@ -20,10 +20,10 @@ by the squares of what lies between each estimate and its bound.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.results import StepSeries
 from gputop.comparison.sides import Side
@@ -41,8 +41,7 @@ _MOST = 1 - 1e-9  # of a wall time may be pauses that another recording need not
 _OPEN, _PROFILER = "open", "profiler"
 
 
-@dataclass(frozen=True, slots=True)
-class Walls:
+class Walls(Struct, frozen=True):
     """The wall time of one side's captures, per iteration. ``usual_s`` holds for each capture its steps with the short
     pause behind each, ``steps`` is the number of iterations in all, ``per_anchor`` in a step of the trace. ``apart``
     are the trace's steps from one long pause to the next, ``open_s`` is the longest time that is open at an edge."""

@@ -19,6 +19,7 @@ import msgspec
 from gputop.core.errors import GputopError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 MAX_VALUES = 5_000_000  # of a document; each takes some 100 bytes as an object, and as little as two in the text
 MAX_DEPTH = 200
 MAX_NUMBER = 1e30  # above what anything measures, and still safe to add and to multiply
@@ -43,6 +44,11 @@ def encode(value: object) -> bytes:
     Raises ValueError for a number that is not finite.
     """
     return json.dumps(msgspec.to_builtins(value, str_keys=True), allow_nan=False, separators=(",", ":")).encode()
+
+
+def document_of(kind: type[S], value: object, **other: Any) -> S:
+    """A document of type ``kind``: the attributes of ``value`` that have its fields' names, but for ``other``."""
+    return kind(**{name: other[name] if name in other else getattr(value, name) for name in kind.__struct_fields__})
 
 
 def to_document(value: object, *, finite: bool = False) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 Severity = Literal["high", "medium", "low"]
 
@@ -15,8 +16,7 @@ MIN_SHARE = 0.01  # what a replay shows to save less is not raised
 LARGE_SHARE = 0.1  # share of the step: what a rule judged so large does not vanish because a replay saves less of it
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(Struct, frozen=True):
     """Time to save, as a share of today's (0.31: 31 % less), and how it was computed.
 
     ``step_time`` is the share of the time per step or, with ``per`` "sample", of the time per
@@ -43,16 +43,14 @@ class Gain:
     estimate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CombinedGain:
+class CombinedGain(Struct, frozen=True):
     """Saving of the fixes of several findings (ids) at once by a replay, as a share of today's step."""
 
     findings: tuple[str, ...]
     step_time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Culprit:
+class Culprit(Struct, frozen=True):
     """Event or op that a finding is about, by the name that the trace gives it.
 
     ``kind`` is "layer" (several ops whose names begin alike: "teacher/*"), "op", "host" (an event on the host), "stage"
@@ -78,8 +76,7 @@ class Culprit:
     more_on: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """One cause, with the numbers it rests on and what to do. ``origin`` is "trace", "live" or "fleet".
 
     The fields stand in the order in which documents have them.
@@ -117,16 +114,21 @@ class Finding:
         return frozenset({self.id}).union(*(f.ids for f in self.consequences))
 
 
-@dataclass(frozen=True, slots=True)
-class Abstained:
+class Problem(Struct, frozen=True):
+    """Error and its fix, as documents have them."""
+
+    message: str
+    fix: str = ""
+
+
+class Abstained(Struct, frozen=True):
     """A rule that could not judge: what it would have needed, and how to get that."""
 
     id: str
     missing: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """All a set of rules had to say: findings in order of what they save, and abstentions.
 
     ``limit`` says what bounds the job where nothing is wrong; empty where that is not known. ``what_if`` has sets of

@@ -7,10 +7,12 @@ dataclass takes ten times as long to make.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from gputop.core.metrics import (
     ADAPTER_METRICS,
@@ -23,30 +25,34 @@ from gputop.core.metrics import (
     TENSOR_FLOP_UTIL,
 )
 
-MAX_GPUS = 1024  # of a node in a recording or snapshot; each has a history
+MAX_GPUS = 1024  # GPUs of a node in a recording or snapshot; each has a history
 LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
-Time = Annotated[float, Meta(ge=0, le=LAST_TIME_S)]  # Unix time, which a recording or a snapshot may claim to be any
+UnixTime = Annotated[float, Meta(ge=0, le=LAST_TIME_S)]
 
 
 class Reading(Struct, frozen=True):
     """A measured value, or why there is none: ``value`` and ``reason`` are never both set.
 
-    ``source`` is what was asked ("GPM", "NVML", "psutil", "simulated"); ``coarse`` marks
-    a substitute that measures less than its name suggests.
+    ``source`` is what was asked ("GPM", "NVML", "psutil", "simulated"), None: not known; ``coarse`` marks
+    a substitute that measures less than its name suggests. A number that is not finite is no value.
     """
 
     value: int | float | None
     unit: str
-    source: str = ""
+    source: str | None = None
     reason: str | None = None
     coarse: bool = False
 
     def __post_init__(self) -> None:
-        if (self.value is None) == (self.reason is None):
-            raise ValueError(f"a reading has a value or a reason, not {self.value!r} and {self.reason!r}")
+        value = self.value
+        if (value is None) == (self.reason is None):
+            raise ValueError(f"a reading has a value or a reason, not {value!r} and {self.reason!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            force_setattr(self, "value", None)
+            force_setattr(self, "reason", f"{value} is no measurement")
 
     @classmethod
-    def missing(cls, unit: str, reason: str, source: str = "") -> Reading:
+    def missing(cls, unit: str, reason: str, source: str | None = None) -> Reading:
         return cls(None, unit, source, reason)
 
 
@@ -85,15 +91,15 @@ class GpuProcess(Struct, frozen=True):
 
     pid: int
     kind: str  # "C" compute, "G" graphics, "C+G"
+    mig: int | None  # the MIG instance it is on
     memory_bytes: Reading
     sm_ratio: Reading  # share of the GPU's SM time over the driver's last sampling window
-    mig: int | None = None  # the MIG instance it is on
 
 
 class XidEvent(Struct, frozen=True):
     """A fault that the driver reported while gputop watched. ``xid`` is NVIDIA's number for it."""
 
-    time_s: Time
+    time_s: UnixTime
     xid: int
 
 
@@ -210,7 +216,7 @@ class ProcessSample(Struct, frozen=True):
     gpus: Mapping[int, GpuProcess] = field(default_factory=dict)  # by GPU index
     reason: str | None = None
     parent_pid: int | None = None  # None: not known
-    started_s: Time | None = None  # None: not known
+    started_s: UnixTime | None = None  # None: not known
     local_pid: int | None = None  # its PID where gputop runs, if that differs
     container: str | None = None  # the container it runs in: runtime and short id; None: none, or not known
     cuda_visible_devices: str | None = None  # of its environment; None: not set or not readable
@@ -264,8 +270,8 @@ class AdapterSample(Struct, frozen=True):
     name: str  # "mlx5_0"; of an adapter with several ports "mlx5_0:2"
     state: str  # PORT_ACTIVE, "DOWN", "INIT", …; "" where the kernel does not tell it
     link_layer: str  # "InfiniBand", "Ethernet"
+    numa_node: int | None  # None: not known, or the node has only one
     readings: Mapping[str, Reading]
-    numa_node: int | None = None  # None: not known, or the node has only one
 
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)
@@ -311,7 +317,7 @@ class NodeSample(Struct, frozen=True):
     ``gpus_present`` is how many GPUs the node has, watched or not; None: ``gpus`` are all.
     """
 
-    time_s: Time
+    time_s: UnixTime
     gpus: Annotated[tuple[GpuSample, ...], Meta(max_length=MAX_GPUS)]
     host: HostSample
     processes: tuple[ProcessSample, ...] = ()

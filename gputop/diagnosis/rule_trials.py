@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from msgspec import Struct
 
@@ -13,7 +12,6 @@ from gputop.advice.live.user_rules import HeldConditions, user_live_outcomes
 from gputop.advice.trace.user_rules import missing, over_budget, user_outcome
 from gputop.advice.user_registry import UserRules
 from gputop.analysis.results import Analysis
-from gputop.core.codec import to_document
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import NodeSample
 from gputop.telemetry.history import History
@@ -36,6 +34,12 @@ class Trial(Struct, kw_only=True):
     times: int = 0
     first_s: float | None = None
     held_ratio: float | None = None
+
+
+class TrialsDocument(Struct, frozen=True, tag_field="schema", tag="gputop.rule-trials/1"):
+    """gputop rules test --json."""
+
+    trials: tuple[Trial, ...]
 
 
 def over_trace(analysis: Analysis) -> list[Trial]:
@@ -111,8 +115,3 @@ def _tell(trial: Trial, outcome: Finding | Abstained | None) -> Trial:
     elif isinstance(outcome, Abstained):
         trial.outcome, trial.missing = "cannot be told", outcome.missing
     return trial
-
-
-def to_json(trials: Iterable[Trial]) -> dict[str, Any]:
-    """The document gputop.rule-trials/1."""
-    return {"schema": "gputop.rule-trials/1", "trials": to_document(list(trials))}

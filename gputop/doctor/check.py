@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 
@@ -14,8 +15,7 @@ Status = Literal["ok", "warn", "fail", "unknown"]
 DEADLINE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """The result for one capability.
 
     ``fail``: gputop or a part of it does not work; ``warn``: it works, but with less than possible;
@@ -29,12 +29,8 @@ class Check:
     detail: str
     fix: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "status": self.status, "title": self.title, "detail": self.detail, "fix": self.fix}
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """Makes one check or several: ``run`` may block and may raise anything."""
 
     id: str

@@ -1,25 +1,28 @@
-"""The outcome of ``gputop doctor``: all checks in order, as text, as JSON, and the exit status."""
+"""The outcome of ``gputop doctor``: all checks in order, as text, as a document, and the exit status."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass
-from typing import Any
+
+from msgspec import Struct
 
 from gputop.core.errors import EXIT_FAILED, EXIT_NO_DATA, EXIT_OK
 from gputop.doctor.check import Check
 from gputop.text import console
 
-SCHEMA = "gputop.doctor/1"
 _COLORS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "35"}
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="gputop.doctor/1"):
+    """gputop doctor --json."""
+
+    checks: tuple[Check, ...]
+
+
+class Report(Struct, frozen=True):
     """All checks, and whether there is anything to monitor at all."""
 
     checks: tuple[Check, ...]
@@ -31,13 +34,6 @@ class Report:
         if self.no_gpu:
             return EXIT_NO_DATA
         return EXIT_FAILED if any(check.status == "fail" for check in self.checks) else EXIT_OK
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "checks": [check.to_json() for check in self.checks]}
-
-
-def to_json(report: Report) -> str:
-    return json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
 
 
 def to_text(report: Report, width: int = 100, *, color: bool = False) -> str:
@@ -62,7 +58,7 @@ def to_text(report: Report, width: int = 100, *, color: bool = False) -> str:
 def print_report(report: Report, *, as_json: bool) -> None:
     """To stdout; in colors on a terminal that has them, unless NO_COLOR is set."""
     if as_json:
-        console.write_document(to_json(report))
+        console.write_json(DoctorDocument(report.checks))
         return
     tty = sys.stdout.isatty()
     width = min(120, shutil.get_terminal_size((100, 24)).columns) if tty else 100

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.cluster.model import brief
 from gputop.core.version import __version__
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from gputop.advice.fleet.report import Report
     from gputop.cluster.model import Fleet, Gpu, Group, History, Job
 
-SCHEMA = "gputop.cluster/1"
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTORY_MIN, _HISTORY_GOOD = 10, 16  # cells; those that a longer name does not take
 _PAGE = 400  # cells of a line in which every column has room
@@ -29,7 +30,7 @@ _SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # t
 _LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
 
 
-class Column(NamedTuple):
+class Column(Struct, frozen=True):
     heading: str
     width: int
     right: bool = True
@@ -198,12 +199,13 @@ def remark(job: Job) -> str:
 
 def to_document(report: Report) -> dict[str, Any]:
     """docs/reference/cluster.md tells its keys."""
-    from gputop.core.codec import to_document as document
+    from gputop.advice.fleet.report import ClusterDocument
+    from gputop.core.codec import document_of
+    from gputop.core.codec import to_document as plain
 
-    fleet: dict[str, Any] = document(report.fleet, finite=True)
-    return {"schema": SCHEMA, "version": __version__, **fleet,
-            "findings": [document(finding, finite=True) for finding in report.findings],
-            "abstained": [document(own, finite=True) for own in report.abstained]}
+    document = document_of(ClusterDocument, report.fleet, version=__version__, findings=report.findings,
+                           abstained=report.abstained)
+    return {"schema": "", "version": "", **plain(document, finite=True)}  # these come first
 
 
 # -- text -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 # Rows that are written at once: what a writer holds in memory, and a row group of Parquet.
 BATCH_ROWS = 1 << 16
@@ -43,7 +44,7 @@ class Column(NamedTuple):
         return out
 
 
-class Table(NamedTuple):
+class Table(Struct, frozen=True):
     """``rows`` says what a row is, for docs/tasks/convert.md."""
 
     name: str
@@ -66,7 +67,7 @@ NAMES = Table.of("names", "a name, which other tables refer to; in SQLite alone"
                  "id INTEGER PRIMARY KEY, name TEXT NOT NULL")
 
 
-class Tables(NamedTuple):
+class Tables(Struct, frozen=True):
     """Tables with their rows, some of them at a time. ``names`` is what columns of names refer to; ``views`` is SQL."""
 
     tables: Iterator[tuple[Table, Iterator[Batch]]]

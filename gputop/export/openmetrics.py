@@ -13,7 +13,9 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from gputop.core.metrics import (
     ADAPTER_METRICS,
@@ -42,7 +44,7 @@ _UNITS = {RATIO: ("_ratio", "ratio"), BYTES: ("_bytes", "bytes"), BYTES_PER_S: (
           WATTS: ("_w", "watts"), CELSIUS: ("_c", "celsius"), HERTZ: ("_hz", "hertz")}
 
 
-class Family(NamedTuple):
+class Family(Struct, frozen=True):
     """Samples of one name. ``name`` has its unit and the ending that its type asks for."""
 
     name: str

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputop.core.codec import to_document
+from gputop.core.codec import document_of, to_document
 from gputop.core.errors import GputopError
 from gputop.core.files import write_new_files
 from gputop.core.framework import LABELS
@@ -55,12 +55,13 @@ def document(session: Session) -> dict[str, Any]:
 def _document(session: Session) -> form.Document:
     sample = _sample(session)
     record = session.last_capture
-    return form.form_of(
-        form.Document, sample, schema=form.SCHEMA, gputop=__version__, interval_s=session.interval_s,
+    return document_of(
+        form.Document, sample, gputop=__version__, interval_s=session.interval_s, host=form.Host.of(sample.host),
+        gpus=tuple(map(form.Gpu.of, sample.gpus)), processes=tuple(map(form.Process.of, sample.processes)),
         history=_history(session.history, sample),
         spectrogram=_spectrogram(session.history, sample, session.interval_s),
         step_period=_step_period(session.step_period, session.history),
-        servers=tuple(form.form_of(form.Server, s, description=redaction.command(s.description))
+        servers=tuple(document_of(form.Server, s, description=redaction.command(s.description))
                       for s in session.servers),
         capture=None if record is None else form.Capture.of(record),
         findings=session.findings, limit=session.live.limit, abstained=session.live.abstained)
@@ -116,7 +117,7 @@ def _step_period(step_period: StepPeriodEstimate | None, history: History | None
     """The estimated period of the training step, or why there is none; null before the first estimate."""
     if step_period is None or history is None:
         return None
-    return form.form_of(
+    return document_of(
         form.StepPeriod, step_period, estimate=True, method="autocorrelation", metric=step_period.metric or None,
         confidence=None if step_period.period_s is None else step_period.confidence,
         gpus=tuple(history.uuids[gpu] for gpu in step_period.gpus))

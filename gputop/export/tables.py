@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limits, RankTimes, TypicalStep
@@ -28,7 +29,7 @@ _OTHER_COLOR, _GAP_COLOR = "#8b93a3", "#e5955f"
 _MAX_SLOTS = 10_000  # of a step's picture
 
 
-class _Cell(NamedTuple):
+class _Cell(Struct, frozen=True):
     """A cell of "Now": its heading, the metric it shows, and the one that is 100 % of it, if that is shown too."""
 
     heading: str
@@ -325,7 +326,7 @@ def _gpu_row(g: GpuSample) -> str:
 
 
 def _figure(r: Reading, text: str = "") -> str:
-    why = (r.reason or r.source) + (" (coarse)" if r.coarse else "")
+    why = (r.reason or r.source or "") + (" (coarse)" if r.coarse else "")
     if r.value is None:
         return _none(why)
     level = f' class="level" style="--v:{100 * min(1.0, max(0.0, r.value)):.0f}%"' if r.unit == RATIO else ""

@@ -8,13 +8,12 @@ the one from below as loose as the gathering of the trace took.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gputop.trace.readers.clock_file import HostClock
 
 
-@dataclass(frozen=True, slots=True)
-class ClockBounds:
+class ClockBounds(Struct, frozen=True):
     """A server's clock less ours, in seconds, lies from ``low_s`` to ``high_s``."""
 
     low_s: float

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.storage import TRACE
@@ -20,8 +21,7 @@ from gputop.profiler.storage import TRACE
 Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "saving"]
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Progress of a capture. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for; ``more``:
     another recording follows this one."""
 
@@ -31,8 +31,7 @@ class Progress:
     more: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """One recording to make: ``seconds`` of a job, saved below ``logdir``; in detail, at once, and into a run folder of
     its own unless the rest says otherwise.
 
@@ -53,8 +52,7 @@ class Recording:
     shapes: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureResult:
+class CaptureResult(Struct, frozen=True):
     """A captured trace on disk.
 
     ``took_s`` is request to answer, recording included; ``delivered`` how the trace came;
@@ -97,8 +95,7 @@ CUPTI_RECORDS = 2 * 2**20
 _CUPTI_SHARE = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class RecorderLimits:
+class RecorderLimits(Struct, frozen=True):
     """Limits and costs of a way to record, unless it says otherwise that of TensorFlow's and JAX's profiler server.
 
     ``device_events`` are kept at most, ``device_limit`` says that in words; so many ``events`` of any kind are

@@ -35,10 +35,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.bounded_http import Connection
 from gputop.core.codec import parse
@@ -158,7 +158,7 @@ def read_traceback(text: str) -> tuple[ThreadStack, ...]:
         elif threads and (frame := _FRAME_LINE.fullmatch(line)):
             file, number, function = frame.groups()
             threads[-1][1].append(Frame(printable(function)[-_NAME_CHARS:], printable(file)[-_NAME_CHARS:],
-                                        int(number) if number.isdecimal() else 0))
+                                        int(number) or None if number.isdecimal() else None))
         cut = cut or line == _CUT
     return tuple(ThreadStack(name, number == len(threads) - 1 and not cut, False, tuple(frames))
                  for number, (name, frames) in enumerate(threads) if frames)

@@ -1,9 +1,9 @@
-"""Report of PyTorch's flight recorder on a hang, by its dumps or by a debug server, as lines and for JSON. Pure."""
+"""Report of PyTorch's flight recorder on a hang, by its dumps or by a debug server, as lines. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -156,38 +156,3 @@ def _launched(collective: Collective | None) -> str:
         return "nothing that its dump still holds"
     size = f" of {collective.elements:,} elements" if collective.elements is not None else ""
     return f"{collective.operation}{size}{_at(collective.line)}"
-
-
-def documents(jobs: Sequence[Dumps]) -> list[dict[str, Any]]:
-    """The same, for JSON."""
-    return [_of_job(job, [_document(state) for state in compare(job.dumps)]) for job in jobs]
-
-
-def server_documents(jobs: Sequence[Answers]) -> list[dict[str, Any]]:
-    """The same of the debug servers. The groups of a job that goes on are not compared."""
-    return [{**_of_job(job.dumps, [] if job.moved else [_document(state) for state in compare(job.dumps.dumps)]),
-             "moved": job.moved} for job in jobs]
-
-
-def _of_job(job: Dumps, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"ranks": [dump.rank for dump in job.dumps],
-            "missing_ranks": sorted(frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
-                                    - {dump.rank for dump in job.dumps}),
-            "problems": list(job.problems), "groups_not_compared": list(not_compared(job.dumps)), "groups": groups}
-
-
-def _document(state: GroupState) -> dict[str, Any]:
-    def ranks(states: Sequence[RankState]) -> list[dict[str, Any]]:
-        return [{"rank": r.rank, "scheduled": r.scheduled, "started": r.started, "completed": r.completed,
-                 "last": _collective(r.last), "launched": _collective(r.at)} for r in states]
-
-    return {"name": state.name, "description": state.description, "verdict": state.verdict, "number": state.seq,
-            "operation": state.operation or None, "apart": ranks(state.apart), "others": ranks(state.others),
-            "without_dump": list(state.without_dump) if state.without_dump is not None else None}
-
-
-def _collective(collective: Collective | None) -> dict[str, Any] | None:
-    if collective is None:
-        return None
-    return {"number": collective.seq, "operation": collective.operation, "elements": collective.elements,
-            "line": collective.line or None}

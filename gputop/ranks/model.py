@@ -13,7 +13,7 @@ class Rank(Struct, frozen=True):
     ``trouble`` says what NCCL holds against it, "" where nothing.
     """
 
-    number: int
+    number: int = field(name="rank")
     host: str = ""
     pid: int | None = None
     gpu: int | None = None

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
 from gputop.text.commands import short_command
@@ -22,8 +23,7 @@ _MAX_LABELED = 4  # of more processes that stand alike the numbers alone are tol
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|^<")
 
 
-@dataclass(frozen=True, slots=True)
-class StackGroup:
+class StackGroup(Struct, frozen=True):
     """Processes whose main threads stand alike. ``line`` is the innermost line of the program's own, None where there
     is none; ``calls`` are the functions called from there, outermost first. ``stack`` is one of theirs."""
 
@@ -39,7 +39,7 @@ class StackGroup:
         called = " → ".join(dict.fromkeys(named[:1] + named[-1:]))
         if self.line is None:
             return called or "native code only"
-        return f"{called or self.line.function} at {short_file(self.line.file)}:{self.line.line}"
+        return f"{called or self.line.function} at {_where(self.line)}"
 
 
 def group(processes: Sequence[ProcessStacks]) -> tuple[StackGroup, ...]:
@@ -140,8 +140,11 @@ def _other_threads(processes: Sequence[ProcessStacks]) -> Iterator[str]:
 
 def _frames(thread: ThreadStack, line: Frame | None) -> Iterator[str]:
     for frame in thread.frames:
-        where = short_file(frame.file) + (f":{frame.line}" if frame.line else "")
-        yield f"  {'→' if frame == line else ' '} {fit(frame.function, _FUNCTION_COLUMNS)} {where}"
+        yield f"  {'→' if frame == line else ' '} {fit(frame.function, _FUNCTION_COLUMNS)} {_where(frame)}"
+
+
+def _where(frame: Frame) -> str:
+    return short_file(frame.file) + (f":{frame.line}" if frame.line else "")
 
 
 def is_library(file: str) -> bool:

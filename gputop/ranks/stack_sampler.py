@@ -21,11 +21,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.files import read_regular, temporary_place, unnamed_file
@@ -73,8 +73,7 @@ class _Event(msgspec.Struct):
     args: _Args | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """Bounds in Unix nanoseconds: when the program was started and had ended, when its file came and was last written.
     ``tick_ns``: a file's time may be so much too early."""
 

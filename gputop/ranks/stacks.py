@@ -13,10 +13,10 @@ import shutil
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError, NoDataError
@@ -37,18 +37,16 @@ _MAX_BYTES = 16 << 20
 _MAX_THREADS, _MAX_FRAMES, _NAME_CHARS = 2000, 500, 300
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """``file`` is a library where it is ``native``; ``line`` 0: not known."""
+class Frame(Struct, frozen=True):
+    """``file`` is a library if it is ``native``; ``line`` None: not known."""
 
     function: str
     file: str
-    line: int
+    line: int | None
     native: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadStack:
+class ThreadStack(Struct, frozen=True):
     """``frames``, innermost first. ``active``: it was running, by what the system says of it."""
 
     name: str
@@ -57,8 +55,7 @@ class ThreadStack:
     frames: tuple[Frame, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStacks:
+class ProcessStacks(Struct, frozen=True):
     """``rank`` is its place in the job, "" where that is not known; ``problem`` says why there are no threads.
     ``command`` has its secrets hidden. ``note``: why another witness than py-spy shows the threads, "" if py-spy does.
     """
@@ -169,7 +166,7 @@ def read_dump(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
 def _frame(frame: _Frame) -> Frame:
     # What was made at run time has neither name nor file.
     native = frame.module is not None or frame.name.startswith("0x")
-    return Frame(_text(frame.name), _text(frame.filename), max(0, frame.line), native)
+    return Frame(_text(frame.name), _text(frame.filename), frame.line if frame.line > 0 else None, native)
 
 
 def _text(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputop.core.findings import CombinedGain, Culprit, Finding, with_cures
 from gputop.text.units import percent, printable, ranges, seconds

@@ -28,8 +28,7 @@ from gputop.replay.format import (
 )
 
 _MAX_DEPTH = 8  # a sample has four levels
-_NO_MEASUREMENT = "{} is no measurement"
-# Of the dictionaries of a segment: the writer begins another after so much. 20 kB of a file may hold 16 MB.
+# Size of a segment's dictionaries: the writer begins another segment after so much. 20 kB of a file may hold 16 MB.
 _MAX_DICTIONARY_BYTES = SEGMENT_DICTIONARY_BYTES + MAX_RECORD_BYTES
 _MAX_WORK = 1 << 20  # items of one sample; 16 GPUs with 10 processes each need about 2000
 
@@ -66,8 +65,9 @@ class _Slot(Struct, array_like=True):
 
     def row(self) -> list[Any]:
         """Metric, slot, unit, source, coarse, and the reading that it gave last."""
-        missing = Reading(None, self.unit, self.source, self.reason, self.coarse) if self.slot is None else None
-        return [self.metric, self.slot, self.unit, self.source, self.coarse, missing]
+        source = self.source or None
+        missing = Reading(None, self.unit, source, self.reason, self.coarse) if self.slot is None else None
+        return [self.metric, self.slot, self.unit, source, self.coarse, missing]
 
 
 class _Readings(Struct, array_like=True):
@@ -164,8 +164,8 @@ class Decoder:
                 # A limit or a total is the same again; not so 0, which may be -0.
                 if last is None or last.value != value or not value:
                     row[5] = last = (
-                        Reading(value if slot == FLOAT else int(value), unit, source, None, coarse)
-                        if math.isfinite(value) else Reading.missing(unit, _NO_MEASUREMENT.format(value), source))
+                        Reading(int(value) if slot == INT and math.isfinite(value) else value, unit, source, None,
+                                coarse))
             out[metric] = last
         self._at = at
         return out
@@ -187,9 +187,7 @@ class Decoder:
         if tag == "r":
             _, slot, unit, source, reason, coarse = item
             value = None if slot is None else self._item(slot, depth)
-            if value is not None and not math.isfinite(value):
-                value, reason = None, _NO_MEASUREMENT.format(value)
-            return {"value": value, "unit": unit, "source": source, "reason": reason, "coarse": coarse}
+            return {"value": value, "unit": unit, "source": source or None, "reason": reason, "coarse": coarse}
         if tag == "int":
             return int(item[1])
         raise Damaged(f"unknown item {tag!r}")

@@ -179,7 +179,7 @@ class Encoder:
         if value is not None:
             self._numbers.append(value)
         slot = None if value is None else INT if isinstance(value, int) else FLOAT
-        return (slot, reading.unit, reading.source, reading.reason, reading.coarse)
+        return (slot, reading.unit, reading.source or "", reading.reason, reading.coarse)
 
     def _place(self) -> int:
         """Room for the number of a schema, which stands before the numbers it needs."""

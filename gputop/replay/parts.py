@@ -13,7 +13,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import Folder, open_regular, writable_folder
@@ -28,7 +29,7 @@ _LOCK = ".gputop-record.lock"
 _MAX_SHARE = 8  # a part is at most this part of all that is kept, so that little is removed at a time
 
 
-class Bounds(NamedTuple):
+class Bounds(Struct, frozen=True):
     """Of one part or of all; None: not bounded so."""
 
     age_s: float | None = None
@@ -36,7 +37,7 @@ class Bounds(NamedTuple):
     parts: float | None = None
 
 
-class Rotation(NamedTuple):
+class Rotation(Struct, frozen=True):
     """When a part ends, and what of all parts is kept."""
 
     part: Bounds = Bounds()

@@ -6,11 +6,12 @@ A file may come from anywhere: everything in it is checked before anything is bu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gputop.core.codec import convert, parse
+from msgspec import Struct
+
+from gputop.core.codec import parse
 from gputop.core.errors import GputopError
 from gputop.core.files import open_regular
 from gputop.core.findings import Advice, Finding
@@ -24,8 +25,7 @@ _MAX_NODE_VALUES = 500_000  # of one that a node answers with: of 16 GPUs it has
 _PAGE_BEGIN, _PAGE_END = f'<script type="application/json" id="{DATA_ID}">', "</script>"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """All that a document holds. ``spectrogram`` has one track a GPU: its activity, with levels."""
 
     sample: NodeSample
@@ -91,7 +91,7 @@ def from_document(document: Any, name: str = "the snapshot") -> Snapshot:
             and schema.startswith("gputop.snapshot/") else "gputop snapshot --format json makes one.")
         raise GputopError(f"{name} is {kind}", fix)
     try:
-        return _snapshot(convert(document, Document))
+        return _snapshot(Document.read(document))
     except ValueError as error:
         raise GputopError(f"{name} is damaged: {error}", "Copy it again, or take a new snapshot.") from error
 

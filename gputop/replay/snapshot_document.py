@@ -1,69 +1,47 @@
 """The types of the document ``gputop.snapshot/1``: it is written and read by these, so each key is said once.
 
-The fields stand in the order of the document. The form of a value of a sample has fields of the same names
-(:func:`form_of`); its ``sample()`` makes the value again, of a document that the codec has checked. What a type cannot
-say, that a grid is of some size, is checked there. A field with a default may be missing in an older document.
+The fields stand in the order of the document. What differs from the values of a sample has a form of its own, with
+fields of the same names: ``of()`` makes it, and its ``sample()`` the value again, of a document that the codec has
+checked. What a type cannot say, that a grid is of some size, is checked there. A field with a default may be missing in
+an older document.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
+from msgspec import Meta, Struct, field, structs
+from msgspec.structs import replace
 
 from gputop.analysis.results import Analysis
 from gputop.core import samples
-from gputop.core.codec import convert
+from gputop.core.codec import convert, document_of
 from gputop.core.errors import GputopError
-from gputop.core.findings import Abstained, Finding
+from gputop.core.findings import Abstained, Finding, Problem
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
-from gputop.core.samples import LAST_TIME_S, MAX_GPUS, Time
+from gputop.core.samples import LAST_TIME_S, MAX_GPUS, UnixTime
 from gputop.profiler.capture import records
+from gputop.profiler.capture.facts import CaptureFacts, facts_of
 from gputop.telemetry.ring_buffers import LEVELS
 from gputop.text.markup import lines
 from gputop.text.units import devices, printable
 
 SCHEMA = "gputop.snapshot/1"
 _MAX_SLICES = 10_000
-V = TypeVar("V")
+_METRICS = GPU_METRICS.keys() | HOST_METRICS.keys() | CGROUP_METRICS.keys() | ADAPTER_METRICS.keys()
 S = TypeVar("S", bound=Struct)
 
 
-def form_of(kind: type[S], value: object, **other: Any) -> S:
-    """The form of ``value``: its fields of the same names, but for those in ``other``."""
-    return kind(**{name: _form(other[name] if name in other else getattr(value, name))
-                   for name in kind.__struct_fields__})
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _form(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple([_form(item) for item in value])
-    form = _FORMS.get(type(value))
-    return value if form is None else form(value)
-
-
 def _sample_of(kind: type[S], form: Struct, **other: Any) -> S:
-    """The reverse: fields that the form does not have keep their defaults."""
+    """A value of ``kind``: the fields of ``form`` of the same names, but for ``other``; the rest has its defaults."""
     names = [name for name in kind.__struct_fields__ if hasattr(form, name)]
-    return kind(**{**{name: _sample(getattr(form, name)) for name in names}, **other})
+    return kind(**{**{name: getattr(form, name) for name in names}, **other})
 
 
-def _sample(form: Any) -> Any:
-    if isinstance(form, tuple):
-        return tuple([_sample(item) for item in form])
-    forms = (Reading, GpuProcess, HostProcess, Cgroup, PodContainer, Adapter)
-    return form.sample() if isinstance(form, forms) else form
-
-
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(Struct, frozen=True):
     """One metric of one GPU over the slices of a :class:`Grid`; None where nothing was measured."""
 
     metric: str
@@ -72,8 +50,7 @@ class Track:
     levels: tuple[tuple[float, ...] | None, ...] = ()  # share of each slice's samples at each level
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """Slices of time and, by GPU uuid, what was measured in them."""
 
     start_s: float
@@ -86,45 +63,7 @@ class Grid:
         return self.start_s + self.slice_s * self.slices
 
 
-class Reading(Struct):
-    value: float | None
-    unit: str
-    source: str | None
-    reason: str | None
-    coarse: bool
-
-    @classmethod
-    def of(cls, r: samples.Reading) -> Reading:
-        finite = r.value is None or math.isfinite(r.value)
-        return cls(r.value if finite else None, r.unit, r.source or None,
-                   r.reason if finite else f"{r.value} is no measurement", r.coarse)
-
-    def sample(self) -> samples.Reading:
-        return samples.Reading(self.value, self.unit, self.source or "", self.reason, self.coarse)
-
-
-def _readings(raw: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, samples.Reading]:
-    """Those of metrics that this version knows; another version's may have a form of their own."""
-    return {metric: convert(r, Reading).sample() for metric, r in raw.items() if metric in known}
-
-
-class GpuProcess(Struct):
-    pid: int
-    kind: str
-    mig: int | None
-    memory_bytes: Reading
-    sm_ratio: Reading
-
-    def sample(self) -> samples.GpuProcess:
-        return _sample_of(samples.GpuProcess, self)
-
-
-class Xid(Struct):
-    time_s: Time
-    xid: int
-
-
-class Gpu(Struct):
+class Gpu(Struct, frozen=True):
     index: int
     uuid: str
     name: str
@@ -139,87 +78,42 @@ class Gpu(Struct):
     message: str | None
     clock_event_reasons: tuple[str, ...]
     clock_events_reason: str | None
-    xids: tuple[Xid, ...]
+    xids: tuple[samples.XidEvent, ...]
     xids_reason: str | None
-    readings: dict[str, Any]
-    processes: tuple[GpuProcess, ...]
+    readings: dict[str, samples.Reading]
+    processes: tuple[samples.GpuProcess, ...]
     processes_reason: str | None
 
     @classmethod
     def of(cls, g: samples.GpuSample) -> Gpu:
-        return form_of(cls, g, **structs.asdict(g.info), label=g.info.label, message=g.message or None,
-                       readings={metric: g[metric] for metric in GPU_METRICS})
+        return document_of(cls, g, **structs.asdict(g.info), label=g.info.label, message=g.message or None,
+                           readings={metric: g[metric] for metric in GPU_METRICS})
 
     def sample(self) -> samples.GpuSample:
-        return _sample_of(samples.GpuSample, self, info=_sample_of(samples.GpuInfo, self), message=self.message or "",
-                         readings=_readings(self.readings, GPU_METRICS),
-                         xids=tuple(samples.XidEvent(x.time_s, x.xid) for x in self.xids))
+        return _sample_of(samples.GpuSample, self, info=_sample_of(samples.GpuInfo, self), message=self.message or "")
 
 
-class Cgroup(Struct):
-    name: str
-    readings: dict[str, Any]
-
-    def sample(self) -> samples.CgroupSample:
-        return samples.CgroupSample(self.name, _readings(self.readings, CGROUP_METRICS))
-
-
-class PodContainer(Struct):
-    pod_uid: str
-    container_id: str
-    pod: str | None
-    namespace: str | None
-    container: str | None
-    reason: str | None
-
-    def sample(self) -> samples.PodContainer:
-        return _sample_of(samples.PodContainer, self)
-
-
-class HostProcess(Struct):
-    pid: int
-    user: str | None
-    command: str | None
-    cpu_cores: Reading
-    rss_bytes: Reading
-
-    def sample(self) -> samples.HostProcess:
-        return _sample_of(samples.HostProcess, self)
-
-
-class Adapter(Struct):
-    name: str
-    state: str
-    link_layer: str
-    numa_node: int | None
-    readings: dict[str, Any]
-
-    def sample(self) -> samples.AdapterSample:
-        return _sample_of(samples.AdapterSample, self, readings=_readings(self.readings, ADAPTER_METRICS))
-
-
-class Host(Struct, kw_only=True):
+class Host(Struct, frozen=True, kw_only=True):
     hostname: str
     cpu_count: int | None
     cpu_limit_cores: float | None
     core_ratios: tuple[float, ...] | None
-    readings: dict[str, Any]
-    cgroup: Cgroup | None = None
-    top_processes: tuple[HostProcess, ...] = ()
+    readings: dict[str, samples.Reading]
+    cgroup: samples.CgroupSample | None = None
+    top_processes: tuple[samples.HostProcess, ...] = ()
     top_reason: str | None = "not in this snapshot"
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[samples.AdapterSample, ...] = ()
 
     @classmethod
     def of(cls, h: samples.HostSample) -> Host:
         known = all(map(math.isfinite, h.core_ratios))
-        return form_of(cls, h, core_ratios=h.core_ratios if h.core_ratios and known else None)
+        return document_of(cls, h, core_ratios=h.core_ratios if h.core_ratios and known else None)
 
     def sample(self) -> samples.HostSample:
-        return _sample_of(samples.HostSample, self, core_ratios=self.core_ratios or (),
-                         readings=_readings(self.readings, HOST_METRICS))
+        return _sample_of(samples.HostSample, self, core_ratios=self.core_ratios or ())
 
 
-class Process(Struct, kw_only=True):
+class Process(Struct, frozen=True, kw_only=True):
     pid: int
     local_pid: int | None
     container_pid: int | None
@@ -228,42 +122,33 @@ class Process(Struct, kw_only=True):
     command: str | None
     reason: str | None
     note: str | None
-    started_s: Time | None
+    started_s: UnixTime | None
     container: str | None
     cuda_visible_devices: str | None
     cuda_device_order: str | None = None
     reasons: dict[str, str]
-    cpu_cores: Reading
-    rss_bytes: Reading
+    cpu_cores: samples.Reading
+    rss_bytes: samples.Reading
     threads: int | None
-    io_read_bytes_per_s: Reading
-    io_write_bytes_per_s: Reading
+    io_read_bytes_per_s: samples.Reading
+    io_write_bytes_per_s: samples.Reading
     gpus: tuple[int, ...]  # their indices; the processes of the GPUs say the rest
     devices: str
-    cgroup: Cgroup | None = None
+    cgroup: samples.CgroupSample | None = None
     numa_nodes: tuple[int, ...] = ()
     framework: str = ""
-    kubernetes: PodContainer | None = None
+    kubernetes: samples.PodContainer | None = None
 
     @classmethod
     def of(cls, p: samples.ProcessSample) -> Process:
-        return form_of(cls, p, gpus=tuple(sorted(p.gpus)), devices=devices(p))
+        return document_of(cls, p, gpus=tuple(sorted(p.gpus)), devices=devices(p))
 
     def sample(self, gpus: Sequence[samples.GpuSample]) -> samples.ProcessSample:
         return _sample_of(samples.ProcessSample, self, gpus={
             g.info.index: p for g in gpus for p in g.processes if p.pid == self.pid})
 
 
-_FORMS: dict[type, Callable[[Any], Struct]] = {
-    samples.Reading: Reading.of, samples.GpuSample: Gpu.of, samples.HostSample: Host.of,
-    samples.ProcessSample: Process.of,
-    **{kind: partial(form_of, form) for kind, form in (
-        (samples.GpuProcess, GpuProcess), (samples.XidEvent, Xid), (samples.CgroupSample, Cgroup),
-        (samples.PodContainer, PodContainer), (samples.HostProcess, HostProcess), (samples.AdapterSample, Adapter))},
-}
-
-
-class Lane(Struct, kw_only=True):
+class Lane(Struct, frozen=True, kw_only=True):
     full_scale: float | None = None
     mean: tuple[float | None, ...]
     min: tuple[float | None, ...] = ()
@@ -276,8 +161,8 @@ def _track(metric: str, lane: Lane | LevelLane, slices: int) -> Track:
     return Track(metric, lane.mean, lane.full_scale if lane.full_scale and lane.full_scale > 0 else None)
 
 
-class Slices(Struct):
-    start_s: Time
+class Slices(Struct, frozen=True):
+    start_s: UnixTime
     slice_s: Annotated[float, Meta(ge=0.1, le=86_400)]
     slices: Annotated[int, Meta(gt=0, le=_MAX_SLICES)]
 
@@ -287,7 +172,7 @@ class Slices(Struct):
         return Grid(self.start_s, self.slice_s, self.slices, gpus)
 
 
-class History(Slices):
+class History(Slices, frozen=True):
     gpus: dict[str, dict[str, Any]]  # by uuid and metric: a Lane; a metric of another version may be something else
 
     def grid(self) -> Grid:
@@ -296,7 +181,7 @@ class History(Slices):
                            for uuid, lanes in self.gpus.items()})
 
 
-class LevelLane(Struct, kw_only=True):
+class LevelLane(Struct, frozen=True, kw_only=True):
     metric: str
     full_scale: float | None = None
     mean: tuple[float | None, ...]
@@ -311,14 +196,14 @@ class LevelLane(Struct, kw_only=True):
         return replace(track, levels=self.levels)
 
 
-class Spectrogram(Slices):
+class Spectrogram(Slices, frozen=True):
     gpus: dict[str, LevelLane]  # by uuid
 
     def grid(self) -> Grid:
         return self._grid({uuid: (lane.track(self.slices),) for uuid, lane in self.gpus.items()})
 
 
-class StepPeriod(Struct):
+class StepPeriod(Struct, frozen=True):
     estimate: bool
     method: str
     period_s: float | None
@@ -332,7 +217,7 @@ class StepPeriod(Struct):
     varying_gpus: int = field(name="lively")
 
 
-class Server(Struct):
+class Server(Struct, frozen=True):
     address: str
     description: str = ""
     pid: int | None = None
@@ -340,28 +225,7 @@ class Server(Struct):
     asked: bool = False
 
 
-class Problem(Struct):
-    message: str
-    fix: str
-
-
-class Capture(Struct, kw_only=True):
-    """First the fields of :meth:`CaptureRecord.to_json`, of which those that can be UNSET tell what it cost."""
-
-    address: str
-    path: str
-    time_s: Time
-    asked_s: float
-    took_s: float
-    notes: tuple[str, ...]
-    chosen_s: float | UnsetType = UNSET
-    overview_s: float | UnsetType = UNSET
-    why: str | UnsetType = UNSET
-    ended: str | UnsetType = UNSET
-    unknown: tuple[str, ...] | UnsetType = UNSET
-    probe: dict[str, Any] | UnsetType | None = UNSET
-    cost: dict[str, Any] | UnsetType = UNSET
-    workers: tuple[dict[str, Any], ...] | UnsetType = UNSET
+class Capture(CaptureFacts, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     analysis: Analysis | None
     report: str = ""
@@ -371,8 +235,8 @@ class Capture(Struct, kw_only=True):
     @classmethod
     def of(cls, record: records.CaptureRecord) -> Capture:
         problem = record.problem
-        return cls(**record.to_json(), remarks=record.remarks, analysis=record.analysis, report=record.report,
-                   limit=record.limit, problem=None if problem is None else Problem(problem.message, problem.fix))
+        return document_of(cls, record, **structs.asdict(facts_of(record)),
+                           problem=problem and Problem(problem.message, problem.fix))
 
     def record(self) -> records.CaptureRecord:
         problem = None if self.problem is None else GputopError(printable(self.problem.message),
@@ -381,11 +245,12 @@ class Capture(Struct, kw_only=True):
                                      self.analysis, lines(self.report), self.limit, problem)
 
 
-class Document(Struct, kw_only=True):
-    schema: str = SCHEMA
+class Document(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
+    """gputop snapshot --format json."""
+
     gputop: str
     simulated: bool
-    time_s: Time
+    time_s: UnixTime
     interval_s: float
     source: str
     own_cpu_ratio: float | None
@@ -401,7 +266,23 @@ class Document(Struct, kw_only=True):
     limit: str = ""
     abstained: tuple[Abstained, ...]
 
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Document:
+        """The document in parsed JSON; raises ValueError. Readings of metrics that only another version knows may have
+        a form of their own: they are passed over."""
+        return convert({key: _known_metrics(value) if key in ("gpus", "host", "processes") else value
+                        for key, value in document.items()}, cls)
+
     def sample(self) -> samples.NodeSample:
         gpus = tuple(g.sample() for g in self.gpus)
         return _sample_of(samples.NodeSample, self, gpus=gpus, host=self.host.sample(),
                          processes=tuple(p.sample(gpus) for p in self.processes))
+
+
+def _known_metrics(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_known_metrics, value))
+    if not isinstance(value, dict):
+        return value
+    return {key: {metric: reading for metric, reading in inner.items() if metric in _METRICS}
+            if key == "readings" and isinstance(inner, dict) else _known_metrics(inner) for key, inner in value.items()}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from gputop.rules.expression import Condition
 
 
-@dataclass(frozen=True, slots=True)
-class DipRule:
+class DipRule(Struct, frozen=True):
     """Rule for when a GPU dips: the first of ``metrics`` that has readings is below ``factor`` of its median, or
     ``level``; or when ``condition`` holds for it."""
 
@@ -22,8 +22,7 @@ class DipRule:
     condition: Condition | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AutoCaptureOptions:
+class AutoCaptureOptions(Struct, frozen=True):
     """Values of ``--on-dip``, ``--dip-every``, ``--dip-max`` and ``--dip-before``.
 
     ``before_s`` is 0 where the job is not to be recorded continuously.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS, Choice

@@ -9,11 +9,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
@@ -325,10 +325,10 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
     counters = run.counters
     if analyzed.analysis is not None:
         if analyzed.compared is not None:
-            analyzed = replace(analyzed, compared=structs.replace(
+            analyzed = replace(analyzed, compared=replace(
                 analyzed.compared, findings_at_capture=analyzed.findings))
         with contextlib.suppress(OSError):
-            write_capture(folder, structs.replace(
+            write_capture(folder, replace(
                 about, findings=analyzed.findings, step_s=analyzed.step_s,
                 counters=None if counters is None or len(paths) > 1 else counters(analyzed, servers),
                 counters_by_file={} if counters is None or len(paths) == 1 else {

@@ -6,8 +6,10 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.findings import Finding
 from gputop.core.metrics import FAULTS
@@ -26,8 +28,7 @@ SLOWDOWN_REASONS: dict[str, Kind] = {"power cap": "power", "power brake": "power
                                     "thermal": "thermal", "hw thermal": "thermal", "hw slowdown": "thermal"}
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedEvent:
+class LoggedEvent(Struct, frozen=True):
     """Something that began at ``begin_s`` and was last seen at ``end_s`` (Unix time).
 
     ``text`` says what, as it came: it may need :func:`gputop.text.units.printable`. ``uuid`` and ``gpu`` (its label)

@@ -7,10 +7,10 @@ A trace has CUDA's numbers inside the process: by CUDA_VISIBLE_DEVICES and CUDA_
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.core.findings import Finding
 from gputop.core.samples import GpuInfo, NodeSample, ProcessSample

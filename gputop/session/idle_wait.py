@@ -7,7 +7,8 @@ capture connects and takes a test capture first.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.core.findings import Finding
 from gputop.text.units import seconds
@@ -17,8 +18,7 @@ _MARGIN_SHARE = 0.3  # share of the recording before the idle time at most: it h
 _GIVE_UP_PERIODS = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedIdle:
+class ExpectedIdle(Struct, frozen=True):
     """The next idle time: its begin (Unix time), give or take ``spread_s``. ``gpus`` are NVML indices."""
 
     gpus: frozenset[int]

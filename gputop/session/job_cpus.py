@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from gputop.core.job_cpus import JobCpus
 from gputop.session.cpu_users import CpuUsers, Users
@@ -32,8 +33,7 @@ class _ThreadTime(NamedTuple):
     waited_ns: int  # ready to run, but without a CPU
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(Struct, frozen=True):
     time_s: float
     job_ticks: int
     node: CpuTimes
@@ -41,8 +41,7 @@ class _Sample:
     age_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class _ThreadTimes:
+class _ThreadTimes(Struct, frozen=True):
     """The time of each thread of the job so far, by its number; None: not known."""
 
     time_s: float

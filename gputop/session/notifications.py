@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from gputop.text.units import printable, seconds
 
@@ -26,31 +27,40 @@ _FAULTS = frozenset(("xid", "ecc", "lost"))
 _SEVERITIES = frozenset(("high", "medium"))
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """``time_s`` is Unix time. ``left_out`` counts those that were not told since the one before, being too many."""
+class Notification(Struct, frozen=True, tag_field="schema", tag="gputop.notification/1"):
+    """The document that a command or a webhook of --notify gets. ``time_s`` is Unix time. ``left_out`` counts those
+    that were not sent since the one before, being too many.
+
+    ``text`` and ``content`` are its line, as Slack, Mattermost and Discord show it of a webhook. A name out of a trace
+    mentions nobody there, and is no link that looks like another.
+    """
 
     kind: Kind
     time_s: float
     host: str
     title: str
-    text: str
+    details: str
     simulated: bool
-    left_out: int = 0
+    left_out: int
+    text: str
+    content: str
+
+    @classmethod
+    def of(cls, kind: Kind, time_s: float, host: str, title: str, details: str, simulated: bool,
+           left_out: int = 0) -> Notification:
+        title = printable(title)
+        shown = _MENTION.sub("\\g<0>\u200b", _line(host, title, simulated, left_out))
+        for_slack = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # <!channel>, <@U1>, <URL|X>
+        return cls(kind, time_s, host, title, printable(details.strip()), simulated, left_out, for_slack, shown)
 
     @property
     def line(self) -> str:
-        more = f" ({self.left_out} more not sent)" if self.left_out else ""
-        return printable(f"{'SIMULATED ' if self.simulated else ''}{self.host}: {self.title}{more}")
+        return _line(self.host, self.title, self.simulated, self.left_out)
 
-    def to_json(self) -> dict[str, object]:
-        """``text`` and ``content`` are what Slack, Mattermost and Discord show of a webhook. A name out of a trace
-        mentions nobody there, and is no link that looks like another."""
-        shown = _MENTION.sub("\\g<0>\u200b", self.line)
-        for_slack = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # <!channel>, <@U1>, <URL|X>
-        return {"schema": "gputop.notification/1", "kind": self.kind, "time_s": self.time_s, "host": self.host,
-                "title": self.title, "details": self.text, "simulated": self.simulated, "left_out": self.left_out,
-                "text": for_slack, "content": shown}
+
+def _line(host: str, title: str, simulated: bool, left_out: int) -> str:
+    more = f" ({left_out} more not sent)" if left_out else ""
+    return printable(f"{'SIMULATED ' if simulated else ''}{host}: {title}{more}")
 
 
 def captured(record: CaptureRecord) -> str:
@@ -59,8 +69,7 @@ def captured(record: CaptureRecord) -> str:
     return f"captured {record.address} for {seconds(record.took_s)}" + (f": {first}" if first else "")
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     since_s: float
     seen_s: float
     reported: bool = False
@@ -131,5 +140,4 @@ class News:
         left_out, self._left_out = self._left_out, 0
         sample = self._session.sample
         host = sample.host.hostname if sample is not None else ""
-        return Notification(kind, now_s, host, printable(title), printable(text.strip()),
-                            self._session.source.simulated, left_out)
+        return Notification.of(kind, now_s, host, title, text, self._session.source.simulated, left_out)

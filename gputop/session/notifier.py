@@ -13,11 +13,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
+from gputop.core.codec import to_document
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.launch.environment import inherited_environ
 from gputop.session.notifications import News, Notification
@@ -31,8 +33,7 @@ URL, TOKEN = "GPUTOP_WEBHOOK_URL", "GPUTOP_WEBHOOK_TOKEN"
 _COMMAND = "command:"
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
+class Ways(Struct, frozen=True):
     """Ways to notify: by the terminal, by commands, by the webhook of the environment."""
 
     bell: bool = False
@@ -183,7 +184,7 @@ def run_command(command: Sequence[str], notification: Notification, timeout_s: f
     with subprocess.Popen([*command, notification.line], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL, start_new_session=True, env=inherited_environ()) as process:
         try:
-            process.communicate(json.dumps(notification.to_json()).encode(), timeout_s)
+            process.communicate(json.dumps(to_document(notification)).encode(), timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise RuntimeError(f"it took more than {timeout_s:g} s") from None
@@ -213,7 +214,7 @@ def post(url: str, token: str, notification: Notification, timeout_s: float = TI
             """The token is for this address alone."""
 
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-    document = {**notification.to_json(), "allowed_mentions": {"parse": []}}  # Discord's: of nobody
+    document = {**to_document(notification), "allowed_mentions": {"parse": []}}  # Discord's: of nobody
     request = Request(url, json.dumps(document).encode(), headers)
     try:
         with build_opener(NoRedirect, Plain, Secure).open(request, timeout=timeout_s):

@@ -16,11 +16,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.cluster.ssh import NodeProblem, Ssh, by_cause
 from gputop.core.codec import convert, encode, parse

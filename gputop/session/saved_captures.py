@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import Folder, refuse_untrusted
@@ -26,8 +27,7 @@ _MAX_ABOUT_BYTES = 1 << 20  # of gputop.capture.json for a list; findings of an 
 _TRACE = (".xplane.pb", ".pt.trace.json")  # of servers, and of kineto
 
 
-@dataclass(frozen=True, slots=True)
-class ListedCapture:
+class ListedCapture(Struct, frozen=True):
     """A line of the list: ``first`` is the title of the first finding, or why there is none; ``name`` what the user
     calls it."""
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice, Finding

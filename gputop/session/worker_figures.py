@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
@@ -90,7 +89,7 @@ def gpus_of(process: ProcessSample, gpus: Sequence[GpuSample]) -> list[GpuSample
 
 
 def _with_pid(server: Server, pids: Mapping[str, int]) -> Server:
-    return server if server.pid is not None else dataclasses.replace(server, pid=pids.get(server.address))
+    return server if server.pid is not None else replace(server, pid=pids.get(server.address))
 
 
 def _of_this_node(servers: Sequence[Server], sample: NodeSample | None, history: History | None,

@@ -184,7 +184,7 @@ class Node:
         readings["temperature_c"] = Reading(float(round(heat_c)), CELSIUS, SOURCE)
         readings["memory_temperature_c"] = Reading(float(round(heat_c + _MEMORY_WARMER_C)), CELSIUS, SOURCE)
         readings["sm_clock_hz"] = Reading(_clock_mhz(power) * 1e6, HERTZ, SOURCE)
-        process = GpuProcess(self.pids[gpu], "C", _PROCESS_MEMORY, coarse)
+        process = GpuProcess(self.pids[gpu], "C", None, _PROCESS_MEMORY, coarse)
         reasons = ("power cap",) if power >= _POWER_LIMIT_W else ()
         return GpuSample(self.infos[gpu], readings, (process,), clock_event_reasons=reasons)
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
@@ -71,13 +70,15 @@ def write_document(text: str) -> None:
     _write(sys.stdout, clean(text))
 
 
-def write_json(document: Mapping[str, Any]) -> None:
+def write_json(document: object) -> None:
     """One JSON document on standard output, in ASCII. Raises ValueError for a number that is none."""
     stream = sys.stdout
     if stream is not None:
         import json  # not for the first frame
 
-        json.dump(document, stream, indent=1, allow_nan=False)
+        from gputop.core.codec import to_document
+
+        json.dump(to_document(document), stream, indent=1, allow_nan=False)
         stream.write("\n")
 
 

@@ -8,9 +8,9 @@ import time
 from gputop.text.units import printable
 
 
-def esc(text: str) -> str:
+def esc(text: str | None) -> str:
     """``text`` as content or attribute of HTML and XML: shown literally, without control characters."""
-    return html.escape(printable(text), quote=True)
+    return html.escape(printable(text or ""), quote=True)
 
 
 def lines(text: str) -> str:
@@ -24,7 +24,7 @@ def esc_lines(text: str) -> str:
     return html.escape(lines(text), quote=True)
 
 
-def titled(text: str, title: str, kind: str = "") -> str:
+def titled(text: str, title: str | None, kind: str = "") -> str:
     """A figure that says on hover where it comes from, or why there is none."""
     kind = f' class="{kind}"' if kind else ""
     return f'<span{kind} title="{esc(title)}">{esc(text)}</span>'

@@ -4,10 +4,10 @@ that works most, or on the CPU of a job without one, and the critical path of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gputop.analysis.layers.cpu_layers import op_spans
 from gputop.analysis.layers.pytorch import call_scopes
@@ -24,8 +24,7 @@ _OF_PATH = {"input": "input", "host": "host", "launch": "host", "sync": "host", 
             "collective": "collective", "idle": "memset"}  # kinds of the path, by the kind of range with their color
 
 
-@dataclass(slots=True)
-class NamedSpans:
+class NamedSpans(Struct):
     """Spans by start, outer ones first; ``name`` indexes ``names``, ``kind`` KINDS."""
 
     gpu: int = -1  # index into Trace.gpus

@@ -6,8 +6,9 @@ made printable; it may still hold markup characters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from gputop.analysis.results import StackLine
 from gputop.text.units import percent
@@ -40,8 +41,7 @@ def cause_text(cause: str, part: str) -> str:
     return CAUSES[cause] + (": the host does other work" if (cause, part) == ("dispatch", "host") else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One row of the timeline. A GPU's row is the union of its streams, a stage's that of its calls on all threads."""
 
     key: int  # index into Timeline.rows
@@ -67,8 +67,7 @@ class Range(NamedTuple):
     tf_op: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HostWork:
+class HostWork(Struct, frozen=True):
     """Work of one host thread within an idle gap: time of events of this name, less that of events inside them."""
 
     thread: str
@@ -83,8 +82,7 @@ class HostWork:
         return self.op or ("no event (Python)" if self.role == "main" else "no event")
 
 
-@dataclass(frozen=True, slots=True)
-class IdleGap:
+class IdleGap(Struct, frozen=True):
     """One stretch of time in which one or more GPUs do nothing.
 
     ``start_ns`` to ``end_ns`` is from the first GPU's idle time to the end of the last one's; ``cost_ns`` is the sum of
@@ -108,8 +106,7 @@ class IdleGap:
     python: tuple[StackLine, ...] = ()  # the lines that ran in it, by sampled stacks, with the seconds of each
 
 
-@dataclass(frozen=True, slots=True)
-class IdleTotal:
+class IdleTotal(Struct, frozen=True):
     """All idle time of one cause, the listed gaps and the others: as the breakdown of the step counts it."""
 
     cause: str  # one of CAUSES

@@ -1,20 +1,20 @@
-"""Idle gaps as text and as JSON, for ``gputop analyze --idle-gaps``."""
+"""Idle gaps as text and as rows of the document, for ``gputop analyze --idle-gaps``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.advice.trace.facts import TraceFacts
-from gputop.core.codec import to_document
+from gputop.core.codec import document_of
 from gputop.diagnosis.python_lines import line_words
 from gputop.render.finding_text import BY_TRACER
 from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.timeline.idle_gaps import IdleGaps
-from gputop.timeline.model import PER, IdleGap, IdleTotal, cause_text
+from gputop.timeline.model import PER, IdleGap, cause_text
 
 _LAUNCHING_ROLES = ("main", "executor")  # the only ones that matter where GPUs wait for each other
 _MAX_WORKS = 4  # of the host, in text
@@ -67,23 +67,50 @@ def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: 
                         "       ")
 
 
-def totals_to_json(totals: Sequence[IdleTotal]) -> list[dict[str, Any]]:
-    """Totals by cause; ``s_per_step`` is the mean of the GPUs, per step, or in the window where there are no steps."""
-    return [to_document(total) for total in totals]
+class IdleGapHost(Struct, frozen=True):
+    """Work of a host thread in an idle gap; ``op`` is null if no event was recorded."""
+
+    thread: str
+    threads: int
+    role: str
+    op: str | None
+    time_s: float
 
 
-def to_json(idle_gaps: Sequence[IdleGap], facts: TraceFacts, origin_ns: int) -> list[dict[str, Any]]:
-    """``start_s`` and ``end_s`` count from ``origin_ns``, steps from 0 as in ``durations_s``; null: not known."""
-    return [{
-        "gpus": list(gap.gpus), "start_s": (gap.start_ns - origin_ns) / 1e9, "end_s": (gap.end_ns - origin_ns) / 1e9,
-        "cost_s": gap.cost_ns / 1e9, "step": _step(gap, facts), "part": gap.part, "cause": gap.cause,
-        "finding": gap.finding, "ended_by": gap.ended_by or None, "meanwhile": gap.meanwhile or None,
-        "host": [{"thread": work.thread, "threads": work.threads, "role": work.role, "op": work.op or None,
-                  "time_s": work.time_ns / 1e9} for work in gap.work],
-        "python": [{"line": line.line, "file": line.file, "inner": line.inner or None, "time_s": line.s_per_step,
-                    "traced": line.traced}
-                   for line in gap.python],
-    } for gap in idle_gaps]
+class IdleGapLine(Struct, frozen=True):
+    line: str
+    file: str
+    inner: str | None
+    time_s: float
+    traced: bool
+
+
+class IdleGapRow(Struct, frozen=True):
+    """``start_s`` and ``end_s`` count from the start of the window, ``step`` from 0; ``cost_s`` is GPU time."""
+
+    gpus: tuple[int, ...]
+    start_s: float
+    end_s: float
+    cost_s: float
+    step: int | None
+    part: str
+    cause: str
+    finding: str | None
+    ended_by: str | None
+    meanwhile: str | None
+    host: tuple[IdleGapHost, ...]
+    python: tuple[IdleGapLine, ...]
+
+    @classmethod
+    def of(cls, gap: IdleGap, facts: TraceFacts, origin_ns: int) -> IdleGapRow:
+        return document_of(
+            cls, gap, start_s=(gap.start_ns - origin_ns) / 1e9, end_s=(gap.end_ns - origin_ns) / 1e9,
+            cost_s=gap.cost_ns / 1e9, step=_step(gap, facts), ended_by=gap.ended_by or None,
+            meanwhile=gap.meanwhile or None,
+            host=tuple(document_of(IdleGapHost, work, op=work.op or None, time_s=work.time_ns / 1e9)
+                       for work in gap.work),
+            python=tuple(document_of(IdleGapLine, line, inner=line.inner or None, time_s=line.s_per_step)
+                         for line in gap.python))
 
 
 def _step(gap: IdleGap, facts: TraceFacts) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
@@ -33,8 +33,7 @@ _KIND_PRECEDENCE = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2
 _ROLES = (MAIN, EXECUTOR, INPUT, POOL)
 
 
-@dataclass(slots=True)
-class Rows:
+class Rows(Struct):
     """The rows and their events. ``of_device`` and ``of_host`` are the trace's events in the order of the file: those
     of a row lie together, by start, outer events before inner ones. ``of_stage`` are host events again, by stage.
 

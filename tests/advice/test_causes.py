@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from gputop.advice.causes import fold_consequences
 from gputop.advice.merge import merge_findings
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Finding, Gain, severity_of
+from tests.records import replace
 
 
 def made(id_: str, share: float | None, gpus: tuple[int, ...] = (0,), **evidence: float) -> Finding:
@@ -43,7 +42,7 @@ def test_what_a_cause_does_not_explain_stays_with_the_rest_as_gain():
 
 @pytest.mark.parametrize(("rest", "listed"), [(0.28, 2), (0.1, 1), (0.0, 1)])
 def test_what_is_replayed_keeps_its_gain_or_is_folded_by_what_it_saves_beside_its_cause(rest, listed):
-    effect = dataclasses.replace(made("communication_exposed", 0.3), gain=Gain(0.3, "how", by="replay"))
+    effect = replace(made("communication_exposed", 0.3), gain=Gain(0.3, "how", by="replay"))
     found = fold_consequences([made("allreduce_slow", 0.1), effect], lambda effect, cause: rest)
     assert len(found) == listed
     if listed == 2:
@@ -57,13 +56,13 @@ def test_short_kernels_and_late_launches_are_one_cause(pace_s, main):
 
 
 def test_the_cure_of_a_part_is_told_with_that_of_the_whole():
-    part = dataclasses.replace(made("optimizer_unfused", 0.04), action="Fuse.", snippet="fused=True")
-    whole = dataclasses.replace(made("launch_bound", 0.3), snippet="compile()")
+    part = replace(made("optimizer_unfused", 0.04), action="Fuse.", snippet="fused=True")
+    whole = replace(made("launch_bound", 0.3), snippet="compile()")
     found, = fold_consequences([part, whole])
     assert (found.id, found.action, found.snippet) == ("launch_bound", "do Fuse.", "compile()\nfused=True")
     assert found.gain.step_time == 0.3 and found.consequences[0].action == "Fuse."
     # Where it is most of it, it is the cause.
-    most, = fold_consequences([dataclasses.replace(part, gain=Gain(0.2, "how")), whole])
+    most, = fold_consequences([replace(part, gain=Gain(0.2, "how")), whole])
     assert (most.id, most.action) == ("optimizer_unfused", "Fuse.")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from tests.export.schema_problems import problems
+from tests.commands.schema_problems import problems
 from tests.trace.readers.xspace.reference import Builder
 
 DATA = Path(__file__).parents[1] / "data"

@@ -250,7 +250,7 @@ def test_each_table_of_a_recording_says_whether_it_is_simulated(tmp_path: Path, 
 def test_sqlite_has_the_host_of_a_recording_and_its_adapters(tmp_path: Path) -> None:
     source, ports = tmp_path / "r.rec", {"rdma_rx_bytes_per_s": Reading(4e9, "bytes/s")}
     samples = [replace(node_sample(i, 2), host=replace(node_sample(i, 2).host, adapters=(
-        AdapterSample("mlx5_0", "ACTIVE", "InfiniBand", ports, 1),))) for i in range(3)]
+        AdapterSample("mlx5_0", "ACTIVE", "InfiniBand", 1, ports),))) for i in range(3)]
     with closing(RecordingWriter(source)) as writer:
         for sample in samples:
             writer.append(sample)

@@ -11,7 +11,7 @@ import pytest
 from gputop.cli import main
 from gputop.commands import stacks as command
 from gputop.ranks import processes, stacks
-from tests.export.schema_problems import problems
+from tests.commands.schema_problems import problems
 from tests.ranks.flight_dumps import document, entry, history
 from tests.ranks.rank_stacks import LOADS, WAITS, rank
 from tests.ranks.ras_double import Job, serving

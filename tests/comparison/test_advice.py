@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputop.comparison.advice import Followed, followed
+from gputop.comparison.advice import FollowedAdvice, followed
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.sides import Side
@@ -18,7 +18,7 @@ from tests.fakes import StillSession
 from tests.records import replace
 
 
-def advice(a: Side, b: Side) -> dict[str, Followed]:
+def advice(a: Side, b: Side) -> dict[str, FollowedAdvice]:
     return {entry.id: entry for entry in compare_sides(a, b).advice}
 
 

@@ -10,6 +10,7 @@ import pytest
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_SPREAD, LOAD_SPREAD_MOST, drift_of, load_effect
 from gputop.comparison.sides import Side
+from gputop.comparison.statistics import Drift
 from tests.comparison.sides import changed, side
 from tests.records import replace
 
@@ -29,8 +30,8 @@ def effect(a: tuple[float | None, ...], b: tuple[float | None, ...]) -> float:
 def test_a_node_that_is_not_full_explains_nothing():
     assert effect((0.5, 0.2), (0.5, 1.2)) == 0.0 == effect((None, None), (1.0, 1.0))
     a, b = on(side(0), 0.5, 0.2), on(side(1), 0.5, 1.2)
-    assert drift_of(a, b) == (CPU_DRIFT, CPU_DRIFT, 0.0, 0.0)
-    assert drift_of(side(0), side(1)) == (GPU_DRIFT, GPU_DRIFT, 0.0, 0.0)
+    assert drift_of(a, b) == Drift(CPU_DRIFT, CPU_DRIFT)
+    assert drift_of(side(0), side(1)) == Drift(GPU_DRIFT, GPU_DRIFT)
 
 
 def test_of_a_share_of_a_full_node_no_more_than_it_lacks_is_load():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET, Struct, UnsetType
 
 from gputop.core import codec
 from gputop.core.errors import GputopError
@@ -93,3 +94,16 @@ def test_no_tf_config_ends_what_reads_it(config: str, monkeypatch: pytest.Monkey
 
 def test_no_line_of_a_driver_ends_the_doctor() -> None:
     assert facts_from([_DEEP, "[1]", "5", "null", '{"driver": "580.65"']).gpus == ()
+
+
+class _Shown(Struct, frozen=True):
+    name: str
+    length_s: float
+    reason: str | UnsetType | None = UNSET
+
+
+def test_a_document_has_the_values_of_the_same_names_and_leaves_out_what_is_unset() -> None:
+    made = codec.document_of(_Shown, Path("/tmp/a"), length_s=2, reason=UNSET)
+    assert codec.to_document(made) == {"name": "a", "length_s": 2}
+    with pytest.raises(AttributeError, match="length_s"):
+        codec.document_of(_Shown, Path("/tmp/a"))

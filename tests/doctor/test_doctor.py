@@ -17,7 +17,7 @@ from gputop.core.errors import GputopError
 from gputop.doctor import dcgm, driver, jobs, node, pod
 from gputop.doctor.check import Check, RunningTasks, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
-from gputop.doctor.report import SCHEMA, Report, to_json, to_text
+from gputop.doctor.report import Report, print_report, to_text
 from gputop.profiler.discovery import Discovery, ProfilerServer
 from tests import dcgm_double
 from tests.dcgm_double.scene import Scene
@@ -545,6 +545,7 @@ def test_the_old_pynvml_package_is_seen(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 
-def test_json_of_a_report_is_one_document() -> None:
-    check = Check("a", "ok", "A", "fine")
-    assert json.loads(to_json(Report((check,), False))) == {"schema": SCHEMA, "checks": [check.to_json()]}
+def test_json_of_a_report_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(Report((Check("a", "ok", "A", "fine"),), False), as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"schema": "gputop.doctor/1", "checks": [
+        {"id": "a", "status": "ok", "title": "A", "detail": "fine", "fix": None}]}

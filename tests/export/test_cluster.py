@@ -8,7 +8,8 @@ import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.advice.fleet.report import Report
-from gputop.cluster.model import Group, Problem
+from gputop.cluster.model import Group
+from gputop.core.findings import Problem
 from gputop.export.cluster import age, bars, cells, layout, power, render
 from tests.cluster.fleets import NOW, fleet, gpu, job, past
 from tests.records import replace

@@ -16,8 +16,8 @@ from gputop.export.days import DATA_ID, to_html
 from gputop.goodput.model import Creep, HourFinding, OwnRuleReport, Report
 from gputop.goodput.recorded import report
 from gputop.replay.writer import RecordingWriter
+from tests.commands.schema_problems import problems
 from tests.export.html_page import Page
-from tests.export.schema_problems import problems
 from tests.goodput.days import GIB, START_S, node
 
 EVIL = '"></script><img src=x onerror=alert(1)>\x1b[31m'

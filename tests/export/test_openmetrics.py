@@ -102,8 +102,8 @@ def test_slowdowns_and_faults_have_their_reason_and_number() -> None:
 
 def test_an_rdma_adapter_has_its_traffic_and_whether_its_link_works() -> None:
     session = StillSession(gpus=1, ticks=2)
-    port = AdapterSample("mlx5_0", "DOWN", "Ethernet", {"rdma_rx_bytes_per_s": reading(7e9, "bytes/s"),
-                                                        "rdma_retransmits": reading(3, "count")})
+    port = AdapterSample("mlx5_0", "DOWN", "Ethernet", None, {"rdma_rx_bytes_per_s": reading(7e9, "bytes/s"),
+                                                              "rdma_retransmits": reading(3, "count")})
     session.sample = replace(session.sample, host=replace(session.sample.host, adapters=(port,)))
     assert samples(session, "gputop_rdma_up") == {("mlx5_0",): 0}
     assert samples(session, "gputop_rdma_rx_bytes_per_second") == {("mlx5_0",): 7e9}

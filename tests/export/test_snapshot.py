@@ -101,7 +101,7 @@ def _with(session: StillSession, process: ProcessSample) -> StillSession:
     return session
 
 
-_ON_PART = GpuProcess(900, "C", Reading(2.0**30, "bytes"), Reading(0.5, "ratio"), mig=1)
+_ON_PART = GpuProcess(900, "C", 1, Reading(2.0**30, "bytes"), Reading(0.5, "ratio"))
 _INSIDE = ProcessSample(
     900, "ana", "python train.py", Reading(6.4, "count"), Reading(1.0, "bytes"), gpus={0: _ON_PART}, local_pid=20,
     container="docker 0123456789ab", container_pid=7, cuda_visible_devices="0,1\x1b",

@@ -30,7 +30,7 @@ def value(number: float, unit: str = "ratio") -> Reading:
 def gpu(index: int, what: str, pid: int) -> GpuSample:
     works = what == "train"
     busy = {"train": 0.8, "hang": 0.2}.get(what, 0.0)
-    held = () if what == "free" else (GpuProcess(pid, "C", value(40 * GIB, "bytes"), value(busy)),)
+    held = () if what == "free" else (GpuProcess(pid, "C", None, value(40 * GIB, "bytes"), value(busy)),)
     return GpuSample(GpuInfo(index, f"GPU-{index}", "NVIDIA H100"), {
         "sm_active": value(busy), "gpu_util": value(1.0 if busy else 0.0), "tensor_active": value(0.4 * works),
         "dram_active": value(0.3 * works), "power_w": value(POWER_W[what], "W"), "power_limit_w": value(700.0, "W")},

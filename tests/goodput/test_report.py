@@ -20,7 +20,7 @@ from gputop.replay.format import MAGIC, header
 from gputop.replay.parts import Bounds, PartsWriter, Rotation
 from gputop.replay.reader import Recording
 from gputop.replay.writer import RecordingWriter
-from tests.export.schema_problems import problems
+from tests.commands.schema_problems import problems
 from tests.fakes import node_sample
 from tests.goodput.days import GIB, START_S, node
 from tests.records import replace

@@ -17,8 +17,9 @@ from gputop.ranks import debug_server, flight_recorder, stacks
 from gputop.ranks.debug_server import Answers, ask, compared, read_stacks, read_traceback
 from gputop.ranks.desync import compare
 from gputop.ranks.flight_recorder import read_dump
-from gputop.ranks.flight_recorder_report import server_documents, server_lines
+from gputop.ranks.flight_recorder_report import server_lines
 from gputop.ranks.stack_groups import report
+from gputop.ranks.stacks_document import StacksAnswers
 from tests.dripping import DRIPS, dripping
 from tests.environments import PYTORCH, environment
 from tests.ranks.debug_double import NCCL, OTHERS, Answer, names, recorder, serving
@@ -63,8 +64,8 @@ def test_the_rank_that_did_not_come(with_torch: None) -> None:
     assert compare(job.dumps.dumps)[0].verdict == "absent"
     assert "PyTorch's debug server: Rank 1 did not launch all_reduce 4" in said(answers)
     assert "Asked: ranks 0-1." in said(answers)
-    (shown,) = server_documents(answers)
-    assert shown["moved"] is False and shown["groups"][0]["apart"][0]["rank"] == 1
+    (shown,) = map(StacksAnswers.of_servers, answers)
+    assert shown.moved is False and shown.groups[0].apart[0].rank == 1
 
 
 def test_a_rank_that_is_only_late_is_not_accused(with_torch: None) -> None:
@@ -73,7 +74,7 @@ def test_a_rank_that_is_only_late_is_not_accused(with_torch: None) -> None:
     with serving((rank(0), recorder(document(WAITS))), (rank(1), later)) as pids:
         answers = compared(ask(pids), ask(pids))
     assert answers[0].moved and "the ranks go on" in said(answers) and "did not launch" not in said(answers)
-    assert server_documents(answers)[0]["groups"] == []
+    assert StacksAnswers.of_servers(answers[0]).groups == ()
 
 
 def test_the_gpu_may_go_on_while_the_host_waits(with_torch: None) -> None:
@@ -250,7 +251,7 @@ def test_stacks_of_a_rank_that_py_spy_cannot_read(with_torch: None, monkeypatch:
     assert [thread.name for thread in first.threads] == ["loader", ""] and first.problem is None
     assert first.main is not None and [(f.function, f.line) for f in first.main.frames][:2] == [
         ("all_reduce", 3245), ("step", 20)]
-    assert first.main.frames[2].line == 0 and "\x1b" not in first.main.frames[2].function
+    assert first.main.frames[2].line is None and "\x1b" not in first.main.frames[2].function
     assert second.problem is not None and third.problem is not None
     text = "\n".join(report([[first]]))
     assert "rank 0" in text and "all_reduce at train.py:20" in text

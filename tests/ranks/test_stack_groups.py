@@ -28,7 +28,7 @@ def test_the_odd_one_is_named() -> None:
 
 def test_lines_inside_of_libraries_do_not_part_ranks() -> None:
     later = (Frame("all_reduce", f"{TORCH}distributed_c10d.py", 2815), *WAITS[1:])
-    native = (Frame("poll", "/lib/libc.so.6", 0, native=True), *WAITS)
+    native = (Frame("poll", "/lib/libc.so.6", None, native=True), *WAITS)
     assert len(group([rank(0, WAITS), rank(1, later), rank(2, native)])) == 1
 
 
@@ -46,7 +46,7 @@ def test_jobs_are_not_compared_with_each_other() -> None:
 
 
 def test_processes_without_stacks_are_told() -> None:
-    native = ProcessStacks(8, "", "", (ThreadStack("", True, True, (Frame("main", "a.out", 0, native=True),)),))
+    native = ProcessStacks(8, "", "", (ThreadStack("", True, True, (Frame("main", "a.out", None, native=True),)),))
     text = "\n".join(report([[ProcessStacks(7, problem=GputopError("it has ended", "")), native]]))
     assert "pid 7: it has ended." in text and "1 process in native code only" in text
     assert list(report([[]])) == list(report([])) == []

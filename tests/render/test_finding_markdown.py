@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from gputop.core.findings import Finding, Gain
 from gputop.render.finding_markdown import finding_markdown
+from tests.records import replace
 
 FINDING = Finding(id="input_bound", severity="high", title="Input *wait* takes 52 %", why="The loop waits <b>.",
                   evidence={"input_wait_per_step_s": 0.157}, action="Let tf.data choose.",

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from msgspec.structs import force_setattr
 
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
@@ -48,12 +49,14 @@ from tests.records import replace
 
 # A command line may hold anything, lone surrogates of undecodable bytes too.
 texts = st.text(st.characters(codec=None), max_size=8)
+sources = texts.map(lambda text: text or None)
 floats = st.floats(allow_nan=False, allow_infinity=False)
 recorded = st.one_of(st.builds(lambda v, u, s, c: Reading(v, u, s, None, c),
-                               st.one_of(floats, st.integers(-2**53, 2**53)), texts, texts, st.booleans()),
-                     st.builds(Reading.missing, texts, texts, texts))
+                               st.one_of(floats, st.integers(-2**53, 2**53)), texts, sources, st.booleans()),
+                     st.builds(Reading.missing, texts, texts, sources))
 counts = st.one_of(st.none(), st.integers(0, 2**70))
-processes = st.builds(GpuProcess, st.integers(0, 2**22), st.sampled_from(["C", "G", "C+G"]), recorded, recorded)
+processes = st.builds(GpuProcess, st.integers(0, 2**22), st.sampled_from(["C", "G", "C+G"]), st.none(), recorded,
+                      recorded)
 infos = st.builds(GpuInfo, st.integers(0, 31), texts, texts, texts, counts, counts)
 gpu_samples = st.builds(
     GpuSample, infos, st.dictionaries(st.sampled_from(list(GPU_METRICS)), recorded, max_size=6),
@@ -63,8 +66,8 @@ groups = st.one_of(st.none(), st.builds(
     CgroupSample, texts, st.dictionaries(st.sampled_from(list(CGROUP_METRICS)), recorded, max_size=3)))
 host_processes = st.builds(HostProcess, st.integers(0, 2**22), st.one_of(st.none(), texts),
                            st.one_of(st.none(), texts), recorded, recorded)
-adapters = st.builds(AdapterSample, texts, texts, texts, st.dictionaries(
-    st.sampled_from(list(ADAPTER_METRICS)), recorded, max_size=3), counts)
+adapters = st.builds(AdapterSample, texts, texts, texts, counts, st.dictionaries(
+    st.sampled_from(list(ADAPTER_METRICS)), recorded, max_size=3))
 host_samples = st.builds(HostSample, texts, st.dictionaries(st.sampled_from(list(HOST_METRICS)), recorded, max_size=4),
                          counts, cgroup=groups, top_processes=st.lists(host_processes, max_size=3).map(tuple),
                          top_reason=st.one_of(st.none(), texts), adapters=st.lists(adapters, max_size=2).map(tuple))
@@ -121,11 +124,16 @@ def test_numbers_come_back_bit_for_bit(numbers: np.ndarray, previous: np.ndarray
 
 
 def test_a_value_that_is_no_number_is_not_shown_as_one() -> None:
-    """It ended the monitor that replayed it."""
+    """It ended the monitor that replayed it. Older recordings, and damaged ones, hold such numbers."""
+    def recorded_as(value: float, unit: str) -> Reading:
+        reading = Reading(1.0, unit)
+        force_setattr(reading, "value", value)
+        return reading
+
     def odd(gpu: GpuSample, tick: int) -> GpuSample:
-        process = replace(gpu.processes[0], sm_ratio=Reading(math.inf, "ratio"))
+        process = replace(gpu.processes[0], sm_ratio=recorded_as(math.inf, "ratio"))
         return replace(gpu, processes=(process,), readings={
-            **gpu.readings, "sm_active": Reading(math.nan, "ratio"), "power_w": Reading(math.inf, "W")})
+            **gpu.readings, "sm_active": recorded_as(math.nan, "ratio"), "power_w": recorded_as(math.inf, "W")})
 
     back = decode(Encoder().encode(node_sample(0, 1, change=odd)))[0].gpus[0]
     for reading in (back["sm_active"], back["power_w"], back.processes[0].sm_ratio):

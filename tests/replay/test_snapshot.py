@@ -51,8 +51,8 @@ def test_what_is_written_is_read() -> None:
 def test_adapters_and_numa_nodes_are_read_back_and_printed() -> None:
     watched = session()
     assert watched.sample is not None
-    adapter = AdapterSample("mlx5_0", "ACTIVE", "InfiniBand", {
-        m: Reading(7e9, metric.unit, "test") for m, metric in ADAPTER_METRICS.items()}, 1)
+    adapter = AdapterSample("mlx5_0", "ACTIVE", "InfiniBand", 1, {
+        m: Reading(7e9, metric.unit, "test") for m, metric in ADAPTER_METRICS.items()})
     watched.sample = replace(watched.sample, host=replace(watched.sample.host, adapters=(adapter,)),
                              processes=tuple(replace(p, numa_nodes=(1,)) for p in watched.sample.processes))
     s = from_document(json.loads(to_json(document(watched))))

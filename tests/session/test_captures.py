@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gputop.core.codec import to_document
+from gputop.profiler.capture.facts import facts_of
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan, Probe
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
@@ -57,21 +59,22 @@ def test_both_grains_are_told_and_what_ended_them() -> None:
     assert remarks[0] == f"4.1 s in detail: {SHORT.why}; then 5.9 s of overview" and remarks[1] == both.ended
     assert "events that are rarer than that may be missing; for a longer overview: gputop capture --seconds 60" in (
         remarks)
-    document = record(plan=both).to_json()
+    document = to_document(facts_of(record(plan=both)))
     assert (document["chosen_s"], document["overview_s"], document["ended"]) == (4.1, 5.9, both.ended)
 
 
 def test_steps_that_grow_slower_under_the_profiler_are_reported() -> None:
     slower = record([0.10, 0.10, *[0.11] * 6, 0.15, 0.15])
     assert slower.remarks[-1] == "steps took 100 ms at its beginning and 150 ms at its end"
-    assert slower.to_json()["cost"]["first_steps_s"] == 0.10 and slower.to_json()["cost"]["last_steps_s"] == 0.15
+    cost = to_document(facts_of(slower))["cost"]
+    assert cost["first_steps_s"] == 0.10 and cost["last_steps_s"] == 0.15
     assert record([0.10] * 10).steps_slowed_s == (0.10, 0.10)
     assert len(record([0.10] * 10).remarks) == 3
     assert record([0.10] * 9).steps_slowed_s is None
 
 
 def test_json_has_what_was_asked_chosen_and_why() -> None:
-    document = record().to_json()
+    document = to_document(facts_of(record()))
     assert json.loads(json.dumps(document)) == document
     assert (document["asked_s"], document["chosen_s"], document["why"]) == (10.0, 4.1, SHORT.why)
     assert document["probe"]["host_events_per_s"] == 240_000

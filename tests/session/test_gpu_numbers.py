@@ -20,7 +20,8 @@ MIG = [GpuInfo(0, "GPU-0000aaaa-0000", "NVIDIA H100", mig_mode=True),
 
 def process(held: Sequence[int], visible: str | None = None, order: str | None = None, container: str | None = None,
             reasons: dict[str, str] | None = None, pid: int = 7) -> ProcessSample:
-    return ProcessSample(pid, "ana", "train.py", NONE, NONE, gpus={i: GpuProcess(pid, "C", NONE, NONE) for i in held},
+    gpus = {i: GpuProcess(pid, "C", None, NONE, NONE) for i in held}
+    return ProcessSample(pid, "ana", "train.py", NONE, NONE, gpus=gpus,
                          cuda_visible_devices=visible, cuda_device_order=order, container=container,
                          reasons=reasons or {})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace as replaced
 
 import pytest
 from msgspec import structs
@@ -35,25 +34,25 @@ def test_it_begins_so_long_before_that_the_recording_runs_by_then() -> None:
     assert wait.start_s == 1040 - LEAD_S - 1 and wait.text(1000.0) == "the idle time in about 40 s"
     assert not wait.over(wait.start_s - 0.1, NEXT) and wait.over(wait.start_s, None) and not wait.missed
     assert wait.text(1035.0) == "the idle time in about 5 s"
-    assert IdleWait(replaced(NEXT, spread_s=6.0), 2.0, 1000.0).start_s == pytest.approx(1040 - LEAD_S - 0.6)
+    assert IdleWait(replace(NEXT, spread_s=6.0), 2.0, 1000.0).start_s == pytest.approx(1040 - LEAD_S - 0.6)
 
 
 def test_one_that_comes_too_soon_is_left_to_go_by() -> None:
-    wait = IdleWait(replaced(NEXT, begin_s=1002.0), 10.0, 1000.0)
+    wait = IdleWait(replace(NEXT, begin_s=1002.0), 10.0, 1000.0)
     assert wait.begin_s == 1064.0
-    assert not wait.over(1001.0, replaced(NEXT, begin_s=1002.5)), "it is still expected"
+    assert not wait.over(1001.0, replace(NEXT, begin_s=1002.5)), "it is still expected"
     assert wait.begin_s == 1064.5
-    assert not wait.over(1010.0, replaced(NEXT, begin_s=1064.2)) and wait.over(1060.5, None)
+    assert not wait.over(1010.0, replace(NEXT, begin_s=1064.2)) and wait.over(1060.5, None)
 
 
 def test_what_becomes_known_moves_it() -> None:
     wait = IdleWait(NEXT, 10.0, 1000.0)
-    assert not wait.over(1010.0, replaced(NEXT, begin_s=1050.0)) and wait.begin_s == 1050.0
-    assert wait.over(1036.0, replaced(NEXT, begin_s=1038.0)), "earlier than thought: at once"
+    assert not wait.over(1010.0, replace(NEXT, begin_s=1050.0)) and wait.begin_s == 1050.0
+    assert wait.over(1036.0, replace(NEXT, begin_s=1038.0)), "earlier than thought: at once"
     late = IdleWait(NEXT, 10.0, 1000.0)
     for now_s in range(1001, 1093):
-        assert not late.over(float(now_s), replaced(NEXT, begin_s=now_s + 62.0))
-    assert late.over(1093.0, replaced(NEXT, begin_s=1155.0)), "one period and a half have gone by"
+        assert not late.over(float(now_s), replace(NEXT, begin_s=now_s + 62.0))
+    assert late.over(1093.0, replace(NEXT, begin_s=1155.0)), "one period and a half have gone by"
     assert "did not wait any longer" in late.missed
 
 
@@ -66,7 +65,7 @@ class WaitingSession:
         self.session = session = StillSession()
         session.servers_known = True
         session.servers = (Server("127.0.0.1:6009", asked=True),)
-        session.finding_store.live = replaced(session.live, findings=findings or (returning(),))
+        session.finding_store.live = replace(session.live, findings=findings or (returning(),))
         session.finding_store.rules_ran_s = session.clock()
         self.watched, self.taken, self.risk = Watched(session), list[bool](), risk
         monkeypatch.setattr(capture_control, "capture_and_analyze", self.capture)
@@ -157,4 +156,4 @@ def test_these_do_not_wait(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
 
 def test_dips_are_seen_while_a_capture_waits() -> None:
     status = CaptureStatus("waiting", "a", 10.0)
-    assert not status.begun and replaced(status, phase="recording").begun and not replaced(status, phase="done").begun
+    assert not status.begun and replace(status, phase="recording").begun and not replace(status, phase="done").begun

@@ -16,6 +16,7 @@ from typing import ClassVar
 import pytest
 
 from gputop.commands.notifying import check_notify
+from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
 from gputop.profiler.capture.records import CaptureStatus, Server
@@ -27,7 +28,7 @@ from tests.fakes import StillSession
 from tests.records import replace
 from tests.tui.found import HEAVY
 
-TOLD = Notification("finding", 1.0, "node-07", "GPU 0 idles", "since 40 s", False)
+TOLD = Notification.of("finding", 1.0, "node-07", "GPU 0 idles", "since 40 s", False)
 
 
 class Told(StillSession):
@@ -88,7 +89,7 @@ def test_the_end_of_a_capture_is_told_once() -> None:
     assert session.news.of("capture") == []
     session.status = CaptureStatus("failed", "127.0.0.1:6009", 10.0, message="it \x1b[2Jended", time_s=1_011.0)
     (told,) = session.news.of("capture")
-    assert told.kind == "capture" and "failed" in told.title and "\x1b" not in told.text
+    assert told.kind == "capture" and "failed" in told.title and "\x1b" not in told.details
     assert session.news.of("capture") == []
 
 
@@ -124,13 +125,13 @@ def hook() -> Iterator[str]:
 def test_a_webhook_is_told(hook: str) -> None:
     post(f"{hook}/204", "s3cret", TOLD)
     ((authorization, body),) = Hook.got
-    assert authorization == "Bearer s3cret" and body == {**TOLD.to_json(), "allowed_mentions": {"parse": []}}
+    assert authorization == "Bearer s3cret" and body == {**to_document(TOLD), "allowed_mentions": {"parse": []}}
     assert body["text"] == body["content"] == "node-07: GPU 0 idles"
 
 
 def test_no_name_in_a_trace_mentions_anybody() -> None:
     name = "op @everyone @here <!channel> <@U12> <@&9> <#7> <https://a.example|b> [b](https://c.example) a & b"
-    document = replace(TOLD, title=name).to_json()
+    document = to_document(Notification.of("finding", 1.0, "node-07", name, "since 40 s", False))
     assert document["title"] == name
     text, content = str(document["text"]), str(document["content"])
     # As Slack wants it escaped, https://api.slack.com/reference/surfaces/formatting#escaping.
@@ -181,7 +182,7 @@ def test_a_command_gets_the_line_and_the_document(tmp_path: Path) -> None:
     keep = "import sys; open(sys.argv[1], 'w').write(sys.argv[2] + chr(10) + sys.stdin.read())"
     run_command([sys.executable, "-c", keep, str(out)], TOLD)
     line, document = out.read_text().split("\n")
-    assert line == TOLD.line and json.loads(document) == TOLD.to_json()
+    assert line == TOLD.line and json.loads(document) == to_document(TOLD)
 
 
 def test_a_command_that_hangs_is_ended() -> None:

@@ -36,7 +36,7 @@ class Probe:
             raise TimeoutError
         if self.fault is not None:
             raise self.fault
-        held = GpuProcess(7, "C", Reading(1.0, "bytes"), Reading(0.5, "ratio"))
+        held = GpuProcess(7, "C", None, Reading(1.0, "bytes"), Reading(0.5, "ratio"))
         return GpuSample(self.info, {"power_w": Reading(float(self.reads), "W")}, (held,))
 
 

@@ -334,7 +334,7 @@ def test_window_ends_where_asked_and_is_a_copy() -> None:
 def test_clock_events_and_holders() -> None:
     def sample(i: int, pids: Sequence[int], **more: object) -> NodeSample:
         none = Reading.missing("bytes", "the test says so")
-        processes = tuple(GpuProcess(pid, "C", none, none) for pid in pids)
+        processes = tuple(GpuProcess(pid, "C", None, none, none) for pid in pids)
         return node(START_S + i, gpu("GPU-a", {}, processes=processes, **more))
 
     history = History(**SMALL)

@@ -98,7 +98,7 @@ def test_ranges_are_short() -> None:
 ])
 def test_devices_of_a_process(held: dict[int, int | None], text: str) -> None:
     none = Reading.missing("bytes", "not asked")
-    gpus = {index: GpuProcess(7, "C", none, none, mig) for index, mig in held.items()}
+    gpus = {index: GpuProcess(7, "C", mig, none, none) for index, mig in held.items()}
     assert fmt.devices(ProcessSample(7, None, None, none, none, gpus=gpus)) == text
 
 

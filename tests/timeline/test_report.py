@@ -10,7 +10,7 @@ import pytest
 from gputop.cli import main
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.idle_gaps import rank_idle_gaps
-from gputop.timeline.report import text_of, to_json
+from gputop.timeline.report import IdleGapRow, text_of
 from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from tests.advice.trace.traces import healthy, input_bound, job
 from tests.analysis.host.stack_samples import sampled
@@ -50,9 +50,9 @@ def test_where_stacks_were_sampled_each_gap_has_its_lines():
     text = text_of(rank_idle_gaps(facts, 2), facts, 0, 80)
     assert " of each step: data.py:7 decode, mostly in PIL/Image.py:5 open" in text
     assert "     Python: data.py:" in text
-    (first, *_) = to_json(find_idle_gaps(facts, 1), facts, 0)
-    assert {own["line"] for own in first["python"]} == {"data.py:7 decode", "data.py:8 decode"}
-    assert sum(own["time_s"] for own in first["python"]) == pytest.approx(first["cost_s"], rel=0.05)
+    first = IdleGapRow.of(find_idle_gaps(facts, 1)[0], facts, 0)
+    assert {own.line for own in first.python} == {"data.py:7 decode", "data.py:8 decode"}
+    assert sum(own.time_s for own in first.python) == pytest.approx(first.cost_s, rel=0.05)
     timeline = timeline_of(trace)
     gap, total = timeline.idle_gaps[0], timeline.idle_totals[0]
     for lines in (idle_gap_lines(timeline, gap, 90, 9, []), idle_total_lines(timeline, total, [gap], 90, 9, [])):
@@ -68,8 +68,9 @@ def test_times_count_from_the_first_event():
         events.end_ns += 10**9
     shifted.trace.device.launch_ns += 10**9
     later = analyze_to_facts(shifted.trace)
-    mine = to_json(find_idle_gaps(facts, 1), facts, facts.trace.window_ns[0])
-    assert to_json(find_idle_gaps(later, 1), later, later.trace.window_ns[0]) == mine
+    (gap,), (moved,) = find_idle_gaps(facts, 1), find_idle_gaps(later, 1)
+    row = IdleGapRow.of(gap, facts, facts.trace.window_ns[0])
+    assert IdleGapRow.of(moved, later, later.trace.window_ns[0]) == row
 
 
 def test_nothing_to_tell():

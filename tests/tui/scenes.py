@@ -188,7 +188,7 @@ def with_mig(sample: NodeSample) -> NodeSample:
         readings["memory_total_bytes"] = Reading(total, "bytes", "simulated")
         readings["memory_used_bytes"] = Reading(total * (0.9 if busy else 0.001), "bytes", "simulated")
         no_util = Reading.missing("ratio", "NVML has no utilization of a MIG instance", "NVML")
-        own = tuple(GpuProcess(PID + part, "C", Reading(total * 0.89, "bytes", "simulated"), no_util, mig=part)
+        own = tuple(GpuProcess(PID + part, "C", part, Reading(total * 0.89, "bytes", "simulated"), no_util)
                     for _ in range(busy))
         held += own
         devices.append(replace(first, info=info, readings={**readings, "gpu_util": no_util}, processes=own))

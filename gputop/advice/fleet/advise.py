@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gputop.advice.fleet.job_view import FleetVerdict, FleetWords, JobView
 from gputop.advice.fleet_rules import FLEET_RULES
@@ -12,6 +11,7 @@ from gputop.advice.registry import limit
 from gputop.advice.verdict import Missing, finding
 from gputop.cluster.model import Fleet, Job
 from gputop.cluster.view import Limits
+from gputop.core.codec import document_of
 from gputop.core.findings import Abstained, Finding, ranked
 
 _NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs of the same nodes, and only a job label on the metrics "
@@ -22,8 +22,7 @@ _NOT_ONE_JOB = ("GPUs that surely belong to one job: Slurm names no job here, an
 _COMPARE_PEERS = ("slow_node", "straggler_gpu", "low_clock_gpu")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetFinding(Finding):
+class FleetFinding(Finding, frozen=True, kw_only=True):
     """A finding about a job. ``places`` are its nodes and GPUs ("n07", "n07:3") that it names.
 
     ``since_s``: Unix time, None where that is not known; ``since_exact`` False: it may have begun before the history.
@@ -79,9 +78,7 @@ def _of_job(job: Job, fleet: Fleet) -> Iterator[FleetFinding | Abstained]:
             words: FleetWords = rule.function("describe")(verdict)
             seen.add(rule.id)
             view.explained |= {*verdict.nodes, *verdict.places}
-            explained = finding(rule, verdict, words)
-            yield FleetFinding(
-                **{name: getattr(explained, name) for name in Finding.__dataclass_fields__}, job=job.id,
-                label=words.label, places=verdict.places,
+            yield document_of(
+                FleetFinding, finding(rule, verdict, words), job=job.id, label=words.label, places=verdict.places,
                 since_s=None if verdict.lasts_s is None else view.now_s - verdict.lasts_s,
                 since_exact=verdict.since_exact, gpu_hours_lost=verdict.gpu_hours_lost)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.advice.fleet.advise import FleetFinding, fleet_advice
 from gputop.cluster.model import Fleet
@@ -11,7 +11,7 @@ from gputop.core.errors import NoDataError
 from gputop.core.findings import Abstained
 
 
-class Report(NamedTuple):
+class Report(Struct, frozen=True):
     """A fleet, and what the rules say of it."""
 
     fleet: Fleet
@@ -20,6 +20,14 @@ class Report(NamedTuple):
 
     def of_job(self, job: str) -> list[FleetFinding]:
         return [finding for finding in self.findings if finding.job == job]
+
+
+class ClusterDocument(Fleet, frozen=True, kw_only=True, tag_field="schema", tag="gputop.cluster/1"):
+    """gputop cluster --json."""
+
+    version: str
+    findings: tuple[FleetFinding, ...]
+    abstained: tuple[Abstained, ...]
 
 
 def report_of(fleet: Fleet, job: str) -> Report:

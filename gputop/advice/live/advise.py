@@ -8,10 +8,10 @@ A new rule is a record in :mod:`gputop.advice.live_rules` and two functions in a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from gputop.advice.live.bottleneck import live_limit
 from gputop.advice.live.node_view import NodeView

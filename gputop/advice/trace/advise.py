@@ -7,12 +7,12 @@ A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from gputop.advice.causes import fold_consequences
 from gputop.advice.evaluation_caveats import with_evaluation_caveat

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from itertools import combinations
+
+from msgspec.structs import replace
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.verdict import Verdict, bound

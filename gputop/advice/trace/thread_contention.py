@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host, removed_host_time, waits_for_host

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from gputop.core.memory import resident_bytes
 from gputop.profiler.capture.plan import GrowthLimits, Plan
@@ -14,8 +15,7 @@ from gputop.profiler.recording import Progress
 from gputop.text.units import size
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Struct, frozen=True):
     """What a capture took of the job. ``call_s`` is from request to answer, ``recorded_s`` of it recorded.
 
     The rest of the call the profiler gathers and packs what it recorded, in the job's process.
@@ -28,6 +28,9 @@ class Cost:
     memory_before_bytes: int | None = None
     memory_peak_bytes: int | None = None
     memory_after_bytes: int | None = None
+    # Median of the first and of the last steps of the trace, in documents on the capture as a whole; None: too few.
+    first_steps_s: float | UnsetType | None = UNSET
+    last_steps_s: float | UnsetType | None = UNSET
 
     @property
     def growth_bytes(self) -> int | None:
@@ -46,11 +49,6 @@ class Cost:
             text += (f"; the job's memory grew by {size(self.growth_bytes)} at most" if self.growth_bytes else
                      "; the job's memory did not grow")
         return text
-
-    def to_json(self) -> dict[str, Any]:
-        return {"call_s": self.call_s, "recorded_s": self.recorded_s,
-                "memory_before_bytes": self.memory_before_bytes, "memory_peak_bytes": self.memory_peak_bytes,
-                "memory_after_bytes": self.memory_after_bytes}
 
 
 class JobMemory:
@@ -81,8 +79,7 @@ class JobMemory:
         return Cost(call_s, min(recorded_s, call_s), self.before, self.peak, after)
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Struct, frozen=True):
     """What is watched of a job while it is recorded, and what ends that."""
 
     memory: JobMemory

@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.profiler.addresses import machine_name, split_address, unix_name

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.job_memory import Cost
@@ -14,8 +14,7 @@ from gputop.text.units import seconds as duration
 from gputop.trace.readers.clock_file import HostClock
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The outcome for one worker: ``result`` or ``error``. ``began_s`` is Unix time by gputop's clock, ``overview_s``
     the length of its overview."""
 
@@ -29,20 +28,8 @@ class Outcome:
     began_s: float | None = None
     overview_s: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        result, clock, error = self.result, self.clock, self.error
-        return {
-            "address": self.address, "path": str(result.path) if result else None,
-            "took_s": result.took_s if result else None, "began_s": self.began_s, "overview_s": self.overview_s,
-            "clock_offset_s": clock.offset_ns / 1e9 if clock else None,
-            "clock_error_s": clock.error_ns / 1e9 if clock else None,
-            "cost": self.cost.to_json() if self.cost else None,
-            "error": {"message": error.message, "fix": error.fix} if error else None,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class MultiWorkerCapture:
+class MultiWorkerCapture(Struct, frozen=True):
     """A capture of several workers: the run folder, what was recorded and why, and what came of each."""
 
     run_dir: Path

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import shutil
 import threading
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.files import write_file
@@ -22,8 +24,7 @@ from gputop.text.units import size
 from gputop.trace.readers.capture_file import OVERVIEW
 
 
-@dataclass(slots=True)
-class _Overview:
+class _Overview(Struct):
     """What is recorded so far, the parts oldest first."""
 
     parts: list[Path] = field(default_factory=list)
@@ -91,8 +92,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
             return
 
 
-@dataclass(frozen=True, slots=True)
-class _Label:
+class _Label(Struct, frozen=True):
     """Reports a part's progress, whatever its phase, as that of the overview."""
 
     done_s: float

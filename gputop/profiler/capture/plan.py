@@ -8,8 +8,9 @@ steps (TensorFlow 2.21, 4 M events), while a job of large steps notices nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.profiler.recording import RecorderLimits
@@ -52,8 +53,7 @@ _NO_SHAPES = "shapes of inputs are left out, as the job makes so many events"
 _USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """What a short recording showed. ``step_s`` is None where it held no whole steps.
 
     ``sure``: these are training steps, by the framework's own calls or marks; else they are no
@@ -75,15 +75,16 @@ class Probe:
     def events_per_s(self) -> float:
         return (self.host_events + self.device_events) / self.seconds
 
-    def to_json(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "took_s": self.took_s, "bytes": self.bytes,
-                "host_events_per_s": self.host_events / self.seconds,
-                "device_events_per_s": self.device_events / self.seconds, "step_s": self.step_s,
-                "growth_bytes": self.growth_bytes}
+    @property
+    def host_events_per_s(self) -> float:
+        return self.host_events / self.seconds
+
+    @property
+    def device_events_per_s(self) -> float:
+        return self.device_events / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class FreeResources:
+class FreeResources(Struct, frozen=True):
     """Free bytes; None is unlimited or unknown.
 
     ``shared_bytes`` is the memory of the node, or of the container that job and gputop are both in;
@@ -100,8 +101,7 @@ class FreeResources:
     unknown: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """``chosen_s`` to record, and in ``why`` the reason as a person reads it; ``notes`` is what could not be known.
 
     ``enough``: the job could have borne a longer recording, which would also show rare work. ``overview_s`` is
@@ -122,10 +122,6 @@ class Plan:
     @property
     def shortened(self) -> bool:
         return self.chosen_s < self.asked_s
-
-    def to_json(self) -> dict[str, Any]:
-        return {"asked_s": self.asked_s, "chosen_s": self.chosen_s, "overview_s": self.overview_s, "why": self.why,
-                "ended": self.ended, "unknown": list(self.notes), "probe": self.probe.to_json() if self.probe else None}
 
 
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
@@ -163,7 +159,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
         least_s, what = max((min(MIN_CAPTURE_S, limits.least_s), "the shortest possible"), _for_steps(probe))
         if chosen_s < least_s:
             chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"full length, {makes}")
-    device_rate = probe.device_events / probe.seconds
+    device_rate = probe.device_events_per_s
     if device_rate * chosen_s > limits.device_events:
         chosen_s = limits.device_events / device_rate
         why = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"
@@ -215,8 +211,7 @@ def _for_steps(probe: Probe) -> tuple[float, str]:
     return (_STEPS_WORTH[0][1] / rate, "for steps too long to be probed") if probe.device_events else (0.0, "")
 
 
-@dataclass(frozen=True, slots=True)
-class GrowthLimits:
+class GrowthLimits(Struct, frozen=True):
     """Once ``after_s`` are recorded, the job is to have grown by no more than ``bytes``, at any time by no more than
     ``short_bytes``."""
 

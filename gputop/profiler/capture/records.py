@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
@@ -22,8 +23,7 @@ _LONG_S = 60.0  # of an overview that most checkpoints and evaluations are in
 _FEW_STEPS = 5  # gputop.diagnosis.diagnose calls fewer a sample
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """A profiler server a capture can go to, or one asked for that does not answer (``problem``)."""
 
     address: str
@@ -43,8 +43,7 @@ def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
     return tuple(s for s in named or servers if s.problem is None)
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureStatus:
+class CaptureStatus(Struct, frozen=True):
     """Where the current or last capture stands."""
 
     phase: Literal["starting", "asking", "waiting", "connecting", "probing", "recording", "overview", "receiving",
@@ -69,8 +68,7 @@ class CaptureStatus:
         return self.running and self.phase != "waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureRecord:
+class CaptureRecord(Struct, frozen=True):
     """A finished capture: its raw trace on disk and, where the analysis succeeded, what it says."""
 
     address: str
@@ -141,14 +139,3 @@ class CaptureRecord:
         if slowed is not None and slowed[1] > 1.1 * slowed[0]:
             lines.append(f"steps took {seconds(slowed[0])} at its beginning and {seconds(slowed[1])} at its end")
         return (*lines, self.uncaptured) if self.uncaptured else tuple(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        out = {"address": self.address, "path": str(self.path), "time_s": self.time_s, "asked_s": self.asked_s,
-               "took_s": self.took_s, "notes": list(self.notes)}
-        out |= self.plan.to_json() if self.plan else {}
-        first_s, last_s = self.steps_slowed_s or (None, None)
-        if self.cost is not None:
-            out["cost"] = {**self.cost.to_json(), "first_steps_s": first_s, "last_steps_s": last_s}
-        if self.workers:
-            out["workers"] = [worker.to_json() for worker in self.workers]
-        return out

@@ -11,8 +11,9 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources

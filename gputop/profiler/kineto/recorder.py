@@ -9,9 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.files import UnsafeFile, open_regular
@@ -140,8 +142,7 @@ def unsafe(pid: int) -> GputopError:
         "Restart it with gputop run, or without KINETO_USE_DAEMON: gputop then switches it on safely.")
 
 
-@dataclass
-class _Take:
+class _Take(Struct):
     """One recording of one process."""
 
     client: Client

@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import read_regular
@@ -49,8 +51,7 @@ _GRACE_FACTOR, _GRACE_EXTRA_S = 5.0, 30.0
 _LATE_S = 1.0  # delay of our own clock after gRPC's
 
 
-@dataclass(frozen=True, slots=True)
-class XProfRecorder:
+class XProfRecorder(Struct, frozen=True):
     """The :class:`~gputop.profiler.recording.Recorder` of a profiler server. ``pid`` is the server's process where
     known: it helps to fetch a trace that the server wrote itself."""
 
@@ -234,8 +235,7 @@ def _terminate(channel: grpc.Channel, session_id: str) -> Any:
     return terminate.future(messages.TerminateRequest(session_id=session_id), timeout=_TERMINATE_TIMEOUT_S)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recording:
+class _Recording(Struct, frozen=True):
     """A recording that has ended: when it was asked for (Unix time), of how long, and how long that took."""
 
     address: str

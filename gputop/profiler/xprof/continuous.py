@@ -25,9 +25,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import unnamed_file
@@ -194,16 +195,14 @@ class _WatchdogProcess:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingState:
+class RecordingState(Struct, frozen=True):
     """Age of a recording, and growth of the job's memory since its begin."""
 
     seconds: float
     growth_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """Part of a recording that a server has handed over: a file without a name, so that nothing is left behind."""
 
     file: BinaryIO

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
+
+from msgspec import Struct
 
 from gputop.core.files import open_regular
 from gputop.trace import limits
@@ -22,8 +23,7 @@ _AT_MOST = {_PLANES: limits.MAX_PLANES, _ERRORS: limits.MAX_MESSAGES, _WARNINGS:
 _MAX_TEXTS = 20  # errors, and as many warnings
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(Struct, frozen=True):
     """``errors`` and ``warnings`` are the profiler's own, each told once; ``damaged``: cut off or no XSpace."""
 
     has_events: bool

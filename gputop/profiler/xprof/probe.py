@@ -17,9 +17,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.profiler.addresses import parse_address, split_address, unix_name
@@ -44,8 +45,7 @@ T = TypeVar("T")
 _OK, _UNIMPLEMENTED, _INTERNAL = 0, 12, 13
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
+class ServerInfo(Struct, frozen=True):
     """A profiler server that answered a probe. ``round_trip_s`` is one call's time there and back."""
 
     address: str

@@ -6,9 +6,10 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import Folder, open_regular
@@ -19,8 +20,7 @@ from gputop.profiler.storage import RunFolder
 _PROC = Path("/proc")
 
 
-@dataclass(slots=True)
-class ServerTrace:
+class ServerTrace(Struct):
     """A trace that a server wrote itself, held open with the folder it is in and the two above."""
 
     file: BinaryIO
@@ -37,8 +37,7 @@ class ServerTrace:
             folder.close()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerDisk:
+class ServerDisk(Struct, frozen=True):
     """The path to which a server that writes traces itself (TensorFlow up to 2.20) is told to write.
 
     ``root`` is ``repository_root`` as the server sees it. ``temporary``: a folder of its own

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import NodeSample

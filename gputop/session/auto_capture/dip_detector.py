@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.session.auto_capture_options import DipRule
@@ -25,8 +26,7 @@ _BASELINE_AGE_S = 5.0  # medians are not worth taking anew with every sample
 _RECOVERED = 0.5  # part of the way from the threshold back to the median, before another dip can be one
 
 
-@dataclass(frozen=True, slots=True)
-class Dip:
+class Dip(Struct, frozen=True):
     """A GPU that meets the rule: since when (Unix time), its mean since then, its median, and the threshold. Of a
     condition ``metric`` is its text, and it has no figure of its own."""
 
@@ -51,8 +51,7 @@ class Dip:
         return f"GPU {gpu}: {about.label} {figure(self.value)} for {self.now_s - self.began_s:.0f} s{usual}"
 
 
-@dataclass(slots=True)
-class _Gpu:
+class _Gpu(Struct):
     """State that is kept of one GPU."""
 
     armed: bool = True
@@ -62,8 +61,7 @@ class _Gpu:
     metric: str | None = None
 
 
-@dataclass(slots=True)
-class Trigger:
+class Trigger(Struct):
     """Checks a history for dips with each new sample. After a dip, a GPU must recover before it can dip again."""
 
     rule: DipRule

@@ -79,7 +79,7 @@ class RdmaPorts:
         counts = [count for count in again if isinstance(count, int)]
         readings["rdma_retransmits"] = _reading("rdma_retransmits", sum(counts)) if len(counts) == len(again) else (
             _missing("rdma_retransmits", next(reason for reason in again if isinstance(reason, str))))
-        return AdapterSample(port.name, state, _text(f"{port.folder}/link_layer"), readings, port.numa_node)
+        return AdapterSample(port.name, state, _text(f"{port.folder}/link_layer"), port.numa_node, readings)
 
     def _rate(self, port: _Port, metric: str, file: str) -> Reading:
         words = _count(f"{port.folder}/counters/{file}")

@@ -113,6 +113,7 @@ class ProcessReader:
             GpuProcess(
                 pid,
                 kind,
+                None,
                 _memory(used),
                 self._shares.get(pid, self._default_share),
             )

@@ -8,18 +8,19 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.advice.fleet.report import Report
-from gputop.cluster.model import Fleet, Problem
+from gputop.cluster.model import Fleet
 from gputop.cluster.view import FleetCollector, View
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.core.files import write_new_files
+from gputop.core.findings import Problem
 from gputop.core.own_program import gputop_command
 from gputop.export.cluster import render
 from gputop.text.console import note, say
@@ -113,7 +114,7 @@ class ClusterApp(TerminalApp):
             # The job that was asked for is not there any more: what is known stays.
             old = self._state.report
             problem = Problem(message.answer.message, message.answer.fix)
-            self._state.report = old._replace(fleet=_with_problem(old.fleet, problem))
+            self._state.report = replace(old, fleet=_with_problem(old.fleet, problem))
         else:
             self._state.report = message.answer
             self._main.answered()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from msgspec.structs import replace
 from rich.style import Style
 from rich.text import Text
 from textual import events, work

@@ -83,7 +83,7 @@ def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
     readings = [(metric, gpu[metric.id]) for metric in GPU_METRICS.values()]
     own_reasons = [(metric, r) for metric, r in readings if r.reason is None or r.reason != gpu.message]
     for metric, r in own_reasons:
-        more = [r.source + (" (coarse)" if r.coarse else "")]
+        more = [(r.source or "") + (" (coarse)" if r.coarse else "")]
         more += [clock_text(gpu)] if metric.id == "sm_clock_hz" else []
         sheet.figure(metric.label, r, ", ".join(filter(None, more)), BOLD)
     if len(own_reasons) < len(readings):

@@ -75,7 +75,7 @@ class Scene:
     def sample(self, t: float) -> NodeSample:
         jobs = [j for j in self.jobs if j.since_s <= t < j.until_s]
         watched = range(self.gpus) if self.watched is None else self.watched
-        held = {j.pid: {g: GpuProcess(j.pid, "C", read("memory_used_bytes", j.memory), read("sm_active", j.sm))
+        held = {j.pid: {g: GpuProcess(j.pid, "C", None, read("memory_used_bytes", j.memory), read("sm_active", j.sm))
                         for g in j.gpus if g in watched} for j in jobs}
         gpus = tuple(self.change(self.gpu(i, t, [h[i] for h in held.values() if i in h]), t) for i in watched)
         processes = tuple(

@@ -18,7 +18,7 @@ LINK = 50e9
 
 def adapter(name: str, **values: float | None) -> AdapterSample:
     values = {"rdma_max_bytes_per_s": LINK, "rdma_retransmits": 0.0, **values}
-    return AdapterSample(name, "ACTIVE", "InfiniBand", {
+    return AdapterSample(name, "ACTIVE", "InfiniBand", None, {
         m: Reading.missing(ADAPTER_METRICS[m].unit, "the test says so") if v is None
         else Reading(v, ADAPTER_METRICS[m].unit, "test") for m, v in values.items()})
 

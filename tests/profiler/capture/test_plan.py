@@ -8,7 +8,6 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import (
     FreeResources,
     GrowthLimits,
-    Plan,
     Probe,
     growth_limits,
     needs_probe,
@@ -167,7 +166,7 @@ def test_how_much_a_job_may_grow_where_its_memory_is_unknown():
 
 def test_what_the_detail_leaves_of_the_time_asked_for_is_the_overview():
     made = plan(10, probe(120_000), FreeResources())
-    assert (made.chosen_s, made.overview_s) == (3.6, 6.4) and made.to_json()["overview_s"] == 6.4
+    assert (made.chosen_s, made.overview_s) == (3.6, 6.4)
     assert plan(10, probe(45_000), FreeResources()).overview_s == 0, "all of it is in detail"
     assert plan(10, probe(120_000), FreeResources(), longest=True).overview_s == 0
     assert plan(4, probe(120_000), FreeResources()).overview_s == 0, "not even a second is left"
@@ -180,14 +179,6 @@ def test_what_is_unknown_is_said_and_short_captures_need_no_probe():
     made = plan(10, probe(3_000), FreeResources(unknown=("no idea",)))
     assert made.notes == ("no idea",)
     assert [needs_probe(s) for s in (0.3, 1.0, 1.1)] == [False, False, True]
-
-
-def test_json_has_rates_in_base_units():
-    document = plan(10, probe(140_000, 100_000, step_s=0.1), FreeResources()).to_json()
-    assert document["asked_s"] == 10 and document["chosen_s"] == 2.0
-    assert document["probe"] == {"seconds": 0.5, "took_s": 0.6, "bytes": 500_000, "host_events_per_s": 140_000,
-                                 "device_events_per_s": 100_000, "step_s": 0.1, "growth_bytes": None}
-    assert Plan(1.0, 1.0, "full length").to_json()["probe"] is None
 
 
 # Of a recording that nothing can end.

@@ -11,9 +11,10 @@ import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.advice.fleet.report import Report
-from gputop.cluster.model import NO_JOB, Problem, together
+from gputop.cluster.model import NO_JOB, together
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
+from gputop.core.findings import Problem
 from gputop.core.own_program import gputop_command
 from gputop.export.cluster import to_html, to_text
 from gputop.tui.cluster import app, rows
@@ -64,7 +65,7 @@ def test_rows_keep_their_order_under_the_finger_until_they_are_sorted() -> None:
     own.hold()
     own.report = Report(idle.fleet, (), idle.abstained)
     assert ids(own) == ["2", "3", "1"] and "finding (o: sort)" in plain(rows.heading(own, 120))
-    own.report = Report(fleet(*idle.fleet.jobs, job(id="9")), *idle[1:])
+    own.report = replace(idle, fleet=fleet(*idle.fleet.jobs, job(id="9")))
     assert ids(own) == ["2", "3", "1", "9"] and own.is_sorted  # a new one comes last, where it belongs by its findings
     own.report = Report(idle.fleet, (), idle.abstained)
     own.sort()

@@ -17,7 +17,7 @@ def _process(pid: int, command: str, memory: float | None, cpu: float | None, sm
     def value(v: float | None, unit: str) -> Reading:
         return Reading.missing(unit, "not permitted") if v is None else Reading(v, unit)
 
-    on_gpu = GpuProcess(pid, "C", value(memory, "bytes"), value(sm, "ratio"))
+    on_gpu = GpuProcess(pid, "C", None, value(memory, "bytes"), value(sm, "ratio"))
     return ProcessSample(pid, "ana", command, value(cpu, "cores"), value(1.0, "bytes"), 1, {0: on_gpu, 1: on_gpu})
 
 
@@ -82,7 +82,7 @@ async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] 
 
 
 async def test_a_wide_panel_shows_io_and_container_and_mig_instances() -> None:
-    on_part = GpuProcess(4, "C", Reading(10.0, "bytes"), Reading(0.5, "ratio"), mig=1)
+    on_part = GpuProcess(4, "C", 1, Reading(10.0, "bytes"), Reading(0.5, "ratio"))
     inside = ProcessSample(
         4, "ana", "python d.py", Reading(1.0, "cores"), Reading(1.0, "bytes"), gpus={0: on_part}, local_pid=77,
         container="docker 0123456789ab\x1b", io_read_bytes_per_s=Reading(4.2e8, "bytes/s"),
@@ -111,7 +111,7 @@ async def test_the_column_of_containers_has_the_pod_and_of_a_long_name_its_end()
 
 async def test_a_wide_panel_has_a_bar_of_the_memory_and_the_run_time() -> None:
     now_s = node_sample(1).time_s
-    half = GpuProcess(1, "C", Reading(79.6 * 2**29, "bytes"), Reading(0.5, "ratio"))
+    half = GpuProcess(1, "C", None, Reading(79.6 * 2**29, "bytes"), Reading(0.5, "ratio"))
     head, row = await lines_of(119, replace(A, gpus={0: half}, started_s=now_s - 7500))
     assert head.split() == ["pid", "user", "GPU", "mem", "sm", "cpu", "I/O", "time", "command"]
     assert row.split() == ["1", "ana", "0", "39.8G", "████", "50%", "300%", "N/A", "2h05", "a.py"]

@@ -422,10 +422,10 @@ async def test_keys_of_the_picture_do_nothing_where_it_is_covered() -> None:
 
 
 def adapters(*loads: float | None) -> tuple[AdapterSample, ...]:
-    return tuple(AdapterSample(f"mlx5_{i}", "ACTIVE", "InfiniBand", {
+    return tuple(AdapterSample(f"mlx5_{i}", "ACTIVE", "InfiniBand", i, {
         metric: reading(value, ADAPTER_METRICS[metric].unit) for metric, value in {
             "rdma_rx_bytes_per_s": None if load is None else 50e9 * load, "rdma_tx_bytes_per_s": 1e9,
-            "rdma_max_bytes_per_s": 50e9, "rdma_retransmits": 7}.items()}, i) for i, load in enumerate(loads))
+            "rdma_max_bytes_per_s": 50e9, "rdma_retransmits": 7}.items()}) for i, load in enumerate(loads))
 
 
 def test_rdma_stands_in_the_host_line_and_each_adapter_with_its_history_in_the_details() -> None:

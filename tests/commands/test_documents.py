@@ -14,13 +14,15 @@ import pytest
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.advice.fleet.report import Report
 from gputop.cli import main
+from gputop.commands.documents import SCHEMAS, json_schema
+from gputop.core.codec import to_document
 from gputop.doctor.check import Check
-from gputop.doctor.report import Report as DoctorReport
+from gputop.doctor.report import DoctorDocument
 from gputop.export import cluster, snapshot
-from gputop.export.schemas import SCHEMAS, json_schema
+from gputop.profiler.capture.facts import facts_of
 from gputop.session.notifications import Notification
 from tests.cluster.fleets import fleet, gpu, job
-from tests.export.schema_problems import problems
+from tests.commands.schema_problems import problems
 from tests.tui.scenes import Scene
 
 ROOT = Path(__file__).parents[2]
@@ -64,13 +66,13 @@ def test_snapshots_captures_and_comparisons_of_a_simulated_node(scenario: str) -
     record = scene.capture()
     assert record.analysis is not None
     assert not problems("snapshot", snapshot.document(scene))
-    assert not problems("capture", {**record.analysis.to_json(), "capture": record.to_json()})
+    assert not problems("capture", {**record.analysis.to_json(), "capture": to_document(facts_of(record))})
     assert not problems("analyze", record.analysis.to_json())
 
 
 def test_notifications() -> None:
-    told = Notification("finding", 1.5, "node-07", "GPU 0 idles", "Look at it.", False, 2)
-    assert not problems("notification", told.to_json())
+    told = Notification.of("finding", 1.5, "node-07", "GPU 0 idles", "Look at it.", False, 2)
+    assert not problems("notification", to_document(told))
 
 
 def test_captures_of_several_workers() -> None:
@@ -99,7 +101,7 @@ def test_the_cluster_and_the_doctor() -> None:
     own = fleet(job(), job(id="2", low_gpus=(gpu(0.1),)))
     assert not problems("cluster", cluster.to_document(Report(own, *fleet_advice(own))))
     checks = (Check("a", "ok", "A", "fine"), Check("b", "fail", "B", "broken", "mend it"))
-    assert not problems("doctor", DoctorReport(checks, False).to_json())
+    assert not problems("doctor", to_document(DoctorDocument(checks)))
 
 
 def test_the_checker_sees_what_is_wrong() -> None:
@@ -110,6 +112,14 @@ def test_the_checker_sees_what_is_wrong() -> None:
         assert problems("analyze", {**document, **change}), change
     del document["trace"]
     assert problems("analyze", document)
+
+
+def test_a_key_with_a_default_is_always_written_and_one_that_may_be_left_out_is_not_required() -> None:
+    defs = json_schema("capture")["$defs"]
+    assert {"consequences", "culprits", "brief"} <= set(defs["Finding"]["required"])
+    facts = defs["CaptureFacts"]
+    assert set(facts["required"]) == {"address", "path", "time_s", "asked_s", "took_s", "notes"}
+    assert {"cost", "probe", "workers"} <= facts["properties"].keys()
 
 
 def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,191 @@
+"""The document ``gputop.stacks/1``: which rank did not come, by NCCL, by the flight recorder and by stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from gputop.core.codec import document_of
+from gputop.ranks.debug_server import Answers
+from gputop.ranks.desync import GroupState, RankState, Verdict, compare, not_compared
+from gputop.ranks.flight_recorder import Collective, Dumps
+from gputop.ranks.hang import Absence
+from gputop.ranks.model import Rank
+from gputop.ranks.stack_groups import StackGroup, group, odd_ones, sentence
+from gputop.ranks.stacks import ProcessStacks, ThreadStack
+
+
+class StacksAbsence(Struct, frozen=True):
+    """A collective that some ranks have launched and others have not (gputop.ranks.hang)."""
+
+    operation: str | None
+    absent_at: int
+    waiting_at: int
+    absent: tuple[Rank, ...]
+    absent_count: int
+    waiting: tuple[Rank, ...]
+    waiting_count: int
+    silent: bool
+    crossed: bool
+    circle: bool
+
+    @classmethod
+    def of(cls, absence: Absence) -> StacksAbsence:
+        return document_of(cls, absence, operation=absence.operation or None)
+
+
+class StacksNccl(Struct, frozen=True, kw_only=True):
+    """``unchanged``: whether no rank launched anything between two answers; null if NCCL's format does not say."""
+
+    version: str | None = None
+    apart_s: float | None = None
+    unchanged: bool | None = None
+    absence: StacksAbsence | None = None
+    problem: str | None = None
+
+
+class StacksCollective(Struct, frozen=True):
+    """``elements`` of its input tensors. ``line``, as "train.py:112"; null: the dump has no frames."""
+
+    number: int
+    operation: str
+    elements: int | None
+    line: str | None
+
+    @classmethod
+    def of(cls, collective: Collective | None) -> StacksCollective | None:
+        return None if collective is None else document_of(
+            cls, collective, number=collective.seq, line=collective.line or None)
+
+
+class StacksRankState(Struct, frozen=True):
+    """Numbers of the newest collective that a rank launched (0: none), that started and that completed; null: the dump
+    shows none. ``launched``: as the number in question; null: the dump does not hold it."""
+
+    rank: int
+    scheduled: int
+    started: int | None
+    completed: int | None
+    last: StacksCollective | None
+    launched: StacksCollective | None
+
+    @classmethod
+    def of(cls, state: RankState) -> StacksRankState:
+        return document_of(cls, state, last=StacksCollective.of(state.last), launched=StacksCollective.of(state.at))
+
+
+class StacksProcessGroup(Struct, frozen=True):
+    """A process group of PyTorch (gputop.ranks.desync). ``without_dump``: members; null: they are not known."""
+
+    name: str
+    description: str
+    verdict: Verdict
+    number: int
+    operation: str | None
+    apart: tuple[StacksRankState, ...]
+    others: tuple[StacksRankState, ...]
+    without_dump: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, state: GroupState) -> StacksProcessGroup:
+        return document_of(
+            cls, state, number=state.seq, operation=state.operation or None,
+            apart=tuple(map(StacksRankState.of, state.apart)), others=tuple(map(StacksRankState.of, state.others)))
+
+
+class StacksDumps(Struct, frozen=True):
+    """Verdicts of the flight recorder's dumps of a job; the group that explains a hang comes first."""
+
+    ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]
+    problems: tuple[str, ...]
+    groups_not_compared: tuple[str, ...]
+    groups: tuple[StacksProcessGroup, ...]
+
+    @classmethod
+    def of(cls, job: Dumps) -> StacksDumps:
+        return cls(**_dumps(job))
+
+
+class StacksAnswers(StacksDumps, frozen=True):
+    """Answers of the debug servers of a job's ranks, asked twice. ``moved``: ranks launched or ended collectives in
+    between; then ``groups`` is empty."""
+
+    moved: bool
+
+    @classmethod
+    def of_servers(cls, answers: Answers) -> StacksAnswers:
+        return cls(**_dumps(answers.dumps, compared=not answers.moved), moved=answers.moved)
+
+
+def _dumps(job: Dumps, *, compared: bool = True) -> dict[str, Any]:
+    """The fields of both."""
+    ranks = tuple(dump.rank for dump in job.dumps)
+    named = frozenset[int]().union(*(dump.job_ranks for dump in job.dumps))
+    groups = compare(job.dumps) if compared else ()
+    return {"ranks": ranks, "missing_ranks": tuple(sorted(named.difference(ranks))), "problems": job.problems,
+            "groups_not_compared": not_compared(job.dumps), "groups": tuple(map(StacksProcessGroup.of, groups))}
+
+
+class StacksGroup(Struct, frozen=True):
+    """Processes whose main threads stand alike; ``file`` and ``line`` are the innermost ones of the program's own."""
+
+    place: str
+    file: str | None
+    line: int | None
+    pids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, alike: StackGroup) -> StacksGroup:
+        file, line = (None, None) if alike.line is None else (alike.line.file, alike.line.line)
+        return cls(alike.place, file, line, tuple(p.pid for p in alike.processes))
+
+
+class StacksJob(Struct, frozen=True):
+    """A job, and where its processes stand; ``odd_pids`` stand elsewhere than most."""
+
+    command: str
+    summary: str
+    odd_pids: tuple[int, ...]
+    groups: tuple[StacksGroup, ...]
+
+    @classmethod
+    def of(cls, processes: Sequence[ProcessStacks]) -> StacksJob:
+        groups = group(processes)
+        return cls(processes[0].command, sentence(groups), tuple(p.pid for p in odd_ones(groups)),
+                   tuple(map(StacksGroup.of, groups)))
+
+
+class StacksProcess(Struct, frozen=True):
+    """The threads of a process, or the ``problem`` of reading them. ``note``: why PyTorch's debug server shows the
+    threads; null: py-spy does."""
+
+    pid: int
+    rank: str | None
+    problem: str | None
+    note: str | None
+    threads: tuple[ThreadStack, ...]
+
+    @classmethod
+    def of(cls, process: ProcessStacks) -> StacksProcess:
+        return document_of(cls, process, rank=process.rank or None, note=process.note or None,
+                           problem=process.problem and process.problem.message)
+
+
+class StacksDocument(Struct, frozen=True, tag_field="schema", tag="gputop.stacks/1"):
+    """gputop stacks --json."""
+
+    nccl: StacksNccl
+    flight_recorder: tuple[StacksDumps, ...]
+    debug_server: tuple[StacksAnswers, ...]
+    jobs: tuple[StacksJob, ...]
+    processes: tuple[StacksProcess, ...]
+
+    @classmethod
+    def of(cls, nccl: StacksNccl, dumps: Iterable[Dumps], servers: Iterable[Answers],
+           by_job: Sequence[Sequence[ProcessStacks]]) -> StacksDocument:
+        return cls(nccl, tuple(map(StacksDumps.of, dumps)), tuple(map(StacksAnswers.of_servers, servers)),
+                   tuple(StacksJob.of(job) for job in by_job if job),
+                   tuple(StacksProcess.of(process) for job in by_job for process in job))
