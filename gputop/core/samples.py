@@ -25,7 +25,7 @@ from gputop.core.metrics import (
     TENSOR_FLOP_UTIL,
 )
 
-MAX_GPUS = 1024  # of a node in a recording or snapshot; each has a history
+MAX_GPUS = 1024  # GPUs of a node in a recording or snapshot; each has a history
 LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
 UnixTime = Annotated[float, Meta(ge=0, le=LAST_TIME_S)]
 

@@ -28,7 +28,7 @@ from gputop.replay.format import (
 )
 
 _MAX_DEPTH = 8  # a sample has four levels
-# Of the dictionaries of a segment: the writer begins another after so much. 20 kB of a file may hold 16 MB.
+# Size of a segment's dictionaries: the writer begins another segment after so much. 20 kB of a file may hold 16 MB.
 _MAX_DICTIONARY_BYTES = SEGMENT_DICTIONARY_BYTES + MAX_RECORD_BYTES
 _MAX_WORK = 1 << 20  # items of one sample; 16 GPUs with 10 processes each need about 2000
 
@@ -148,7 +148,7 @@ class Decoder:
         named, entries = self._schemas[int(self._next())]
         self._work += len(entries)
         if named != name or depth > _MAX_DEPTH or self._work > _MAX_WORK:
-            raise Damaged("a sample has an invalid form")
+            raise Damaged("a sample is not made as samples are")
         if name == READINGS:
             return self._readings(entries)
         return {field: self._item(item, depth + 1) for field, item in entries}
