@@ -1,4 +1,4 @@
-"""Where a Prometheus is, and what it wants to know of who asks: its address, credentials, and a way there by ssh.
+"""Address of a Prometheus, the credentials that it wants of who asks, and a way there by ssh.
 
 A URL is ``http://HOST[:PORT][/PREFIX]``, ``https://…``, or ``ssh://[USER@]LOGIN[:PORT]/http://…``: the second part as
 seen from the login node, reached by the system's own ssh with the user's configuration. Credentials come from the
@@ -45,7 +45,7 @@ class Endpoint(Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """As it was given."""
+        """Return the URL as it was given."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         own = f"{self.scheme}://{host}:{self.port}{self.prefix}"
         port = "" if self.login_port is None else f":{self.login_port}"
@@ -53,8 +53,8 @@ class Endpoint(Struct, frozen=True):
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody on the network between can read what is sent: TLS, or the machine itself that asks, or to
-        which ssh goes. Beyond that login node ssh encrypts nothing."""
+        """Return whether nobody on the network between can read what is sent: TLS, or the machine itself that asks, or
+        to which ssh goes. Beyond that login node ssh encrypts nothing."""
         return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1",
                                                        self.login.rpartition("@")[2] or "localhost")
 
@@ -101,7 +101,7 @@ def _usage(text: str, why: str) -> GputopError:
 
 
 class Credentials(Struct, frozen=True):
-    """What is sent with each request; "" where there is none. ``ca`` is a file with certificates."""
+    """Credentials that are sent with each request; "" where there is none. ``ca`` is a file with certificates."""
 
     token: str = ""
     user: str = ""
@@ -123,7 +123,8 @@ class Credentials(Struct, frozen=True):
 
 
 def credentials(environ: Mapping[str, str], settings: Mapping[str, str]) -> Credentials:
-    """Those of the environment (GPUTOP_PROMETHEUS_TOKEN, …_USER, …_PASSWORD, …_CA), else those that the settings name.
+    """Return those of the environment (GPUTOP_PROMETHEUS_TOKEN, …_USER, …_PASSWORD, …_CA), else those that the settings
+    name.
 
     ``settings`` has the keys prometheus_token_file, prometheus_user, prometheus_password_file and prometheus_ca.
     Raises GputopError for a file that cannot be read, and for a secret that no header can hold.

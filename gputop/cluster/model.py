@@ -116,8 +116,8 @@ class Job(Group, frozen=True, kw_only=True):
     number: str = ""  # of Slurm's two names, "10" and "3_0" or "4+1", that which is not ``id``
 
     def is_named(self, text: str) -> bool:
-        """Whether a user means this job by ``text``: its own name, or that of the array that it is a task of, or of the
-        heterogeneous job that it is a part of."""
+        """Return whether a user means this job by ``text``: its own name, or that of the array that it is a task of, or
+        of the heterogeneous job that it is a part of."""
         names = (self.id, self.number, self.id.rpartition("/")[2])
         return text in names or any(re.fullmatch(rf"{re.escape(text)}[_+]\d+", name) for name in names)
 
@@ -147,7 +147,7 @@ def brief(place: str) -> str:
 
 
 def fields_of(group: Group) -> dict[str, Any]:
-    """To make a job or a node of a group's figures."""
+    """Return the fields to make a job or a node of a group's figures."""
     return {name: getattr(group, name) for name in Group.__struct_fields__}
 
 
@@ -158,7 +158,7 @@ def upper_median(values: Iterable[float | None]) -> float | None:
 
 
 def less_active(members: Iterable[_Member], than: float | None) -> tuple[_Member, ...]:
-    """Those whose activity is known and below this; none where that is not known."""
+    """Return those whose activity is known and below this; none where that is not known."""
     return () if than is None else tuple(
         member for member in members if member.activity is not None and member.activity < than)
 

@@ -40,7 +40,7 @@ _OTHER_NAMES = {"row_remap_failed": "rows_remap_failed"}
 
 
 class GpuPast(Struct):
-    """What was seen of a GPU: by slot of the history sum and number, and the newest one by one."""
+    """Record of what was seen of a GPU: by slot of the history sum and number, and the newest one by one."""
 
     first_s: float
     busy_s: float  # when it last did more than nothing; at first: first_s
@@ -102,7 +102,7 @@ class FleetBuilder:
         self._nodes, self._view, self._limits, self._now_s = nodes, view, limits, now_s
 
     def kinds(self) -> tuple[str, ...]:
-        """Of activity."""
+        """Return the kinds of activity."""
         return tuple(sorted({past.kind for own in self._nodes.values() for past in own.gpus.values() if past.kind}))
 
     def _all(self) -> list[tuple[str, GpuSample]]:
@@ -254,7 +254,8 @@ class _Job(Struct):
 
 
 def _of_process(process: ProcessSample) -> _Job:
-    """By its control group a job of Slurm; else what the same user runs by the same program."""
+    """Return the job of a process: by its control group a job of Slurm; else what the same user runs by the same
+    program."""
     runtime, _, number = (process.container or "").partition(" ")
     user = printable(process.user) if process.user else None
     if runtime == "slurm" and number:

@@ -90,7 +90,7 @@ class NodesCollector:
             self._answers.put((name, *answer_of(self._ssh, name)))
 
     def _take(self, view: View) -> int:
-        """What the nodes have answered, as far as it comes in time; returns its bytes."""
+        """Take what the nodes have answered, as far as it comes in time; returns its bytes."""
         ends_s, came = time.monotonic() + self._wait_s, 0
         while any(own.running for own in self._nodes.values()):
             try:

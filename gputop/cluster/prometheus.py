@@ -55,7 +55,7 @@ class Series(NamedTuple):
 
 
 class Cost(Struct):
-    """What was asked of the server."""
+    """Cost of what was asked of the server."""
 
     queries: int = 0
     bytes: int = 0  # of the answers as they came
@@ -99,7 +99,8 @@ class Client:
         return self._ask("/api/v1/query", {"query": query, **at}, "vector")
 
     def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
-        """Its values at ``begin_s``, ``begin_s + step_s``, … up to ``end_s``, and no others. Raises GputopError."""
+        """Return the values of an expression at ``begin_s``, ``begin_s + step_s``, … up to ``end_s``, and no others.
+        Raises GputopError."""
         found = self._ask("/api/v1/query_range", {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}",
                                                   "step": f"{step_s:g}"}, "matrix")
         return [Series(labels, own) for labels, points in found

@@ -95,7 +95,8 @@ def _job(job: Mapping[str, Any]) -> SlurmJob | None:
 
 
 def _id(job: Mapping[str, Any], number: int) -> str:
-    """As squeue prints it: a task of an array by the array's number, a part of a heterogeneous job by the first's."""
+    """Return the id as squeue prints it: a task of an array by the array's number, a part of a heterogeneous job by the
+    first's."""
     for whole, part, mark in (("array_job_id", "array_task_id", "_"), ("het_job_id", "het_job_offset", "+")):
         first, own = _number(job.get(whole)), _number(job.get(part))
         if first and own is not None:
@@ -126,8 +127,8 @@ def short_name(node: str) -> str:
 
 
 class JobQueue:
-    """What Slurm says of its jobs, asked every half a minute, or less often where it takes long. ``problem``: why its
-    last answer could not be used."""
+    """Jobs of Slurm and what it says of them, asked every half a minute, or less often where it takes long.
+    ``problem``: why its last answer could not be used."""
 
     def __init__(self, squeue: Callable[[], bytes] | None) -> None:
         """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm. None: do not ask."""
@@ -138,7 +139,7 @@ class JobQueue:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a Slurm, as far as is known."""
+        """Return whether there is a Slurm, as far as is known."""
         return self._squeue is not None
 
     def update(self, now_s: float) -> None:
