@@ -41,7 +41,7 @@ class BaselinesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.bas
 
 
 def baseline_path(logdir: Path, name: str) -> Path:
-    """Where a baseline is or will be; raises GputopError (wrong usage) for what is no name."""
+    """Return where a baseline is or will be; raises GputopError (wrong usage) for what is no name."""
     if not _NAME.fullmatch(name):
         raise GputopError("the name of a baseline is of letters, digits, . _ and -", "For example --baseline main.",
                           EXIT_USAGE)
@@ -86,7 +86,7 @@ def baselines(logdir: Path) -> Iterator[tuple[str, float, Analysis | None]]:
 
 
 def _files(logdir: Path) -> list[Path]:
-    """Those in a folder with names of baselines, by name."""
+    """List the files in a folder with names of baselines, by name."""
     folder = logdir.expanduser() / FOLDER
     with contextlib.suppress(OSError):
         return sorted(path for path in folder.glob("*.json") if _NAME.fullmatch(path.stem))[:MAX_BASELINES]

@@ -44,14 +44,14 @@ def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]
 
 
 def _ids_on_traces() -> Iterator[str]:
-    """Of all rules that judge traces: the others find nothing there."""
+    """Yield the ids of all rules that judge traces: the others find nothing there."""
     for rule in (*RULES, *python_rules("trace")):
         yield from rule.ids if rule.origin == "trace" else ()
     yield from (rule.id for rule in UserRules.rules if rule.condition.source == "trace")
 
 
 def gates_of_analysis(gates: Sequence[str], analysis: Analysis) -> list[GateResult]:
-    """What became of these, and of all budgets where one of them is "budget"."""
+    """Return what became of these gates, and of all budgets where one of them is "budget"."""
     out = []
     for gate in gates:
         if gate == _BUDGET:
@@ -86,7 +86,7 @@ def _finding(id_: str, analysis: Analysis) -> GateResult:
 
 
 def budgets(analysis: Analysis | None) -> list[GateResult]:
-    """What became of each budget; ``analysis`` is None where there is no trace."""
+    """Return what became of each budget; ``analysis`` is None where there is no trace."""
     out = []
     for budget in UserRules.budgets:
         name, text = f"{_BUDGET} {budget.id}", budget.condition.text
@@ -114,7 +114,7 @@ def broken_budgets(analysis: Analysis) -> tuple[str, ...]:
 
 
 def gates_of_comparison(gates: Sequence[str], comparison: Comparison) -> list[GateResult]:
-    """What became of these; budgets are those of B."""
+    """Return what became of these gates; budgets are those of B."""
     out = []
     for gate in gates:
         match = _REGRESSION.fullmatch(gate)

@@ -1,4 +1,4 @@
-"""What has to be said before any figure: whether A and B are the same job, measured alike."""
+"""Caveats that have to be said before any figure: whether A and B are the same job, measured alike."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def batch_factor(a: Side, b: Side) -> float | None:
 
 
 def other_batch(factor: float) -> bool:
-    """Whether a :func:`batch_factor` is too far from 1 to call a step of A and one of B the same work."""
+    """Return whether a :func:`batch_factor` is too far from 1 to call a step of A and one of B the same work."""
     return not 1 / OTHER_BATCH_FACTOR < factor < OTHER_BATCH_FACTOR
 
 
@@ -146,7 +146,7 @@ def _number_type(side: Side) -> str | None:
 
 
 def same_phase(a: Side, b: Side) -> bool:
-    """Whether the steps of both are of training, of evaluation, or nobody knows."""
+    """Return whether the steps of both are of training, of evaluation, or nobody knows."""
     phases = {side.analysis.steps.phase for side in (a, b) if side.analysis is not None and side.analysis.steps}
     return len(phases - {"unknown"}) < 2
 
@@ -160,7 +160,8 @@ def other_functions(a: Side, b: Side) -> tuple[str, str] | None:
 
 
 def _function(anchor: str) -> str:
-    """Its name, without the number that each tracing gives it; "" where calls of no function are the steps."""
+    """Return the function's name, without the number that each tracing gives it; "" where calls of no function are the
+    steps."""
     found = _CALLS.match(anchor)
     return _NUMBER.sub("", found[1] or found[2]) if found is not None else ""
 

@@ -91,7 +91,8 @@ class Row(Struct, frozen=True):
 
 
 class _Figure(Struct, frozen=True):
-    """What is compared. ``wish``: 1 where more of it is better, -1 where less is, 0 where neither is in itself."""
+    """Figure that is compared. ``wish``: 1 where more of it is better, -1 where less is, 0 where neither is in
+    itself."""
 
     group: Group
     id: str
@@ -101,8 +102,8 @@ class _Figure(Struct, frozen=True):
 
 
 class _Test(Struct, frozen=True):
-    """What a change has to pass: ``minimum``, and ``interval`` must exclude 0. ``exact`` figures need no interval: they
-    were counted, not sampled, or are surely apart. ``reason``: why there is neither."""
+    """Test that a change has to pass: ``minimum``, and ``interval`` must exclude 0. ``exact`` figures need no interval:
+    they were counted, not sampled, or are surely apart. ``reason``: why there is neither."""
 
     minimum: float
     interval: Interval | None = None
@@ -203,7 +204,7 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
 
 
 def _not_alike(a: Side, b: Side) -> str | None:
-    """Why a step of A and one of B are not the same work; None where they may be."""
+    """Return why a step of A and one of B are not the same work; None where they may be."""
     functions = other_functions(a, b)
     return (_OTHER_WORK if not same_phase(a, b) else
             _OTHER_FUNCTIONS.format(*functions) if functions is not None else None)
@@ -220,8 +221,8 @@ def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
 
 
 def _contradicts(live: Row, change: float | None) -> bool:
-    """Whether the live step times rule out a change of the captured ones (share of A): it lies beyond their interval,
-    and they changed by less than half as much, or the other way."""
+    """Return whether the live step times rule out a change of the captured ones (share of A): it lies beyond their
+    interval, and they changed by less than half as much, or the other way."""
     own = percent_change(live)
     if change is None or own is None or not live.a or live.low is None or live.high is None:
         return False
@@ -409,7 +410,8 @@ def _pair(a: Side, b: Side, of: Callable[[Side], F64 | None], per: tuple[float, 
 
 
 def _within(pair: tuple[F64, F64] | None, minimum: float) -> bool:
-    """Whether not one step of either side differs from another by what would count: no interval is needed then."""
+    """Return whether not one step of either side differs from another by what would count: no interval is needed
+    then."""
     return pair is not None and float(np.ptp(np.concatenate(pair))) < minimum
 
 

@@ -104,7 +104,7 @@ class Walls(Struct, frozen=True):
         return float(self.pauses_s.max(initial=0.0))
 
     def reach_s(self, other: Walls, confidence: float) -> tuple[float, float]:
-        """How far below and above what was recorded the time of long pauses per step may lie."""
+        """Return how far below and above what was recorded the time of long pauses per step may lie."""
         per_step_s = float(self.pauses_s.sum()) / self.steps
         if self.distances is not None:
             own_s = float(self.pauses_s.mean() / self.apart.mean()) / self.per_anchor
