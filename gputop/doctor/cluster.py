@@ -1,4 +1,5 @@
-"""What this node is to a cluster: its clock, its RDMA adapters, NCCL's RAS, and the exporter of its figures."""
+"""Checks of what this node is to a cluster: its clock, its RDMA adapters, NCCL's RAS, and the exporter of its
+figures."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ _BLANK = 1e14  # what DCGM prints in place of a missing value is above
 
 def clock(root: Path, ask: Callable[[], str | None] | None = None,
           kernel: Callable[[], tuple[int, int] | None] | None = None) -> Check:
-    """How far this node's clock may be off. ``ask`` prints what chrony says; ``kernel`` tells maxerror (µs) and
+    """Check how far this node's clock may be off. ``ask`` prints what chrony says; ``kernel`` tells maxerror (µs) and
     status of adjtimex."""
     id_, title = "clock", "Clock"
     running = _daemons(root)
@@ -175,7 +176,7 @@ def _bus_id(root: Path, index: int) -> str:
 
 
 def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
-    """Whether NCCL's RAS can be reached; nothing is asked of it."""
+    """Check whether NCCL's RAS can be reached; nothing is asked of it."""
     id_, title = "nccl_ras", "NCCL RAS"
     where = env.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS)
     host, port = split(where)
@@ -196,7 +197,7 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
 
 
 def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = time.time) -> Check:
-    """Whether an exporter of GPU figures answers on this node, and whether its figures are of now."""
+    """Check whether an exporter of GPU figures answers on this node, and whether its figures are of now."""
     id_, title = "exporter", "Exporter"
     answers, problems, fixes = [], [], []
     for port, schema_id in ports.items():
@@ -242,7 +243,7 @@ def _number(text: str) -> float | None:
 
 
 def _page(port: int) -> str | None:
-    """What stands at /metrics of a port of this node; None where nothing answers as HTTP with 200."""
+    """Return what stands at /metrics of a port of this node; None where nothing answers as HTTP with 200."""
     connection = Connection("127.0.0.1", port, timeout=_TIMEOUT_S)
     connection.bound(connection.limits.end_s, 2 * _PAGE_BYTES)  # sizes of chunks included
     try:

@@ -27,7 +27,7 @@ _WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fai
 
 
 def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder: Path | None = None) -> Check:
-    """Which DCGM is installed and whether bindings and library are of one major version."""
+    """Check which DCGM is installed and whether bindings and library are of one major version."""
     id_, title = "dcgm", "DCGM"
     python, shared = find_bindings(root, folder), find_libraries(root, env, folder)
     if not python and not shared and folder is None:
@@ -52,7 +52,7 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
 
 def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str = DEFAULT_ADDRESS,
            folder: Path | None = None, wall_clock: Callable[[], float] = time.time) -> Check:
-    """Whether a host engine answers, and what gputop gets from it. No profiling field is watched for this."""
+    """Check whether a host engine answers, and what gputop gets from it. No profiling field is watched for this."""
     id_, title = "dcgm_engine", "DCGM host engine"
     place = parse_address(address)
     try:
@@ -95,7 +95,7 @@ def _unreachable(error: OSError, place: Address, root: Path, env: Mapping[str, s
 
 
 def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: float) -> Check:
-    """What an engine that answers provides."""
+    """Check what an engine that answers provides."""
     id_, title = "dcgm_engine", "DCGM host engine"
     entities = [gpu.entity for gpu in (*connection.gpus, *connection.instances)]
     detail = f"DCGM {connection.version or 'of unknown version'} answers at {place}, with {len(connection.gpus)} GPUs"

@@ -38,7 +38,7 @@ _SERVE_JAX = "jax.profiler.start_server(6009)               # JAX: one line at t
 
 
 def profiling_rights(facts: DriverFacts, root: Path) -> Check:
-    """Whether CUPTI may use the GPU's counters, for the jobs that run and for this user.
+    """Check whether CUPTI may use the GPU's counters, for the jobs that run and for this user.
 
     NVIDIA, "CUPTI ERROR INSUFFICIENT PRIVILEGES" and "ERR_NVGPUCTRPERM": restricted, only
     administrators may use counters; tracing of kernels works for all since CUDA 10.2.
@@ -78,7 +78,7 @@ def _rebuild(root: Path) -> str:
 
 
 def _privileged(root: Path, process: str, perfmon: bool) -> bool | None:
-    """Whether a process has the capability that counts; None if it cannot be seen."""
+    """Return whether a process has the capability that counts; None if it cannot be seen."""
     try:
         match = re.search(r"^CapEff:\s*([0-9a-f]+)", (root / "proc" / process / "status").read_text(), re.MULTILINE)
     except OSError:
@@ -123,7 +123,7 @@ def _unsafe(pid: int) -> Check:
 
 
 def attached(address: str) -> Check:
-    """Whether a profiler server answers at an address that was asked for."""
+    """Check whether a profiler server answers at an address that was asked for."""
     title = "Attached server"
     try:
         if process_of(address) is not None:
@@ -153,7 +153,7 @@ def _ancestors(proc: Path, pid: int) -> list[int]:
 
 
 def _served(proc: Path, pid: int, servers: dict[int, list[int]]) -> bool:
-    """Whether the process has a server, or is the parent or a child of one that has."""
+    """Return whether the process has a server, or is the parent or a child of one that has."""
     return any(pid in chain for chain in servers.values()) or not servers.keys().isdisjoint(_ancestors(proc, pid))
 
 

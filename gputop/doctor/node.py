@@ -40,7 +40,7 @@ def python() -> Check:
 
 
 def dependencies() -> Check:
-    """Whether the packages gputop uses can be imported, with their versions."""
+    """Check whether the packages gputop uses can be imported, with their versions."""
     id_, title = "dependencies", "Python packages"
     found: list[str] = []
     broken: dict[str, str] = {}
@@ -66,7 +66,7 @@ def dependencies() -> Check:
 
 
 def container(root: Path, env: Mapping[str, str]) -> Check:
-    """Whether this is a container, and whether it sees the host's processes."""
+    """Check whether this is a container, and whether it sees the host's processes."""
     id_, title = "container", "Container"
     kubernetes = "KUBERNETES_SERVICE_HOST" in env
     inside = kubernetes or in_container(root)
@@ -84,7 +84,7 @@ def container(root: Path, env: Mapping[str, str]) -> Check:
 
 
 def host(root: Path, euid: int | None = None) -> Check:
-    """Whether /proc shows the host and other users' processes, and psutil reads it."""
+    """Check whether /proc shows the host and other users' processes, and psutil reads it."""
     id_, title = "host", "Host figures"
     unreadable = []
     for name in ("stat", "meminfo", "self/stat"):
@@ -115,7 +115,7 @@ def host(root: Path, euid: int | None = None) -> Check:
 
 def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None] | None = None,
              encoding: str | None = None) -> Check:
-    """Whether the monitor can be drawn here: UTF-8, colors, room."""
+    """Check whether the monitor can be drawn here: UTF-8, colors, room."""
     id_, title = "terminal", "Terminal"
     encoding = encoding or locale.getpreferredencoding(False)
     term = env.get("TERM", "")
@@ -165,7 +165,7 @@ def _existing(path: Path) -> Path:
 
 
 def logdir(path: Path) -> Check:
-    """Whether traces can be written there: writes a file without a name."""
+    """Check whether traces can be written there: writes a file without a name."""
     id_, title = "logdir", "Trace folder"
     there = _existing(path)
     shown = printable(str(path.absolute()))
