@@ -55,7 +55,8 @@ class Layout(NamedTuple):
 
 
 def layout(width: int, jobs: Sequence[Job], indent: int = 0) -> Layout:
-    """For a line of this width. Without Slurm no user and no age is known: then they have no column.
+    """Lay out the columns for a line of this width. Without Slurm no user and no age is known: then they have no
+    column.
 
     ``indent``: before the names of nodes, in the column of jobs. It grows for long names while the history has room.
     """
@@ -113,7 +114,8 @@ def hours_lost(hours: float | None) -> str:
 
 
 def activity(group: Group) -> str:
-    """With a mark where it is coarse: the share of time with any kernel says nothing of how much of the GPU it used."""
+    """Return the activity with a mark where it is coarse: the share of time with any kernel says nothing of how much of
+    the GPU it used."""
     if group.activity is None:
         return NA
     return ratio(group.activity) + ("*" if group.kind in ("gr_active", "util", "mixed") else "")
@@ -133,8 +135,8 @@ def power(watts: float) -> str:
 
 
 def shown_span_s(jobs: Sequence[Job]) -> float | None:
-    """How much of the past is drawn: from the oldest value of any job on, rounded up, at most the whole histories.
-    A Prometheus that is young has nothing before. None without a history."""
+    """Return how much of the past is drawn: from the oldest value of any job on, rounded up, at most the whole
+    histories. A Prometheus that is young has nothing before. None without a history."""
     histories = [job.history for job in jobs if job.history is not None and job.history.values]
     if not histories:
         return None
@@ -181,7 +183,7 @@ def bars(history: History | None, columns: int) -> str:
 
 
 def label(findings: Sequence[FleetFinding]) -> str:
-    """What was found of a job, for a cell: the first, and how many more."""
+    """Return what was found of a job, for a cell: the first, and how many more."""
     if not findings:
         return ""
     more = f" +{len(findings) - 1}" if len(findings) > 1 else ""
@@ -189,7 +191,7 @@ def label(findings: Sequence[FleetFinding]) -> str:
 
 
 def remark(job: Job) -> str:
-    """What a reader must know of how the job's figures were had; "" where they are its own."""
+    """Return what a reader must know of how the job's figures were had; "" where they are its own."""
     return {"shared node": "figures of whole nodes, which it shares",
             "process": "by user and program: perhaps several jobs"}.get(job.mapped, "")
 
@@ -257,7 +259,7 @@ def to_text(report: Report, width: int) -> str:
 
 
 def not_judged(report: Report) -> list[str]:
-    """What could not be judged, a sentence for each cause."""
+    """Return what could not be judged, a sentence for each cause."""
     ids: dict[str, list[str]] = {}
     for own in report.abstained:
         ids.setdefault(own.missing, []).append(own.id)
@@ -328,7 +330,7 @@ def _html_finding(finding: FleetFinding) -> str:
 
 
 def render(report: Report, form: str, width: int = 100) -> str:
-    """As "text", "json" or "html"."""
+    """Render as "text", "json" or "html"."""
     if form == "json":
         import json
 

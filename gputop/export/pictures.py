@@ -40,7 +40,8 @@ def spectrogram(track: Track) -> str:
 
 
 def _band(band: int, reach: float) -> str | None:
-    """As in the terminal, see gputop.tui.monitor.lanes.column: the lowest band of a measured slice is never nothing."""
+    """Return the color as in the terminal, see gputop.tui.monitor.lanes.column: the lowest band of a measured slice is
+    never nothing."""
     share = 0.4 + 0.6 * reach if band == 0 else reach
     if band == 0 and reach >= 1:
         share = 1.0

@@ -155,7 +155,7 @@ def to_text(session: Session) -> str:
 
 
 def _finding_lines(session: Session) -> list[str]:
-    """What to do; where nothing was found, what bounds the job."""
+    """Return what to do; where nothing was found, what bounds the job."""
     record = session.last_capture
     nothing = ": no problem visible yet" if session.live.abstained else ": no problem visible"
     unread = unread_text(session.sample)

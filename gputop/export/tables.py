@@ -49,7 +49,7 @@ _CELLS = tuple(cell for column in COLUMNS if column.page and column.metrics for 
 
 
 def analysis(s: Snapshot) -> Analysis | None:
-    """What the trace of the last capture says."""
+    """Return what the trace of the last capture says."""
     return s.capture.analysis if s.capture is not None else None
 
 
@@ -57,7 +57,7 @@ def analysis(s: Snapshot) -> Analysis | None:
 
 
 def step(s: Snapshot) -> str:
-    """Where the mean step's time goes, one step as it went, and the GPUs in the trace."""
+    """Show where the mean step's time goes, one step as it went, and the GPUs in the trace."""
     record, found = s.capture, analysis(s)
     if record is None:
         return ""
@@ -80,7 +80,7 @@ def step(s: Snapshot) -> str:
 
 
 def step_of(found: Analysis) -> list[str]:
-    """Of an analysis alone; an empty text for what it lacks."""
+    """Return the parts of an analysis alone; an empty text for what it lacks."""
     return [_wall_time(found), _breakdown(found), _limits(found.limits), _one_step(found.typical_step),
             _critical_path(found.critical_path), _python(found), _layers(found.layers or found.cpu_layers),
             _gpu_table(found.gpus)]
@@ -106,7 +106,7 @@ def _breakdown(found: Analysis) -> str:
 
 
 def _wall_time(found: Analysis) -> str:
-    """Where the recorded time went."""
+    """Show where the recorded time went."""
     wall = found.wall_time
     if wall is None or not wall.recorded_s:
         return ""
@@ -143,7 +143,7 @@ def _one_step(step: TypicalStep | None) -> str:
 
 
 def _critical_path(path: CriticalPath | None) -> str:
-    """What the length of a typical step is made of, and what ran beside it with how much slack."""
+    """Show what the length of a typical step is made of, and what ran beside it with how much slack."""
     if path is None or not path.kinds or path.step_s <= 0:
         return ""
     kinds = "".join(f'<li title="{esc(path_kind(kind.id)[1])}">{esc(path_kind(kind.id)[0])}'
@@ -226,7 +226,7 @@ def _layers(layers: Layers | None) -> str:
 
 
 def _limits(found: Limits | None) -> str:
-    """From the step down to the limit, where the GPU's peak is known, and MFU."""
+    """Show the way from the step down to the limit, where the GPU's peak is known, and MFU."""
     if found is None or not found.step_s:
         return ""
     if not found.gpu:
