@@ -1,4 +1,5 @@
-"""Which workers of a job to capture where there are many: their traces would be alike, and cost each of them. Pure.
+"""Choice of the workers of a job to capture where there are many: their traces would be alike, and cost each of them.
+Pure.
 
 The slowest rank of a synchronous job is the one that all others wait for. Live figures do not name it for sure: a rank
 that is held up by its host shows less activity than the others, one whose GPU is slow may show more, as it waits for
@@ -32,7 +33,7 @@ class Choice(Struct, frozen=True):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a record of their capture has to say of it."""
+        """Return what a record of their capture has to say of it."""
         return (self.text(), *self.notes)
 
     def text(self) -> str:

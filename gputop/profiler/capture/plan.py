@@ -1,4 +1,4 @@
-"""How long to record: chosen from a short probe, so that a capture hurts neither the job nor the node.
+"""Length of a recording: chosen from a short probe, so that a capture hurts neither the job nor the node.
 
 Pure functions of figures. A capture's cost grows with the events it gathers, not with its length:
 asked for 10 s, a job of tiny ops was held for 39 s, grew by 2.2 GB and lost a third to half of its
@@ -54,7 +54,7 @@ _USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
 
 
 class Probe(Struct, frozen=True):
-    """What a short recording showed. ``step_s`` is None where it held no whole steps.
+    """Result of a short recording. ``step_s`` is None where it held no whole steps.
 
     ``sure``: these are training steps, by the framework's own calls or marks; else they are no
     ground for recording less. ``growth_bytes`` is that of the job's memory meanwhile, None where it is
@@ -125,7 +125,7 @@ class Plan(Struct, frozen=True):
 
 
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
-    """Whether a probe could shorten it at all."""
+    """Return whether a probe could shorten it at all."""
     return asked_s > min(MIN_CAPTURE_S, limits.least_s)
 
 
@@ -191,7 +191,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
 
 
 def overview_events(asked_s: float, workers: int = 1) -> float:
-    """How many events the overview of each of so many workers may have, in a capture of ``asked_s``."""
+    """Return how many events the overview of each of so many workers may have, in a capture of ``asked_s``."""
     return min(_OVERVIEW_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS / workers)
 
 
@@ -212,8 +212,8 @@ def _for_steps(probe: Probe) -> tuple[float, str]:
 
 
 class GrowthLimits(Struct, frozen=True):
-    """Once ``after_s`` are recorded, the job is to have grown by no more than ``bytes``, at any time by no more than
-    ``short_bytes``."""
+    """Limits of the job's growth while it is recorded: once ``after_s`` are recorded, by no more than ``bytes``, at any
+    time by no more than ``short_bytes``."""
 
     after_s: float = math.inf
     bytes: float = math.inf
@@ -221,7 +221,7 @@ class GrowthLimits(Struct, frozen=True):
 
 
 def growth_limits(probe: Probe, free: FreeResources) -> GrowthLimits:
-    """How much a job may grow while it is recorded."""
+    """Return how much a job may grow while it is recorded."""
     free_bytes = min((left for left in (free.shared_bytes, free.job_bytes) if left is not None), default=math.inf)
     steps_s = math.inf if probe.step_s is None else _STEPS_WORTH[0][0] * probe.step_s
     known_bytes = free_bytes if math.isfinite(free_bytes) else 0.0
@@ -230,7 +230,8 @@ def growth_limits(probe: Probe, free: FreeResources) -> GrowthLimits:
 
 
 def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
-    """What a job grows by in each second of a recording. A short probe shows less of that than is known of an event."""
+    """Return what a job grows by in each second of a recording. A short probe shows less of that than is known of an
+    event."""
     if limits.job_bytes_per_event:
         return limits.job_bytes_per_byte * probe.bytes / probe.seconds + (
             limits.job_bytes_per_event * probe.events_per_s)
