@@ -1,6 +1,5 @@
-"""From records back to samples. A recording may come from anywhere: the codec checks its strings and schemas, and
-each sample against the types of ``gputop.core.samples`` before anything is built from it.
-"""
+"""Decoding of records back to samples. A recording may come from anywhere: the codec checks its strings and schemas,
+and each sample against the types of ``gputop.core.samples`` before anything is built from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording is made of, byte by byte.
+"""Format of a recording, byte by byte.
 
 A file is a header and then records, each with its length and CRC-32, written one after the
 other and never changed::

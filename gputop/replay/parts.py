@@ -30,7 +30,7 @@ _MAX_SHARE = 8  # a part is at most this part of all that is kept, so that littl
 
 
 class Bounds(Struct, frozen=True):
-    """Of one part or of all; None: not bounded so."""
+    """Bounds of one part or of all; None: not bounded so."""
 
     age_s: float | None = None
     size_bytes: float | None = None
@@ -38,7 +38,7 @@ class Bounds(Struct, frozen=True):
 
 
 class Rotation(Struct, frozen=True):
-    """When a part ends, and what of all parts is kept."""
+    """Rule for when a part ends, and what of all parts is kept."""
 
     part: Bounds = Bounds()
     keep: Bounds = Bounds()

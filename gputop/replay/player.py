@@ -26,7 +26,7 @@ _COARSE_HISTORY_S, _COARSE_STEP_S = 6 * 3600.0, 10.0
 
 
 class SampleSequence(Protocol):
-    """What is played: a :class:`gputop.replay.reader.Recording`, say."""
+    """Sequence that is played: a :class:`gputop.replay.reader.Recording`, say."""
 
     @property
     def times_s(self) -> Sequence[float]: ...
@@ -189,7 +189,7 @@ class Player:
         return None
 
     def _wait_s(self) -> float:
-        """How long the sample that is shown stays."""
+        """Return how long the sample that is shown stays."""
         if self.at_end:
             return 0.0
         gap_s = self.recording.times_s[self._index + 1] - self.recording.times_s[self._index]

@@ -43,7 +43,8 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
 
 
 def is_recording(path: str) -> bool:
-    """Whether it is a file that begins as one of ``gputop record``. Raises GputopError where it cannot be read."""
+    """Return whether it is a file that begins as one of ``gputop record``. Raises GputopError where it cannot be
+    read."""
     if not Path(path).is_file():
         return False
     try:
@@ -219,7 +220,7 @@ class Recording:
         return f"the recording is damaged {where} ({error}): {size(lost_bytes)} are skipped"
 
     def _find_segment(self, offset: int) -> int | None:
-        """Where the next whole SEGMENT record begins."""
+        """Return where the next whole SEGMENT record begins."""
         assert self._file is not None
         self._file.seek(offset)
         kept = b""

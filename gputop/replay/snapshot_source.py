@@ -94,7 +94,8 @@ class SnapshotPlayer(Player):
 
 
 def open_player(path: Path, start_s: float, speed: float, say: Callable[[str], None]) -> tuple[Player, Snapshot | None]:
-    """What plays this file, a recording or a snapshot, and the latter; ``say`` gets what is missing in a recording.
+    """Return what plays this file, a recording or a snapshot, and the latter; ``say`` gets what is missing in a
+    recording.
 
     Raises GputopError for a file that is neither.
     """
