@@ -1,4 +1,5 @@
-"""What of a session is worth interrupting somebody for: findings that last, faults, the end of captures and jobs."""
+"""Events of a session that are worth interrupting somebody for: findings that last, faults, the end of captures and
+jobs."""
 
 from __future__ import annotations
 
