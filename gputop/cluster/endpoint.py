@@ -47,9 +47,9 @@ class Endpoint(Struct, frozen=True):
     def url(self) -> str:
         """Return the URL as it was given."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        own = f"{self.scheme}://{host}:{self.port}{self.prefix}"
+        address = f"{self.scheme}://{host}:{self.port}{self.prefix}"
         port = "" if self.login_port is None else f":{self.login_port}"
-        return f"ssh://{self.login}{port}/{own}" if self.login else own
+        return f"ssh://{self.login}{port}/{address}" if self.login else address
 
     @property
     def is_private(self) -> bool:
@@ -63,8 +63,8 @@ def parse_endpoint(text: str) -> Endpoint:
     """Raises GputopError (wrong usage)."""
     login, login_port, url = "", None, text
     if text.startswith("ssh://"):
-        place, _, url = text.removeprefix("ssh://").partition("/")
-        login, _, number = place.partition(":")
+        login_part, _, url = text.removeprefix("ssh://").partition("/")
+        login, _, number = login_part.partition(":")
         if not _LOGIN.fullmatch(login):
             raise _usage(text, "ssh:// is followed by no login node")
         if number:
@@ -93,8 +93,8 @@ def _port(number: str, text: str) -> int:
     return int(number)
 
 
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{printable(text)[:200]!r} is not the address of a Prometheus: {why}", _HOW, EXIT_USAGE)
+def _usage(text: str, reason: str) -> GputopError:
+    return GputopError(f"{printable(text)[:200]!r} is not the address of a Prometheus: {reason}", _HOW, EXIT_USAGE)
 
 
 # -- credentials ----------------------------------------------------------------------------------
@@ -208,8 +208,8 @@ class Tunnel:
         reason = self._errors.read(1 << 16).decode(errors="replace").strip().splitlines()
         return printable(" ".join(reason[-3:]))[-_ERROR_CHARS:] or "it ended at once"
 
-    def _failed(self, why: str) -> GputopError:
-        return GputopError(f"ssh to {self._endpoint.login} failed: {why}",
+    def _failed(self, reason: str) -> GputopError:
+        return GputopError(f"ssh to {self._endpoint.login} failed: {reason}",
                            f"Try: ssh {self._endpoint.login} true. A connection that asks for a password works once "
                            "the user's ssh shares it (ControlMaster in ~/.ssh/config).")
 

@@ -140,10 +140,10 @@ class Fleet(Struct, frozen=True, kw_only=True):
     figures_s: float | None = None  # when the figures are from; None: there are none
 
 
-def brief(place: str) -> str:
+def brief(location: str) -> str:
     """A place for a cell of a table: its node without the domain, "n07:3" for "n07.cluster.example:3"."""
-    node, colon, gpu = place.partition(":")
-    return place if re.fullmatch(r"(.*/)?[\d.]+", node) else node.partition(".")[0] + colon + gpu
+    node, colon, gpu = location.partition(":")
+    return location if re.fullmatch(r"(.*/)?[\d.]+", node) else node.partition(".")[0] + colon + gpu
 
 
 def fields_of(group: Group) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def fields_of(group: Group) -> dict[str, Any]:
 
 def upper_median(values: Iterable[float | None]) -> float | None:
     """The median of those that are known, of an even number the greater of the two in the middle; None: of none."""
-    known = sorted(value for value in values if value is not None)
-    return known[len(known) // 2] if known else None
+    measured = sorted(value for value in values if value is not None)
+    return measured[len(measured) // 2] if measured else None
 
 
 def less_active(members: Iterable[_Member], than: float | None) -> tuple[_Member, ...]:
@@ -165,18 +165,18 @@ def less_active(members: Iterable[_Member], than: float | None) -> tuple[_Member
 
 def together(groups: Iterable[Group]) -> Group:
     """The figures of several groups as one."""
-    there = [group for group in groups if group.gpus]
+    populated = [group for group in groups if group.gpus]
 
     def mean(name: str) -> float | None:
-        known = [(getattr(g, name), g.gpus) for g in there if getattr(g, name) is not None]
-        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+        measured = [(getattr(g, name), g.gpus) for g in populated if getattr(g, name) is not None]
+        return sum(value * n for value, n in measured) / sum(n for _, n in measured) if measured else None
 
     def total(name: str) -> float | None:
-        known = [getattr(g, name) for g in there if getattr(g, name) is not None]
-        return sum(known) if known and len(known) == len(there) else None
+        measured = [getattr(g, name) for g in populated if getattr(g, name) is not None]
+        return sum(measured) if measured and len(measured) == len(populated) else None
 
-    kinds = {group.kind for group in there}
-    return Group(gpus=sum(g.gpus for g in there), activity=mean("activity"),
+    kinds = {group.kind for group in populated}
+    return Group(gpus=sum(g.gpus for g in populated), activity=mean("activity"),
                  kind=kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "",
                  tensor_active=mean("tensor_active"), memory_used_bytes=total("memory_used_bytes"),
                  memory_total_bytes=total("memory_total_bytes"), power_w=total("power_w"))

@@ -89,7 +89,7 @@ def parse_nodes(text: str) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise GputopError(f"cannot read the nodes in {printable(text[1:])}: "
                               f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}", _HOW, EXIT_USAGE) from None
-        text = ",".join(own for line in lines if (own := line.partition("#")[0].strip()))
+        text = ",".join(entry for line in lines if (entry := line.partition("#")[0].strip()))
     names = expand_hostlist(text)
     for name in names:
         if not is_name(name):
@@ -159,9 +159,9 @@ class Ssh(Generic[T]):
             return quiet
         if node not in self._kept:
             # One for each name: ssh's own %C is the same for two nodes with one address behind different jumps.
-            own = f"{self._folder.name}/{next(self._numbers)}"
-            self._kept[node] = [] if not _SOCKET.fullmatch(own) or self._is_shared(node) else [
-                "-o", "ControlMaster=auto", "-o", f"ControlPath={own}", "-o", f"ControlPersist={KEPT_S}"]
+            socket_path = f"{self._folder.name}/{next(self._numbers)}"
+            self._kept[node] = [] if not _SOCKET.fullmatch(socket_path) or self._is_shared(node) else [
+                "-o", "ControlMaster=auto", "-o", f"ControlPath={socket_path}", "-o", f"ControlPersist={KEPT_S}"]
         return [*quiet, *self._kept[node]]
 
     def _is_shared(self, node: str) -> bool:
