@@ -132,9 +132,9 @@ def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -
         out.append(entry)
     for id_, finding in after.items():
         if id_ not in before_all:
-            why = _not_judged(finding, a)
+            reason = _not_judged(finding, a)
             out.append(FollowedAdvice(id_, finding.title, "new", None, finding.severity, finding.gpus,
-                                reason=None if why is None else f"not judged in A: {why}"))
+                                reason=None if reason is None else f"not judged in A: {reason}"))
     return out
 
 
@@ -211,8 +211,8 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
     least = most = estimated
     several = len(promises) > 1 and entry.status in _FOLLOWED
     if several:  # each alone; together no less than the largest, no more than all
-        known = [one for one in promises if one is not None]
-        least, most = max(known), min(sum(known), 1.0)
+        promised = [one for one in promises if one is not None]
+        least, most = max(promised), min(sum(promised), 1.0)
         entry = replace(entry, together=(least, most),
                         reason=f"measured for {len(promises)} fixed causes together")
     if low is None or high is None:

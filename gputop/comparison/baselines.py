@@ -52,8 +52,8 @@ def saved_baseline(logdir: Path, name: str) -> Path:
     """The file of a saved baseline. Raises GputopError that lists the saved ones where there is none of that name."""
     path = baseline_path(logdir, name)
     if not path.is_file():
-        known = ", ".join(own.stem for own in _files(logdir)) or "none"
-        raise GputopError(f"there is no baseline {name} in {logdir}", f"There is: {known}. gputop analyze TRACE "
+        saved = ", ".join(path.stem for path in _files(logdir)) or "none"
+        raise GputopError(f"there is no baseline {name} in {logdir}", f"There is: {saved}. gputop analyze TRACE "
                           f"--save-baseline {name} saves one.")
     return path
 

@@ -83,7 +83,7 @@ class Comparison(Struct, frozen=True):
         if wall is None or wall.low is None:
             return None
         pairs = [(getattr(rows["mean_s"], side) or 0.0, getattr(wall, side) or 0.0) for side in ("a", "b")]
-        more = any(own - step >= MIN_EFFECT * own for step, own in pairs)
+        more = any(whole - step >= MIN_EFFECT * whole for step, whole in pairs)
         return wall if more or wall.verdict == "cannot be told" else None
 
     @property
@@ -311,10 +311,10 @@ def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Seque
     given = {Path(path).resolve() for path in (a, b)}
     same = len(given) == 1
     for path in (*again_a, *again_b):
-        if (place := Path(path).resolve()) in given:
+        if (resolved := Path(path).resolve()) in given:
             raise GputopError(f"{os.fspath(path)} is given twice, but two runs need two captures",
                               "Name another capture of the job, or leave it out.", EXIT_USAGE)
-        given.add(place)
+        given.add(resolved)
     only = read(a)
     first = replace(only, repeats=tuple(map(read, again_a)))
     second = only if same else read(b)

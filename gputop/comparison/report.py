@@ -229,8 +229,8 @@ def _label(rows: list[Row]) -> str:
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    measured = [v for v in values if v is not None]
+    return sum(measured) / len(measured) if len(measured) == len(values) else None
 
 
 def _change(a: float | None, b: float | None, unit: str) -> str:
