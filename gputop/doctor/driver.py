@@ -69,15 +69,15 @@ def nvml_library(facts: DriverFacts, root: Path) -> Check:
     count = pci_gpus(root)
     if count == 0:
         return Check("driver_library", "fail", title, detail + " The PCI bus shows no NVIDIA GPU either.")
-    found = f" The PCI bus shows {count} NVIDIA GPU{'s' * (count > 1)}." if count else ""
-    return Check("driver_library", "fail", title, detail + found, _install(root))
+    on_bus = f" The PCI bus shows {count} NVIDIA GPU{'s' * (count > 1)}." if count else ""
+    return Check("driver_library", "fail", title, detail + on_bus, _install(root))
 
 
 def _install(root: Path) -> str:
     system = _read(root / "etc/os-release")
     names = re.findall(r'^(?:ID|ID_LIKE)="?([^"\n]*)', system, re.MULTILINE)
-    known = {name for line in names for name in line.split()}
-    return next((command for name, command in _INSTALL if name in known), _GUIDE)
+    distributions = {name for line in names for name in line.split()}
+    return next((command for name, command in _INSTALL if name in distributions), _GUIDE)
 
 
 def module_version(root: Path) -> str:
@@ -224,7 +224,7 @@ def sm_activity(facts: DriverFacts) -> Check:
     have = f"read through GPM on GPU {ranges(readable)}" if readable else ""
     if not reasons:
         return Check(id_, "ok", title, have)
-    lack = "; ".join(f"GPU {ranges(indices)}: {why}" for why, indices in reasons.items())
+    lack = "; ".join(f"GPU {ranges(indices)}: {reason}" for reason, indices in reasons.items())
     detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labeled so."
     if "no permission" in lack:
         return Check(id_, "warn", title, detail, f"sudo {shlex.join(gputop_command())}")

@@ -130,7 +130,7 @@ def facts_from(lines: list[str], *, hung: bool = False, died: str = "") -> Drive
     """The facts from the child's lines; the last one may be cut short."""
     from gputop.core.codec import parse  # 2 MB, which the child does without
 
-    known: dict[str, Any] = {}
+    node_facts: dict[str, Any] = {}
     gpus: dict[int, dict[str, Any]] = {}
     calling = ""
     finished = False
@@ -147,12 +147,12 @@ def facts_from(lines: list[str], *, hung: bool = False, died: str = "") -> Drive
             fields = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
             gpus.setdefault(index, {}).update(fields)
         else:
-            known.update(entry)
-    every = range(known.get("count") or 0)
+            node_facts.update(entry)
+    every = range(node_facts.get("count") or 0)
     if died and finished:
         died = ""  # an end after the last fact does not matter
     return DriverFacts(
-        **known, hung_in=calling if hung else "", died=died,
+        **node_facts, hung_in=calling if hung else "", died=died,
         gpus=tuple(GpuFacts(index, **gpus.get(index, {})) for index in every),
     )
 
@@ -235,9 +235,9 @@ def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
     from gputop.sources.nvml import gpm
     from gputop.sources.nvml import status as nvml_status
 
-    why = gpm.unavailable_reason(nvml, handle)
-    if why is not None:
-        return {"sm_active_reason": why}
+    reason = gpm.unavailable_reason(nvml, handle)
+    if reason is not None:
+        return {"sm_active_reason": reason}
     try:
         reader = gpm.Gpm(nvml, handle, time.monotonic)
         reader.read()

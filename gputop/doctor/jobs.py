@@ -54,11 +54,11 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Check:
         return Check(id_, "ok", title, "all users may use the GPU's counters (RmProfilingAdminOnly: 0)")
     perfmon = int(facts.driver.partition(".")[0] or 0) >= _PERFMON_DRIVER if facts.driver[:1].isdecimal() else False
     jobs = {pid: allowed for pid in facts.pids if (allowed := _privileged(root, str(pid), perfmon)) is not None}
-    own = _privileged(root, "self", perfmon)
+    this_user = _privileged(root, "self", perfmon)
     detail = "only administrators may use the GPU's counters (RmProfilingAdminOnly: 1)"
     if jobs and all(jobs.values()):
         return Check(id_, "ok", title, f"{detail}; the jobs that hold GPUs have the right (CAP_SYS_ADMIN)")
-    if not jobs and own:
+    if not jobs and this_user:
         return Check(id_, "ok", title, f"{detail}; this user is one (CAP_SYS_ADMIN). A job counts with its own rights.")
     lacking = ", ".join(str(pid) for pid, allowed in jobs.items() if not allowed)
     who = f"processes without the right: {lacking}. " if lacking else ""
@@ -89,16 +89,16 @@ def _privileged(root: Path, process: str, perfmon: bool) -> bool | None:
 def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None = None) -> list[Check]:
     """The profiler servers of this node, and the jobs without one."""
     checks: list[Check] = []
-    found = (find or Finder(root / "proc").find)()
+    discovery = (find or Finder(root / "proc").find)()
     proc = root / "proc"
     kineto_jobs = find_jobs(proc)
-    answering = (*found.servers, *kineto_jobs.servers)
+    answering = (*discovery.servers, *kineto_jobs.servers)
     parents = {server.pid: _ancestors(proc, server.pid) for server in answering}
     jobs = facts.pids or TrainingProcesses(proc).find()  # without a GPU
     lacking = [pid for pid in jobs if _is_job(proc, pid) and not _served(proc, pid, parents)]
     unseen = sum(not (proc / str(pid)).exists() for pid in facts.pids)
     id_, title = "profiler_servers", "Profiler servers"
-    notes = "".join(f" {note}" for note in found.notes)
+    notes = "".join(f" {note}" for note in discovery.notes)
     if unseen:
         notes += f" {unseen} more that hold GPUs cannot be seen from here (another PID namespace)."
     if answering:

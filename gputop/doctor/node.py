@@ -42,14 +42,14 @@ def python() -> Check:
 def dependencies() -> Check:
     """Check whether the packages gputop uses can be imported, with their versions."""
     id_, title = "dependencies", "Python packages"
-    found: list[str] = []
+    versions: list[str] = []
     broken: dict[str, str] = {}
     for name, module in _PACKAGES.items():
         try:
             importlib.import_module(module)
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name} (version not known)")
+            versions.append(f"{name} (version not known)")
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
             broken[name] = f"{name} cannot be imported ({type(error).__name__}: {error})"
     if broken:
@@ -62,7 +62,7 @@ def dependencies() -> Check:
                      "among them, are missing",
                      f"{_PIP} uninstall -y pynvml\n"
                      f"{_PIP} install --force-reinstall nvidia-ml-py")
-    return Check(id_, "ok", title, ", ".join(found))
+    return Check(id_, "ok", title, ", ".join(versions))
 
 
 def container(root: Path, env: Mapping[str, str]) -> Check:
@@ -167,28 +167,28 @@ def _existing(path: Path) -> Path:
 def logdir(path: Path) -> Check:
     """Check whether traces can be written there: writes a file without a name."""
     id_, title = "logdir", "Trace folder"
-    there = _existing(path)
+    folder = _existing(path)
     shown = printable(str(path.absolute()))
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"gputop")
             file.flush()
     except OSError as error:
         return Check(id_, "fail", title, f"{shown} cannot be written: {error.strerror or error}",
                      "gputop --logdir /tmp/gputop-traces")
-    return Check(id_, "ok", title, f"{shown} " + ("can be written" if there == path.absolute() else "can be created"))
+    return Check(id_, "ok", title, f"{shown} " + ("can be written" if folder == path.absolute() else "can be created"))
 
 
 def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage) -> Check:
     """Room for traces: one capture takes from some MB to 2 GB."""
     id_, title = "disk", "Free disk"
-    there = _existing(path)
+    folder = _existing(path)
     try:
-        total, _, free = usage(there)
+        total, _, free = usage(folder)
     except OSError as error:
-        return Check(id_, "unknown", title, f"{printable(str(there))}: {error.strerror or error}")
-    text = f"{size(free)} of {size(total)} free for traces at {printable(str(there))}"
-    fix = f"du -xh --max-depth=2 {shlex.quote(str(there))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR"
+        return Check(id_, "unknown", title, f"{printable(str(folder))}: {error.strerror or error}")
+    text = f"{size(free)} of {size(total)} free for traces at {printable(str(folder))}"
+    fix = f"du -xh --max-depth=2 {shlex.quote(str(folder))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR"
     if free < _NO_DISK_BYTES:
         return Check(id_, "fail", title, text, fix)
     if free < _LITTLE_DISK_BYTES:
