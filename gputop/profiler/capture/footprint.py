@@ -44,7 +44,7 @@ def free_resources(address: str, pid: int | None, logdir: Path) -> FreeResources
 
 def free_disk_bytes(folder: Path) -> float | None:
     """Free where ``folder`` is or would be."""
-    for place in (folder, *folder.parents):
+    for ancestor in (folder, *folder.parents):
         with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(ancestor).free
     return None

@@ -297,8 +297,8 @@ def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
         return Plan(asked_s, asked_s, "full length")
     address, least = min(plans, key=lambda one: one[1].chosen_s)
     notes = tuple(dict.fromkeys(note for _, one in plans for note in one.notes))
-    why = f"{address}: {least.why}" if least.shortened and len(plans) > 1 else least.why
-    return replace(least, why=why, notes=notes, shapes=all(one.shapes for _, one in plans))
+    reason = f"{address}: {least.why}" if least.shortened and len(plans) > 1 else least.why
+    return replace(least, why=reason, notes=notes, shapes=all(one.shapes for _, one in plans))
 
 
 def trace_names(addresses: Sequence[str]) -> list[str]:
@@ -310,8 +310,8 @@ def trace_names(addresses: Sequence[str]) -> list[str]:
     places = [re.sub(r"[^A-Za-z0-9._-]+", "_", unix_name(address) or str(split_address(address)[1])).strip("_")
               for address in addresses]
     names: list[str] = []
-    for host, place in zip(hosts, places, strict=True):
-        name = f"{host}_{place}" if hosts.count(host) > 1 else host
+    for host, port in zip(hosts, places, strict=True):
+        name = f"{host}_{port}" if hosts.count(host) > 1 else host
         names.append(next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(hosts) + 1))) if n not in names))
     return names
 
