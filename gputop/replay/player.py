@@ -141,10 +141,10 @@ class Player:
         """Go ``by_s`` seconds of recorded time forward, or back; stays within the recording."""
         with self._changed:
             here = self._index if self._seek_to is None else self._seek_to
-            there = self.recording.index_at(self.recording.times_s[here] + by_s)
-            if there == here and by_s:  # a hole in the recording: go to its other side
-                there = min(len(self.recording) - 1, max(0, here + (1 if by_s > 0 else -1)))
-            self._seek_to = there
+            target = self.recording.index_at(self.recording.times_s[here] + by_s)
+            if target == here and by_s:  # a hole in the recording: go to its other side
+                target = min(len(self.recording) - 1, max(0, here + (1 if by_s > 0 else -1)))
+            self._seek_to = target
             self._changed.notify_all()
 
     # -- the player's thread ------------------------------------------------------------------

@@ -226,16 +226,16 @@ class Recording:
         kept = b""
         while chunk := self._file.read(_CHUNK_BYTES):
             data = kept + chunk
-            found = data.find(SYNC)
-            while found >= 0:
-                start = offset + found - RECORD.size
+            mark = data.find(SYNC)
+            while mark >= 0:
+                start = offset + mark - RECORD.size
                 if start >= HEADER.size:
                     try:
                         if self._read(start)[0] == SEGMENT:
                             return start
                     except Damaged:
                         pass
-                found = data.find(SYNC, found + 1)
+                mark = data.find(SYNC, mark + 1)
             kept = data[-len(SYNC):]
             offset += len(data) - len(kept)
             self._file.seek(offset + len(kept))
