@@ -49,13 +49,13 @@ class GroupFigures(Struct, frozen=True):
         return bounded(sum(counts)) if counts or has_gpus else None
 
     def has_low_gpu(self, below: float) -> bool:
-        """Whether a GPU may be ``below`` the median, so that it is worth a question."""
+        """Return whether a GPU may be ``below`` the median, so that it is worth a question."""
         # The median of a group with GPUs that are low is above its mean, by how much is not known here.
         return any(value < self.values.get(("activity", kind), 0.0) - below / 2
                    for (name, kind), value in self.values.items() if name == "lowest")
 
     def group(self, kind: str) -> Group:
-        """With the mean of its kinds' activity, by their GPUs."""
+        """Return the group with the mean of its kinds' activity, by their GPUs."""
         kinds = [(value, self.values["gpus", of_kind]) for (name, of_kind), value in self.values.items()
                  if name == "activity" and ("gpus", of_kind) in self.values]
         gpus = sum(count for _, count in kinds)
@@ -70,7 +70,7 @@ class GroupFigures(Struct, frozen=True):
 
 
 class Outliers(Struct, frozen=True):
-    """What stands out among the GPUs and nodes of a group, and the targets that do not answer."""
+    """Outliers among the GPUs and nodes of a group, and the targets that do not answer."""
 
     middles: Mapping[Key, Mapping[str, float]]  # median, mad, node_median of the groups that were asked for
     low_gpus: tuple[Series, ...]  # whose activity is far below the median of their group, the lowest first
@@ -83,7 +83,7 @@ class Outliers(Struct, frozen=True):
 
     @property
     def asked_gpus(self) -> tuple[Series, ...]:
-        """Those of which everything is asked for."""
+        """Return the GPUs of which everything is asked for."""
         return (*self.low_gpus[:MOST_LOW_GPUS], *self.low_clocks)
 
 
@@ -97,8 +97,8 @@ class GpuDetails(Struct, frozen=True):
 
 
 class FleetSeries(Struct, frozen=True, dict=True):
-    """What a Prometheus has said: the newest answer to each question, as series, and the past. ``limits``: those by
-    which it was asked."""
+    """Answers of a Prometheus: the newest one to each question, as series, and the past. ``limits``: those by which it
+    was asked."""
 
     metrics: AvailableMetrics
     limits: Limits
@@ -115,7 +115,7 @@ class FleetSeries(Struct, frozen=True, dict=True):
 
     @cached_property
     def kind(self) -> str:
-        """Of the activity of all GPUs; "" where they differ."""
+        """Return the kind of the activity of all GPUs; "" where they differ."""
         return self.metrics.common_kind()
 
     @cached_property
@@ -133,14 +133,14 @@ class FleetSeries(Struct, frozen=True, dict=True):
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """By name, where groups are nodes; those whose activity is known."""
+        """Return the nodes by name, where groups are nodes; those whose activity is known."""
         if self.metrics.by_job:
             return {}
         return {name: _node(name, figures) for (_, name), figures in self.jobs.items() if figures.labels}
 
     @cached_property
     def slurm_nodes(self) -> SlurmNodes:
-        """These nodes by the names that Slurm may have for them."""
+        """Return these nodes by the names that Slurm may have for them."""
         return SlurmNodes({name: node.labels for name, node in self.nodes.items()}, self.metrics.clusters)
 
     @cached_property
@@ -158,7 +158,7 @@ class FleetSeries(Struct, frozen=True, dict=True):
 
     @cached_property
     def outliers(self) -> Outliers:
-        """What stands out."""
+        """Return what stands out."""
         middles: dict[Key, dict[str, float]] = {}
         for series in self.outlier_series:
             if (figure := figure_of(series)) in ("median", "mad", "node_median"):
@@ -231,19 +231,19 @@ def gpu_id(labels: Mapping[str, str]) -> str:
 
 
 def gpu_selection(labels: Mapping[str, str]) -> Selection:
-    """What selects this GPU; () without a UUID."""
+    """Return what selects this GPU; () without a UUID."""
     return tuple((label, labels[label]) for label in UUID_LABELS if labels.get(label))[:1]
 
 
 def node_selection(labels: Mapping[str, str]) -> Selection:
-    """What selects the GPUs of this node; () where no label names it."""
+    """Return what selects the GPUs of this node; () where no label names it."""
     name = tuple((label, labels[label]) for label in NODE_LABELS if labels.get(label))[:1]
     cluster = ((CLUSTER_LABEL, labels[CLUSTER_LABEL]),) if labels.get(CLUSTER_LABEL) else ()
     return (*name, *cluster) if name else ()
 
 
 def group_selection(key: Key, labels: Mapping[str, str]) -> Selection:
-    """What selects the GPUs of this group; () where no label names it."""
+    """Return what selects the GPUs of this group; () where no label names it."""
     label = key[0] or next((label for label in NODE_LABELS if labels.get(label)), "")
     return ((label, labels.get(label, key[1])),) if label else ()
 

@@ -111,7 +111,7 @@ class Collector:
             seconds=cost.seconds - before.seconds)
 
     def _now_s(self) -> float:
-        """By Prometheus's clock."""
+        """Return the time by Prometheus's clock."""
         return self._clock() + self._ahead_s
 
     # -- asking -------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Collector:
             self._discovered_s = _NEVER  # so many do not end at once: their label may have another name now
 
     def _ask_more(self, view: View, left: int, problems: list[Problem]) -> None:
-        """What stands out, and what is wanted most of the rest; by ``left`` questions at most."""
+        """Ask for what stands out, and for what is wanted most of the rest; by ``left`` questions at most."""
         in_turn = {"group_past": self._ask_group_past, "gpus": self._ask_gpus, "nodes": self._ask_nodes,
                    "gpu_past": self._ask_gpu_past, "node_past": self._ask_node_past}
         problems_before = len(problems)
@@ -159,7 +159,8 @@ class Collector:
             self._considered >= in_turn.keys() and self._answers.past.is_known(GROUPS, groups))
 
     def _try(self, ask: Callable[[Wanted], bool], view: View, problems: list[Problem]) -> int:
-        """How many questions were asked, 0 or 1; what goes wrong with one question does not end the others."""
+        """Ask, and return how many questions were asked, 0 or 1; what goes wrong with one question does not end the
+        others."""
         try:
             return int(ask(self._wanted(view)))
         except GputopError as error:

@@ -35,7 +35,7 @@ _METRICS = frozenset(
 
 
 class AvailableMetrics(Struct, frozen=True):
-    """What a Prometheus has. ``series``: how many by metric name; ``scrape_jobs``: where they come from."""
+    """Metrics that a Prometheus has. ``series``: how many by metric name; ``scrape_jobs``: where they come from."""
 
     series: Mapping[str, int]
     scrape_jobs: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class AvailableMetrics(Struct, frozen=True):
 
     @property
     def by_job(self) -> bool:
-        """Whether groups are jobs, as labels name them; else they are nodes."""
+        """Return whether groups are jobs, as labels name them; else they are nodes."""
         return bool(self.job_labels)
 
     @property
@@ -76,7 +76,8 @@ class AvailableMetrics(Struct, frozen=True):
         return (CLUSTER_LABEL,) if self.clusters else ()
 
     def schemas(self) -> tuple[Schema, ...]:
-        """Those that are there, the one that knows jobs first: of a GPU with two exporters, the first one counts."""
+        """Return the schemas that are there, the one that knows jobs first: of a GPU with two exporters, the first one
+        counts."""
         present = [s for s in SCHEMAS if any(self.spellings(s, kind) for kind in ACTIVITY)]
         return tuple(sorted(present, key=lambda schema: schema.jobs not in self.series))
 
@@ -105,7 +106,7 @@ class AvailableMetrics(Struct, frozen=True):
 
 
 def find_metrics(client: Client) -> AvailableMetrics:
-    """What this Prometheus has; raises GputopError, also where it has no activity of GPUs."""
+    """Return what this Prometheus has; raises GputopError, also where it has no activity of GPUs."""
     counts: dict[str, int] = {}
     scrape_jobs: dict[str, None] = {}
     for series in client.instant(METRIC_COUNTS):
@@ -129,7 +130,7 @@ def find_metrics(client: Client) -> AvailableMetrics:
 
 
 def label_counts(metrics: AvailableMetrics) -> str:
-    """How many series of activity have which of the labels; by cluster, where that is a label."""
+    """Say how many series of activity have which of the labels; by cluster, where that is a label."""
     names = sorted({name.name for schema in metrics.schemas() for kind in ACTIVITY
                     for name in metrics.spellings(schema, kind)})
     names += [schema.jobs for schema in metrics.schemas() if schema.jobs in metrics.series]

@@ -1,4 +1,4 @@
-"""Where a Prometheus is, and what it wants to know of who asks: its address, credentials, and a way there by ssh.
+"""Address of a Prometheus, the credentials that it wants of who asks, and a way there by ssh.
 
 A URL is ``http://HOST[:PORT][/PREFIX]``, ``https://…``, or ``ssh://[USER@]LOGIN[:PORT]/http://…``: the second part as
 seen from the login node, reached by the system's own ssh with the user's configuration. Credentials come from the
@@ -44,16 +44,16 @@ class Endpoint(Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """As it was given."""
+        """Return the URL as it was given."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        own = f"{self.scheme}://{host}:{self.port}{self.prefix}"
+        address = f"{self.scheme}://{host}:{self.port}{self.prefix}"
         port = "" if self.login_port is None else f":{self.login_port}"
-        return f"ssh://{self.login}{port}/{own}" if self.login else own
+        return f"ssh://{self.login}{port}/{address}" if self.login else address
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody on the network between can read what is sent: TLS, or the machine itself that asks, or to
-        which ssh goes. Beyond that login node ssh encrypts nothing."""
+        """Return whether nobody on the network between can read what is sent: TLS, or the machine itself that asks, or
+        to which ssh goes. Beyond that login node ssh encrypts nothing."""
         return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1",
                                                        self.login.rpartition("@")[2] or "localhost")
 
@@ -62,8 +62,8 @@ def parse_endpoint(text: str) -> Endpoint:
     """Raises GputopError (wrong usage)."""
     login, login_port, url = "", None, text
     if text.startswith("ssh://"):
-        place, _, url = text.removeprefix("ssh://").partition("/")
-        login, _, number = place.partition(":")
+        login_part, _, url = text.removeprefix("ssh://").partition("/")
+        login, _, number = login_part.partition(":")
         if not _LOGIN.fullmatch(login):
             raise _usage(text, "no login node follows ssh://")
         if number:
@@ -92,15 +92,15 @@ def _port(number: str, text: str) -> int:
     return int(number)
 
 
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{printable(text)[:200]!r} is not the address of a Prometheus: {why}", _HOW, EXIT_USAGE)
+def _usage(text: str, reason: str) -> GputopError:
+    return GputopError(f"{printable(text)[:200]!r} is not the address of a Prometheus: {reason}", _HOW, EXIT_USAGE)
 
 
 # -- credentials ----------------------------------------------------------------------------------
 
 
 class Credentials(Struct, frozen=True):
-    """What is sent with each request; "" where there is none. ``ca`` is a file with certificates."""
+    """Credentials that are sent with each request; "" where there is none. ``ca`` is a file with certificates."""
 
     token: str = ""
     user: str = ""
@@ -122,7 +122,8 @@ class Credentials(Struct, frozen=True):
 
 
 def credentials(environ: Mapping[str, str], settings: Mapping[str, str]) -> Credentials:
-    """Those of the environment (GPUTOP_PROMETHEUS_TOKEN, …_USER, …_PASSWORD, …_CA), else those that the settings name.
+    """Return those of the environment (GPUTOP_PROMETHEUS_TOKEN, …_USER, …_PASSWORD, …_CA), else those that the settings
+    name.
 
     ``settings`` has the keys prometheus_token_file, prometheus_user, prometheus_password_file and prometheus_ca.
     Raises GputopError for a file that cannot be read, and for a secret that no header can hold.
@@ -201,8 +202,8 @@ class Tunnel:
         return ["ssh", "-N", "-T", *quiet, "-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15",
                 "-o", "ConnectTimeout=10", "-o", "ForwardAgent=no", *port, "-L", f"{path}:{target}", "--", to.login]
 
-    def _failed(self, why: str) -> GputopError:
-        return GputopError(f"ssh to {self._endpoint.login} failed: {why}",
+    def _failed(self, reason: str) -> GputopError:
+        return GputopError(f"ssh to {self._endpoint.login} failed: {reason}",
                            f"Try: ssh {self._endpoint.login} true. A connection that asks for a password works once "
                            "the user's ssh shares it (ControlMaster in ~/.ssh/config).")
 

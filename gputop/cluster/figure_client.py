@@ -35,7 +35,7 @@ class FigureClient:
         return self._ask(figures, self._client.instant, leave_out=True)
 
     def range(self, figures: Figures, begin_s: float, end_s: float, step_s: float) -> list[Series]:
-        """As :meth:`Client.range`. Raises GputopError, of which QueryTooLong if a figure has no room."""
+        """Answer as :meth:`Client.range` does. Raises GputopError, of which QueryTooLong if a figure has no room."""
         return self._ask(figures, lambda query: self._client.range(query, begin_s, end_s, step_s), leave_out=False)
 
     def _ask(self, figures: Figures, send: Callable[[str], list[Series]], *, leave_out: bool) -> list[Series]:

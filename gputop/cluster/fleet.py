@@ -154,7 +154,7 @@ class _Parts(Struct, frozen=True):
         return self._with_gpus(replace(node, history=self._of_points(points)) if points else node, key[1], key)
 
     def _with_gpus(self, node: Node, job: str, group: Key | None) -> Node:
-        """With its GPUs, if they are wanted; of a ``group`` only those that are in it."""
+        """Return the node with its GPUs, if they are wanted; of a ``group`` only those that are in it."""
         if (job, node.name) not in self.view.open_nodes:
             return node
         selection = node_selection(node.labels)
@@ -208,7 +208,8 @@ class _Parts(Struct, frozen=True):
         return self._of_points(points) if points or is_known else None
 
     def _history(self, keys: Sequence[Key], figure: str) -> History | None:
-        """Of several groups the mean by their GPUs, or the sum of what is counted; None where it was not asked for."""
+        """Return the history of a figure, of several groups the mean by their GPUs, or the sum of what is counted; None
+        where it was not asked for."""
         past = self.series.past
         if not past.is_known(GROUPS, keys):
             return None
@@ -261,7 +262,7 @@ def _sum(values: Iterable[float]) -> float | None:
 
 
 def _since(history: History | None, start_s: float | None) -> History | None:
-    """Without what was before the job: then its nodes were others'."""
+    """Return the history without what was before the job: then its nodes were others'."""
     if history is None or start_s is None:
         return history
     return replace(history, values=tuple(None if history.time_s(i) - history.step_s < start_s else value

@@ -28,7 +28,7 @@ _SINCE_GAP = "2m"  # a GPU may be away for as long, as when a scrape fails
 
 
 class Reading(Struct, frozen=True):
-    """How a figure of each GPU is read. ``where``: matchers of its series."""
+    """Way to read a figure of each GPU. ``where``: matchers of its series."""
 
     where: str = ""
     window: str = ""  # "": the newest value
@@ -54,7 +54,8 @@ class GpuValues:
         return self._of_first_exporter([self._of_exporter(schema, figure, reading) for schema in self._schemas])
 
     def activity(self, reading: Reading) -> str:
-        """How much each GPU works, 0-1: the best figure that it has, named by the label "kind" if they differ."""
+        """Return how much each GPU works, 0-1: the best figure that it has, named by the label "kind" if they
+        differ."""
         by_exporter = []
         for schema in self._schemas:
             by_kind = {kind: self._of_exporter(schema, kind, reading) for kind in self._metrics.kinds(schema)}
@@ -99,7 +100,8 @@ class GpuValues:
         return either(values)
 
     def _with_job(self, schema: Schema, value: str, since_s: float) -> str:
-        """With the job's label, of exporters that name jobs in a metric of its own; GPUs of no job stay."""
+        """Return the value with the job's label, of exporters that name jobs in a metric of its own; GPUs of no job
+        stay."""
         if schema.jobs not in self._metrics.series:
             return value
         jobs = f"({schema.jobs} and {schema.jobs} offset {since_s:g}s)" if since_s else schema.jobs
@@ -132,6 +134,6 @@ def _plausible(figure: str) -> str:
 
 
 def _with_label_of(schema: Schema, value: str, label: str, info: str) -> str:
-    """With a label of another metric of the same GPU."""
+    """Return the value with a label of another metric of the same GPU."""
     on = ", ".join(schema.join)
     return f"({value}) * on ({on}) group_left ({label}) topk by ({on}) (1, {info})"

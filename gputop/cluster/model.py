@@ -116,8 +116,8 @@ class Job(Group, frozen=True, kw_only=True):
     number: str = ""  # of Slurm's two names, "10" and "3_0" or "4+1", that which is not ``id``
 
     def is_named(self, text: str) -> bool:
-        """Whether a user means this job by ``text``: its own name, or that of the array that it is a task of, or of the
-        heterogeneous job that it is a part of."""
+        """Return whether a user means this job by ``text``: its own name, or that of the array that it is a task of, or
+        of the heterogeneous job that it is a part of."""
         names = (self.id, self.number, self.id.rpartition("/")[2])
         return text in names or any(re.fullmatch(rf"{re.escape(text)}[_+]\d+", name) for name in names)
 
@@ -140,43 +140,43 @@ class Fleet(Struct, frozen=True, kw_only=True):
     figures_s: float | None = None  # when the figures are from; None: there are none
 
 
-def brief(place: str) -> str:
+def brief(location: str) -> str:
     """A place for a cell of a table: its node without the domain, "n07:3" for "n07.cluster.example:3"."""
-    node, colon, gpu = place.partition(":")
-    return place if re.fullmatch(r"(.*/)?[\d.]+", node) else node.partition(".")[0] + colon + gpu
+    node, colon, gpu = location.partition(":")
+    return location if re.fullmatch(r"(.*/)?[\d.]+", node) else node.partition(".")[0] + colon + gpu
 
 
 def fields_of(group: Group) -> dict[str, Any]:
-    """To make a job or a node of a group's figures."""
+    """Return the fields to make a job or a node of a group's figures."""
     return {name: getattr(group, name) for name in Group.__struct_fields__}
 
 
 def upper_median(values: Iterable[float | None]) -> float | None:
     """The median of those that are known, of an even number the greater of the two in the middle; None: of none."""
-    known = sorted(value for value in values if value is not None)
-    return known[len(known) // 2] if known else None
+    measured = sorted(value for value in values if value is not None)
+    return measured[len(measured) // 2] if measured else None
 
 
 def less_active(members: Iterable[_Member], than: float | None) -> tuple[_Member, ...]:
-    """Those whose activity is known and below this; none where that is not known."""
+    """Return those whose activity is known and below this; none where that is not known."""
     return () if than is None else tuple(
         member for member in members if member.activity is not None and member.activity < than)
 
 
 def together(groups: Iterable[Group]) -> Group:
     """The figures of several groups as one."""
-    there = [group for group in groups if group.gpus]
+    populated = [group for group in groups if group.gpus]
 
     def mean(name: str) -> float | None:
-        known = [(getattr(g, name), g.gpus) for g in there if getattr(g, name) is not None]
-        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+        measured = [(getattr(g, name), g.gpus) for g in populated if getattr(g, name) is not None]
+        return sum(value * n for value, n in measured) / sum(n for _, n in measured) if measured else None
 
     def total(name: str) -> float | None:
-        known = [getattr(g, name) for g in there if getattr(g, name) is not None]
-        return sum(known) if known and len(known) == len(there) else None
+        measured = [getattr(g, name) for g in populated if getattr(g, name) is not None]
+        return sum(measured) if measured and len(measured) == len(populated) else None
 
-    kinds = {group.kind for group in there}
-    return Group(gpus=sum(g.gpus for g in there), activity=mean("activity"),
+    kinds = {group.kind for group in populated}
+    return Group(gpus=sum(g.gpus for g in populated), activity=mean("activity"),
                  kind=kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "",
                  tensor_active=mean("tensor_active"), memory_used_bytes=total("memory_used_bytes"),
                  memory_total_bytes=total("memory_total_bytes"), power_w=total("power_w"))

@@ -40,7 +40,7 @@ _OTHER_NAMES = {"row_remap_failed": "rows_remap_failed"}
 
 
 class GpuPast(Struct):
-    """What was seen of a GPU: by slot of the history sum and number, and the newest one by one."""
+    """Record of what was seen of a GPU: by slot of the history sum and number, and the newest one by one."""
 
     first_s: float
     busy_s: float  # when it last did more than nothing; at first: first_s
@@ -102,15 +102,15 @@ class FleetBuilder:
         self._nodes, self._view, self._limits, self._now_s = nodes, view, limits, now_s
 
     def kinds(self) -> tuple[str, ...]:
-        """Of activity."""
-        return tuple(sorted({past.kind for own in self._nodes.values() for past in own.gpus.values() if past.kind}))
+        """Return the kinds of activity."""
+        return tuple(sorted({past.kind for node in self._nodes.values() for past in node.gpus.values() if past.kind}))
 
     def _all(self) -> list[tuple[str, GpuSample]]:
         """Every GPU once, with the name of its node: a node may have been named twice, and a GPU that is divided
         into MIG instances has its work in them."""
         out: dict[str, tuple[str, GpuSample]] = {}
-        for name, own in self._nodes.items():
-            for gpu in own.sample.gpus if own.sample is not None else ():
+        for name, node in self._nodes.items():
+            for gpu in node.sample.gpus if node.sample is not None else ():
                 if not gpu.info.mig_mode:
                     out.setdefault(gpu.info.uuid, (name, gpu))
         return list(out.values())
@@ -120,20 +120,21 @@ class FleetBuilder:
         gpus = self._all()
         jobs: dict[str, _Job] = {}
         taken: set[str] = set()
-        for own in self._of_slurm(gpus, running):
-            jobs[own.id] = own
-            taken |= {gpu.info.uuid for _, gpu in own.gpus}
+        for mapped_job in self._of_slurm(gpus, running):
+            jobs[mapped_job.id] = mapped_job
+            taken |= {gpu.info.uuid for _, gpu in mapped_job.gpus}
         for name, gpu in gpus:
             for process in self._processes(name, gpu) if gpu.info.uuid not in taken else ():
-                own = _of_process(process)
-                job = jobs.setdefault(own.id, own)
+                mapped_job = _of_process(process)
+                job = jobs.setdefault(mapped_job.id, mapped_job)
                 job.gpus.append((name, gpu))
                 job.start_s = min((s for s in (job.start_s, process.started_s) if s is not None), default=None)
                 taken.add(gpu.info.uuid)
                 break
         free = [self._gpu(name, gpu) for name, gpu in gpus if gpu.info.uuid not in taken]
-        nodes = tuple(self._node(NO_JOB, name, there) for name, there in _by_node(free).items())
-        return tuple(self._job(own) for own in jobs.values()), _group(free) if free else None, nodes, len(gpus)
+        nodes = tuple(self._node(NO_JOB, name, node_gpus) for name, node_gpus in _by_node(free).items())
+        built = tuple(self._job(mapped_job) for mapped_job in jobs.values())
+        return built, _group(free) if free else None, nodes, len(gpus)
 
     def _processes(self, node: str, gpu: GpuSample) -> list[ProcessSample]:
         sample = self._nodes[node].sample
@@ -155,14 +156,14 @@ class FleetBuilder:
             held = {node: by_node[short] for node in job.gpus if (short := slurm.short_name(node)) in by_node}
             if not held:
                 continue
-            own = {node: [(name, gpu) for name, gpu in there
-                          if any(p.container == f"slurm {job.number}" for p in self._processes(name, gpu))]
-                   for node, there in held.items()}
+            job_gpus = {node: [(name, gpu) for name, gpu in node_gpus
+                               if any(p.container == f"slurm {job.number}" for p in self._processes(name, gpu))]
+                        for node, node_gpus in held.items()}
             mapped: Mapped = "label"
-            if any(len(own[node]) != job.gpus[node] for node in held):
-                own, mapped = held, "node" if all(len(held[n]) <= job.gpus[n] for n in held) else "shared node"
+            if any(len(job_gpus[node]) != job.gpus[node] for node in held):
+                job_gpus, mapped = held, "node" if all(len(held[n]) <= job.gpus[n] for n in held) else "shared node"
             out.append(_Job(job.id, "slurm_job_id" if mapped == "label" else "", mapped, job.name, job.user,
-                            job.start_s, job.number, [pair for pairs in own.values() for pair in pairs],
+                            job.start_s, job.number, [pair for pairs in job_gpus.values() for pair in pairs],
                             sum(job.gpus.values()), len(job.gpus)))
         return out
 
@@ -192,39 +193,40 @@ class FleetBuilder:
         return Node(**fields_of(_group(gpus)), name=name, each=gpus if (job, name) in self._view.open_nodes else (),
                     history=_history([self._past(gpu) for gpu in gpus], self._view, self._now_s))
 
-    def _job(self, own: _Job) -> Job:
-        gpus = [self._gpu(name, gpu) for name, gpu in own.gpus]
+    def _job(self, mapped_job: _Job) -> Job:
+        gpus = [self._gpu(name, gpu) for name, gpu in mapped_job.gpus]
         group = _group(gpus)
-        whole = own.mapped != "shared node"
+        whole = mapped_job.mapped != "shared node"
         pasts = [self._past(gpu) for gpu in gpus]
-        enough = whole and own.mapped != "process" and group.kind != "mixed" and all(
+        enough = whole and mapped_job.mapped != "process" and group.kind != "mixed" and all(
             len(past.newest) >= _ENOUGH_SAMPLES for past in pasts)
         median = upper_median(gpu.activity for gpu in gpus) if enough else None
-        nodes = [self._node(own.id, name, there) for name, there in _by_node(gpus).items()]
+        nodes = [self._node(mapped_job.id, name, node_gpus) for name, node_gpus in _by_node(gpus).items()]
         node_median = upper_median(node.activity for node in nodes) if enough else None
         below = self._limits.below
         low = less_active(gpus, None if median is None else median - below)
         return Job(
-            **{**fields_of(group), "gpus": own.held or group.gpus}, id=own.id, label=own.label, mapped=own.mapped,
-            name=own.name, user=own.user, start_s=own.start_s, number=own.number, nodes=own.nodes or len(nodes),
+            **{**fields_of(group), "gpus": mapped_job.held or group.gpus}, id=mapped_job.id, label=mapped_job.label,
+            mapped=mapped_job.mapped, name=mapped_job.name, user=mapped_job.user, start_s=mapped_job.start_s,
+            number=mapped_job.number, nodes=mapped_job.nodes or len(nodes),
             node_names=tuple(node.name for node in nodes),
             idle_gpus=sum(map(self._is_idle, pasts)) if whole else None, median=median,
             mad=None if median is None else upper_median(
                 abs(gpu.activity - median) for gpu in gpus if gpu.activity is not None),
             low_gpus=tuple(sorted(low, key=lambda gpu: gpu.activity or 0.0)), node_median=node_median,
-            low_clocks=self._low_clocks(own, gpus) if enough else (),
+            low_clocks=self._low_clocks(mapped_job, gpus) if enough else (),
             low_nodes=less_active(nodes, None if node_median is None else node_median - below),
             peers={name: value for name in ("sm_clock_hz", "pcie_width", "power_limit_w")
                    if (value := upper_median(gpu.figures.get(name) for gpu in gpus)) is not None},
             history=_history(pasts, self._view, self._now_s),
             idle_history=_history(pasts, self._view, self._now_s, idle=self._limits.idle) if whole else None,
-            each=tuple(nodes) if own.id in self._view.open_jobs else ())
+            each=tuple(nodes) if mapped_job.id in self._view.open_jobs else ())
 
 
-    def _low_clocks(self, own: _Job, gpus: Sequence[Gpu]) -> tuple[LowClock, ...]:
+    def _low_clocks(self, mapped_job: _Job, gpus: Sequence[Gpu]) -> tuple[LowClock, ...]:
         """The busy GPUs of a job whose clocks are low among those of their model."""
         by_model: dict[str, list[tuple[float, Gpu]]] = {}
-        for (_, sample), gpu in zip(own.gpus, gpus, strict=True):
+        for (_, sample), gpu in zip(mapped_job.gpus, gpus, strict=True):
             past = self._past(gpu)
             recent = [hz for at_s, hz in past.clocks if at_s > self._nodes[gpu.node].got_s - MEAN_S]
             if len(recent) >= _ENOUGH_SAMPLES and (gpu.activity or 0.0) > self._limits.busy and sample.info.name:
@@ -254,7 +256,8 @@ class _Job(Struct):
 
 
 def _of_process(process: ProcessSample) -> _Job:
-    """By its control group a job of Slurm; else what the same user runs by the same program."""
+    """Return the job of a process: by its control group a job of Slurm; else what the same user runs by the same
+    program."""
     runtime, _, number = (process.container or "").partition(" ")
     user = printable(process.user) if process.user else None
     if runtime == "slurm" and number:

@@ -1,4 +1,4 @@
-"""What a Prometheus knows of single nodes: how much their GPUs work, and their power."""
+"""Means that a Prometheus has of single nodes: how much their GPUs work, and their power."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gputop.cluster.slurm_nodes import short_host
 
 
 def node_means(client: Client, window: str) -> dict[str, dict[str, float]]:
-    """By short name of a node the means over its GPUs in a ``window`` ("2m"): of its activity, by the names of
+    """Return by short name of a node the means over its GPUs in a ``window`` ("2m"): of its activity, by the names of
     :data:`gputop.cluster.schemas.ACTIVITY`, and of ``power_w``. By three queries. A name that several nodes have is
     missing.
 
@@ -36,7 +36,7 @@ def node_means(client: Client, window: str) -> dict[str, dict[str, float]]:
 
 
 def _figures(metrics: AvailableMetrics, window: str) -> dict[str, str]:
-    """Of each node the mean activity of its GPUs, and their mean power."""
+    """Return the queries for each node's mean activity of its GPUs, and their mean power."""
     node = (*NODE_LABELS, *((CLUSTER_LABEL,) if metrics.clusters else ()))
     kind = () if metrics.common_kind() else ("kind",)
     values = GpuValues(metrics)

@@ -54,7 +54,8 @@ class NodesCollector:
     def refresh(self, view: View) -> Fleet:
         """The fleet now. Raises GputopError before any node has answered, where all have failed."""
         began_s = self._clock()
-        due = [name for name, own in self._nodes.items() if not own.running and began_s - own.asked_s >= self._period_s]
+        due = [name for name, node in self._nodes.items()
+               if not node.running and began_s - node.asked_s >= self._period_s]
         for name in due:
             self._nodes[name].asked_s, self._nodes[name].running = began_s, True
             self._wanted.put(name)
@@ -63,26 +64,26 @@ class NodesCollector:
             threading.Thread(target=self._work, name="gputop-ssh", daemon=True).start()
         self._slurm.update(began_s)
         came = self._take(view)
-        self.settled = not any(own.running for own in self._nodes.values())
-        known = [own for own in self._nodes.values() if own.sample is not None]
+        self.settled = not any(node.running for node in self._nodes.values())
+        answered = [node for node in self._nodes.values() if node.sample is not None]
         problems = self._problems()
-        if not known and self.settled:
+        if not answered and self.settled:
             first = problems[0] if problems else Problem("no node was asked")
             raise GputopError(f"no node answers. {first.message}", first.fix, EXIT_FAILED)
         now_s = self._clock()
         builder = FleetBuilder(self._nodes, view, self._limits, now_s)
         jobs, free, free_nodes, gpus = builder.fleet(self._slurm.jobs)
         return Fleet(
-            time_s=now_s, source=f"{len(known)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free,
+            time_s=now_s, source=f"{len(answered)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free,
             free_nodes=free_nodes, gpus=gpus,
             kinds=builder.kinds(),
-            simulated=any(own.sample.simulated for own in known if own.sample is not None), problems=tuple(problems),
-            figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
+            simulated=any(node.sample.simulated for node in answered if node.sample is not None),
+            problems=tuple(problems), figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
             seconds=now_s - began_s)
 
     def _figures_s(self, now_s: float) -> float | None:
         """Now, as long as any node answers in its turn."""
-        newest_s = max((own.got_s for own in self._nodes.values() if own.sample is not None), default=None)
+        newest_s = max((node.got_s for node in self._nodes.values() if node.sample is not None), default=None)
         return now_s if newest_s is not None and now_s - newest_s <= 2 * self._period_s else newest_s
 
     def _work(self) -> None:
@@ -90,30 +91,30 @@ class NodesCollector:
             self._answers.put((name, *answer_of(self._ssh, name)))
 
     def _take(self, view: View) -> int:
-        """What the nodes have answered, as far as it comes in time; returns its bytes."""
+        """Take what the nodes have answered, as far as it comes in time; returns its bytes."""
         ends_s, came = time.monotonic() + self._wait_s, 0
-        while any(own.running for own in self._nodes.values()):
+        while any(node.running for node in self._nodes.values()):
             try:
                 name, answer, count = self._answers.get(timeout=max(0.0, ends_s - time.monotonic()))
             except Empty:
                 break
-            own, came = self._nodes[name], came + count
-            own.running = False
+            node, came = self._nodes[name], came + count
+            node.running = False
             if isinstance(answer, NodeProblem):
-                own.problem = answer
-                if self._clock() - own.got_s > self._gap_s:
-                    own.sample = None  # too old to be taken for now
+                node.problem = answer
+                if self._clock() - node.got_s > self._gap_s:
+                    node.sample = None  # too old to be taken for now
             else:
-                own.problem = None
-                own.remember(answer, self._clock(), view, self._limits, self._gap_s)
+                node.problem = None
+                node.remember(answer, self._clock(), view, self._limits, self._gap_s)
         return came
 
     def _problems(self) -> list[Problem]:
         """Nodes with one cause together; then what a node says of itself."""
-        problems = {name: own.problem for name, own in self._nodes.items() if own.problem is not None}
-        problems |= {name: NodeProblem(f"it has no GPU: {own.sample.source}", "ssh NODE gputop doctor")
-                     for name, own in self._nodes.items()
-                     if own.problem is None and own.sample is not None and not own.sample.gpus}
+        problems = {name: node.problem for name, node in self._nodes.items() if node.problem is not None}
+        problems |= {name: NodeProblem(f"it has no GPU: {node.sample.source}", "ssh NODE gputop doctor")
+                     for name, node in self._nodes.items()
+                     if node.problem is None and node.sample is not None and not node.sample.gpus}
         out = by_cause(problems)
         if self._slurm.problem is not None:
             out.append(self._slurm.problem)

@@ -55,7 +55,7 @@ class Series(NamedTuple):
 
 
 class Cost(Struct):
-    """What was asked of the server."""
+    """Cost of what was asked of the server."""
 
     queries: int = 0
     bytes: int = 0  # of the answers as they came
@@ -95,15 +95,16 @@ class Client:
 
     def instant(self, query: str, at_s: float | None = None) -> list[Series]:
         """The value of an expression now, or at a time. Raises GputopError."""
-        at = {} if at_s is None else {"time": f"{at_s:.3f}"}
-        return self._ask("/api/v1/query", {"query": query, **at}, "vector")
+        time_parameter = {} if at_s is None else {"time": f"{at_s:.3f}"}
+        return self._ask("/api/v1/query", {"query": query, **time_parameter}, "vector")
 
     def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
-        """Its values at ``begin_s``, ``begin_s + step_s``, … up to ``end_s``, and no others. Raises GputopError."""
-        found = self._ask("/api/v1/query_range", {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}",
-                                                  "step": f"{step_s:g}"}, "matrix")
-        return [Series(labels, own) for labels, points in found
-                if (own := [point for point in points if begin_s - step_s < point[0] < end_s + step_s])]
+        """Return the values of an expression at ``begin_s``, ``begin_s + step_s``, … up to ``end_s``, and no others.
+        Raises GputopError."""
+        answer = self._ask("/api/v1/query_range", {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}",
+                                                   "step": f"{step_s:g}"}, "matrix")
+        return [Series(labels, in_range) for labels, points in answer
+                if (in_range := [point for point in points if begin_s - step_s < point[0] < end_s + step_s])]
 
     def _ask(self, path: str, form: dict[str, str], kind: str) -> list[Series]:
         began_s = time.monotonic()
@@ -143,8 +144,8 @@ class Client:
             "Accept-Encoding": "gzip", "User-Agent": f"gputop/{__version__}", **self._credentials.headers()})
         answer = connection.getresponse()
         if 300 <= answer.status < 400:
-            place = printable(answer.getheader("Location") or "nowhere")[:_MESSAGE_CHARS]
-            raise GputopError(f"{self.endpoint.url} redirects to {place}. gputop does not follow: a token must not go "
+            target = printable(answer.getheader("Location") or "nowhere")[:_MESSAGE_CHARS]
+            raise GputopError(f"{self.endpoint.url} redirects to {target}. gputop does not follow: a token must not go "
                               "to another server", "Give the address where Prometheus itself answers.")
         body = self._read(answer)
         answer.close()  # the answer: the connection stays, where the server keeps it
@@ -207,11 +208,11 @@ class Client:
             return GputopError(f"the answer of {url} is larger than {MAX_BYTES >> 20} MB", _SMALLER)
         if isinstance(error, http.client.IncompleteRead):
             return GputopError(f"the answer of {url} ended too early", "gputop asks again.")
-        why = getattr(error, "strerror", None) or printable(str(error))[:_MESSAGE_CHARS] or type(error).__name__
+        reason = getattr(error, "strerror", None) or printable(str(error))[:_MESSAGE_CHARS] or type(error).__name__
         fix = ("Name the certificates of your site: GPUTOP_PROMETHEUS_CA or prometheus_ca in the settings."
                if "CERTIFICATE" in str(error) else
                "Check whether it runs and this machine can reach it. If only a login node can: ssh://LOGIN/http://…")
-        return GputopError(f"{url} cannot be reached: {why}", fix)
+        return GputopError(f"{url} cannot be reached: {reason}", fix)
 
 
 @contextlib.contextmanager
@@ -222,8 +223,8 @@ def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None]
     from gputop.cluster.endpoint import Tunnel, credentials, parse_endpoint
 
     endpoint = parse_endpoint(url)
-    own = credentials(os.environ, settings)
-    if (own.token or own.user) and not endpoint.is_private:
+    access = credentials(os.environ, settings)
+    if (access.token or access.user) and not endpoint.is_private:
         way = f"from {endpoint.login} to {endpoint.host}" if endpoint.login else f"to {endpoint.host}"
         warn(f"the credentials go {way} unencrypted: use https:// or ssh://{endpoint.host}/http://localhost:"
              f"{endpoint.port}")
@@ -231,18 +232,18 @@ def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None]
         tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
         if tunnel is not None:
             tunnel.path(may_ask=may_ask)
-        yield parts.enter_context(contextlib.closing(Client(endpoint, own, tunnel)))
+        yield parts.enter_context(contextlib.closing(Client(endpoint, access, tunnel)))
 
 
 def _unix_socket(path: str, timeout_s: float) -> socket.socket:
-    own = socket.socket(socket.AF_UNIX)
-    own.settimeout(timeout_s)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(timeout_s)
     try:
-        own.connect(path)
+        connection.connect(path)
     except BaseException:
-        own.close()
+        connection.close()
         raise
-    return own
+    return connection
 
 
 def _decoded(status: int, body: bytes | bytearray, kind: str, client: Client) -> list[Series]:

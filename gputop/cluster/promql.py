@@ -67,7 +67,7 @@ def deviation(labels: Iterable[str], value: str) -> str:
 
 
 def below_median(labels: Iterable[str], value: str, *, ratio: float = 1.0, distance: float = 0.0) -> str:
-    """What is below the ``ratio`` of its group's median, or below it by more than a ``distance``."""
+    """Select what is below the ``ratio`` of its group's median, or below it by more than a ``distance``."""
     by = ", ".join(labels)
     limit = median(labels, value)
     limit = f"{limit} - {distance:g}" if distance else f"{ratio:g} * {limit}"

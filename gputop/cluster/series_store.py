@@ -53,8 +53,8 @@ class Grid(Struct, frozen=True):
 
 
 class PastQuestion(Struct, frozen=True):
-    """What is wanted of the past. ``subjects``: those that are wanted most first; ``write``: the figures for some of
-    them, by name; ``series_id``: what a series of the answer is of, by its labels."""
+    """Question about the past. ``subjects``: those that are wanted most first; ``write``: the figures for some of them,
+    by name; ``series_id``: what a series of the answer is of, by its labels."""
 
     topic: str
     subjects: Sequence[Hashable]
@@ -63,7 +63,7 @@ class PastQuestion(Struct, frozen=True):
 
 
 class RangeClient(Protocol):
-    """What answers range queries."""
+    """Client that answers range queries."""
 
     def range(self, figures: Mapping[str, str], begin_s: float, end_s: float, step_s: float) -> list[Series]:
         """Raises GputopError, of which QueryTooLong if fewer subjects have a shorter query."""
@@ -101,11 +101,11 @@ class SeriesStore:
         return answer is not None
 
     def is_known(self, topic: str, subjects: Sequence[Hashable]) -> bool:
-        """Whether all of these were asked for, whatever came."""
+        """Return whether all of these were asked for, whatever came."""
         return all((topic, subject) in self._known_to for subject in subjects)
 
     def points(self, figure: str, series_id: Hashable) -> Mapping[int, float]:
-        """By slot; slots that were not measured are missing."""
+        """Return the points by slot; slots that were not measured are missing."""
         return self._points.get((figure, series_id), {})
 
     def _fit(self, grid: Grid) -> None:
@@ -123,8 +123,8 @@ class SeriesStore:
 
 def _answer(client: RangeClient, question: PastQuestion, subjects: Sequence[Any], span: tuple[float, float, float],
             ) -> tuple[Sequence[Any], list[Series] | None]:
-    """Those of the ``subjects`` that one question has room for, and its answer; None: no label selects any of them.
-    ``span``: begin, end and step. Raises GputopError."""
+    """Return those of the ``subjects`` that one question has room for, and its answer; None: no label selects any of
+    them. ``span``: begin, end and step. Raises GputopError."""
     figures = question.write(subjects)
     if not any(figures.values()):
         return subjects, None

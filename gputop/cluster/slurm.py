@@ -54,8 +54,8 @@ def parse_squeue(text: bytes) -> tuple[SlurmJob, ...]:
     except (ValueError, TypeError, KeyError):
         raise GputopError("squeue --json answers in an unknown form",
                           "Slurm 22.05 and newer can print JSON.") from None
-    found = (_job(job) for job in jobs[:_MAX_JOBS] if isinstance(job, dict))
-    return tuple(job for job in found if job is not None)
+    parsed = (_job(job) for job in jobs[:_MAX_JOBS] if isinstance(job, dict))
+    return tuple(job for job in parsed if job is not None)
 
 
 def ask(squeue: Callable[[], bytes]) -> tuple[SlurmJob, ...] | Problem | None:
@@ -95,11 +95,12 @@ def _job(job: Mapping[str, Any]) -> SlurmJob | None:
 
 
 def _id(job: Mapping[str, Any], number: int) -> str:
-    """As squeue prints it: a task of an array by the array's number, a part of a heterogeneous job by the first's."""
+    """Return the id as squeue prints it: a task of an array by the array's number, a part of a heterogeneous job by the
+    first's."""
     for whole, part, mark in (("array_job_id", "array_task_id", "_"), ("het_job_id", "het_job_offset", "+")):
-        first, own = _number(job.get(whole)), _number(job.get(part))
-        if first and own is not None:
-            return f"{first:.0f}{mark}{own:.0f}"
+        first, index = _number(job.get(whole)), _number(job.get(part))
+        if first and index is not None:
+            return f"{first:.0f}{mark}{index:.0f}"
     return str(number)
 
 
@@ -126,8 +127,8 @@ def short_name(node: str) -> str:
 
 
 class JobQueue:
-    """What Slurm says of its jobs, asked every half a minute, or less often where it takes long. ``problem``: why its
-    last answer could not be used."""
+    """Jobs of Slurm and what it says of them, asked every half a minute, or less often where it takes long.
+    ``problem``: why its last answer could not be used."""
 
     def __init__(self, squeue: Callable[[], bytes] | None) -> None:
         """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm. None: do not ask."""
@@ -138,7 +139,7 @@ class JobQueue:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a Slurm, as far as is known."""
+        """Return whether there is a Slurm, as far as is known."""
         return self._squeue is not None
 
     def update(self, now_s: float) -> None:
@@ -148,11 +149,11 @@ class JobQueue:
             return
         self._asked_s = now_s
         began_s = time.monotonic()
-        found = ask(self._squeue)
+        answer = ask(self._squeue)
         # A controller that is down lets squeue wait, and the figures of the GPUs with it.
         self._due_s = now_s + max(_PERIOD_S, _PER_ASKING * (time.monotonic() - began_s))
-        self.problem = found if isinstance(found, Problem) else None
-        if found is None:
+        self.problem = answer if isinstance(answer, Problem) else None
+        if answer is None:
             self._squeue = None
-        elif not isinstance(found, Problem):
-            self.jobs = found
+        elif not isinstance(answer, Problem):
+            self.jobs = answer

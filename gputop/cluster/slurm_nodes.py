@@ -1,4 +1,4 @@
-"""Which of the nodes that a Prometheus names are those of Slurm's jobs. Pure.
+"""Nodes of Slurm's jobs among those that a Prometheus names. Pure.
 
 An exporter may name a node with its domain, by an address or with a port, Slurm mostly by its short name: each node is
 known by all of its names, without domain and port, in small letters; where there are several clusters, in its own.

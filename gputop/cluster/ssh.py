@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class NodeProblem(GputopError):
-    """Why a node could not be asked, in words that name no node: nodes with one cause are told together."""
+    """Reason why a node could not be asked, in words that name no node: nodes with one cause are told together."""
 
 
 def by_cause(problems: Mapping[str, NodeProblem]) -> list[Problem]:
@@ -74,7 +74,7 @@ def by_cause(problems: Mapping[str, NodeProblem]) -> list[Problem]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a node can be called so: neither ssh nor a shell reads it as something else."""
+    """Return whether a node can be called so: neither ssh nor a shell reads it as something else."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -89,7 +89,7 @@ def parse_nodes(text: str) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise GputopError(f"cannot read the nodes in {printable(text[1:])}: "
                               f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}", _HOW, EXIT_USAGE) from None
-        text = ",".join(own for line in lines if (own := line.partition("#")[0].strip()))
+        text = ",".join(entry for line in lines if (entry := line.partition("#")[0].strip()))
     names = expand_hostlist(text)
     for name in names:
         if not is_name(name):
@@ -120,7 +120,7 @@ class Ssh(Generic[T]):
         self._closed = False
 
     def ask(self, node: str) -> tuple[T, int]:
-        """What was read of the node's snapshot, and the bytes that came. Raises :class:`NodeProblem`."""
+        """Return what was read of the node's snapshot, and the bytes that came. Raises :class:`NodeProblem`."""
         ended = self._run([*self._words(node), "--", node, self._asked])
         if ended.status == 0 and ended.in_bounds:
             try:
@@ -145,7 +145,8 @@ class Ssh(Generic[T]):
         return process, ErrorTail(process.stderr, process.kill)
 
     def problem_of(self, process: subprocess.Popen[bytes], errors: ErrorTail) -> NodeProblem | None:
-        """Why a program of :meth:`talk` ended; None where it goes on or did what it was to do. Blocks for a moment."""
+        """Return why a program of :meth:`talk` ended; None where it goes on or did what it was to do. Blocks for a
+        moment."""
         try:
             status = process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -160,13 +161,13 @@ class Ssh(Generic[T]):
             return quiet
         if node not in self._kept:
             # One for each name: ssh's own %C is the same for two nodes with one address behind different jumps.
-            own = f"{self._folder.name}/{next(self._numbers)}"
-            self._kept[node] = [] if not _SOCKET.fullmatch(own) or self._is_shared(node) else [
-                "-o", "ControlMaster=auto", "-o", f"ControlPath={own}", "-o", f"ControlPersist={KEPT_S}"]
+            socket_path = f"{self._folder.name}/{next(self._numbers)}"
+            self._kept[node] = [] if not _SOCKET.fullmatch(socket_path) or self._is_shared(node) else [
+                "-o", "ControlMaster=auto", "-o", f"ControlPath={socket_path}", "-o", f"ControlPersist={KEPT_S}"]
         return [*quiet, *self._kept[node]]
 
     def _is_shared(self, node: str) -> bool:
-        """Whether the user's configuration shares connections to the node."""
+        """Return whether the user's configuration shares connections to the node."""
         with contextlib.suppress(NodeProblem):
             text = self._run(["ssh", *self._options, "-G", "--", node]).out.decode("utf-8", "replace")
             return re.search(r"^controlpath (?!none$)", text, re.M) is not None
@@ -225,7 +226,7 @@ class Ssh(Generic[T]):
 
 
 def answer_of(ssh: Ssh[T], node: str) -> tuple[T | NodeProblem, int]:
-    """As :meth:`Ssh.ask`, for a thread that an odd answer must not end: what is wrong is returned."""
+    """Ask as :meth:`Ssh.ask` does, for a thread that an odd answer must not end: what is wrong is returned."""
     try:
         return ssh.ask(node)
     except NodeProblem as error:

@@ -1,4 +1,4 @@
-"""What is asked of whoever collects a fleet: what somebody looks at, and the limits by which the rules judge."""
+"""Request to whoever collects a fleet: what somebody looks at, and the limits by which the rules judge."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gputop.cluster.model import Fleet
 
 
 class Limits(Struct, frozen=True):
-    """What is asked for: GPUs that have not passed the activity ``idle`` for ``idle_s``, and GPUs whose activity is
-    ``below`` the median by so much; and those more active than ``busy`` whose SM clock is below ``clock`` of the
-    median. The rules decide."""
+    """Limits of what is asked for: GPUs that have not passed the activity ``idle`` for ``idle_s``, and GPUs whose
+    activity is ``below`` the median by so much; and those more active than ``busy`` whose SM clock is below ``clock``
+    of the median. The rules decide."""
 
     idle: float
     idle_s: float
@@ -22,7 +22,7 @@ class Limits(Struct, frozen=True):
 
 
 class View(Struct, frozen=True):
-    """What somebody looks at. ``jobs``: those whose history is wanted first; none: all."""
+    """Part of a fleet that somebody looks at. ``jobs``: those whose history is wanted first; none: all."""
 
     span_s: float = 3 * 3600.0
     step_s: float = 120.0
@@ -32,7 +32,7 @@ class View(Struct, frozen=True):
 
 
 class FleetCollector(Protocol):
-    """What can be asked for a fleet, again and again; from one thread."""
+    """Collector that can be asked for a fleet, again and again; from one thread."""
 
     settled: bool  # whether nothing more is wanted: the next refresh can wait
 

@@ -1,4 +1,4 @@
-"""What is asked for next, of what the answers say so far and of what is on the screen. Pure.
+"""Choice of what is asked for next, of what the answers say so far and of what is on the screen. Pure.
 
 Each method writes the figures of one question, or one question about the past; no figures or no subjects: nothing is
 wanted.
@@ -35,7 +35,7 @@ GpuSubject = tuple[str, Selection]  # a figure, and the GPUs
 
 
 class Wanted:
-    """What to ask, given what is known and what somebody looks at."""
+    """Questions to ask, given what is known and what somebody looks at."""
 
     def __init__(self, series: FleetSeries, jobs: Jobs, view: View) -> None:
         self.view = view
@@ -46,7 +46,7 @@ class Wanted:
     # -- now ----------------------------------------------------------------------------------------
 
     def outliers(self) -> Figures:
-        """What stands out in the groups whose GPUs differ, and among the clocks of all."""
+        """Write the figures of what stands out in the groups whose GPUs differ, and among the clocks of all."""
         series = self._series
         differing = [key for key, figures in series.jobs.items() if figures.has_low_gpu(series.limits.below)]
         low_nodes = conditions(self._selections(low_clock_nodes(series, self._jobs)))
@@ -118,7 +118,7 @@ class Wanted:
         return next((node_selection(nodes[name].labels) for nodes in rows if name in nodes), ())
 
     def _with_peers(self, keys: set[Key]) -> list[Key]:
-        """These groups; where groups are nodes, also other nodes of their jobs, some of them."""
+        """Return these groups; where groups are nodes, also other nodes of their jobs, some of them."""
         if self._series.metrics.by_job:
             return sorted(keys)
         of_jobs = ({("", node) for node in self._series.slurm_nodes.gpus_of(job)} for job in self._jobs)
@@ -135,7 +135,7 @@ class Wanted:
 
 
 def low_clock_nodes(series: FleetSeries, jobs: Jobs) -> tuple[Key, ...]:
-    """Where groups are nodes: those whose clock is low among the nodes that a job of Slurm holds alone."""
+    """Return, where groups are nodes, those whose clock is low among the nodes that a job of Slurm holds alone."""
     clocks = series.outliers.node_clocks
     low: set[Key] = set()
     for job in jobs if clocks else ():

@@ -1,4 +1,4 @@
-"""Which advice was followed, and what it saved against what was estimated."""
+"""Advice that was followed, and what it saved against what was estimated."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class FollowedAdvice(Struct, frozen=True):
 
 
 class _Measured(Struct, frozen=True):
-    """What became of the time: the rows of the mean step and of the wall time per training step, and B's batch size in
-    A's. ``wall_of_recorded`` is how much of A's recording the wall time of its steps is."""
+    """Measured change of the time: the rows of the mean step and of the wall time per training step, and B's batch size
+    in A's. ``wall_of_recorded`` is how much of A's recording the wall time of its steps is."""
 
     step: Row | None
     wall: Row | None
@@ -71,7 +71,8 @@ class _Measured(Struct, frozen=True):
         return self.wall if gain.per == _RECORDING else self.step
 
     def estimated(self, gain: Gain, of: Gain) -> float | None:
-        """What ``gain`` promises, as a share of the time that ``of`` is measured by; None where that is not known."""
+        """Return what ``gain`` promises, as a share of the time that ``of`` is measured by; None where that is not
+        known."""
         if gain.step_time is None or (gain.per == of.per and of.per != _RECORDING):
             return gain.step_time
         if gain.per == _RECORDING:
@@ -131,9 +132,9 @@ def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -
         out.append(entry)
     for id_, finding in after.items():
         if id_ not in before_all:
-            why = _not_judged(finding, a)
+            reason = _not_judged(finding, a)
             out.append(FollowedAdvice(id_, finding.title, "new", None, finding.severity, finding.gpus,
-                                reason=None if why is None else f"not judged in A: {why}"))
+                                reason=None if reason is None else f"not judged in A: {reason}"))
     return out
 
 
@@ -146,7 +147,7 @@ def _wall_of_recorded(side: Side) -> float | None:
 
 
 def _with_consequences(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """Those and what they explain: a cause that comes to stand under another one is not gone."""
+    """Return those and what they explain: a cause that comes to stand under another one is not gone."""
     out: dict[str, Finding] = {}
     left = list(findings)
     while left:
@@ -157,7 +158,7 @@ def _with_consequences(findings: Iterable[Finding]) -> dict[str, Finding]:
 
 
 def _not_judged(finding: Finding, side: Side) -> str | None:
-    """Why the rule behind a finding of the other side could not judge this one; None where it did."""
+    """Return why the rule behind a finding of the other side could not judge this one; None where it did."""
     if finding.origin == "trace":
         if side.analysis is None:
             return "it has no trace"
@@ -210,8 +211,8 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
     least = most = estimated
     several = len(promises) > 1 and entry.status in _FOLLOWED
     if several:  # each alone; together no less than the largest, no more than all
-        known = [one for one in promises if one is not None]
-        least, most = max(known), min(sum(known), 1.0)
+        promised = [one for one in promises if one is not None]
+        least, most = max(promised), min(sum(promised), 1.0)
         entry = replace(entry, together=(least, most),
                         reason=f"measured for {len(promises)} fixed causes together")
     if low is None or high is None:
@@ -231,13 +232,14 @@ def _outcome(entry: FollowedAdvice, gain: Gain, measured_by: _Measured, promises
 
 
 def _beyond_the_steps(id_: str, estimated: float, gain: Gain, measured_by: _Measured) -> bool:
-    """Whether time of the finding lies outside of what wall time per step counts: from the first step to the last."""
+    """Return whether time of the finding lies outside of what wall time per step counts: from the first step to the
+    last."""
     held = measured_by.steps_of_wall
     return gain.per == _RECORDING and (id_ in _AT_AN_EDGE or held is None or estimated > 1 - held + _GAIN_CHANGE)
 
 
 def _fulfilled(estimated: float, low: float, high: float, measured: float) -> Fulfilled:
-    """Whether the measured saving is what was estimated, or more; else whether it is surely above zero."""
+    """Return whether the measured saving is what was estimated, or more; else whether it is surely above zero."""
     if measured >= estimated or _against(estimated, measured, low, high) == "as promised":
         return "kept"
     return "partly kept" if low > 0 else "broken"

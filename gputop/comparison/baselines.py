@@ -42,7 +42,7 @@ class BaselinesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.bas
 
 
 def baseline_path(logdir: Path, name: str) -> Path:
-    """Where a baseline is or will be; raises GputopError (wrong usage) for what is no name."""
+    """Return where a baseline is or will be; raises GputopError (wrong usage) for what is no name."""
     if not _NAME.fullmatch(name):
         raise GputopError("the name of a baseline has only letters, digits, . _ and -", "For example --baseline main.",
                           EXIT_USAGE)
@@ -53,8 +53,8 @@ def saved_baseline(logdir: Path, name: str) -> Path:
     """The file of a saved baseline. Raises GputopError that lists the saved ones where there is none of that name."""
     path = baseline_path(logdir, name)
     if not path.is_file():
-        known = ", ".join(own.stem for own in _files(logdir)) or "none"
-        raise GputopError(f"there is no baseline {name} in {logdir}", f"Saved: {known}. gputop analyze TRACE "
+        saved = ", ".join(path.stem for path in _files(logdir)) or "none"
+        raise GputopError(f"there is no baseline {name} in {logdir}", f"Saved: {saved}. gputop analyze TRACE "
                           f"--save-baseline {name} saves one.")
     return path
 
@@ -87,7 +87,7 @@ def baselines(logdir: Path) -> Iterator[tuple[str, float, Analysis | None]]:
 
 
 def _files(logdir: Path) -> list[Path]:
-    """Those in a folder with names of baselines, by name."""
+    """List the files in a folder with names of baselines, by name."""
     folder = logdir.expanduser() / FOLDER
     with contextlib.suppress(OSError):
         return sorted(path for path in folder.glob("*.json") if _NAME.fullmatch(path.stem))[:MAX_BASELINES]

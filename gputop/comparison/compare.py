@@ -83,7 +83,7 @@ class Comparison(Struct, frozen=True):
         if wall is None or wall.low is None:
             return None
         pairs = [(getattr(rows["mean_s"], side) or 0.0, getattr(wall, side) or 0.0) for side in ("a", "b")]
-        more = any(own - step >= MIN_EFFECT * own for step, own in pairs)
+        more = any(whole - step >= MIN_EFFECT * whole for step, whole in pairs)
         return wall if more or wall.verdict == "cannot be told" else None
 
     @property
@@ -104,7 +104,7 @@ class Comparison(Struct, frozen=True):
 
     @property
     def captures_needed(self) -> int | None:
-        """How many captures of each job a difference as that of ``repeat`` takes to be certain, about: what two
+        """Return how many captures of each job a difference as that of ``repeat`` takes to be certain, about: what two
         means differ by falls with the root of their number. None where there is no such difference."""
         row = self.repeat
         bounds = None if row is None else _logarithms(row)
@@ -116,8 +116,8 @@ class Comparison(Struct, frozen=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Of what is decisive; where the batch size seems to differ, but not without doubt, only if the time per sample
-        went the same way."""
+        """Return the verdict of what is decisive; where the batch size seems to differ, but not without doubt, only if
+        the time per sample went the same way."""
         row = self.decisive
         if row is None:
             return "cannot be told"
@@ -130,8 +130,8 @@ class Comparison(Struct, frozen=True):
 
     @property
     def probably(self) -> Literal["faster", "slower"] | None:
-        """Which way a difference that is not proven most likely went: 5 to 1 and more, as it is by half of the change
-        that it takes to be certain. None if there is no such difference."""
+        """Return which way a difference that is not proven most likely went: 5 to 1 and more, as it is by half of the
+        change that it takes to be certain. None if there is no such difference."""
         row = self.repeat
         bounds = None if row is None else _logarithms(row)
         if bounds is None:
@@ -186,11 +186,11 @@ class Comparison(Struct, frozen=True):
         return row.b / row.a / factor - 1
 
     def with_note(self, note: Note) -> Comparison:
-        """With a further caveat, the gravest."""
+        """Return the comparison with a further caveat, the gravest."""
         return replace(self, notes=(note, *self.notes))
 
     def document(self, gates: Sequence[GateResult] = ()) -> CompareDocument:
-        """What is printed, with what became of the gates if there are any."""
+        """Return what is printed, with what became of the gates if there are any."""
         from gputop.core.version import __version__
 
         drift = drift_of(self.a, self.b)
@@ -214,8 +214,8 @@ def signed(share: float) -> str:
 
 
 def _agree(step: Row, wall: Row) -> bool:
-    """Whether the wall time bears out what the step's time did: it went the same way, by half as much at least, and by
-    its interval as far."""
+    """Return whether the wall time bears out what the step's time did: it went the same way, by half as much at least,
+    and by its interval as far."""
     return _may_agree(step, wall) and _same_way(step, wall) and abs(wall.change or 0.0) >= abs(step.change or 0.0) / 2
 
 
@@ -224,7 +224,7 @@ def _same_way(step: Row, wall: Row) -> bool:
 
 
 def _may_agree(step: Row, wall: Row) -> bool:
-    """Whether the wall time may have changed by as much as the step's, by its interval."""
+    """Return whether the wall time may have changed by as much as the step's, by its interval."""
     if step.change is None or wall.low is None or wall.high is None:
         return True
     return wall.low <= step.change <= wall.high
@@ -253,7 +253,7 @@ def _range(row: Row) -> str:
 
 
 def _although(step: Row, wall: Row) -> str:
-    """What the step did where the wall time decides."""
+    """Say what the step did where the wall time decides."""
     what = "typical step" if step.id == "median_s" else "step"
     if step.verdict in _SURE:
         so = "also" if step.verdict == wall.verdict else "although"
@@ -265,7 +265,7 @@ def _although(step: Row, wall: Row) -> str:
 
 
 def _beside(wall: Row | None, step: Row) -> str:
-    """What is to be said of the wall time where the step decides."""
+    """Return what is to be said of the wall time where the step decides."""
     if wall is None or wall.reason is None or wall.reason == step.reason or (
             step.verdict == "noise" == wall.verdict):
         return ""
@@ -284,7 +284,7 @@ def _not_borne_out(step: Row, wall: Row) -> str:
 
 
 def _moved(step: Row, wall: Row) -> bool:
-    """Whether what lies between the steps changed the other way, by half of what the step did or more."""
+    """Return whether what lies between the steps changed the other way, by half of what the step did or more."""
     between = (wall.change or 0.0) - (step.change or 0.0)
     return not _may_agree(step, wall) and between * (step.change or 0.0) <= -((step.change or 0.0) ** 2) / 2
 
@@ -311,10 +311,10 @@ def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Seque
     given = {Path(path).resolve() for path in (a, b)}
     same = len(given) == 1
     for path in (*again_a, *again_b):
-        if (place := Path(path).resolve()) in given:
+        if (resolved := Path(path).resolve()) in given:
             raise GputopError(f"{os.fspath(path)} is given twice, but two runs need two captures",
                               "Name another capture of the job, or leave it out.", EXIT_USAGE)
-        given.add(place)
+        given.add(resolved)
     only = read(a)
     first = replace(only, repeats=tuple(map(read, again_a)))
     second = only if same else read(b)

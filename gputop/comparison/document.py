@@ -15,7 +15,7 @@ from gputop.core.codec import document_of
 
 
 class GateResult(Struct, frozen=True):
-    """What became of one gate; ``why`` is a sentence."""
+    """Outcome of one gate; ``why`` is a sentence."""
 
     gate: str
     outcome: Literal["passed", "failed", "cannot be told"]
@@ -76,7 +76,8 @@ class CompareRow(Struct, frozen=True):
 
 
 class CompareMethod(Struct, frozen=True):
-    """How it was judged, in words and figures; ``drift_ratio``: by which standard deviation runs of each job differ."""
+    """Method of the judgment, in words and figures; ``drift_ratio``: by which standard deviation runs of each job
+    differ."""
 
     text: str
     confidence: float

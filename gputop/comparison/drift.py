@@ -47,8 +47,8 @@ def cpus_of(side: Side) -> JobCpus | None:
 
 
 def _slowdowns(a: Side, b: Side) -> tuple[float, float]:
-    """Of both sides the logarithm of the factor by which other processes made its steps longer at most; the least of
-    three bounds, of those that both sides know:
+    """Return of both sides the logarithm of the factor by which other processes made its steps longer at most; the
+    least of three bounds, of those that both sides know:
 
     1. A step that needs CPUs all the time is longer by the CPUs that there are over those that were left to the job.
     2. A thread that never sleeps takes longer by the time that it waits for a CPU over the time that it has one

@@ -30,9 +30,9 @@ _BUDGET = "budget"
 def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]:
     """The gates that ``--fail-on`` names, several with commas; raises GputopError (wrong usage)."""
     gates = tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
-    known = {_BUDGET, *(() if of_comparison else (*_SEVERITIES, *_ids_on_traces()))}
+    valid = {_BUDGET, *(() if of_comparison else (*_SEVERITIES, *_ids_on_traces()))}
     for gate in gates:
-        if gate not in known and not (of_comparison and _REGRESSION.fullmatch(gate)):
+        if gate not in valid and not (of_comparison and _REGRESSION.fullmatch(gate)):
             raise GputopError(f"there is no gate {printable(gate)}", (
                 "regression, regression:5%, or budget" if of_comparison else
                 "high, medium or low (a finding of this severity or higher), the id of a rule on traces (gputop rules "
@@ -44,14 +44,14 @@ def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]
 
 
 def _ids_on_traces() -> Iterator[str]:
-    """Of all rules that judge traces: the others find nothing there."""
+    """Yield the ids of all rules that judge traces: the others find nothing there."""
     for rule in (*RULES, *python_rules("trace")):
         yield from rule.ids if rule.origin == "trace" else ()
     yield from (rule.id for rule in UserRules.rules if rule.condition.source == "trace")
 
 
 def gates_of_analysis(gates: Sequence[str], analysis: Analysis) -> list[GateResult]:
-    """What became of these, and of all budgets where one of them is "budget"."""
+    """Return what became of these gates, and of all budgets where one of them is "budget"."""
     out = []
     for gate in gates:
         if gate == _BUDGET:
@@ -67,26 +67,26 @@ def _severity(gate: str, analysis: Analysis) -> GateResult:
     grave = [f for f in analysis.findings if _SEVERITIES.index(f.severity) >= _SEVERITIES.index(gate)]
     if grave:
         return GateResult(gate, "failed", "; ".join(f"{f.title} [{f.id}, {f.severity}]" for f in grave))
-    abstained = {own.id for own in analysis.abstained}
+    abstained = {rule.id for rule in analysis.abstained}
     # Explanations find no time, and rules that are silent for a framework may not have been asked.
     if all(rule.id in abstained for rule in TRACE_RULES if rule.costs_time and not rule.silent_for):
-        lacks = Counter(own.missing for own in analysis.abstained).most_common(1)[0][0]
+        lacks = Counter(rule.missing for rule in analysis.abstained).most_common(1)[0][0]
         return GateResult(gate, "cannot be told", f"no rule could judge this trace: most need {lacks}")
     unjudged = f"; {counted(len(abstained), 'cause')} could not be judged" if abstained else ""
     return GateResult(gate, "passed", f"no finding is {gate} or higher{unjudged}")
 
 
 def _finding(id_: str, analysis: Analysis) -> GateResult:
-    found = next((f for f in analysis.findings if id_ in f.ids), None)
-    if found is not None:
-        return GateResult(id_, "failed", found.title)
-    lacks = next((own.missing for own in analysis.abstained if own.id == id_), None)
+    finding = next((f for f in analysis.findings if id_ in f.ids), None)
+    if finding is not None:
+        return GateResult(id_, "failed", finding.title)
+    lacks = next((rule.missing for rule in analysis.abstained if rule.id == id_), None)
     return GateResult(id_, "passed", "not found") if lacks is None else GateResult(
         id_, "cannot be told", f"it needs {lacks}")
 
 
 def budgets(analysis: Analysis | None) -> list[GateResult]:
-    """What became of each budget; ``analysis`` is None where there is no trace."""
+    """Return what became of each budget; ``analysis`` is None where there is no trace."""
     out = []
     for budget in UserRules.budgets:
         name, text = f"{_BUDGET} {budget.id}", budget.condition.text
@@ -97,7 +97,7 @@ def budgets(analysis: Analysis | None) -> list[GateResult]:
         if over is None:
             out.append(GateResult(name, "cannot be told", f"{text} needs {missing(outcomes)}"))
             continue
-        broken = {gpu: own for gpu, own in outcomes.items() if own.holds is False}
+        broken = {gpu: outcome for gpu, outcome in outcomes.items() if outcome.holds is False}
         read = next(iter((broken or outcomes).values())).figures
         figures = ", ".join(f"{of} is {figure(quantity.document_name(of), value)}"
                             for of, (value, quantity) in read.items())
@@ -110,11 +110,12 @@ def budgets(analysis: Analysis | None) -> list[GateResult]:
 
 def broken_budgets(analysis: Analysis) -> tuple[str, ...]:
     """Sentences on the budgets that a trace exceeds."""
-    return tuple(f"{own.gate} is exceeded: {own.why}" for own in budgets(analysis) if own.outcome == "failed")
+    return tuple(f"{result.gate} is exceeded: {result.why}" for result in budgets(analysis)
+                 if result.outcome == "failed")
 
 
 def gates_of_comparison(gates: Sequence[str], comparison: Comparison) -> list[GateResult]:
-    """What became of these; budgets are those of B."""
+    """Return what became of these gates; budgets are those of B."""
     out = []
     for gate in gates:
         match = _REGRESSION.fullmatch(gate)

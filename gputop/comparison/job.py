@@ -1,4 +1,4 @@
-"""What has to be said before any figure: whether A and B are the same job, measured alike."""
+"""Caveats that have to be said before any figure: whether A and B are the same job, measured alike."""
 
 from __future__ import annotations
 
@@ -105,15 +105,15 @@ def batch_factor(a: Side, b: Side) -> float | None:
     for side in (a, b):
         copies = side.analysis.copies if side.analysis is not None else None
         rows = [row for row in copies.rows if row.direction == "h2d"] if copies is not None else []
-        known = [row.bytes_per_step for row in rows if row.bytes_per_step is not None]
-        if not known or len(known) < len(rows) or sum(known) <= 0:
+        moved_bytes = [row.bytes_per_step for row in rows if row.bytes_per_step is not None]
+        if not moved_bytes or len(moved_bytes) < len(rows) or sum(moved_bytes) <= 0:
             return None
-        moved.append(sum(known) / len({row.gpu for row in rows}) / side.iterations)
+        moved.append(sum(moved_bytes) / len({row.gpu for row in rows}) / side.iterations)
     return moved[1] / moved[0]
 
 
 def other_batch(factor: float) -> bool:
-    """Whether a :func:`batch_factor` is too far from 1 to call a step of A and one of B the same work."""
+    """Return whether a :func:`batch_factor` is too far from 1 to call a step of A and one of B the same work."""
     return not 1 / OTHER_BATCH_FACTOR < factor < OTHER_BATCH_FACTOR
 
 
@@ -146,7 +146,7 @@ def _number_type(side: Side) -> str | None:
 
 
 def same_phase(a: Side, b: Side) -> bool:
-    """Whether the steps of both are of training, of evaluation, or nobody knows."""
+    """Return whether the steps of both are of training, of evaluation, or nobody knows."""
     phases = {side.analysis.steps.phase for side in (a, b) if side.analysis is not None and side.analysis.steps}
     return len(phases - {"unknown"}) < 2
 
@@ -154,15 +154,16 @@ def same_phase(a: Side, b: Side) -> bool:
 def other_functions(a: Side, b: Side) -> tuple[str, str] | None:
     """The functions whose calls are the steps of A and of B, where they are not the same: one may be a part of the
     other, as ``add`` is of a whole update."""
-    names = [found for side in (a, b) if side.analysis is not None and side.analysis.steps is not None
-             and (found := _function(side.analysis.steps.anchor))]
+    names = [name for side in (a, b) if side.analysis is not None and side.analysis.steps is not None
+             and (name := _function(side.analysis.steps.anchor))]
     return (names[0], names[1]) if len(names) == 2 and names[0] != names[1] else None
 
 
 def _function(anchor: str) -> str:
-    """Its name, without the number that each tracing gives it; "" where calls of no function are the steps."""
-    found = _CALLS.match(anchor)
-    return _NUMBER.sub("", found[1] or found[2]) if found is not None else ""
+    """Return the function's name, without the number that each tracing gives it; "" where calls of no function are the
+    steps."""
+    match = _CALLS.match(anchor)
+    return _NUMBER.sub("", match[1] or match[2]) if match is not None else ""
 
 
 def _steps(a: Side, b: Side) -> Iterator[Note]:

@@ -18,7 +18,7 @@ _MARKS = {"passed": "✅", "failed": "❌", "cannot be told": "❔"}
 
 
 def markdown(comparison: Comparison, gates: Iterable[GateResult]) -> str:
-    """What others wrote (names, paths) stands in code."""
+    """Return the comparison as Markdown. What others wrote (names, paths) stands in code."""
     return "\n".join(_lines(comparison, list(gates))) + "\n"
 
 

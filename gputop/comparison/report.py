@@ -60,7 +60,8 @@ def text_report(comparison: Comparison, width: int = 80, *, everything: bool = F
 
 
 def layout(comparison: Comparison, width: int = 80, *, everything: bool, unfold: str, again: str) -> list[Line]:
-    """What a comparison says, in lines of at most ``width`` columns (tables of 80 at least, and paths, excepted).
+    """Lay out what a comparison says, in lines of at most ``width`` columns (tables of 80 at least, and paths,
+    excepted).
 
     ``everything``: with the figures that did not change and how the verdicts are made; else ``unfold`` names what shows
     them, an option or a key. ``again`` says how to capture again where that would decide.
@@ -102,7 +103,7 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
 
 
 def _how_often(c: Comparison) -> str:
-    """How many captures of each job a difference of this size needs."""
+    """Say how many captures of each job a difference of this size needs."""
     count = c.captures_needed
     if count is None:
         return ""
@@ -149,8 +150,8 @@ def _tables(c: Comparison, rows: list[Row], width: int, everything: bool) -> Ite
 
 
 def _is_shown(row: Row, c: Comparison) -> bool:
-    """Whether a figure changed, or seems to by so much that nobody would call it unchanged. The wall time per training
-    step stands beside the step's where they differ."""
+    """Return whether a figure changed, or seems to by so much that nobody would call it unchanged. The wall time per
+    training step stands beside the step's where they differ."""
     return row.verdict in _CHANGED or _is_unsure(row, c) or (c.wall is not None and row.id in ("mean_s", "wall_s"))
 
 
@@ -228,8 +229,8 @@ def _label(rows: list[Row]) -> str:
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    measured = [v for v in values if v is not None]
+    return sum(measured) / len(measured) if len(measured) == len(values) else None
 
 
 def _change(a: float | None, b: float | None, unit: str) -> str:
@@ -344,7 +345,7 @@ def _entry(e: FollowedAdvice, width: int) -> Iterator[Line]:
 
 
 def _bounds(row: Row) -> tuple[str, str] | None:
-    """Between which shares the change of a time lies, where it was tested. No step takes less than no time."""
+    """Return between which shares the change of a time lies, where it was tested. No step takes less than no time."""
     if not row.a or row.low is None or row.high is None:
         return None
     return signed(max(-1.0, row.low / row.a)), signed(row.high / row.a)

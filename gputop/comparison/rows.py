@@ -91,7 +91,8 @@ class Row(Struct, frozen=True):
 
 
 class _Figure(Struct, frozen=True):
-    """What is compared. ``wish``: 1 where more of it is better, -1 where less is, 0 where neither is in itself."""
+    """Figure that is compared. ``wish``: 1 where more of it is better, -1 where less is, 0 where neither is in
+    itself."""
 
     group: Group
     id: str
@@ -101,8 +102,8 @@ class _Figure(Struct, frozen=True):
 
 
 class _Test(Struct, frozen=True):
-    """What a change has to pass: ``minimum``, and ``interval`` must exclude 0. ``exact`` figures need no interval: they
-    were counted, not sampled, or are surely apart. ``reason``: why there is neither."""
+    """Test that a change has to pass: ``minimum``, and ``interval`` must exclude 0. ``exact`` figures need no interval:
+    they were counted, not sampled, or are surely apart. ``reason``: why there is neither."""
 
     minimum: float
     interval: Interval | None = None
@@ -142,19 +143,19 @@ def step_rows(a: Side, b: Side) -> list[Row]:
                      None if other is None else getattr(other, id_), _Test(0.0, reason=reason))
                 for id_ in ("median_s", "mean_s")]
     minimum, work = MIN_EFFECT * step_scale(a, b), work_ratio(a, b)
-    series = [[run.series for side in (own, *own.repeats) if (run := _Steps.of(side)) is not None
-               and run.series is not None] for own in (a, b)]
+    series = [[run.series for side in (job, *job.repeats) if (run := _Steps.of(side)) is not None
+               and run.series is not None] for job in (a, b)]
     live = _live_row(a, b, minimum, work)
     rows, unlikely_s = [], 0.0
     not_alike = _not_alike(a, b)
     for id_, statistic in (("median_s", np.median), ("mean_s", np.mean)):
         first, second = getattr(one, id_), getattr(other, id_)
         if not all(series):
-            reason = _NO_SERIES.format(" and ".join(n for n, known in zip("AB", series, strict=True) if not known))
+            reason = _NO_SERIES.format(" and ".join(n for n, runs in zip("AB", series, strict=True) if not runs))
             rows.append(_row(_step_time(id_), first, second, _Test(minimum, reason=reason), work))
             continue
-        first, second = (value if len(known) == 1 else float(np.mean([statistic(one) for one in known]))
-                         for value, known in zip((first, second), series, strict=True))
+        first, second = (value if len(runs) == 1 else float(np.mean([statistic(one) for one in runs]))
+                         for value, runs in zip((first, second), series, strict=True))
         interval = None
         if not_alike is None:
             by_ratio = ratio(series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b),
@@ -185,14 +186,14 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
     first, second = one.per_step_s, other.per_step_s
     minimum = MIN_EFFECT * (first + second) / 2
     not_alike = _not_alike(a, b)
-    found = wall_difference(one, other, work, 1 - STEP_ERROR, drift_of(a, b)) if not_alike is None else None
-    interval = None if found is None else found[0]
+    difference = wall_difference(one, other, work, 1 - STEP_ERROR, drift_of(a, b)) if not_alike is None else None
+    interval = None if difference is None else difference[0]
     if interval is not None:
         interval = interval._replace(low=interval.low - max(unlikely_s, 0.0), high=interval.high - min(unlikely_s, 0.0))
     row = _row(_step_time("wall_s"), first, second, _Test(minimum, interval, reason=not_alike or _TOO_FEW_STEPS), work)
-    if found is None or row.verdict != "noise" or first == second / work:
+    if difference is None or row.verdict != "noise" or first == second / work:
         return row
-    of_pauses, counts = found[1], (len(one.pauses_s), len(other.pauses_s))
+    of_pauses, counts = difference[1], (len(one.pauses_s), len(other.pauses_s))
     if of_pauses and min(counts) < ENOUGH_PAUSES:
         return replace(row, verdict="cannot be told", reason=_FEW_PAUSES.format(*counts))
     if row.reason is None:
@@ -203,7 +204,7 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
 
 
 def _not_alike(a: Side, b: Side) -> str | None:
-    """Why a step of A and one of B are not the same work; None where they may be."""
+    """Return why a step of A and one of B are not the same work; None where they may be."""
     functions = other_functions(a, b)
     return (_OTHER_WORK if not same_phase(a, b) else
             _OTHER_FUNCTIONS.format(*functions) if functions is not None else None)
@@ -220,12 +221,12 @@ def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
 
 
 def _contradicts(live: Row, change: float | None) -> bool:
-    """Whether the live step times rule out a change of the captured ones (share of A): it lies beyond their interval,
-    and they changed by less than half as much, or the other way."""
-    own = percent_change(live)
-    if change is None or own is None or not live.a or live.low is None or live.high is None:
+    """Return whether the live step times rule out a change of the captured ones (share of A): it lies beyond their
+    interval, and they changed by less than half as much, or the other way."""
+    live_change = percent_change(live)
+    if change is None or live_change is None or not live.a or live.low is None or live.high is None:
         return False
-    return not live.low <= change * live.a <= live.high and own * math.copysign(1, change) < abs(change) / 2
+    return not live.low <= change * live.a <= live.high and live_change * math.copysign(1, change) < abs(change) / 2
 
 
 class _Steps(Struct, frozen=True):
@@ -258,17 +259,17 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
     """Each part of the mean step: in seconds per iteration or, where the steps are other work, as a share of it."""
     if _not_alike(a, b) is not None:
         return _part_shares(a, b)
-    found = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
-    if found == [None, None]:
+    breakdowns = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
+    if breakdowns == [None, None]:
         return []
-    known = [parts.known if parts is not None else {} for parts in found]
+    known_parts = [parts.known if parts is not None else {} for parts in breakdowns]
     per, work = (a.iterations, b.iterations), work_ratio(a, b)
     pairs = {name: _pair(a, b, partial(_part, name=name), (per[0], per[1] * work)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs, times=True)
     minimum = MIN_EFFECT * step_scale(a, b)
     rows = []
     for name in PART_ORDER:
-        first, second = (parts[name] / n if name in parts else None for parts, n in zip(known, per, strict=True))
+        first, second = (parts[name] / n if name in parts else None for parts, n in zip(known_parts, per, strict=True))
         if first is None and second is None:
             continue
         test = _Test(minimum, interval.get(name), _within(pairs[name], minimum), reason)
@@ -326,8 +327,8 @@ def _known(series: F64 | None) -> F64 | None:
     """The steps that have a value."""
     if series is None:
         return None
-    known = series[~np.isnan(series)]
-    return known if len(known) else None
+    measured = series[~np.isnan(series)]
+    return measured if len(measured) else None
 
 
 def _gpu_value(side: Side, gpu: GpuUse, figure: str) -> float | None:
@@ -342,10 +343,10 @@ def _gpu_value(side: Side, gpu: GpuUse, figure: str) -> float | None:
 
 def collective_rows(a: Side, b: Side) -> list[Row]:
     """The share of collectives spent waiting, and their number per step, which is counted."""
-    found = [side.analysis.collectives if side.analysis is not None else None for side in (a, b)]
-    waiting = [None if one is None else one.waiting for one in found]
+    collectives = [side.analysis.collectives if side.analysis is not None else None for side in (a, b)]
+    waiting = [None if one is None else one.waiting for one in collectives]
     count = [None if one is None or one.count_per_step is None else one.count_per_step / side.iterations
-             for side, one in zip((a, b), found, strict=True)]
+             for side, one in zip((a, b), collectives, strict=True)]
     rows = []
     if waiting != [None, None]:
         pair = _pair(a, b, lambda side: None if side.series is None else _known(side.series.waiting), (1.0, 1.0))
@@ -396,9 +397,9 @@ def _lanes(snapshot: Snapshot) -> dict[tuple[int, str], F64]:
     out: dict[tuple[int, str], F64] = {}
     for gpu in snapshot.sample.gpus:
         for track in snapshot.history.gpus.get(gpu.info.uuid, ()) if snapshot.history is not None else ():
-            known = [v for v in track.mean if v is not None]
-            if known:
-                out.setdefault((gpu.info.index, track.metric), np.array(known))
+            means = [v for v in track.mean if v is not None]
+            if means:
+                out.setdefault((gpu.info.index, track.metric), np.array(means))
     return out
 
 
@@ -409,7 +410,8 @@ def _pair(a: Side, b: Side, of: Callable[[Side], F64 | None], per: tuple[float, 
 
 
 def _within(pair: tuple[F64, F64] | None, minimum: float) -> bool:
-    """Whether not one step of either side differs from another by what would count: no interval is needed then."""
+    """Return whether not one step of either side differs from another by what would count: no interval is needed
+    then."""
     return pair is not None and float(np.ptp(np.concatenate(pair))) < minimum
 
 
@@ -423,15 +425,15 @@ def _change(pair: tuple[F64, F64], confidence: float, drift: Drift, *, times: bo
 def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None], *, times: bool = False,
             ) -> tuple[dict[Any, Interval | None], str]:
     """Intervals of a table whose rows share one error, and why there are none where there are none."""
-    known = {key: pair for key, pair in pairs.items() if pair is not None}
-    error = ERROR / max(len(known), 1)
+    comparable = {key: pair for key, pair in pairs.items() if pair is not None}
+    error = ERROR / max(len(comparable), 1)
     drift = drift_of(a, b)
-    found = {key: _change(pair, 1 - error, drift, times=times) for key, pair in known.items()}
+    changes = {key: _change(pair, 1 - error, drift, times=times) for key, pair in comparable.items()}
     bare = [name for name, side in (("A", a), ("B", b)) if side.series is None]
     stepless = [n for n, side in (("A", a), ("B", b)) if side.analysis is None or side.analysis.steps is None]
     if stepless:
-        return found, _NO_STEPS.format(" and ".join(stepless))
-    return found, _NO_SERIES.format(" and ".join(bare)) if bare else _TOO_FEW_STEPS
+        return changes, _NO_STEPS.format(" and ".join(stepless))
+    return changes, _NO_SERIES.format(" and ".join(bare)) if bare else _TOO_FEW_STEPS
 
 
 def all_rows(a: Side, b: Side) -> list[Row]:

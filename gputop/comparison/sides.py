@@ -53,7 +53,7 @@ class Side(Struct, frozen=True):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found; a snapshot lists the findings of its capture and the live ones in one."""
+        """Return what was found; a snapshot lists the findings of its capture and the live ones in one."""
         if self.live is not None:
             return self.live.findings
         return self.analysis.findings if self.analysis is not None else ()
@@ -66,7 +66,7 @@ class Side(Struct, frozen=True):
 
 
 def read_side(path: str | os.PathLike[str]) -> Side:
-    """What ``path`` holds. Raises GputopError with cause and remedy; NoDataError for a trace without events."""
+    """Read what ``path`` holds. Raises GputopError with cause and remedy; NoDataError for a trace without events."""
     from gputop.replay.snapshot import from_document
     from gputop.replay.snapshot_document import SCHEMA as SNAPSHOT
 

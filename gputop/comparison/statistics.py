@@ -61,7 +61,7 @@ class Interval(NamedTuple):
 
 
 class Drift(Struct, frozen=True):
-    """By how much runs of one job differ, whatever changed in it: the least that counts as a change.
+    """Difference between runs of one job, whatever changed in it: the least that counts as a change.
 
     ``a`` and ``b`` are standard deviations of the logarithm of each side's mean between runs; about its share of the
     mean. ``load`` is the logarithm of the factor by which a step of B may be longer than one of A only because other
@@ -165,8 +165,8 @@ class _Captures(NamedTuple):
 def _reach(
     sides: Sequence[_Captures], floor: float, confidence: float, averaged: Sequence[float] = (1.0, 1.0),
 ) -> float:
-    """How far the interval reaches to either side of the estimate; ``floor`` is a variance that is known. ``averaged``:
-    how many independent blocks the mean of a side is of."""
+    """Return how far the interval reaches to either side of the estimate; ``floor`` is a variance that is known.
+    ``averaged``: how many independent blocks the mean of a side is of."""
     parts = [(variance / count, freedom)
              for (variance, freedom), count in zip((side.variance for side in sides), averaged, strict=True)]
     variance = sum(variance for variance, _ in parts) + floor

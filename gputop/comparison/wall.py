@@ -57,8 +57,8 @@ class Walls(Struct, frozen=True):
     def of(cls, side: Side) -> Walls | None:
         """None where the wall time of a capture is not known."""
         usual, pauses, apart, steps, open_s = [], [], [], 0.0, 0.0
-        for own in (side, *side.repeats):
-            analysis = own.analysis
+        for capture in (side, *side.repeats):
+            analysis = capture.analysis
             times, wall = (analysis.steps, analysis.wall_time) if analysis is not None else (None, None)
             if times is None or wall is None or wall.per_step_s is None:
                 return None
@@ -71,12 +71,12 @@ class Walls(Struct, frozen=True):
                         and min(series.pauses_s) >= 0):
                     return None
                 behind = np.array([*series.pauses_s, 0.0])
-                at = np.flatnonzero(behind >= _LONG * times.median_s)
-                pauses.append(behind[at])
-                apart.append(np.diff(at))
-                behind[at] = 0.0
-                of_capture.append((np.array(series.durations_s) + behind) / own.iterations)
-                steps += len(behind) * own.iterations
+                long_gaps = np.flatnonzero(behind >= _LONG * times.median_s)
+                pauses.append(behind[long_gaps])
+                apart.append(np.diff(long_gaps))
+                behind[long_gaps] = 0.0
+                of_capture.append((np.array(series.durations_s) + behind) / capture.iterations)
+                steps += len(behind) * capture.iterations
             if not of_capture:
                 return None
             # One series: steps of the detail are longer than those of the overview by what recording them takes.
@@ -104,7 +104,7 @@ class Walls(Struct, frozen=True):
         return float(self.pauses_s.max(initial=0.0))
 
     def reach_s(self, other: Walls, confidence: float) -> tuple[float, float]:
-        """How far below and above what was recorded the time of long pauses per step may lie."""
+        """Return how far below and above what was recorded the time of long pauses per step may lie."""
         per_step_s = float(self.pauses_s.sum()) / self.steps
         if self.distances is not None:
             own_s = float(self.pauses_s.mean() / self.apart.mean()) / self.per_anchor
@@ -112,8 +112,8 @@ class Walls(Struct, frozen=True):
             reach = own_s * times * math.hypot(self.distances, self.lengths) / math.sqrt(len(self.apart))
             more_s = max(0.0, self.open_s - self.longest_s) / self.steps
             return max(0.0, per_step_s - max(0.0, own_s - reach)), max(0.0, own_s + reach - per_step_s) + more_s
-        known = other.distances
-        distances, lengths = (1.0, 1.0) if known is None else (known, other.lengths)
+        other_distances = other.distances
+        distances, lengths = (1.0, 1.0) if other_distances is None else (other_distances, other.lengths)
         longest = max(self.longest_s, self.open_s) or max(other.longest_s, other.open_s)
         count = max(len(self.pauses_s), 1)
         mean = float(self.pauses_s.mean()) if len(self.pauses_s) else longest
@@ -150,8 +150,8 @@ def wall_difference(a: Walls, b: Walls, work: float, confidence: float, drift: D
     floor = times * math.sqrt(drift.floor)
     (below_a, above_a), (below_b, above_b) = a.factors(b, confidence), b.factors(a, confidence)
     below, above = math.hypot(steps, floor, above_a, below_b), math.hypot(steps, floor, below_a, above_b)
-    known = math.hypot(steps / math.sqrt(BLOCKS), floor, times * drift.load_spread)
-    corrected = math.hypot(known, above_a, below_b), math.hypot(known, below_a, above_b)
+    spread = math.hypot(steps / math.sqrt(BLOCKS), floor, times * drift.load_spread)
+    corrected = math.hypot(spread, above_a, below_b), math.hypot(spread, below_a, above_b)
     change = math.log(b.per_step_s / work / a.per_step_s)
     of_pauses = math.hypot(below_a + above_a, below_b + above_b) > 2 * math.hypot(steps, floor)
     return drift.interval(change, below, above, corrected).of(a.per_step_s), of_pauses

@@ -51,21 +51,21 @@ class RunningTasks:
         for thread in self._threads:
             thread.start()
 
-    def _run(self, place: int, task: Task) -> None:
+    def _run(self, position: int, task: Task) -> None:
         try:
-            found = task.run()
-            self._results[place] = [found] if isinstance(found, Check) else list(found)
+            result = task.run()
+            self._results[position] = [result] if isinstance(result, Check) else list(result)
         except GputopError as error:
-            self._results[place] = [Check(task.id, "fail", task.title, error.message, error.fix or None)]
+            self._results[position] = [Check(task.id, "fail", task.title, error.message, error.fix or None)]
         except Exception as error:  # noqa: BLE001 - thread boundary: one broken check must not hide the others
             problem = f"the check itself failed: {type(error).__name__}: {error}"
-            self._results[place] = [Check(task.id, "unknown", task.title, problem)]
+            self._results[position] = [Check(task.id, "unknown", task.title, problem)]
 
     def results(self) -> list[Check]:
         """All checks in the order of the tasks; a task not done by the deadline is reported as hanging."""
-        found: list[Check] = []
-        for place, (task, thread) in enumerate(zip(self._tasks, self._threads, strict=True)):
+        checks: list[Check] = []
+        for position, (task, thread) in enumerate(zip(self._tasks, self._threads, strict=True)):
             thread.join(max(0.0, self._ends_s - time.monotonic()))
             late = f"no answer within {self._deadline_s:g} s: the call hangs"
-            found += self._results.get(place, [Check(task.id, "unknown", task.title, late)])
-        return found
+            checks += self._results.get(position, [Check(task.id, "unknown", task.title, late)])
+        return checks

@@ -1,4 +1,5 @@
-"""What this node is to a cluster: its clock, its RDMA adapters, NCCL's RAS, and the exporter of its figures."""
+"""Checks of what this node is to a cluster: its clock, its RDMA adapters, NCCL's RAS, and the exporter of its
+figures."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ _BLANK = 1e14  # what DCGM prints in place of a missing value is above
 
 def clock(root: Path, ask: Callable[[], str | None] | None = None,
           kernel: Callable[[], tuple[int, int] | None] | None = None) -> Check:
-    """How far this node's clock may be off. ``ask`` prints what chrony says; ``kernel`` tells maxerror (µs) and
+    """Check how far this node's clock may be off. ``ask`` prints what chrony says; ``kernel`` tells maxerror (µs) and
     status of adjtimex."""
     id_, title = "clock", "Clock"
     running = _daemons(root)
@@ -105,17 +106,17 @@ def _adjtimex() -> tuple[int, int] | None:
 
 def _daemons(root: Path) -> set[str]:
     """The names of all processes, as far as /proc shows them."""
-    found: set[str] = set()
+    names: set[str] = set()
     try:
         pids = [name for name in os.listdir(root / "proc") if name.isdecimal()]  # noqa: PTH208
     except OSError:
-        return found
+        return names
     for pid in pids:
         try:
-            found.add((root / "proc" / pid / "comm").read_text(errors="replace").strip())
+            names.add((root / "proc" / pid / "comm").read_text(errors="replace").strip())
         except OSError:
             continue
-    return found
+    return names
 
 
 # -- adapters -------------------------------------------------------------------------------------
@@ -165,17 +166,17 @@ def _port_text(port: AdapterSample) -> str:
 def _bus_id(root: Path, index: int) -> str:
     """The PCI address of a GPU by its place among the driver's folders, which are in NVML's order."""
     try:
-        found = sorted(os.listdir(root / "proc/driver/nvidia/gpus"))  # noqa: PTH208
+        bus_ids = sorted(os.listdir(root / "proc/driver/nvidia/gpus"))  # noqa: PTH208
     except OSError:
         return ""
-    return found[index] if index < len(found) else ""
+    return bus_ids[index] if index < len(bus_ids) else ""
 
 
 # -- RAS ------------------------------------------------------------------------------------------
 
 
 def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
-    """Whether NCCL's RAS can be reached; nothing is asked of it."""
+    """Check whether NCCL's RAS can be reached; nothing is asked of it."""
     id_, title = "nccl_ras", "NCCL RAS"
     where = env.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS)
     host, port = split(where)
@@ -196,29 +197,29 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
 
 
 def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = time.time) -> Check:
-    """Whether an exporter of GPU figures answers on this node, and whether its figures are of now."""
+    """Check whether an exporter of GPU figures answers on this node, and whether its figures are of now."""
     id_, title = "exporter", "Exporter"
     answers, problems, fixes = [], [], []
     for port, schema_id in ports.items():
         page = _page(port)
-        schema = next(own for own in SCHEMAS if own.id == schema_id)
+        schema = next(candidate for candidate in SCHEMAS if candidate.id == schema_id)
         if page is None:
             continue
-        names = {name.name for own in schema.figures.values() for name in own}
+        names = {name.name for alternatives in schema.figures.values() for name in alternatives}
         values = [value for match in re.finditer(r"^(\w+)(?:\{[^\n]*\})? (\S+)", page, re.M)
                   if match[1] in names and (value := _number(match[2])) is not None]
-        known = [value for value in values if value < _BLANK]
+        not_blank = [value for value in values if value < _BLANK]
         where = f"{schema.title} at port {port}"
         if not values and schema_id == "all-smi":
             continue  # that port is Prometheus's own, too
-        answers.append(f"{where} answers with {len(known)} values")
+        answers.append(f"{where} answers with {len(not_blank)} values")
         stamp = re.search(r"^gputop_sample_timestamp_seconds(?:\{[^\n]*\})? (\S+)", page, re.M)
         sampled_s = _number(stamp[1]) if stamp else None
         age_s = clock() - sampled_s if sampled_s is not None and sampled_s >= 0 else 0.0
         if age_s > _STALE_S:
             problems.append(f"the values of {where} are {seconds(age_s)} old")
             fixes.append("nvidia-smi   # does the driver hang?")
-        elif not known:
+        elif not not_blank:
             problems.append(f"{where} answers without metrics of GPUs")
             fixes.append("sudo systemctl restart nvidia-dcgm nvidia-dcgm-exporter   # or see its log"
                          if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # and its log")
@@ -242,7 +243,7 @@ def _number(text: str) -> float | None:
 
 
 def _page(port: int) -> str | None:
-    """What stands at /metrics of a port of this node; None where nothing answers as HTTP with 200."""
+    """Return what stands at /metrics of a port of this node; None where nothing answers as HTTP with 200."""
     connection = Connection("127.0.0.1", port, timeout=_TIMEOUT_S)
     connection.bound(connection.limits.end_s, 2 * _PAGE_BYTES)  # sizes of chunks included
     try:

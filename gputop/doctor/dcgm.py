@@ -28,7 +28,7 @@ _WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fai
 
 
 def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder: Path | None = None) -> Check:
-    """Which DCGM is installed and whether bindings and library are of one major version."""
+    """Check which DCGM is installed and whether bindings and library are of one major version."""
     id_, title = "dcgm", "DCGM"
     python, shared = find_bindings(root, folder), find_libraries(root, env, folder)
     if not python and not shared and folder is None:
@@ -53,54 +53,54 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
 
 def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str = DEFAULT_ADDRESS,
            folder: Path | None = None, wall_clock: Callable[[], float] = time.time) -> Check:
-    """Whether a host engine answers, and what gputop gets from it. No profiling field is watched for this."""
+    """Check whether a host engine answers, and what gputop gets from it. No profiling field is watched for this."""
     id_, title = "dcgm_engine", "DCGM host engine"
-    place = parse_address(address)
+    target = parse_address(address)
     try:
-        place.reach(_TIMEOUT_S)
+        target.reach(_TIMEOUT_S)
     except OSError as error:
-        return _unreachable(error, place, root, env, folder)
+        return _unreachable(error, target, root, env, folder)
     problem = ""
     try:
         for installed in bindings.find_installed(root, env, folder):
             try:
-                connection = Engine(bindings.load(installed), place)
+                connection = Engine(bindings.load(installed), target)
             except EngineError as error:
-                problem = problem or (f"DCGM {installed.major} cannot talk to the program that listens at {place}: "
+                problem = problem or (f"DCGM {installed.major} cannot talk to the program that listens at {target}: "
                                       f"{error}")
                 if error.code != dcgm_fields.FUNCTION_NOT_FOUND:
                     break
                 continue
             with contextlib.closing(connection):
-                return _answers(connection, place, facts, wall_clock())
+                return _answers(connection, target, facts, wall_clock())
     except GputopError as error:
-        return Check(id_, "warn", title, f"something listens at {place}, but gputop cannot query it: {error.message}",
+        return Check(id_, "warn", title, f"something listens at {target}, but gputop cannot query it: {error.message}",
                      error.fix or None)
     except EngineError as error:
-        problem = f"the host engine at {place} answers, but not completely: {error}"
-    return Check(id_, "warn", title, problem, f"dcgmi discovery -l --host {place}")
+        problem = f"the host engine at {target} answers, but not completely: {error}"
+    return Check(id_, "warn", title, problem, f"dcgmi discovery -l --host {target}")
 
 
-def _unreachable(error: OSError, place: Address, root: Path, env: Mapping[str, str], folder: Path | None) -> Check:
+def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, str], folder: Path | None) -> Check:
     id_, title = "dcgm_engine", "DCGM host engine"
-    why = "nothing listens" if isinstance(error, ConnectionRefusedError) else f"no connection ({error})"
+    cause = "nothing listens" if isinstance(error, ConnectionRefusedError) else f"no connection ({error})"
     if isinstance(error, PermissionError):
-        return Check(id_, "warn", title, f"this user may not connect to {place}", f"ls -l {place.path}")
+        return Check(id_, "warn", title, f"this user may not connect to {target}", f"ls -l {target.path}")
     process = _process(root)
     if process:
-        return Check(id_, "warn", title, f"nv-hostengine runs (pid {process}), but {why} at {place}: it serves a unix "
-                     "socket or another port; give that with --dcgm",
+        return Check(id_, "warn", title, f"nv-hostengine runs (pid {process}), but {cause} at {target}: it serves a "
+                     "unix socket or another port; give that with --dcgm",
                      f"tr '\\0' ' ' < /proc/{process}/cmdline")
     if find_bindings(root, folder) or find_libraries(root, env, folder):
-        return Check(id_, "warn", title, f"does not run: {why} at {place}.", _START)
-    return Check(id_, "ok", title, f"none, as DCGM is not installed ({why} at {place})")
+        return Check(id_, "warn", title, f"does not run: {cause} at {target}.", _START)
+    return Check(id_, "ok", title, f"none, as DCGM is not installed ({cause} at {target})")
 
 
-def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: float) -> Check:
-    """What an engine that answers provides."""
+def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: float) -> Check:
+    """Check what an engine that answers provides."""
     id_, title = "dcgm_engine", "DCGM host engine"
     entities = [gpu.entity for gpu in (*connection.gpus, *connection.instances)]
-    detail = f"DCGM {connection.version or 'of unknown version'} answers at {place}, with {len(connection.gpus)} GPUs"
+    detail = f"DCGM {connection.version or 'of unknown version'} answers at {target}, with {len(connection.gpus)} GPUs"
     if not entities:
         return Check(id_, "warn", title, f"{detail}: none to read", "dcgmi discovery -l")
     lost = [gpu.gpu for gpu in connection.gpus if connection.refusal(gpu.entity) == dcgm_fields.GPU_IS_LOST]
@@ -121,7 +121,7 @@ def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: floa
     able, reasons = _profiling(connection, [gpu.gpu for gpu in connection.gpus])
     detail += ". Nobody watches its profiling fields (1001-1012)"
     if reasons:
-        detail += "; not available on " + "; ".join(f"GPU {ranges(ids)}: {why}" for why, ids in reasons.items())
+        detail += "; not available on " + "; ".join(f"GPU {ranges(ids)}: {reason}" for reason, ids in reasons.items())
     if facts.all_sm_active:
         return Check(id_, "ok", title, f"{detail}; not needed: GPM gives the same values.")
     if able and set(able) <= _through_gpm(connection):

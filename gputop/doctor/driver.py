@@ -33,12 +33,12 @@ _GPU_ACCESS = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utili
 
 
 def no_gpu(facts: DriverFacts) -> bool:
-    """Whether there is no GPU to monitor: no driver, or none of its GPUs here."""
+    """Return whether there is no GPU to monitor: no driver, or none of its GPUs here."""
     return bool(facts.load_error) or facts.init_code in _NOTHING or facts.count == 0
 
 
 def pci_gpus(root: Path) -> int | None:
-    """How many NVIDIA GPUs the PCI bus shows; None where it cannot be seen."""
+    """Return how many NVIDIA GPUs the PCI bus shows; None where it cannot be seen."""
     try:
         devices = list((root / "sys/bus/pci/devices").iterdir())
     except OSError:
@@ -47,14 +47,14 @@ def pci_gpus(root: Path) -> int | None:
 
 
 def in_container(root: Path) -> bool:
-    """Whether docker, podman, Kubernetes or LXC started this."""
+    """Return whether docker, podman, Kubernetes or LXC started this."""
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return True
     return re.search(r"docker|kubepods|containerd|libpod|/lxc", _read(root / "proc/1/cgroup")) is not None
 
 
 def nvml_library(facts: DriverFacts, root: Path) -> Check:
-    """Whether libnvidia-ml.so.1 can be loaded."""
+    """Check whether libnvidia-ml.so.1 can be loaded."""
     title = "Driver library"
     if facts.nvml_path or not facts.load_error:
         version = f", of driver {facts.nvml_version}" if facts.nvml_version else ""
@@ -69,15 +69,15 @@ def nvml_library(facts: DriverFacts, root: Path) -> Check:
     count = pci_gpus(root)
     if count == 0:
         return Check("driver_library", "fail", title, detail + " The PCI bus shows no NVIDIA GPU either.")
-    found = f" The PCI bus shows {count} NVIDIA GPU{'s' * (count > 1)}." if count else ""
-    return Check("driver_library", "fail", title, detail + found, _install(root))
+    on_bus = f" The PCI bus shows {count} NVIDIA GPU{'s' * (count > 1)}." if count else ""
+    return Check("driver_library", "fail", title, detail + on_bus, _install(root))
 
 
 def _install(root: Path) -> str:
     system = _read(root / "etc/os-release")
     names = re.findall(r'^(?:ID|ID_LIKE)="?([^"\n]*)', system, re.MULTILINE)
-    known = {name for line in names for name in line.split()}
-    return next((command for name, command in _INSTALL if name in known), _GUIDE)
+    distributions = {name for line in names for name in line.split()}
+    return next((command for name, command in _INSTALL if name in distributions), _GUIDE)
 
 
 def module_version(root: Path) -> str:
@@ -87,7 +87,7 @@ def module_version(root: Path) -> str:
 
 
 def kernel_module(facts: DriverFacts, root: Path) -> Check:
-    """Whether the driver's kernel module is loaded."""
+    """Check whether the driver's kernel module is loaded."""
     id_, title = "kernel_module", "Kernel module"
     text = _read(root / "proc/driver/nvidia/version").partition("\n")[0]
     if text:
@@ -106,7 +106,7 @@ def kernel_module(facts: DriverFacts, root: Path) -> Check:
 
 
 def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], bool] = os.access) -> Check:
-    """Whether this user may open /dev/nvidiactl and the GPUs' files."""
+    """Check whether this user may open /dev/nvidiactl and the GPUs' files."""
     id_, title = "device_files", "Device files"
     if (root / "dev/dxg").exists():
         return Check(id_, "ok", title, "not used: under WSL the GPUs are behind /dev/dxg")
@@ -143,7 +143,7 @@ def _group(path: Path) -> str:
 
 
 def nvml(facts: DriverFacts, root: Path) -> Check:
-    """Whether the driver answers, and whether library and module are of the same version."""
+    """Check whether the driver answers, and whether library and module are of the same version."""
     id_, title = "nvml", "NVML"
     if facts.load_error:
         return Check(id_, "unknown", title, "not asked: there is no driver library")
@@ -211,7 +211,7 @@ def _faulty(gpu: GpuFacts) -> Check:
 
 
 def sm_activity(facts: DriverFacts) -> Check:
-    """Which GPUs really deliver SM activity, and what would provide it for the others."""
+    """Check which GPUs really deliver SM activity, and what would provide it for the others."""
     id_, title = "sm_activity", "SM activity"
     asked = [gpu for gpu in facts.gpus if gpu.code == status.SUCCESS]
     if not asked:
@@ -224,7 +224,7 @@ def sm_activity(facts: DriverFacts) -> Check:
     have = f"read through GPM on GPU {ranges(readable)}" if readable else ""
     if not reasons:
         return Check(id_, "ok", title, have)
-    lack = "; ".join(f"GPU {ranges(indices)}: {why}" for why, indices in reasons.items())
+    lack = "; ".join(f"GPU {ranges(indices)}: {reason}" for reason, indices in reasons.items())
     detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labeled so."
     if "no permission" in lack:
         return Check(id_, "warn", title, detail, f"sudo {shlex.join(gputop_command())}")

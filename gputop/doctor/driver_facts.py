@@ -1,4 +1,4 @@
-"""What the NVIDIA driver reports about itself, read by a child process.
+"""Facts that the NVIDIA driver reports about itself, read by a child process.
 
 A call into a wedged driver can be neither canceled nor killed, a process waits for all its
 threads when it ends, and a broken library can crash the process that loads it. So a child
@@ -46,7 +46,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What was learned before the child ended or the deadline passed."""
+    """Facts that were learned before the child ended or the deadline passed."""
 
     nvml_path: str = ""  # the file that was loaded, links resolved
     load_error: str = ""
@@ -71,7 +71,7 @@ class DriverFacts:
 
     @property
     def all_sm_active(self) -> bool:
-        """Whether SM activity can be read of every GPU."""
+        """Return whether SM activity can be read of every GPU."""
         return bool(self.gpus) and all(gpu.sm_active for gpu in self.gpus)
 
 
@@ -96,7 +96,7 @@ def ask_driver(deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = N
 
 
 def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, bool]:
-    """Both outputs of the child, and whether it closed them before the deadline."""
+    """Return both outputs of the child, and whether it closed them before the deadline."""
     assert process.stdout is not None and process.stderr is not None
     ends_s = time.monotonic() + deadline_s
     chunks: dict[int, bytes] = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
@@ -114,7 +114,7 @@ def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, b
 
 
 def _ending(process: subprocess.Popen[bytes], errors: bytes) -> str:
-    """How a child that closed its outputs ended, "" where it ended well."""
+    """Return how a child that closed its outputs ended, "" where it ended well."""
     try:
         code = process.wait(1.0)
     except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ def facts_from(lines: list[str], *, hung: bool = False, died: str = "") -> Drive
     """The facts from the child's lines; the last one may be cut short."""
     from gputop.core.codec import parse  # 2 MB, which the child does without
 
-    known: dict[str, Any] = {}
+    node_facts: dict[str, Any] = {}
     gpus: dict[int, dict[str, Any]] = {}
     calling = ""
     finished = False
@@ -147,12 +147,12 @@ def facts_from(lines: list[str], *, hung: bool = False, died: str = "") -> Drive
             fields = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
             gpus.setdefault(index, {}).update(fields)
         else:
-            known.update(entry)
-    every = range(known.get("count") or 0)
+            node_facts.update(entry)
+    every = range(node_facts.get("count") or 0)
     if died and finished:
         died = ""  # an end after the last fact does not matter
     return DriverFacts(
-        **known, hung_in=calling if hung else "", died=died,
+        **node_facts, hung_in=calling if hung else "", died=died,
         gpus=tuple(GpuFacts(index, **gpus.get(index, {})) for index in every),
     )
 
@@ -235,9 +235,9 @@ def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
     from gputop.sources.nvml import gpm
     from gputop.sources.nvml import status as nvml_status
 
-    why = gpm.unavailable_reason(nvml, handle)
-    if why is not None:
-        return {"sm_active_reason": why}
+    reason = gpm.unavailable_reason(nvml, handle)
+    if reason is not None:
+        return {"sm_active_reason": reason}
     try:
         reader = gpm.Gpm(nvml, handle, time.monotonic)
         reader.read()

@@ -38,7 +38,7 @@ _SERVE_JAX = "jax.profiler.start_server(6009)               # JAX: one line at t
 
 
 def profiling_rights(facts: DriverFacts, root: Path) -> Check:
-    """Whether CUPTI may use the GPU's counters, for the jobs that run and for this user.
+    """Check whether CUPTI may use the GPU's counters, for the jobs that run and for this user.
 
     NVIDIA, "CUPTI ERROR INSUFFICIENT PRIVILEGES" and "ERR_NVGPUCTRPERM": restricted, only
     administrators may use counters; tracing of kernels works for all since CUDA 10.2.
@@ -54,11 +54,11 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Check:
         return Check(id_, "ok", title, "all users may use the GPU's counters (RmProfilingAdminOnly: 0)")
     perfmon = int(facts.driver.partition(".")[0] or 0) >= _PERFMON_DRIVER if facts.driver[:1].isdecimal() else False
     jobs = {pid: allowed for pid in facts.pids if (allowed := _privileged(root, str(pid), perfmon)) is not None}
-    own = _privileged(root, "self", perfmon)
+    this_user = _privileged(root, "self", perfmon)
     detail = "only administrators may use the GPU's counters (RmProfilingAdminOnly: 1)"
     if jobs and all(jobs.values()):
         return Check(id_, "ok", title, f"{detail}; the jobs that hold GPUs have the right (CAP_SYS_ADMIN)")
-    if not jobs and own:
+    if not jobs and this_user:
         return Check(id_, "ok", title, f"{detail}; this user is one (CAP_SYS_ADMIN). A job's own rights decide.")
     lacking = ", ".join(str(pid) for pid, allowed in jobs.items() if not allowed)
     who = f"processes without the right: {lacking}. " if lacking else ""
@@ -78,7 +78,7 @@ def _rebuild(root: Path) -> str:
 
 
 def _privileged(root: Path, process: str, perfmon: bool) -> bool | None:
-    """Whether a process has the capability that counts; None if it cannot be seen."""
+    """Return whether a process has the capability that counts; None if it cannot be seen."""
     try:
         match = re.search(r"^CapEff:\s*([0-9a-f]+)", (root / "proc" / process / "status").read_text(), re.MULTILINE)
     except OSError:
@@ -89,16 +89,16 @@ def _privileged(root: Path, process: str, perfmon: bool) -> bool | None:
 def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None = None) -> list[Check]:
     """The profiler servers of this node, and the jobs without one."""
     checks: list[Check] = []
-    found = (find or Finder(root / "proc").find)()
+    discovery = (find or Finder(root / "proc").find)()
     proc = root / "proc"
     kineto_jobs = find_jobs(proc)
-    answering = (*found.servers, *kineto_jobs.servers)
+    answering = (*discovery.servers, *kineto_jobs.servers)
     parents = {server.pid: _ancestors(proc, server.pid) for server in answering}
     jobs = facts.pids or TrainingProcesses(proc).find()  # without a GPU
     lacking = [pid for pid in jobs if _is_job(proc, pid) and not _served(proc, pid, parents)]
     unseen = sum(not (proc / str(pid)).exists() for pid in facts.pids)
     id_, title = "profiler_servers", "Profiler servers"
-    notes = "".join(f" {note}" for note in found.notes)
+    notes = "".join(f" {note}" for note in discovery.notes)
     if unseen:
         notes += f" {unseen} more that hold GPUs cannot be seen from here (another PID namespace)."
     if answering:
@@ -123,7 +123,7 @@ def _unsafe(pid: int) -> Check:
 
 
 def attached(address: str) -> Check:
-    """Whether a profiler server answers at an address that was asked for."""
+    """Check whether a profiler server answers at an address that was asked for."""
     title = "Attached server"
     try:
         if process_of(address) is not None:
@@ -153,7 +153,7 @@ def _ancestors(proc: Path, pid: int) -> list[int]:
 
 
 def _served(proc: Path, pid: int, servers: dict[int, list[int]]) -> bool:
-    """Whether the process has a server, or is the parent or a child of one that has."""
+    """Return whether the process has a server, or is the parent or a child of one that has."""
     return any(pid in chain for chain in servers.values()) or not servers.keys().isdisjoint(_ancestors(proc, pid))
 
 

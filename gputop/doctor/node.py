@@ -40,16 +40,16 @@ def python() -> Check:
 
 
 def dependencies() -> Check:
-    """Whether the packages gputop uses can be imported, with their versions."""
+    """Check whether the packages gputop uses can be imported, with their versions."""
     id_, title = "dependencies", "Python packages"
-    found: list[str] = []
+    versions: list[str] = []
     broken: dict[str, str] = {}
     for name, module in _PACKAGES.items():
         try:
             importlib.import_module(module)
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name} (version unknown)")
+            versions.append(f"{name} (version unknown)")
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
             broken[name] = f"{name} cannot be imported ({type(error).__name__}: {error})"
     if broken:
@@ -62,11 +62,11 @@ def dependencies() -> Check:
                      "among them, are missing",
                      f"{_PIP} uninstall -y pynvml\n"
                      f"{_PIP} install --force-reinstall nvidia-ml-py")
-    return Check(id_, "ok", title, ", ".join(found))
+    return Check(id_, "ok", title, ", ".join(versions))
 
 
 def container(root: Path, env: Mapping[str, str]) -> Check:
-    """Whether this is a container, and whether it sees the host's processes."""
+    """Check whether this is a container, and whether it sees the host's processes."""
     id_, title = "container", "Container"
     kubernetes = "KUBERNETES_SERVICE_HOST" in env
     inside = kubernetes or in_container(root)
@@ -84,7 +84,7 @@ def container(root: Path, env: Mapping[str, str]) -> Check:
 
 
 def host(root: Path, euid: int | None = None) -> Check:
-    """Whether /proc shows the host and other users' processes, and psutil reads it."""
+    """Check whether /proc shows the host and other users' processes, and psutil reads it."""
     id_, title = "host", "Host figures"
     unreadable = []
     for name in ("stat", "meminfo", "self/stat"):
@@ -115,7 +115,7 @@ def host(root: Path, euid: int | None = None) -> Check:
 
 def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None] | None = None,
              encoding: str | None = None) -> Check:
-    """Whether the monitor can be drawn here: UTF-8, colors, room."""
+    """Check whether the monitor can be drawn here: UTF-8, colors, room."""
     id_, title = "terminal", "Terminal"
     encoding = encoding or locale.getpreferredencoding(False)
     term = env.get("TERM", "")
@@ -165,30 +165,30 @@ def _existing(path: Path) -> Path:
 
 
 def logdir(path: Path) -> Check:
-    """Whether traces can be written there: writes a file without a name."""
+    """Check whether traces can be written there: writes a file without a name."""
     id_, title = "logdir", "Trace folder"
-    there = _existing(path)
+    folder = _existing(path)
     shown = printable(str(path.absolute()))
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"gputop")
             file.flush()
     except OSError as error:
         return Check(id_, "fail", title, f"{shown} cannot be written: {error.strerror or error}",
                      "gputop --logdir /tmp/gputop-traces")
-    return Check(id_, "ok", title, f"{shown} " + ("can be written" if there == path.absolute() else "can be created"))
+    return Check(id_, "ok", title, f"{shown} " + ("can be written" if folder == path.absolute() else "can be created"))
 
 
 def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage) -> Check:
     """Room for traces: one capture takes from some MB to 2 GB."""
     id_, title = "disk", "Free disk"
-    there = _existing(path)
+    folder = _existing(path)
     try:
-        total, _, free = usage(there)
+        total, _, free = usage(folder)
     except OSError as error:
-        return Check(id_, "unknown", title, f"{printable(str(there))}: {error.strerror or error}")
-    text = f"{size(free)} of {size(total)} free for traces at {printable(str(there))}"
-    fix = f"du -xh --max-depth=2 {shlex.quote(str(there))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR"
+        return Check(id_, "unknown", title, f"{printable(str(folder))}: {error.strerror or error}")
+    text = f"{size(free)} of {size(total)} free for traces at {printable(str(folder))}"
+    fix = f"du -xh --max-depth=2 {shlex.quote(str(folder))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR"
     if free < _NO_DISK_BYTES:
         return Check(id_, "fail", title, text, fix)
     if free < _LITTLE_DISK_BYTES:

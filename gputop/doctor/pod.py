@@ -21,7 +21,7 @@ _FILE_BYTES = 1 << 16
 
 
 class _Grant(Struct, frozen=True):
-    """What a right is for, and the lines that grant it: of the pod, of its container, of its volumes."""
+    """Purpose of a right, and the lines that grant it: of the pod, of its container, of its volumes."""
 
     lacks: str
     spec: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ GRANTS = (_PID_NAMESPACE, _PTRACE, _DRIVER, _NAMES)
 
 
 def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> list[Check]:
-    """Which rights gputop's pod lacks to watch its node; nothing outside of Kubernetes."""
+    """Check which rights gputop's pod lacks to watch its node; nothing outside of Kubernetes."""
     if "KUBERNETES_SERVICE_HOST" not in env and pod_container(_read(root, "cgroup")) is None:
         return []
     id_, title = "pod", "Pod's rights"

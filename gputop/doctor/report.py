@@ -56,7 +56,7 @@ def to_text(report: Report, width: int = 100, *, color: bool = False) -> str:
 
 
 def print_report(report: Report, *, as_json: bool) -> None:
-    """To stdout; in colors on a terminal that has them, unless NO_COLOR is set."""
+    """Print to stdout; in colors on a terminal that has them, unless NO_COLOR is set."""
     if as_json:
         console.write_json(DoctorDocument(report.checks))
         return

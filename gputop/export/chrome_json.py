@@ -65,10 +65,10 @@ def _launch_of(trace: Trace) -> I64:
     """A number for each launch call, which the device events that it started share; -1 where it is not known."""
     device = trace.device
     out = np.full(len(device), -1, np.int64)
-    known = np.flatnonzero(device.launch_ns >= 0)
-    calls = np.stack((device.launch_line[known].astype(np.int64), device.launch_ns[known]), axis=1)
-    if len(known):
-        out[known] = np.unique(calls, axis=0, return_inverse=True)[1].reshape(-1) + 1
+    launched = np.flatnonzero(device.launch_ns >= 0)
+    calls = np.stack((device.launch_line[launched].astype(np.int64), device.launch_ns[launched]), axis=1)
+    if len(launched):
+        out[launched] = np.unique(calls, axis=0, return_inverse=True)[1].reshape(-1) + 1
     return out
 
 

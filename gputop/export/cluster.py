@@ -55,7 +55,8 @@ class Layout(NamedTuple):
 
 
 def layout(width: int, jobs: Sequence[Job], indent: int = 0) -> Layout:
-    """For a line of this width. Without Slurm no user and no age is known: then they have no column.
+    """Lay out the columns for a line of this width. Without Slurm no user and no age is known: then they have no
+    column.
 
     ``indent``: before the names of nodes, in the column of jobs. It grows for long names while the history has room.
     """
@@ -68,13 +69,13 @@ def layout(width: int, jobs: Sequence[Job], indent: int = 0) -> Layout:
         if dropped in names:
             names.remove(dropped)
     room = max(0, width - used - 1)
-    found = min(room, max(_FINDING_MIN, room // 3))
+    finding_width = min(room, max(_FINDING_MIN, room // 3))
     longest = max((len(name) for job in jobs for name in (f"{job.id}{' ' * (indent // 2)}", *(
         f"{' ' * indent}{brief(node)}" for node in job.node_names))), default=0)
     wider = max(0, min(longest, _JOB_MAX) - COLUMNS["job"].width)
-    wider = min(wider, max(0, room - found - _HISTORY_GOOD))
+    wider = min(wider, max(0, room - finding_width - _HISTORY_GOOD))
     widths = {name: COLUMNS[name].width + wider * (name == "job") for name in names}
-    return Layout(tuple(names), widths, max(0, room - found - wider), found)
+    return Layout(tuple(names), widths, max(0, room - finding_width - wider), finding_width)
 
 
 def cells(job: Job, now_s: float) -> dict[str, str]:
@@ -95,16 +96,16 @@ def figures(group: Group) -> dict[str, str]:
 
 
 def gpu_cells(gpu: Gpu) -> dict[str, str]:
-    own = gpu.figures
-    used, free = own.get("memory_used_bytes"), own.get("memory_free_bytes")
-    total = own.get("memory_total_bytes", used + free if used is not None and free is not None else None)
+    figures = gpu.figures
+    used, free = figures.get("memory_used_bytes"), figures.get("memory_free_bytes")
+    total = figures.get("memory_total_bytes", used + free if used is not None and free is not None else None)
     coarse = "*" if gpu.kind in ("gr_active", "util") else ""
     return {"activity": NA if gpu.activity is None else ratio(gpu.activity) + coarse,
-            "tensor": ratio(own["tensor_active"]) if "tensor_active" in own else NA,
+            "tensor": ratio(figures["tensor_active"]) if "tensor_active" in figures else NA,
             "memory": NA if used is None or not total else ratio(used / total),
-            "power": power(own["power_w"]) if "power_w" in own else NA,
-            "age": f"{own['temperature_c']:.0f}°C" if "temperature_c" in own else "",
-            "size": f"{own['sm_clock_hz'] / 1e6:.0f}MHz" if "sm_clock_hz" in own else ""}
+            "power": power(figures["power_w"]) if "power_w" in figures else NA,
+            "age": f"{figures['temperature_c']:.0f}°C" if "temperature_c" in figures else "",
+            "size": f"{figures['sm_clock_hz'] / 1e6:.0f}MHz" if "sm_clock_hz" in figures else ""}
 
 
 def hours_lost(hours: float | None) -> str:
@@ -113,7 +114,8 @@ def hours_lost(hours: float | None) -> str:
 
 
 def activity(group: Group) -> str:
-    """With a mark where it is coarse: the share of time with any kernel says nothing of how much of the GPU it used."""
+    """Return the activity with a mark where it is coarse: the share of time with any kernel says nothing of how much of
+    the GPU it used."""
     if group.activity is None:
         return NA
     return ratio(group.activity) + ("*" if group.kind in ("gr_active", "util", "mixed") else "")
@@ -133,14 +135,14 @@ def power(watts: float) -> str:
 
 
 def shown_span_s(jobs: Sequence[Job]) -> float | None:
-    """How much of the past is drawn: from the oldest value of any job on, rounded up, at most the whole histories.
-    A Prometheus that is young has nothing before. None without a history."""
+    """Return how much of the past is drawn: from the oldest value of any job on, rounded up, at most the whole
+    histories. A Prometheus that is young has nothing before. None without a history."""
     histories = [job.history for job in jobs if job.history is not None and job.history.values]
     if not histories:
         return None
-    whole_s = max(len(own.values) * own.step_s for own in histories)
-    known_s = max(own.step_s * next((len(own.values) - i for i, value in enumerate(own.values) if value is not None), 0)
-                  for own in histories)
+    whole_s = max(len(history.values) * history.step_s for history in histories)
+    known_s = max(history.step_s * next((len(history.values) - i for i, value in enumerate(history.values)
+                                         if value is not None), 0) for history in histories)
     return min([whole_s, *(span_s for span_s in _SPANS_S if span_s >= known_s > 0)])
 
 
@@ -181,7 +183,7 @@ def bars(history: History | None, columns: int) -> str:
 
 
 def label(findings: Sequence[FleetFinding]) -> str:
-    """What was found of a job, for a cell: the first, and how many more."""
+    """Return what was found of a job, for a cell: the first, and how many more."""
     if not findings:
         return ""
     more = f" +{len(findings) - 1}" if len(findings) > 1 else ""
@@ -189,7 +191,7 @@ def label(findings: Sequence[FleetFinding]) -> str:
 
 
 def remark(job: Job) -> str:
-    """What a reader must know of how the job's figures were had; "" where they are its own."""
+    """Return what a reader must know of how the job's figures were had; "" where they are its own."""
     return {"shared node": "values of whole nodes, which it shares",
             "process": "by user and program: perhaps several jobs"}.get(job.mapped, "")
 
@@ -230,16 +232,16 @@ def to_text(report: Report, width: int) -> str:
         lines += wrap(problem.fix, width, "  ") if problem.fix else []
     if fleet.problems:
         lines.append("")
-    names, widths, history, found = layout(width, fleet.jobs)
+    names, widths, history, finding_width = layout(width, fleet.jobs)
     span_s = shown_span_s(fleet.jobs)
     if fleet.jobs:
         heads = " ".join(fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names)
         lines.append(f"{heads} {fit(span_text(span_s), history)} finding".rstrip())
     for job in fleet.jobs:
-        own = cells(job, fleet.time_s)
-        row = " ".join(fit(printable(own[n]), widths[n], right=COLUMNS[n].right) for n in names)
+        row_cells = cells(job, fleet.time_s)
+        row = " ".join(fit(printable(row_cells[n]), widths[n], right=COLUMNS[n].right) for n in names)
         reason = label(report.of_job(job.id)) or remark(job)
-        lines.append(f"{row} {bars(recent(job.history, span_s), history)} {fit(reason, found)}".rstrip())
+        lines.append(f"{row} {bars(recent(job.history, span_s), history)} {fit(reason, finding_width)}".rstrip())
     for finding in report.findings:
         lines += ["", *wrap(f"{SEVERITY_MARK[finding.severity]} {finding.title}", width)]
         lines += wrap(finding.why, width, "  ")
@@ -257,11 +259,11 @@ def to_text(report: Report, width: int) -> str:
 
 
 def not_judged(report: Report) -> list[str]:
-    """What could not be judged, a sentence for each cause."""
+    """Return what could not be judged, a sentence for each cause."""
     ids: dict[str, list[str]] = {}
-    for own in report.abstained:
-        ids.setdefault(own.missing, []).append(own.id)
-    return [f"{', '.join(own)} cannot be judged without {missing}" for missing, own in ids.items()]
+    for rule in report.abstained:
+        ids.setdefault(rule.missing, []).append(rule.id)
+    return [f"{', '.join(rule_ids)} cannot be judged without {missing}" for missing, rule_ids in ids.items()]
 
 
 # -- HTML -------------------------------------------------------------------------------------------
@@ -302,9 +304,9 @@ def to_html(report: Report) -> str:
 
 
 def _html_row(job: Job, report: Report, names: Sequence[str], span_s: float | None) -> str:
-    own = cells(job, report.fleet.time_s)
+    row_cells = cells(job, report.fleet.time_s)
     reason = label(report.of_job(job.id)) or remark(job)
-    tds = "".join(f"<td>{esc(own[name])}</td>" for name in names)
+    tds = "".join(f"<td>{esc(row_cells[name])}</td>" for name in names)
     return f"<tr>{tds}<td>{_picture(recent(job.history, span_s))}</td><td>{esc(reason)}</td></tr>"
 
 
@@ -328,7 +330,7 @@ def _html_finding(finding: FleetFinding) -> str:
 
 
 def render(report: Report, form: str, width: int = 100) -> str:
-    """As "text", "json" or "html"."""
+    """Render as "text", "json" or "html"."""
     if form == "json":
         import json
 

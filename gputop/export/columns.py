@@ -1,4 +1,4 @@
-"""What a table for other tools is made of. SQLite, Parquet and CSV write the same tables, each in its own way."""
+"""Parts of a table for other tools. SQLite, Parquet and CSV write the same tables, each in its own way."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Table(Struct, frozen=True):
 
     @property
     def declaration(self) -> str:
-        """In SQL."""
+        """Return the declaration in SQL."""
         return f"CREATE TABLE {self.name} ({', '.join(' '.join(column).rstrip() for column in self.columns)})"
 
 

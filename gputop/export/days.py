@@ -103,8 +103,8 @@ def _days(report: Report) -> str:
     gpus = max(sum(hour.states_s.values()) for hour in report.hours) / HOUR_S
     days: dict[str, list[tuple[float, Hour]]] = {}
     for hour in report.hours:
-        at = time.localtime(hour.begin_s)
-        days.setdefault(time.strftime("%a %d %b", at), []).append((at.tm_hour + at.tm_min / 60, hour))
+        local = time.localtime(hour.begin_s)
+        days.setdefault(time.strftime("%a %d %b", local), []).append((local.tm_hour + local.tm_min / 60, hour))
     rows = "".join(_day(day, hours, gpus) for day, hours in days.items())
     axis = "".join(f"<span>{hour:02d}:00</span>" for hour in (0, 6, 12, 18, 24))
     return ('<section class="days"><h2>Day by day<small>local time; dark: not recorded</small></h2>'
@@ -115,11 +115,11 @@ def _days(report: Report) -> str:
 def _day(day: str, hours: Sequence[tuple[float, Hour]], gpus: float) -> str:
     shapes = []
     total: dict[str, float] = {}
-    places = [place for place, _ in hours]
-    for i, (place, hour) in enumerate(hours):
+    places = [hour_of_day for hour_of_day, _ in hours]
+    for i, (hour_of_day, hour) in enumerate(hours):
         y, all_s = 0.0, sum(hour.states_s.values())
-        same = places.count(place)  # 2 where the clock was set back: half of the width for each
-        left = place + places[:i].count(place) / same
+        same = places.count(hour_of_day)  # 2 where the clock was set back: half of the width for each
+        left = hour_of_day + places[:i].count(hour_of_day) / same
         width = min(1.0, all_s / (gpus * HOUR_S)) * 0.94 / same
         boxes = []
         for state, seconds in _in_order(hour.states_s):
@@ -146,13 +146,13 @@ def _worst(report: Report) -> str:
 
 def _worst_hour(hour: WorstHour) -> str:
     shares = ", ".join(_share(state, hour.states_s) for state, _ in _in_order(hour.states_s))
-    found = "".join(f"<li>{esc(own.title)}{esc(f' (GPU {ranges(own.gpus)})' if own.gpus else '')}, "
-                    f"<b>{esc(percent(own.held_ratio))}</b> of the time</li>" for own in hour.findings)
-    why = (f"Findings: N/A, {hour.not_judged}." if hour.not_judged else
-           "" if found else "The live rules find no cause.")
+    findings = "".join(f"<li>{esc(finding.title)}{esc(f' (GPU {ranges(finding.gpus)})' if finding.gpus else '')}, "
+                       f"<b>{esc(percent(finding.held_ratio))}</b> of the time</li>" for finding in hour.findings)
+    note = (f"Findings: N/A, {hour.not_judged}." if hour.not_judged else
+            "" if findings else "The live rules find no cause.")
     return (f'<article class="finding medium"><header><h3>{esc(moment(hour.begin_s))}</h3><span class="tag">'
             f"{esc(lost_hours(hour))}</span></header><p>{esc(shares)}</p>"
-            + (f"<ul>{found}</ul>" if found else "") + (f'<p class="fine">{esc(why)}</p>' if why else "")
+            + (f"<ul>{findings}</ul>" if findings else "") + (f'<p class="fine">{esc(note)}</p>' if note else "")
             + "</article>")
 
 
@@ -166,24 +166,24 @@ def _table(heading: str, rows: Sequence[GpuReport | JobReport], report: Report) 
         return ""
     shown = [state for state in STATES if report.total.states_s.get(state)]
     head = "".join(f"<th>{esc(word)}</th>" for word in (heading[:-1], "GPU hours", "goodput", *shown, "kWh"))
-    hours, kwh = decimals(sum(own.states_s.values()) / HOUR_S for own in rows), energy_decimals(rows)
-    body = "".join(_row(own, shown, hours, kwh) for own in rows)
+    hours, kwh = decimals(sum(row.states_s.values()) / HOUR_S for row in rows), energy_decimals(rows)
+    body = "".join(_row(row, shown, hours, kwh) for row in rows)
     return (f'<section><h2>{esc(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div></section>")
 
 
-def _row(own: GpuReport | JobReport, shown: Sequence[str], hours: int, kwh: int) -> str:
-    if isinstance(own, GpuReport):
-        first = f'<td title="{esc(own.uuid)}">{esc(own.gpu)} {esc(own.name)}</td>'
+def _row(row: GpuReport | JobReport, shown: Sequence[str], hours: int, kwh: int) -> str:
+    if isinstance(row, GpuReport):
+        first = f'<td title="{esc(row.uuid)}">{esc(row.gpu)} {esc(row.name)}</td>'
     else:
-        again = "" if not own.restarts else f", {own.restarts} restart{'s' * (own.restarts > 1)}"
-        user = esc(own.user or "user not known")
-        first = (f'<td class="wrap" title="{esc(own.job)}">{esc(short_command(own.job))} <span class="sub">{user}, GPU '
-                 f"{esc(', '.join(own.gpus))}{again}</span></td>")
-    all_s = sum(own.states_s.values())
-    cells = [figure(all_s / HOUR_S, hours), _goodput(own),
-             *(share(own.states_s[state], all_s) if own.states_s.get(state) else "–" for state in shown),
-             energy_kwh(own, kwh)]
+        again = "" if not row.restarts else f", {row.restarts} restart{'s' * (row.restarts > 1)}"
+        user = esc(row.user or "user not known")
+        first = (f'<td class="wrap" title="{esc(row.job)}">{esc(short_command(row.job))} <span class="sub">{user}, GPU '
+                 f"{esc(', '.join(row.gpus))}{again}</span></td>")
+    all_s = sum(row.states_s.values())
+    cells = [figure(all_s / HOUR_S, hours), _goodput(row),
+             *(share(row.states_s[state], all_s) if row.states_s.get(state) else "–" for state in shown),
+             energy_kwh(row, kwh)]
     return f"<tr>{first}{''.join(f'<td>{esc(cell)}</td>' for cell in cells)}</tr>"
 
 
@@ -195,5 +195,5 @@ def _share(state: str, states: Mapping[str, float]) -> str:
     return f"{state} {share(states[state], sum(states.values()))}"
 
 
-def _goodput(own: Spent) -> str:
-    return "N/A" if own.goodput_ratio is None else percent(own.goodput_ratio)
+def _goodput(spent: Spent) -> str:
+    return "N/A" if spent.goodput_ratio is None else percent(spent.goodput_ratio)

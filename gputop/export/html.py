@@ -88,18 +88,18 @@ def to_html(document: Mapping[str, Any]) -> str:
         f'<script type="application/json" id="{DATA_ID}">{embedded(document)}</script>'))
 
 
-def analysis_page(found: Analysis) -> str:
+def analysis_page(result: Analysis) -> str:
     """The page of an analysis alone, as notebooks show it: findings, the step, the report as text."""
-    title = f"gputop: {', '.join(map(printable, found.trace.hosts)) or 'a trace'}"
+    title = f"gputop: {', '.join(map(printable, result.trace.hosts)) or 'a trace'}"
     abstained: dict[str, list[str]] = {}
-    for rule in found.abstained:
+    for rule in result.abstained:
         abstained.setdefault(rule.missing, []).append(rule.id)
-    notes = "".join(f'<p class="fine">{esc(note.message)}</p>' for note in found.trace.quality)
-    report = esc_lines(text_report(found, findings=False))
+    notes = "".join(f'<p class="fine">{esc(note.message)}</p>' for note in result.trace.quality)
+    report = esc_lines(text_report(result, findings=False))
     text = f"<details><summary>The analysis as text</summary><pre>{report}</pre></details>"
-    parts = [f'<header class="top"><div><h1>{esc(title)}</h1></div></header>', BANNER if found.simulated else "",
-             _what_to_do(found.findings, limit_of(found), abstained),
-             "".join(("<section><h2>The step</h2>", *step_of(found), notes, text, "</section>"))]
+    parts = [f'<header class="top"><div><h1>{esc(title)}</h1></div></header>', BANNER if result.simulated else "",
+             _what_to_do(result.findings, limit_of(result), abstained),
+             "".join(("<section><h2>The step</h2>", *step_of(result), notes, text, "</section>"))]
     return page(title, parts, (f"<footer>Written by gputop {esc(__version__)}.</footer>",))
 
 
@@ -158,8 +158,8 @@ def _activity(s: Snapshot) -> str:
 
 
 def _lane(g: GpuSample, track: Track, grid: Grid, many: str) -> str:
-    known = [v for v in track.mean if v is not None]
-    mean = sum(known) / len(known) if known else None
+    means = [v for v in track.mean if v is not None]
+    mean = sum(means) / len(means) if means else None
     now = g.activity()[1]
     label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}" + ("" if mean is None else f", mean {ratio(mean)}")
     figures = (titled(activity_text(g), now.reason or now.source, "now")
@@ -218,8 +218,8 @@ def _lanes(s: Snapshot) -> str:
         values = [v for t in tracks.values() for v in t.mean if v is not None]
         if len(values) < 2 * len(tracks) or not any(values):
             continue
-        known = [i for t in tracks.values() for i, v in enumerate(t.mean) if v is not None]
-        first = min(min(known), grid.slices - min(12, grid.slices))
+        filled_slices = [i for t in tracks.values() for i, v in enumerate(t.mean) if v is not None]
+        first = min(min(filled_slices), grid.slices - min(12, grid.slices))
         scale = _full_scale(metric, [t.full_scale for t in tracks.values()], max(values))
         kind = GPU_METRICS[metric]
         rows = "".join(_heat(g, tracks[g.info.uuid], scale, first) for g in s.sample.gpus if g.info.uuid in tracks)
@@ -234,9 +234,9 @@ def _lanes(s: Snapshot) -> str:
 
 def _full_scale(metric: str, scales: list[float | None], largest: float) -> float:
     """100 % of a metric on all GPUs: its own, or the largest value in view rounded up to 1, 2 or 5."""
-    known = [scale for scale in scales if scale is not None]
-    if GPU_METRICS[metric].full_scale is not None and known:
-        return max(known)
+    known_scales = [scale for scale in scales if scale is not None]
+    if GPU_METRICS[metric].full_scale is not None and known_scales:
+        return max(known_scales)
     step = 10.0 ** math.floor(math.log10(largest)) if largest > 0 else 1.0
     return next(m * step for m in (1, 2, 5, 10) if m * step >= largest * (1 - 1e-9))
 
@@ -252,8 +252,8 @@ def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
 
 def _findings(s: Snapshot) -> str:
     missing: dict[str, list[str]] = {}
-    found = tables.analysis(s)
-    for abstained in (*s.live.abstained, *(found.abstained if found is not None else ())):
+    result = tables.analysis(s)
+    for abstained in (*s.live.abstained, *(result.abstained if result is not None else ())):
         missing.setdefault(abstained.missing, []).append(abstained.id)
     return _what_to_do(s.findings, s.capture.limit if s.capture is not None else s.live.limit, missing)
 

@@ -145,7 +145,7 @@ class Exporter:
 
     @property
     def has_rates(self) -> bool:
-        """Whether there are two samples, between which rates can be told."""
+        """Return whether there are two samples, between which rates can be told."""
         return self._session.sample is not None and self._session.sample.interval_s is not None
 
     def _count(self, change: str) -> None:
@@ -194,7 +194,7 @@ class Exporter:
 
 
 class _Collected:
-    """What prometheus_client asks for metrics."""
+    """Collector that prometheus_client asks for metrics."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter

@@ -40,7 +40,8 @@ def spectrogram(track: Track) -> str:
 
 
 def _band(band: int, reach: float) -> str | None:
-    """As in the terminal, see gputop.tui.monitor.lanes.column: the lowest band of a measured slice is never nothing."""
+    """Return the color as in the terminal, see gputop.tui.monitor.lanes.column: the lowest band of a measured slice is
+    never nothing."""
     share = 0.4 + 0.6 * reach if band == 0 else reach
     if band == 0 and reach >= 1:
         share = 1.0
@@ -74,17 +75,17 @@ class PartShare(NamedTuple):
 
 def shares(breakdown: Breakdown | None) -> list[PartShare]:
     """The parts of a step that are known and not zero, in the order of the bar."""
-    known = {} if breakdown is None else {name: value for name, value in breakdown.known.items() if value > 0}
-    total = sum(known.values())
-    return [PartShare(part, known[part.id], known[part.id] / total) for part in PARTS if part.id in known]
+    parts = {} if breakdown is None else {name: value for name, value in breakdown.known.items() if value > 0}
+    total = sum(parts.values())
+    return [PartShare(part, parts[part.id], parts[part.id] / total) for part in PARTS if part.id in parts]
 
 
 def _runs(cells: dict[str, list[tuple[int, int, int, int]]], colors: Iterable[str | None], y: int) -> None:
     x = 0
-    for found, run in groupby(colors):
+    for run_color, run in groupby(colors):
         width = len(list(run))
-        if found is not None:
-            cells[found].append((x, y, width, 1))
+        if run_color is not None:
+            cells[run_color].append((x, y, width, 1))
         x += width
 
 

@@ -130,7 +130,7 @@ def _numbers(values: Sequence[float]) -> tuple[float | None, ...]:
 def to_json(doc: Mapping[str, Any]) -> str:
     """Indented JSON with each list of numbers on one line."""
     text = json.dumps(doc, indent=1, allow_nan=False)
-    return _NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n"
+    return _NUMBERS.sub(lambda match: " ".join(match[0].split()), text) + "\n"
 
 
 def to_text(session: Session) -> str:
@@ -155,7 +155,7 @@ def to_text(session: Session) -> str:
 
 
 def _finding_lines(session: Session) -> list[str]:
-    """What to do; where nothing was found, what bounds the job."""
+    """Return what to do; where nothing was found, what bounds the job."""
     record = session.last_capture
     nothing = ": no problem visible yet" if session.live.abstained else ": no problem visible"
     unread = unread_text(session.sample)

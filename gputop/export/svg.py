@@ -127,9 +127,9 @@ def _gpus(page: _Page, s: Snapshot) -> None:
     if grid is not None:
         page.y += 11
         middle = (grid.start_s + grid.end_s) / 2
-        for at, t, anchor in ((_LANE_X, grid.start_s, "start"), (_LANE_X + _LANE_WIDTH / 2, middle, "middle"),
-                             (_LANE_X + _LANE_WIDTH, grid.end_s, "end")):
-            page.parts.append(f'<text x="{at:g}" y="{page.y:g}" fill="{_DIM}" font-size="11" text-anchor="{anchor}">'
+        for tick, t, anchor in ((_LANE_X, grid.start_s, "start"), (_LANE_X + _LANE_WIDTH / 2, middle, "middle"),
+                                (_LANE_X + _LANE_WIDTH, grid.end_s, "end")):
+            page.parts.append(f'<text x="{tick:g}" y="{page.y:g}" fill="{_DIM}" font-size="11" text-anchor="{anchor}">'
                               f"{time.strftime('%H:%M:%S', time.localtime(t))}</text>")
 
 
@@ -140,8 +140,8 @@ def _gpu(page: _Page, g: GpuSample, grid: Grid | None, top: float, height: float
     for track in tracks:
         page.lane(_LANE_X, top, _LANE_WIDTH, height, (grid.slices if grid else 1, pictures.BANDS),
                   pictures.spectrogram(track))
-        known = [v for v in track.mean if v is not None]
-        mean = sum(known) / len(known) if known else None
+        means = [v for v in track.mean if v is not None]
+        mean = sum(means) / len(means) if means else None
     if g.state != OK:
         page.text(_LANE_X + _LANE_WIDTH + 16, fit(f"{printable(g.state)}: {printable(g.message)}", 70).rstrip(), _BAD)
         return
@@ -173,8 +173,8 @@ def _host(page: _Page, s: Snapshot) -> None:
 
 
 def _step(page: _Page, s: Snapshot) -> None:
-    found = analysis(s)
-    parts = pictures.shares(found.breakdown if found is not None else None)
+    result = analysis(s)
+    parts = pictures.shares(result.breakdown if result is not None else None)
     if not parts:
         return
     page.y += 36
@@ -198,8 +198,8 @@ def _step(page: _Page, s: Snapshot) -> None:
 
 def _roofline(page: _Page, s: Snapshot) -> None:
     """Ops by FLOP per byte and FLOP/s below the roofs of the GPU, where the programs of the capture tell them."""
-    found = analysis(s)
-    limits = found.limits if found is not None else None
+    result = analysis(s)
+    limits = result.limits if result is not None else None
     content = svg_content(limits, _ROOFLINE_WIDTH, _ROOFLINE_HEIGHT) if limits is not None else ""
     if limits is None or not content:
         return

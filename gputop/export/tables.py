@@ -49,7 +49,7 @@ _CELLS = tuple(cell for column in COLUMNS if column.page and column.metrics for 
 
 
 def analysis(s: Snapshot) -> Analysis | None:
-    """What the trace of the last capture says."""
+    """Return what the trace of the last capture says."""
     return s.capture.analysis if s.capture is not None else None
 
 
@@ -57,8 +57,8 @@ def analysis(s: Snapshot) -> Analysis | None:
 
 
 def step(s: Snapshot) -> str:
-    """Where the mean step's time goes, one step as it went, and the GPUs in the trace."""
-    record, found = s.capture, analysis(s)
+    """Show where the mean step's time goes, one step as it went, and the GPUs in the trace."""
+    record, result = s.capture, analysis(s)
     if record is None:
         return ""
     about = f"captured {esc(moment(record.time_s))} for {seconds(record.took_s)} from {esc(record.address)}"
@@ -66,12 +66,12 @@ def step(s: Snapshot) -> str:
     if record.problem is not None:
         parts.append(f'<p class="bad">{esc(record.problem.message)}</p><p>{esc(record.problem.fix)}</p>')
     notes = list(record.notes)
-    if found is not None:
-        parts += [_wall_time(found), _breakdown(found), _limits(found.limits), _one_step(found.typical_step),
-                  _critical_path(found.critical_path), _python(found), _layers(found.layers or found.cpu_layers),
-                  _gpu_table(found.gpus),
-                  _rank_table(found.ranks)]
-        notes = [note.message for note in found.trace.quality] + notes
+    if result is not None:
+        parts += [_wall_time(result), _breakdown(result), _limits(result.limits), _one_step(result.typical_step),
+                  _critical_path(result.critical_path), _python(result), _layers(result.layers or result.cpu_layers),
+                  _gpu_table(result.gpus),
+                  _rank_table(result.ranks)]
+        notes = [note.message for note in result.trace.quality] + notes
     parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
     parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')
     if record.report:
@@ -79,35 +79,35 @@ def step(s: Snapshot) -> str:
     return "".join((*parts, "</section>"))
 
 
-def step_of(found: Analysis) -> list[str]:
-    """Of an analysis alone; an empty text for what it lacks."""
-    return [_wall_time(found), _breakdown(found), _limits(found.limits), _one_step(found.typical_step),
-            _critical_path(found.critical_path), _python(found), _layers(found.layers or found.cpu_layers),
-            _gpu_table(found.gpus)]
+def step_of(result: Analysis) -> list[str]:
+    """Return the parts of an analysis alone; an empty text for what it lacks."""
+    return [_wall_time(result), _breakdown(result), _limits(result.limits), _one_step(result.typical_step),
+            _critical_path(result.critical_path), _python(result), _layers(result.layers or result.cpu_layers),
+            _gpu_table(result.gpus)]
 
 
-def _breakdown(found: Analysis) -> str:
-    shares = pictures.shares(found.breakdown)
+def _breakdown(result: Analysis) -> str:
+    shares = pictures.shares(result.breakdown)
     if not shares:
         return ""
     total = sum(s.time_s for s in shares)
     summary = f"Mean step {seconds(total)}"
-    if found.steps is not None:
-        summary += (f", median {seconds(found.steps.median_s)}, 95th percentile {seconds(found.steps.p95_s)} "
-                    f"of {found.steps.count} steps")
+    if result.steps is not None:
+        summary += (f", median {seconds(result.steps.median_s)}, 95th percentile {seconds(result.steps.p95_s)} "
+                    f"of {result.steps.count} steps")
     bar = "".join(f'<span style="width:{100 * s.share:.3f}%;background:{s.part.dark}" title="{esc(s.part.label)}: '
                   f'{seconds(s.time_s)}, {percent(s.share)}"></span>' for s in shares)
     rows = "".join(f'<li title="{esc(s.part.meaning)}"><i style="background:{s.part.dark}"></i>{esc(s.part.label)}'
                    f"<b>{esc(_share(s.share))}</b><em>{seconds(s.time_s)}</em></li>"
                    for s in sorted(shares, key=lambda s: -s.time_s))
-    means = " The parts are means over the GPUs that took part." if len(found.gpus) > 1 else ""
+    means = " The parts are means over the GPUs that took part." if len(result.gpus) > 1 else ""
     return (f"<p>{summary}.{means}</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
 
 
-def _wall_time(found: Analysis) -> str:
-    """Where the recorded time went."""
-    wall = found.wall_time
+def _wall_time(result: Analysis) -> str:
+    """Show where the recorded time went."""
+    wall = result.wall_time
     if wall is None or not wall.recorded_s:
         return ""
     rows = "".join(f'<tr title="{esc(row.meaning)}"><td class="l">{esc(row.name)}</td><td>{seconds(row.time_s)}</td>'
@@ -143,7 +143,7 @@ def _one_step(step: TypicalStep | None) -> str:
 
 
 def _critical_path(path: CriticalPath | None) -> str:
-    """What the length of a typical step is made of, and what ran beside it with how much slack."""
+    """Show what the length of a typical step is made of, and what ran beside it with how much slack."""
     if path is None or not path.kinds or path.step_s <= 0:
         return ""
     kinds = "".join(f'<li title="{esc(path_kind(kind.id)[1])}">{esc(path_kind(kind.id)[0])}'
@@ -163,12 +163,12 @@ def _critical_path(path: CriticalPath | None) -> str:
             + (f"<p>{esc(path.reason)}</p>" if path.reason else ""))
 
 
-def _python(found: Analysis) -> str:
+def _python(result: Analysis) -> str:
     """The lines of Python that ran in the gaps, and the training loop's stacks as an icicle: a flame graph, hanging."""
-    stacks = found.stacks
+    stacks = result.stacks
     if stacks is None or not stacks.flame:
         return ""
-    period_s = found.steps.mean_s if found.steps is not None else found.trace.window_s
+    period_s = result.steps.mean_s if result.steps is not None else result.trace.window_s
     lists = ""
     for gaps in worth_showing(stacks, period_s):
         lines = "".join(f"<li>{esc(text)}</li>" for text in lines_of_gaps(gaps, stacks))
@@ -192,7 +192,7 @@ def _python(found: Analysis) -> str:
             "lines that only pass a call on. Lines that run mostly in gaps are highlighted. Click a box to see it "
             "alone, click again to go back.</h3>"
             f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
-            f'<p class="fine">{esc(cost_words(stacks, found.simulated))}</p>')
+            f'<p class="fine">{esc(cost_words(stacks, result.simulated))}</p>')
 
 
 def _layers(layers: Layers | None) -> str:
@@ -226,21 +226,21 @@ def _layers(layers: Layers | None) -> str:
             + (f'{by_line}<ul class="legend">{lines}</ul>' if lines else ""))
 
 
-def _limits(found: Limits | None) -> str:
-    """From the step down to the limit, where the GPU's peak is known, and MFU."""
-    if found is None or not found.step_s:
+def _limits(limits: Limits | None) -> str:
+    """Show the way from the step down to the limit, where the GPU's peak is known, and MFU."""
+    if limits is None or not limits.step_s:
         return ""
-    if not found.gpu:
-        return f"<p>How far the step is from the GPU's limit is unknown. {esc(found.reason)}</p>"
+    if not limits.gpu:
+        return f"<p>How far the step is from the GPU's limit is unknown. {esc(limits.reason)}</p>"
     rows = "".join(f'<li title="{esc(limit_step(step.id)[1])}">{esc(limit_step(step.id)[0])}'
-                   f"<b>{esc(_share(step.time_s / found.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
-                   for step in found.steps if step.time_s and (step.id in PART_BY_ID or step.id in COMPUTE_STEPS))
-    drawing = svg(found)
-    points = "".join(f'<p class="fine">{esc(line)}</p>' for line in (axes_text(found), *legend(found)))
+                   f"<b>{esc(_share(step.time_s / limits.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
+                   for step in limits.steps if step.time_s and (step.id in PART_BY_ID or step.id in COMPUTE_STEPS))
+    drawing = svg(limits)
+    points = "".join(f'<p class="fine">{esc(line)}</p>' for line in (axes_text(limits), *legend(limits)))
     roofline = ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes, "
                 f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
-    return (f"<h3>From the mean step down to the limit of the {esc(found.gpu)}</h3>"
-            f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(found).rstrip("."))}.</p>{roofline}')
+    return (f"<h3>From the mean step down to the limit of the {esc(limits.gpu)}</h3>"
+            f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(limits).rstrip("."))}.</p>{roofline}')
 
 
 NO_LAUNCHES = "the launches are not in the trace"
@@ -259,7 +259,7 @@ def _gpu_table(gpus: Sequence[GpuUse]) -> str:
     head = "".join(f"<th>{esc(title)}</th>" for title, _, _ in TRACE_COLUMNS)
     rows = ""
     for gpu in gpus:
-        cells = "".join(_level(value(gpu), why) for _, value, why in TRACE_COLUMNS)
+        cells = "".join(_level(value(gpu), reason) for _, value, reason in TRACE_COLUMNS)
         delay = gpu.launch_delay_median_s
         cells += _none(NO_LAUNCHES) if delay is None else f"<td>{seconds(delay)}</td>"
         rows += f"<tr><td>{gpu.gpu}</td>{cells}<td>{gpu.kernels_per_s:,.0f}</td></tr>"
@@ -284,13 +284,13 @@ def _rank_table(ranks: Sequence[RankTimes]) -> str:
             f"<tbody>{rows}</tbody></table></div>")
 
 
-def _none(why: str) -> str:
-    return f'<td class="na" title="{esc(why or "not in the analysis")}">N/A</td>'
+def _none(reason: str) -> str:
+    return f'<td class="na" title="{esc(reason or "not in the analysis")}">N/A</td>'
 
 
-def _level(value: float | None, why: str) -> str:
+def _level(value: float | None, reason: str) -> str:
     if value is None:
-        return _none(why)
+        return _none(reason)
     return f'<td class="level" style="--v:{100 * min(1.0, max(0.0, value)):.0f}%">{ratio(value)}</td>'
 
 
@@ -317,8 +317,8 @@ def _gpu_row(g: GpuSample) -> str:
     which_gpu = f"{g.info.name} {g.info.uuid} {g.info.pci_bus_id}"
     label = f'<td title="{esc(which_gpu)}"><b>{esc(g.info.label)}</b></td>'
     if g.state != OK:
-        why = esc(f"{g.state}: {g.message}")
-        return f'<tr>{label}<td class="bad wrap" colspan="{len(_CELLS) + 2}">{why}</td></tr>'
+        problem = esc(f"{g.state}: {g.message}")
+        return f'<tr>{label}<td class="bad wrap" colspan="{len(_CELLS) + 2}">{problem}</td></tr>'
     cells = _figure(g.activity()[1], activity_text(g))
     for c in _CELLS:
         cells += _pair(g[c.metric], g[c.limit]) if c.limit and g[c.metric].value is not None else _figure(g[c.metric])
@@ -327,11 +327,11 @@ def _gpu_row(g: GpuSample) -> str:
 
 
 def _figure(r: Reading, text: str = "") -> str:
-    why = (r.reason or r.source or "") + (" (coarse)" if r.coarse else "")
+    origin = (r.reason or r.source or "") + (" (coarse)" if r.coarse else "")
     if r.value is None:
-        return _none(why)
+        return _none(origin)
     level = f' class="level" style="--v:{100 * min(1.0, max(0.0, r.value)):.0f}%"' if r.unit == RATIO else ""
-    return f'<td{level} title="{esc(why)}">{esc(text or reading(r))}</td>'
+    return f'<td{level} title="{esc(origin)}">{esc(text or reading(r))}</td>'
 
 
 def _pair(now: Reading, limit: Reading) -> str:
@@ -360,9 +360,9 @@ def processes(s: Snapshot) -> str:
 
 def _process_row(p: ProcessSample) -> str:
     memory, sm = p.gpu_memory_bytes, p.mean_sm_ratio
-    why = "the driver does not report it"
-    cells = (Reading(memory, "bytes", "all its GPUs") if memory is not None else Reading.missing("bytes", why),
-             Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", why))
+    reason = "the driver does not report it"
+    cells = (Reading(memory, "bytes", "all its GPUs") if memory is not None else Reading.missing("bytes", reason),
+             Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", reason))
     cpu = p.cpu_cores
     cores = f'<td title="{esc(cpu.source)}">{cpu.value:.1f}</td>' if cpu.value is not None else _figure(cpu)
     description = [f'<span class="mono">{_command(p.command)}</span>' if p.command is not None

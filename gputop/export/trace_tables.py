@@ -69,12 +69,13 @@ def _tables(facts: TraceFacts) -> Iterator[tuple[Table, Iterator[Batch]]]:
     yield LINES, _columns([(i, line.host, None if line.gpu < 0 else line.gpu, line.name)
                            for i, line in enumerate(trace.lines)])
     yield DEVICE_EVENTS, _device(trace)
-    yield HOST_EVENTS, ((np.arange(at.start, at.stop), host.line[at], host.name[at], host.start_ns[at], host.end_ns[at])
-                        for at in batches_of(len(host)))
+    yield HOST_EVENTS, ((np.arange(batch.start, batch.stop), host.line[batch], host.name[batch],
+                         host.start_ns[batch], host.end_ns[batch])
+                        for batch in batches_of(len(host)))
     yield HOST_STATS, _host_stats(trace)
-    yield ALLOCATOR_EVENTS, ((allocator.time_ns[at], allocator.allocator[at], allocator.in_use_bytes[at],
-                              allocator.available_bytes[at], allocator.peak_bytes[at], allocator.tf_op[at])
-                             for at in batches_of(len(allocator)))
+    yield ALLOCATOR_EVENTS, ((allocator.time_ns[batch], allocator.allocator[batch], allocator.in_use_bytes[batch],
+                              allocator.available_bytes[batch], allocator.peak_bytes[batch], allocator.tf_op[batch])
+                             for batch in batches_of(len(allocator)))
     bounds = facts.steps.bounds_ns if facts.steps is not None else ()
     yield STEPS, _columns([(i, start, end) for i, (start, end) in enumerate(bounds)])
     yield FINDINGS, _columns([(i, f.id, f.severity, f.title, f.why, f.action, f.gain.step_time, f.gain.by or None)
@@ -92,21 +93,22 @@ def _device(trace: Trace) -> Iterator[Batch]:
     kinds = [kind.name.lower() for kind in Kind]
     memories = [None, *(kind.name.lower() for kind in list(MemoryKind)[1:])]
     launch_ends = d.launch_end_ns if len(d.launch_end_ns) == len(d) else np.broadcast_to(np.int64(-1), len(d))
-    for at in batches_of(len(d)):
-        yield (np.arange(at.start, at.stop), d.gpu[at], d.line[at], [kinds[kind] for kind in d.kind[at].tolist()],
-               d.name[at], d.tf_op[at], d.start_ns[at], d.end_ns[at], d.launch_line[at], d.launch_ns[at],
-               launch_ends[at], d.correlation[at], d.bytes[at], [memories[kind] for kind in d.src[at].tolist()],
-               [memories[kind] for kind in d.dst[at].tolist()])
+    for batch in batches_of(len(d)):
+        yield (np.arange(batch.start, batch.stop), d.gpu[batch], d.line[batch],
+               [kinds[kind] for kind in d.kind[batch].tolist()], d.name[batch], d.tf_op[batch],
+               d.start_ns[batch], d.end_ns[batch], d.launch_line[batch], d.launch_ns[batch], launch_ends[batch],
+               d.correlation[batch], d.bytes[batch], [memories[kind] for kind in d.src[batch].tolist()],
+               [memories[kind] for kind in d.dst[batch].tolist()])
 
 
 def _host_stats(trace: Trace) -> Iterator[Batch]:
     for stat, (rows, values) in trace.host.stats.items():
-        for at in batches_of(len(rows)):
-            numbers, unknown = values[at].tolist(), [None] * (at.stop - at.start)
+        for batch in batches_of(len(rows)):
+            numbers, unknown = values[batch].tolist(), [None] * (batch.stop - batch.start)
             texts = [trace.names[number] for number in numbers] if stat in _TEXTS else None
-            yield rows[at], [stat] * len(numbers), numbers if texts is None else unknown, texts or unknown
+            yield rows[batch], [stat] * len(numbers), numbers if texts is None else unknown, texts or unknown
 
 
 def _columns(rows: Sequence[tuple[Any, ...]]) -> Iterator[Batch]:
-    for at in batches_of(len(rows)):
-        yield [list(column) for column in zip(*rows[at], strict=True)]
+    for batch in batches_of(len(rows)):
+        yield [list(column) for column in zip(*rows[batch], strict=True)]

@@ -127,11 +127,11 @@ def _arrow(column: Column, values: Values, texts: Any) -> pyarrow.Array:
 
     if isinstance(values, list):
         return pyarrow.array(values, _arrow_type(column))
-    known = values != -1 if column.may_be_null else np.ones(len(values), bool)
+    present = values != -1 if column.may_be_null else np.ones(len(values), bool)
     if not column.is_name:
-        return pyarrow.array(values, _arrow_type(column), mask=~known)
-    used, places = np.unique(values[known], return_inverse=True)  # a row group has the names that are in it
+        return pyarrow.array(values, _arrow_type(column), mask=~present)
+    used, places = np.unique(values[present], return_inverse=True)  # a row group has the names that are in it
     index = np.zeros(len(values), np.int32)
-    index[known] = places
-    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(index, mask=~known),
+    index[present] = places
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(index, mask=~present),
                                                pyarrow.array(texts[used].tolist(), pyarrow.string()))

@@ -1,6 +1,5 @@
-"""From records back to samples. A recording may come from anywhere: the codec checks its strings and schemas, and
-each sample against the types of ``gputop.core.samples`` before anything is built from it.
-"""
+"""Decoding of records back to samples. A recording may come from anywhere: the codec checks its strings and schemas,
+and each sample against the types of ``gputop.core.samples`` before anything is built from it."""
 
 from __future__ import annotations
 
@@ -154,20 +153,20 @@ class Decoder:
         return {field: self._item(item, depth + 1) for field, item in entries}
 
     def _readings(self, rows: list[list[Any]]) -> dict[str, Reading]:
-        numbers, at = self._numbers, self._at
+        numbers, position = self._numbers, self._at
         out = {}
         for row in rows:
             metric, slot, unit, source, coarse, last = row
             if slot is not None:
-                value = numbers[at]
-                at += 1
+                value = numbers[position]
+                position += 1
                 # A limit or a total is the same again; not so 0, which may be -0.
                 if last is None or last.value != value or not value:
                     row[5] = last = (
                         Reading(int(value) if slot == INT and math.isfinite(value) else value, unit, source, None,
                                 coarse))
             out[metric] = last
-        self._at = at
+        self._at = position
         return out
 
     def _item(self, item: Any, depth: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a recording is made of, byte by byte.
+"""Format of a recording, byte by byte.
 
 A file is a header and then records, each with its length and CRC-32, written one after the
 other and never changed::
@@ -162,16 +162,16 @@ class Encoder:
 
     def _part(self, value: Any) -> tuple[str, str]:
         name = type(value).__name__
-        place = self._place()
+        position = self._place()
         names = FIELDS[name]
         items = tuple([self._item(getattr(value, field)) for field in names])
-        self._numbers[place] = self._schema_number((name, names, items))
+        self._numbers[position] = self._schema_number((name, names, items))
         return ("p", name)
 
     def _readings(self, readings: Mapping[str, Reading]) -> tuple[str, str]:
-        place = self._place()
+        position = self._place()
         items = tuple([(metric, *self._reading(r)) for metric, r in readings.items()])
-        self._numbers[place] = self._schema_number((READINGS, items))
+        self._numbers[position] = self._schema_number((READINGS, items))
         return ("p", READINGS)
 
     def _reading(self, reading: Reading) -> tuple[str | None, str, str, str | None, bool]:
@@ -228,7 +228,7 @@ def unpack(data: bytes, count: int, previous: F64) -> F64:
         raise ValueError(f"a sample of {count} numbers")
     tags = np.frombuffer(data, np.uint8, -(-count // 4))
     how = ((tags[:, None] >> _SHIFTS) & 3).ravel()[:count]
-    at = len(tags)
+    offset = len(tags)
     numbers = np.zeros(count, np.float64)
     common = min(count, len(previous))
     if (how[common:] == _SAME).any():
@@ -236,9 +236,9 @@ def unpack(data: bytes, count: int, previous: F64) -> F64:
     numbers[:common] = previous[:common]
     for tag, kind in ((_SINGLE, "<f4"), (_MILLI, "<i4"), (_DOUBLE, "<f8")):
         here = how == tag
-        some = np.frombuffer(data, kind, int(here.sum()), at)
-        at += some.nbytes
+        some = np.frombuffer(data, kind, int(here.sum()), offset)
+        offset += some.nbytes
         numbers[here] = some / 1000 if tag == _MILLI else some
-    if at != len(data):
-        raise ValueError(f"{len(data) - at} bytes too many in a sample")
+    if offset != len(data):
+        raise ValueError(f"{len(data) - offset} bytes too many in a sample")
     return numbers

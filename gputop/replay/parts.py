@@ -30,7 +30,7 @@ _MAX_SHARE = 8  # a part is at most this part of all that is kept, so that littl
 
 
 class Bounds(Struct, frozen=True):
-    """Of one part or of all; None: not bounded so."""
+    """Bounds of one part or of all; None: not bounded so."""
 
     age_s: float | None = None
     size_bytes: float | None = None
@@ -38,7 +38,7 @@ class Bounds(Struct, frozen=True):
 
 
 class Rotation(Struct, frozen=True):
-    """When a part ends, and what of all parts is kept."""
+    """Rule for when a part ends, and what of all parts is kept."""
 
     part: Bounds = Bounds()
     keep: Bounds = Bounds()
@@ -170,14 +170,14 @@ def _order(name: str) -> tuple[str, int]:
 
 def recordings_in(folder: Path) -> list[Path]:
     """The recordings of a folder, whatever their names, in the order of these. Raises GputopError."""
-    found = []
+    recordings = []
     try:
-        with Folder(folder) as own:
-            for name in sorted(own.names(), key=_order):
-                with contextlib.suppress(OSError), open_regular(name, folder_fd=own.fd) as file:
+        with Folder(folder) as opened:
+            for name in sorted(opened.names(), key=_order):
+                with contextlib.suppress(OSError), open_regular(name, folder_fd=opened.fd) as file:
                     if file.read(len(MAGIC)) == MAGIC:
-                        found.append(folder / name)
+                        recordings.append(folder / name)
     except OSError as error:
         raise GputopError(f"cannot read {folder}: {error.strerror or error}",
                           "Give a folder that gputop record has written to.") from error
-    return found[-MAX_PARTS:]
+    return recordings[-MAX_PARTS:]

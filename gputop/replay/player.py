@@ -26,7 +26,7 @@ _COARSE_HISTORY_S, _COARSE_STEP_S = 6 * 3600.0, 10.0
 
 
 class SampleSequence(Protocol):
-    """What is played: a :class:`gputop.replay.reader.Recording`, say."""
+    """Sequence that is played: a :class:`gputop.replay.reader.Recording`, say."""
 
     @property
     def times_s(self) -> Sequence[float]: ...
@@ -141,10 +141,10 @@ class Player:
         """Go ``by_s`` seconds of recorded time forward, or back; stays within the recording."""
         with self._changed:
             here = self._index if self._seek_to is None else self._seek_to
-            there = self.recording.index_at(self.recording.times_s[here] + by_s)
-            if there == here and by_s:  # a hole in the recording: go to its other side
-                there = min(len(self.recording) - 1, max(0, here + (1 if by_s > 0 else -1)))
-            self._seek_to = there
+            target = self.recording.index_at(self.recording.times_s[here] + by_s)
+            if target == here and by_s:  # a hole in the recording: go to its other side
+                target = min(len(self.recording) - 1, max(0, here + (1 if by_s > 0 else -1)))
+            self._seek_to = target
             self._changed.notify_all()
 
     # -- the player's thread ------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Player:
         return None
 
     def _wait_s(self) -> float:
-        """How long the sample that is shown stays."""
+        """Return how long the sample that is shown stays."""
         if self.at_end:
             return 0.0
         gap_s = self.recording.times_s[self._index + 1] - self.recording.times_s[self._index]

@@ -44,7 +44,8 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
 
 
 def is_recording(path: str) -> bool:
-    """Whether it is a file that begins as one of ``gputop record``. Raises GputopError where it cannot be read."""
+    """Return whether it is a file that begins as one of ``gputop record``. Raises GputopError where it cannot be
+    read."""
     if not Path(path).is_file():
         return False
     try:
@@ -224,23 +225,23 @@ class Recording:
         return f"the recording is damaged {where} ({error}): {size(lost_bytes)} are skipped"
 
     def _find_segment(self, offset: int) -> int | None:
-        """Where the next whole SEGMENT record begins."""
+        """Return where the next whole SEGMENT record begins."""
         assert self._file is not None
         self._file.seek(offset)
         kept, size = b"", _FIRST_CHUNK_BYTES  # mostly it is near
         while chunk := self._file.read(size):
             size = min(2 * size, _CHUNK_BYTES)
             data = kept + chunk
-            found = data.find(SYNC)
-            while found >= 0:
-                start = offset + found - RECORD.size
+            mark = data.find(SYNC)
+            while mark >= 0:
+                start = offset + mark - RECORD.size
                 if start >= HEADER.size:
                     try:
                         if self._read(start)[0] == SEGMENT:
                             return start
                     except Damaged:
                         pass
-                found = data.find(SYNC, found + 1)
+                mark = data.find(SYNC, mark + 1)
             kept = data[-len(SYNC):]
             offset += len(data) - len(kept)
             self._file.seek(offset + len(kept))

@@ -41,7 +41,7 @@ class Snapshot(Struct, frozen=True):
 
 
 def is_snapshot(path: Path) -> bool:
-    """Whether a file begins as JSON or a page does, which no recording does; False where it cannot be read."""
+    """Return whether a file begins as JSON or a page does, which no recording does; False where it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"<", b"[")
@@ -74,7 +74,7 @@ def read(path: Path) -> Snapshot:
 
 
 def from_json(data: bytes) -> Snapshot:
-    """What the JSON of a snapshot says that a node answered with; raises GputopError where it is none."""
+    """Return what the JSON of a snapshot says that a node answered with; raises GputopError where it is none."""
     try:
         return from_document(parse(data, _MAX_NODE_VALUES))
     except ValueError as error:
@@ -82,7 +82,7 @@ def from_json(data: bytes) -> Snapshot:
 
 
 def from_document(document: Any, name: str = "the snapshot") -> Snapshot:
-    """What the JSON document says; raises GputopError where it is not one of this version."""
+    """Return what the JSON document says; raises GputopError where it is not one of this version."""
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         kind = f"of {str(schema)[:60]}" if isinstance(schema, str) else "not a document of gputop"

@@ -106,8 +106,8 @@ class Host(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, h: samples.HostSample) -> Host:
-        known = all(map(math.isfinite, h.core_ratios))
-        return document_of(cls, h, core_ratios=h.core_ratios if h.core_ratios and known else None)
+        measured = all(map(math.isfinite, h.core_ratios))
+        return document_of(cls, h, core_ratios=h.core_ratios if h.core_ratios and measured else None)
 
     def sample(self) -> samples.HostSample:
         return _sample_of(samples.HostSample, self, core_ratios=self.core_ratios or ())

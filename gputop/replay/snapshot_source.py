@@ -32,9 +32,9 @@ class SnapshotSamples:
         self.times_s: list[float] = []
         grid = snapshot.history
         if grid is not None:
-            known = {i for tracks in grid.gpus.values() for t in tracks for i, v in enumerate(t.mean) if v is not None}
+            filled = {i for tracks in grid.gpus.values() for t in tracks for i, v in enumerate(t.mean) if v is not None}
             repeats = max(1, round(grid.slice_s / _STEP_S))
-            for i in sorted(known):
+            for i in sorted(filled):
                 for k in range(repeats):
                     time_s = grid.start_s + (i + (k + 0.5) / repeats) * grid.slice_s
                     if time_s < snapshot.sample.time_s - 0.5 * _STEP_S:
@@ -52,10 +52,10 @@ class SnapshotSamples:
         now = self._snapshot.sample
         if index == len(self.times_s) - 1:
             return now
-        grid, at = self._snapshot.history, self._slices[index]
+        grid, slice_index = self._snapshot.history, self._slices[index]
         assert grid is not None
         source = f"snapshot, mean of {grid.slice_s:g} s"
-        gpus = tuple(_gpu_in_slice(g, grid.gpus.get(g.info.uuid, ()), at, source) for g in now.gpus)
+        gpus = tuple(_gpu_in_slice(g, grid.gpus.get(g.info.uuid, ()), slice_index, source) for g in now.gpus)
         host = replace(now.host, readings={}, core_ratios=(), cgroup=None, top_processes=(),
                        top_reason="not in the history of a snapshot")
         return replace(now, time_s=self.times_s[index], gpus=gpus, host=host, processes=(), own_cpu_ratio=None)
@@ -64,10 +64,10 @@ class SnapshotSamples:
         """Nothing is open."""
 
 
-def _gpu_in_slice(gpu: GpuSample, tracks: tuple[Track, ...], at: int, source: str) -> GpuSample:
+def _gpu_in_slice(gpu: GpuSample, tracks: tuple[Track, ...], slice_index: int, source: str) -> GpuSample:
     readings = {}
     for track in tracks:
-        value, metric = track.mean[at], GPU_METRICS[track.metric]
+        value, metric = track.mean[slice_index], GPU_METRICS[track.metric]
         if value is None:
             continue
         readings[metric.id] = Reading(value, metric.unit, source, coarse=True)
@@ -94,7 +94,8 @@ class SnapshotPlayer(Player):
 
 
 def open_player(path: Path, start_s: float, speed: float, say: Callable[[str], None]) -> tuple[Player, Snapshot | None]:
-    """What plays this file, a recording or a snapshot, and the latter; ``say`` gets what is missing in a recording.
+    """Return what plays this file, a recording or a snapshot, and the latter; ``say`` gets what is missing in a
+    recording.
 
     Raises GputopError for a file that is neither.
     """

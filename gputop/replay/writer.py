@@ -37,11 +37,11 @@ class RecordingWriter:
         self._synced_s = clock()
         self._file = -1
         try:
-            with contextlib.nullcontext(folder) if folder else writable_folder(path.parent, "-o FILE") as place:
-                self._file = place.create(path.name, flags=os.O_APPEND)
+            with contextlib.nullcontext(folder) if folder else writable_folder(path.parent, "-o FILE") as target_folder:
+                self._file = target_folder.create(path.name, flags=os.O_APPEND)
                 self._named = os.fstat(self._file).st_nlink > 0  # as most file systems tell
                 with contextlib.suppress(OSError):  # its name is to outlast a power failure, too
-                    os.fsync(place.fd)
+                    os.fsync(target_folder.fd)
         except OSError as error:
             if error.errno == errno.EEXIST and error.filename == path.name:  # not one of its folders
                 raise GputopError(f"{path} exists; a recording is never overwritten",

@@ -178,14 +178,14 @@ class _Reader:
         hold_s = read(_hold, source) if source is not None and "for" in table else 0.0
         severity = read(_one_of, "severity", ("low", "medium", "high"), "medium")
         title, snippet = read(_text, "title"), read(_snippet)
-        why, action = read(_text, "why", default=""), read(_text, "action", default="")
+        reason, action = read(_text, "why", default=""), read(_text, "action", default="")
         for flaw in wrong:
             self._problem(places.key("rule", number, flaw.key) if flaw.pos is None else
                           places.value("rule", number, flaw.key, table.get(flaw.key), flaw.pos), flaw.message)
         if not wrong:
             self._file.rules.append(RuleText(
                 id_ or "", cast("Condition", when), cast("Severity", severity), printable(title or ""),
-                printable(why or ""), printable(action or ""), snippet, hold_s or 0.0,
+                printable(reason or ""), printable(action or ""), snippet, hold_s or 0.0,
                 self._origin(places.table("rule", number)),
                 self._asked(cast("Condition", when), "rule", number, "when", table["when"])))
 

@@ -1,4 +1,5 @@
-"""What of a session is worth interrupting somebody for: findings that last, faults, the end of captures and jobs."""
+"""Events of a session that are worth interrupting somebody for: findings that last, faults, the end of captures and
+jobs."""
 
 from __future__ import annotations
 
@@ -90,10 +91,10 @@ class News:
 
     def of(self, change: Change) -> list[Notification]:
         now_s = self._session.clock()
-        found = [*self._findings(now_s), *self._faults(now_s), *self._job()]
+        news = [*self._findings(now_s), *self._faults(now_s), *self._job()]
         if change in ("capture", "failed"):
-            found += self._capture()
-        return [new for kind, title, text in found if (new := self._limited(kind, title, text, now_s)) is not None]
+            news += self._capture()
+        return [new for kind, title, text in news if (new := self._limited(kind, title, text, now_s)) is not None]
 
     def _findings(self, now_s: float) -> Iterator[tuple[Kind, str, str]]:
         for finding in self._session.live.findings:
@@ -135,7 +136,8 @@ class News:
         if len(self._recent) == MOST_AN_HOUR and 0 <= now_s - self._recent[0] < 3600:
             self._left_out += 1
             return None
-        self._last_s = {key: at for key, at in self._last_s.items() if now_s - at < REPEAT_S} | {(kind, title): now_s}
+        recent_s = {key: sent_s for key, sent_s in self._last_s.items() if now_s - sent_s < REPEAT_S}
+        self._last_s = recent_s | {(kind, title): now_s}
         self._recent.append(now_s)
         left_out, self._left_out = self._left_out, 0
         sample = self._session.sample

@@ -1,4 +1,5 @@
-"""Which workers of a job to capture where there are many: their traces would be alike, and cost each of them. Pure.
+"""Choice of the workers of a job to capture where there are many: their traces would be alike, and cost each of them.
+Pure.
 
 The slowest rank of a synchronous job is the one that all others wait for. Live figures do not name it for sure: a rank
 that is held up by its host shows less activity than the others, one whose GPU is slow may show more, as it waits for
@@ -32,12 +33,12 @@ class Choice(Struct, frozen=True):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a record of their capture has to say of it."""
+        """Return what a record of their capture has to say of it."""
         return (self.text(), *self.notes)
 
     def text(self) -> str:
         """ "3 of 64 workers, by SM activity: n07:6009 (lowest, 41 %), …"."""
-        named = ", ".join(f"{address} ({why})" for address, why in zip(self.chosen, self.reasons, strict=True))
+        named = ", ".join(f"{address} ({reason})" for address, reason in zip(self.chosen, self.reasons, strict=True))
         return f"{len(self.chosen)} of {self.of} workers, by {self.by}: {named}"
 
 
@@ -48,11 +49,11 @@ def choose_workers(addresses: Sequence[str], figures: Mapping[str, float], name:
     ``figures`` holds by address the live figure called ``name``, which ``show`` writes. Workers without one are not
     compared; where fewer than three have one, the first, the middle and the last are chosen, and ``why_none`` is told.
     """
-    known = sorted((address for address in addresses if address in figures), key=lambda a: (figures[a], a))
-    if len(known) >= 3:
-        three = (known[0], known[(len(known) - 1) // 2], known[-1])
+    measured = sorted((address for address in addresses if address in figures), key=lambda a: (figures[a], a))
+    if len(measured) >= 3:
+        three = (measured[0], measured[(len(measured) - 1) // 2], measured[-1])
         reasons = tuple(f"{end}, {show(figures[address])}" for end, address in zip(_ENDS, three, strict=True))
-        unknown = len(addresses) - len(known)
+        unknown = len(addresses) - len(measured)
         return Choice(three, reasons, len(addresses),
                       name + (f" ({unknown} {'have' if unknown > 1 else 'has'} no figure)" if unknown
                               else ""))

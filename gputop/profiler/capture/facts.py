@@ -1,4 +1,4 @@
-"""How a capture was made, as documents have it: ``gputop capture --json`` and a snapshot.
+"""Facts of how a capture was made, as documents have it: ``gputop capture --json`` and a snapshot.
 
 A field with a default may be missing in an older document; one that is UNSET is not written.
 """
@@ -66,7 +66,7 @@ class CaptureFacts(Struct, frozen=True, kw_only=True):
 
 
 def facts_of(record: CaptureRecord) -> CaptureFacts:
-    """What documents say of a finished capture."""
+    """Return what documents say of a finished capture."""
     plan, cost = record.plan, record.cost
     facts = CaptureFacts(
         address=record.address, path=str(record.path), time_s=record.time_s, asked_s=record.asked_s,

@@ -1,4 +1,4 @@
-"""What a capture may take of memory and disk, and what it took of the job's memory."""
+"""Memory and disk that a capture may take, and what it took of the job's memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def job_pid(address: str, pid: int | None) -> int | None:
 
 
 def free_resources(address: str, pid: int | None, logdir: Path) -> FreeResources:
-    """What is free for a capture from ``address``, whose process is ``pid`` where it is known."""
+    """Return what is free for a capture from ``address``, whose process is ``pid`` where it is known."""
     import psutil
 
     unknown: list[str] = []
@@ -44,7 +44,7 @@ def free_resources(address: str, pid: int | None, logdir: Path) -> FreeResources
 
 def free_disk_bytes(folder: Path) -> float | None:
     """Free where ``folder`` is or would be."""
-    for place in (folder, *folder.parents):
+    for ancestor in (folder, *folder.parents):
         with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(ancestor).free
     return None

@@ -16,7 +16,7 @@ from gputop.text.units import size
 
 
 class Cost(Struct, frozen=True):
-    """What a capture took of the job. ``call_s`` is from request to answer, ``recorded_s`` of it recorded.
+    """Cost of a capture to the job. ``call_s`` is from request to answer, ``recorded_s`` of it recorded.
 
     The rest of the call the profiler gathers and packs what it recorded, in the job's process.
     Memory is the resident set of that process: before the probe, at its highest since then (looked
@@ -40,7 +40,7 @@ class Cost(Struct, frozen=True):
         return max(0, self.memory_peak_bytes - self.memory_before_bytes)
 
     def text(self) -> str:
-        """For people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2 GiB meanwhile"."""
+        """Return a text for people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2 GiB meanwhile"."""
         gathering_s = self.call_s - self.recorded_s
         text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
         if gathering_s > max(1.0, 0.2 * self.recorded_s):
@@ -80,7 +80,7 @@ class JobMemory:
 
 
 class Watch(Struct, frozen=True):
-    """What is watched of a job while it is recorded, and what ends that."""
+    """Watch over a job while it is recorded, and what ends that."""
 
     memory: JobMemory
     limits: GrowthLimits

@@ -188,7 +188,7 @@ def _with_overviews(chosen: Plan, workers: Sequence[_Worker]) -> Plan:
 
 def max_safe_duration(recorders: Sequence[Recorder], *, seconds: float, logdir: Path,
                       stop: threading.Event) -> tuple[Plan, dict[str, GputopError]]:
-    """How much of ``seconds`` all of them can bear, by a probe of each; and the errors of the others.
+    """Return how much of ``seconds`` all of them can bear, by a probe of each; and the errors of the others.
 
     Raises GputopError where none can be.
     """
@@ -248,7 +248,7 @@ def _finish(workers: Sequence[_Worker], chosen: Plan, run: RunFolder, length_s: 
 
 
 def _written(outcomes: tuple[Outcome, ...], chosen: Plan, run: RunFolder) -> MultiWorkerCapture:
-    """What came of it, the clocks written down beside the traces; raises GputopError where nothing did."""
+    """Return what came of it, the clocks written down beside the traces; raises GputopError where nothing did."""
     if all(o.result is None for o in outcomes):
         errors = {o.address: o.error for o in outcomes if o.error is not None}
         first = next(iter(errors.values()))
@@ -283,7 +283,7 @@ def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, lo
 
 
 def per_worker(free: FreeResources, workers: int) -> FreeResources:
-    """What is free for one of several workers whose traces come to this node at once."""
+    """Return what is free for one of several workers whose traces come to this node at once."""
     def part(free: float | None) -> float | None:
         return None if free is None else free / workers
 
@@ -297,12 +297,12 @@ def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
         return Plan(asked_s, asked_s, "full length")
     address, least = min(plans, key=lambda one: one[1].chosen_s)
     notes = tuple(dict.fromkeys(note for _, one in plans for note in one.notes))
-    why = f"{address}: {least.why}" if least.shortened and len(plans) > 1 else least.why
-    return replace(least, why=why, notes=notes, shapes=all(one.shapes for _, one in plans))
+    reason = f"{address}: {least.why}" if least.shortened and len(plans) > 1 else least.why
+    return replace(least, why=reason, notes=notes, shapes=all(one.shapes for _, one in plans))
 
 
 def trace_names(addresses: Sequence[str]) -> list[str]:
-    """What to call each worker's trace: its host, with the port (socket) where several are on one host.
+    """Return what to call each worker's trace: its host, with the port (socket) where several are on one host.
 
     Several addresses can have one host name and one port (two loopback addresses, two namespaces): they are counted.
     """
@@ -310,14 +310,15 @@ def trace_names(addresses: Sequence[str]) -> list[str]:
     places = [re.sub(r"[^A-Za-z0-9._-]+", "_", unix_name(address) or str(split_address(address)[1])).strip("_")
               for address in addresses]
     names: list[str] = []
-    for host, place in zip(hosts, places, strict=True):
-        name = f"{host}_{place}" if hosts.count(host) > 1 else host
+    for host, port in zip(hosts, places, strict=True):
+        name = f"{host}_{port}" if hosts.count(host) > 1 else host
         names.append(next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(hosts) + 1))) if n not in names))
     return names
 
 
 def each_once(recorders: Sequence[Recorder]) -> list[Recorder]:
-    """Those of the recorders that record different processes: further addresses of the same port of one left out."""
+    """Return those of the recorders that record different processes: further addresses of the same port of one left
+    out."""
     first: dict[tuple[int, int] | str, Recorder] = {}
     for recorder in recorders:
         address, pid = recorder.address, recorder.pid

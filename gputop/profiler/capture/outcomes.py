@@ -1,4 +1,4 @@
-"""What came of a capture of several workers."""
+"""Outcome of a capture of several workers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class MultiWorkerCapture(Struct, frozen=True):
 
     @property
     def start_spread_s(self) -> float | None:
-        """How far apart the recordings began, as far as that can be told; None with fewer than two."""
+        """Return how far apart the recordings began, as far as that can be told; None with fewer than two."""
         began = [o.began_s for o in self.captured if o.began_s is not None]
         return max(began) - min(began) if len(began) > 1 else None
 
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of it besides plan and cost."""
+        """Return what a person should know of it besides plan and cost."""
         lines = [f"not captured: {o.address}: {o.error.message}" for o in self.outcomes if o.error is not None]
         if self.start_spread_s is not None:
             errors = [o.clock.error_ns / 1e9 for o in self.captured if o.clock is not None]

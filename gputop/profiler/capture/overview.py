@@ -25,7 +25,7 @@ from gputop.trace.readers.capture_file import OVERVIEW
 
 
 class _Overview(Struct):
-    """What is recorded so far, the parts oldest first."""
+    """Recording so far, the parts oldest first."""
 
     parts: list[Path] = field(default_factory=list)
     seconds: float = 0.0

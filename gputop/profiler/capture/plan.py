@@ -1,4 +1,4 @@
-"""How long to record: chosen from a short probe, so that a capture hurts neither the job nor the node.
+"""Length of a recording: chosen from a short probe, so that a capture hurts neither the job nor the node.
 
 Pure functions of figures. A capture's cost grows with the events it gathers, not with its length:
 asked for 10 s, a job of tiny ops was held for 39 s, grew by 2.2 GB and lost a third to half of its
@@ -54,7 +54,7 @@ _USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
 
 
 class Probe(Struct, frozen=True):
-    """What a short recording showed. ``step_s`` is None where it held no whole steps.
+    """Result of a short recording. ``step_s`` is None where it held no whole steps.
 
     ``sure``: these are training steps, by the framework's own calls or marks; else they are no
     ground for recording less. ``growth_bytes`` is that of the job's memory meanwhile, None where it is
@@ -125,7 +125,7 @@ class Plan(Struct, frozen=True):
 
 
 def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
-    """Whether a probe could shorten it at all."""
+    """Return whether a probe could shorten it at all."""
     return asked_s > min(MIN_CAPTURE_S, limits.least_s)
 
 
@@ -152,19 +152,20 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     if rate <= 0:
         return Plan(asked_s, asked_s, "full length, the job made no events during the test", probe, free.unknown)
     makes = f"this job makes {count(rate)} events/s"
-    chosen_s, why = asked_s, f"full length, {makes}"
+    chosen_s, reason = asked_s, f"full length, {makes}"
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:
-        chosen_s, why = enough_s, makes
+        chosen_s, reason = enough_s, makes
         least_s, what = max((min(MIN_CAPTURE_S, limits.least_s), "the shortest possible"), _for_steps(probe))
         if chosen_s < least_s:
-            chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"full length, {makes}")
+            chosen_s, reason = ((least_s, f"{what}: {makes}") if least_s < asked_s
+                                else (asked_s, f"full length, {makes}"))
     device_rate = probe.device_events_per_s
     if device_rate * chosen_s > limits.device_events:
         chosen_s = limits.device_events / device_rate
-        why = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"
+        reason = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"
     if rate * chosen_s > limits.events:
-        chosen_s, why = limits.events / rate, f"{makes}, and {limits.events_limit}"
+        chosen_s, reason = limits.events / rate, f"{makes}, and {limits.events_limit}"
     enough_s = math.inf if longest else _enough(probe)
     growth_s = math.inf if limits.stoppable else _before_growth(probe, free, limits)
     shapes = growth_s >= min(chosen_s, enough_s, max(MIN_CAPTURE_S, _STEPS_WORTH[0][0] * (probe.step_s or 0.0)))
@@ -174,24 +175,24 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     shapes = shapes or not limits.bare_bytes_per_event
     if growth_s < chosen_s:
         chosen_s = max(growth_s, min(MIN_CAPTURE_S, limits.least_s, asked_s))
-        why = f"{makes}, and the job grows by {size(_job_bytes_per_s(probe, limits))} a second"
+        reason = f"{makes}, and the job grows by {size(_job_bytes_per_s(probe, limits))} a second"
     enough = enough_s < chosen_s
     if enough:
         assert probe.step_s is not None
         steps = float(f"{enough_s / probe.step_s:.2g}")
-        chosen_s, why = enough_s, f"about {steps:.0f} steps are enough, {makes}"
-    least_s, least_why = _limit_to_resources(Plan(asked_s, chosen_s, why, probe), probe, free, limits)
+        chosen_s, reason = enough_s, f"about {steps:.0f} steps are enough, {makes}"
+    least_s, least_why = _limit_to_resources(Plan(asked_s, chosen_s, reason, probe), probe, free, limits)
     if least_s < asked_s:
         parts = 100 if least_s < MIN_CAPTURE_S > limits.least_s else 10
         least_s = max(1 / parts, int(least_s * parts) / parts)
-    fits, rest_s = least_why == why, round(asked_s - least_s, 3)
+    fits, rest_s = least_why == reason, round(asked_s - least_s, 3)
     overview_s = rest_s if fits and limits.overview and not longest and rest_s >= MIN_CAPTURE_S else 0.0
     notes = free.unknown if shapes else (*free.unknown, _NO_SHAPES)
     return Plan(asked_s, least_s, least_why, probe, notes, enough and fits, overview_s, shapes=shapes)
 
 
 def overview_events(asked_s: float, workers: int = 1) -> float:
-    """How many events the overview of each of so many workers may have, in a capture of ``asked_s``."""
+    """Return how many events the overview of each of so many workers may have, in a capture of ``asked_s``."""
     return min(_OVERVIEW_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS / workers)
 
 
@@ -212,8 +213,8 @@ def _for_steps(probe: Probe) -> tuple[float, str]:
 
 
 class GrowthLimits(Struct, frozen=True):
-    """Once ``after_s`` are recorded, the job is to have grown by no more than ``bytes``, at any time by no more than
-    ``short_bytes``."""
+    """Limits of the job's growth while it is recorded: once ``after_s`` are recorded, by no more than ``bytes``, at any
+    time by no more than ``short_bytes``."""
 
     after_s: float = math.inf
     bytes: float = math.inf
@@ -221,7 +222,7 @@ class GrowthLimits(Struct, frozen=True):
 
 
 def growth_limits(probe: Probe, free: FreeResources) -> GrowthLimits:
-    """How much a job may grow while it is recorded."""
+    """Return how much a job may grow while it is recorded."""
     free_bytes = min((left for left in (free.shared_bytes, free.job_bytes) if left is not None), default=math.inf)
     steps_s = math.inf if probe.step_s is None else _STEPS_WORTH[0][0] * probe.step_s
     known_bytes = free_bytes if math.isfinite(free_bytes) else 0.0
@@ -230,7 +231,8 @@ def growth_limits(probe: Probe, free: FreeResources) -> GrowthLimits:
 
 
 def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
-    """What a job grows by in each second of a recording. A short probe shows less of that than is known of an event."""
+    """Return what a job grows by in each second of a recording. A short probe shows less of that than is known of an
+    event."""
     if limits.job_bytes_per_event:
         return limits.job_bytes_per_byte * probe.bytes / probe.seconds + (
             limits.job_bytes_per_event * probe.events_per_s)
@@ -252,7 +254,7 @@ def _before_growth(probe: Probe, free: FreeResources, limits: RecorderLimits) ->
 
 def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorder: RecorderLimits) -> tuple[float, str]:
     """Length and reason: shorter, where memory or disk would not hold it; raises GputopError."""
-    asked_s, chosen_s, why = wanted.asked_s, wanted.chosen_s, wanted.why
+    asked_s, chosen_s, reason = wanted.asked_s, wanted.chosen_s, wanted.why
     trace_per_s = probe.bytes / probe.seconds
     job_per_s = _job_bytes_per_s(probe, recorder)
     if recorder.bare_bytes_per_event:  # the probe is without shapes
@@ -282,8 +284,8 @@ def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorde
             )
         if usable < chosen_s * per_s:
             chosen_s = usable / per_s
-            why = f"{size(free_bytes)} of {what} are free, and a capture takes {size(per_s)} a second"
-    return chosen_s, why
+            reason = f"{size(free_bytes)} of {what} are free, and a capture takes {size(per_s)} a second"
+    return chosen_s, reason
 
 
 def count(number: float) -> str:

@@ -1,4 +1,4 @@
-"""What is known of a profiler server, of a capture under way and of a finished one."""
+"""Records of what is known of a profiler server, of a capture under way and of a finished one."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ class Server(Struct, frozen=True):
 
 
 def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
-    """Those that a capture can go to: of the servers that the user named, or, where none is named, of those found."""
+    """Return those that a capture can go to: of the servers that the user named, or, where none is named, of those
+    found."""
     servers = tuple(servers)
     named = tuple(s for s in servers if s.asked)
     return tuple(s for s in named or servers if s.problem is None)
 
 
 class CaptureStatus(Struct, frozen=True):
-    """Where the current or last capture stands."""
+    """State of the current or last capture."""
 
     phase: Literal["starting", "asking", "waiting", "connecting", "probing", "recording", "overview", "receiving",
                    "saving", "analyzing", "done", "failed"]
@@ -64,7 +65,7 @@ class CaptureStatus(Struct, frozen=True):
 
     @property
     def begun(self) -> bool:
-        """Whether it is running and no longer waits for a moment at which it may begin."""
+        """Return whether it is running and no longer waits for a moment at which it may begin."""
         return self.running and self.phase != "waiting"
 
 
@@ -116,7 +117,7 @@ class CaptureRecord(Struct, frozen=True):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What was done to the job and why, as a person reads it."""
+        """Return what was done to the job and why, as a person reads it."""
         lines = list(self.notices)
         if self.plan is not None:
             plan = self.plan

@@ -1,4 +1,4 @@
-"""What a capture is asked for, and what must be answered before it begins: values, the same in monitor and commands."""
+"""Request for a capture, and what must be answered before it begins: values, the same in monitor and commands."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Answer(Struct, frozen=True):
 
 
 class CaptureQuestion(Struct, frozen=True):
-    """What somebody has to answer before a capture begins; without an answer none begins.
+    """Question that somebody has to answer before a capture begins; without an answer none begins.
 
     ``sentence`` is the question, ``details`` what is to be known for it. ``problem`` and ``fix`` say it where nobody
     can be asked. ``servers``: one of each job; that of another user; or one that took the place of another.
@@ -80,13 +80,13 @@ def answered(question: CaptureQuestion, key: str) -> CaptureRequest:
 
 
 def require_no_question(question: CaptureQuestion | None) -> None:
-    """Where nobody can be asked. Raises GputopError for a question."""
+    """Raise GputopError for a question, where nobody can be asked."""
     if question is not None:
         raise question.refusal()
 
 
 def ask_job(request: CaptureRequest, servers: Sequence[Server], ended: Server | None = None) -> CaptureQuestion:
-    """Which of several jobs is meant, or which one after that of ``ended``. ``servers``: one of each job."""
+    """Ask which of several jobs is meant, or which one after that of ``ended``. ``servers``: one of each job."""
     listed = ", ".join(server.address for server in servers)
     return CaptureQuestion(
         "job", "Which job?",
@@ -99,7 +99,7 @@ def ask_job(request: CaptureRequest, servers: Sequence[Server], ended: Server | 
 
 
 def ask_other_user(request: CaptureRequest, server: Server) -> CaptureQuestion:
-    """Whether to capture from the only server there is, which belongs to another user."""
+    """Ask whether to capture from the only server there is, which belongs to another user."""
     return CaptureQuestion(
         "other user", f"This server belongs to user {server.owner}. Capture from it?", HARM,
         f"the profiler server at {server.address} belongs to user {server.owner}, and you did not name it",
@@ -108,7 +108,7 @@ def ask_other_user(request: CaptureRequest, server: Server) -> CaptureQuestion:
 
 
 def ask_other_job(request: CaptureRequest, server: Server, before: Server) -> CaptureQuestion:
-    """Whether to capture from a named address at which another job answers than the one that was there before."""
+    """Ask whether to capture from a named address at which another job answers than the one that was there before."""
     whose = (f"It belongs to user {server.owner}. " if server.owner else "" if server.pid is not None else
              "gputop may not see its owner. ")
     return CaptureQuestion(
@@ -119,7 +119,7 @@ def ask_other_job(request: CaptureRequest, server: Server, before: Server) -> Ca
 
 
 def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choice) -> CaptureQuestion:
-    """Which of many workers to capture. Whoever answers has read the choice's risk."""
+    """Ask which of many workers to capture. Whoever answers has read the choice's risk."""
     few = replace(request, workers=frozenset(choice.chosen), notices=choice.notices, accept_risk=bool(choice.risk))
     every = replace(few, workers=frozenset(server.address for server in servers), notices=())
     return CaptureQuestion(
@@ -130,7 +130,7 @@ def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choi
 
 
 def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:
-    """Whether to capture although that is known to end such jobs."""
+    """Ask whether to capture although that is known to end such jobs."""
     return CaptureQuestion(
         "risk", "This capture may end the job. Capture anyway?", risk, f"a capture may end the job: {risk}",
         "gputop capture --accept-risk captures anyway.",
@@ -138,7 +138,7 @@ def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:
 
 
 def ask_hold(request: CaptureRequest, pid: int, problem: GputopError) -> CaptureQuestion:
-    """Whether torch.profiler may hold a job that nothing else can record."""
+    """Ask whether torch.profiler may hold a job that nothing else can record."""
     return CaptureQuestion(
         "hold", "The capture pauses this job at its end. Capture anyway?", problem.message, problem.message,
         problem.fix, (Answer("y", "Capture anyway", replace(request, hold=True, process=pid)),))

@@ -82,8 +82,8 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
 
 def full_length(request: CaptureRequest) -> Plan:
     """The plan without a probe."""
-    why = "full length, no probe" if request.force else "full length, too short for a probe"
-    return Plan(request.seconds, request.seconds, why)
+    reason = "full length, no probe" if request.force else "full length, too short for a probe"
+    return Plan(request.seconds, request.seconds, reason)
 
 
 def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event,
@@ -137,9 +137,9 @@ def probe_logdir(logdir: str | Path) -> Iterator[Path]:
     There and not in /tmp: a server on another machine may reach the logdir and nothing else.
     """
     RunFolder.create(logdir, "probe").discard()  # says what is wrong with the logdir before the job is disturbed
-    place = Path(logdir).expanduser().absolute()
-    missing = [folder for folder in (place, *place.parents) if not folder.exists()]
-    folder = place / probe_name()
+    base = Path(logdir).expanduser().absolute()
+    missing = [folder for folder in (base, *base.parents) if not folder.exists()]
+    folder = base / probe_name()
     try:
         yield folder
     finally:
