@@ -66,9 +66,10 @@ class Queries:
                        for condition in where)
 
     def outliers(self, where: Where, low_nodes: Where = (), *, node_clocks: bool = False) -> Figures:
-        """What stands out. Of the groups that match the median, the deviation from it, and the GPUs and nodes far below
-        it; of all groups the busy GPUs with a low SM clock, and the slowest ones of ``low_nodes``; the targets that do
-        not answer. ``node_clocks``: also the median clock of each group's busy GPUs, by model."""
+        """Write the figures of what stands out. Of the groups that match the median, the deviation from it, and the
+        GPUs and nodes far below it; of all groups the busy GPUs with a low SM clock, and the slowest ones of
+        ``low_nodes``; the targets that do not answer. ``node_clocks``: also the median clock of each group's busy GPUs,
+        by model."""
         return {**self._low_clocks(low_nodes, node_clocks=node_clocks), **self._low_activity(where), **self._targets()}
 
     def gpus(self, where: Where, peers: Where = (), clock_peers: Where = ()) -> Figures:
@@ -78,19 +79,21 @@ class Queries:
                 **_merged(map(self._details, where))}
 
     def group_history(self, step: str, where: Where) -> Figures:
-        """For a range query: the activity of the groups that match, and how many of their GPUs were idle."""
+        """Write the figures of a range query: the activity of the groups that match, and how many of their GPUs were
+        idle."""
         return _merged({
             "activity": grouped("avg", self._group, self._past(step, condition)),
             "idle_gpus": grouped("count", self._group, f"{self._past(step, condition)} < {self._limits.idle:g}"),
         } for condition in where)
 
     def node_history(self, step: str, where: Where) -> Figures:
-        """For a range query: the activity of each node, apart for each job."""
+        """Write the figures of a range query: the activity of each node, apart for each job."""
         node = (*self._metrics.node_labels, *self._metrics.labels_of_job)
         return _merged({"node_activity": grouped("avg", node, self._past(step, condition))} for condition in where)
 
     def gpu_history(self, step: str, where: Where, clocks_where: Where) -> Figures:
-        """For a range query: the activity of each GPU that matches, and the SM clock of those of ``clocks_where``."""
+        """Write the figures of a range query: the activity of each GPU that matches, and the SM clock of those of
+        ``clocks_where``."""
         clocks = (Reading(condition, step, still=False) for condition in clocks_where)
         return {"gpu_activity": either(self._past(step, condition) for condition in where),
                 "gpu_clock": either(self._values.figure("sm_clock_hz", reading) for reading in clocks)}
