@@ -149,9 +149,9 @@ def _capture(job: TfJob, logdir: str, seconds: float, overview: bool) -> None:
 
 def measure_before(mode: str, before_s: float, rounds: int) -> None:
     """The job's pace without and with recording all the time, turn about, and its memory."""
-    from gputop.profiler.xprof.continuous import Continuous, drop_reason
+    from gputop.profiler.xprof.continuous import Continuous, is_full
 
-    with start_tf_job(mode) as job:
+    with start_tf_job(mode) as job, tempfile.TemporaryDirectory() as aside:
         def pace(seconds: float, each: Callable[[], None] = lambda: None) -> float:
             began_s = time.time()
             while time.time() < began_s + seconds:
@@ -161,7 +161,7 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
             return sum(began_s <= t < ended_s for t in job.step_times()) / (ended_s - began_s)
 
         paces: list[tuple[float, float]] = []
-        dropped: list[float] = []
+        set_aside: list[float] = []
         for _ in range(rounds):
             without = pace(5 * before_s)
             recording = Continuous([(job.address, job.pid)])
@@ -169,10 +169,10 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
             recording.start()
 
             def look_after(recording: Continuous = recording) -> None:
-                if drop_reason(recording.state(), before_s):
+                if is_full(recording.state(), 2 * before_s, any_low=False):
                     began = time.monotonic()
-                    recording.drop()
-                    dropped.append(time.monotonic() - began)
+                    recording.set_aside(Path(aside), before_s)
+                    set_aside.append(time.monotonic() - began)
 
             with _Peak(job.pid) as memory:
                 paces.append((without, pace(5 * before_s, look_after)))
@@ -184,8 +184,8 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
                   f"job +{(memory.highest - before) / 1e6:.0f} MB; snapshot of {result.asked_s:.1f} s: "
                   f"{result.took_s:.1f} s, {result.bytes / 1e6:.1f} MB")
         lost = statistics.median(1 - b / a for a, b in paces)
-        print(f"{mode}: recorded continuously, dropped every {2 * before_s:g} s: {100 * lost:.0f} % of the steps lost; "
-              f"a drop takes {statistics.median(dropped):.2f} s")
+        print(f"{mode}: recorded continuously, set aside every {2 * before_s:g} s: {100 * lost:.0f} % of the "
+              f"steps lost; to set a part aside takes {statistics.median(set_aside):.2f} s")
 
 
 def main() -> None:
