@@ -184,7 +184,7 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
                   f"job +{(memory.highest - before) / 1e6:.0f} MB; snapshot of {result.asked_s:.1f} s: "
                   f"{result.took_s:.1f} s, {result.bytes / 1e6:.1f} MB")
         lost = statistics.median(1 - b / a for a, b in paces)
-        print(f"{mode}: recorded continuously, set aside every {2 * before_s:g} s: {100 * lost:.0f} % of the "
+        print(f"{mode}: recorded continuously, set aside every {2 * before_s:g} s: {100 * lost:.0f}% of the "
               f"steps lost; to set a part aside takes {statistics.median(set_aside):.2f} s")
 
 

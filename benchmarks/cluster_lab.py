@@ -9,7 +9,7 @@ history at once. Needs prometheus and promtool (Debian: prometheus). Planted, by
     4002  has held its GPUs for 43 minutes without using them
     4003  uses four of the eight GPUs of each node
     4004  the GPUs of one node do half of what those of the others do
-    4005  its activity has fallen from 90 % to 40 % an hour ago
+    4005  its activity has fallen from 90% to 40% an hour ago
     4006  GPU n022:5 is busy all the time at a low clock for half an hour, its power is held down; the others wait
     4007  its first four nodes run at other clocks than the last four, on purpose: nothing to find
     team-a/notebook-…  two pods share a GPU by time-slicing: each of its metrics is there twice

@@ -94,7 +94,7 @@ def main() -> None:
             costs.append(time.perf_counter_ns() - start)
         append_us = statistics.median(costs) / 1e3
         print(f"{gpus} GPUs, {RATE_HZ} Hz")
-        print(f"  append            {append_us:8.0f} µs a sample = {append_us * RATE_HZ / 1e4:.2f} % of a core")
+        print(f"  append            {append_us:8.0f} µs a sample = {append_us * RATE_HZ / 1e4:.2f}% of a core")
         end_s = kept[-1].time_s
         for slice_s, slices in ((2.0, 100), (2.5, 100), (0.5, 100), (2.0, 2)):
             ours = partial(history.lane, "GPU-3", "sm_active", end_s=end_s, slice_s=slice_s, slices=slices)

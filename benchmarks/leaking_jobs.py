@@ -69,7 +69,7 @@ while True:
 while True:
     kept.append(touched(rate * 0.1)); time.sleep(0.1)
     if time.monotonic() - began > 150: kept.clear(); began = time.monotonic()""",
-    "a cache that fills to 40 % of the limit": """
+    "a cache that fills to 40% of the limit": """
 while True:
     if len(kept) < 3200 / rate: kept.append(touched(rate * 0.1))
     time.sleep(0.1)""",
@@ -193,7 +193,7 @@ def _print(jobs: list[subprocess.Popen[bytes]], killed: dict[int, float],
     for least_s in (SHORT_S, 30.0):
         errors = [abs(error) for ahead_s, error in off if ahead_s >= least_s]
         print(f"\n{len(errors)} predictions {least_s:g} s or more before the kill: "
-              f"{sum(error <= 0.2 for error in errors)} of them within 20 %, median {statistics.median(errors):.0%}.")
+              f"{sum(error <= 0.2 for error in errors)} of them within 20%, median {statistics.median(errors):.0%}.")
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def main() -> int:
                     done = subprocess.run(command, env=own, stdout=subprocess.PIPE, text=True, check=True)
                     rows.append({"program": name, "gpus": gpus, "rate_hz": rate_hz, **json.loads(done.stdout)})
                     print("{program:8} {gpus:3} GPUs {rate_hz:4g} Hz  on time {on_time_ratio:7.2%}  "
-                          "cpu {cpu_percent:5.2f} %  {memory_mb:5.0f} MB".format(**rows[-1]), file=sys.stderr)
+                          "cpu {cpu_percent:5.2f}%  {memory_mb:5.0f} MB".format(**rows[-1]), file=sys.stderr)
     print(json.dumps({"seconds": options.seconds, "runs": rows}, indent=1))
     return 0
 

@@ -6,7 +6,7 @@ each time, 40 ms of Python on a CPU of its own, and notes when it began and ende
 - Named: of some captures, the gaps between two calls of the step whose first line is the callback's, by gputop; and
   whether the callback ran in that gap, by the job's own notes.
 - Cost: the job's own step times while py-spy samples and while it does not, in turns of a few seconds; the ratio of
-  each pair of neighboring turns, their median, and its 95 % interval by resampling the pairs. Likewise of the 20th
+  each pair of neighboring turns, their median, and its 95% interval by resampling the pairs. Likewise of the 20th
   percentile of the steps, which other load on the node disturbs less, and of the job's CPU time per step.
 
     python benchmarks/stack_gaps.py [--captures 5] [--pairs 30] [--seconds 3]

@@ -435,7 +435,7 @@ def main() -> None:
     if arguments.run:
         run_job(*arguments.run)
         return
-    print("| job | steps by its log | by gputop | to 10 % | findings | as wanted |\n|---|---|---|---|---|---|")
+    print("| job | steps by its log | by gputop | to 10% | findings | as wanted |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

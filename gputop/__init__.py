@@ -1,4 +1,4 @@
-"""gputop: why the GPUs are not at 100 %, and what to do about it.
+"""gputop: why the GPUs are not at 100%, and what to do about it.
 
 What stands in ``__all__`` is the Python API (docs/reference/python.md). All figures are in base units: seconds, bytes,
 watts, ratios 0-1; None is a value that is not known. What a user can mend raises :class:`GputopError`.

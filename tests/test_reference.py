@@ -89,7 +89,7 @@ def _plain(text: str) -> list[str]:
 
 
 # Titles that a verdict chooses among more than the golden words show.
-_OTHER_TITLES = {"sixteen_bit_unused": "Matrix kernels in TF32 take 48 % of the kernel time",
+_OTHER_TITLES = {"sixteen_bit_unused": "Matrix kernels in TF32 take 48% of the kernel time",
                  "hardware_error": "GPU 5 had memory errors that ECC could not correct"}
 
 

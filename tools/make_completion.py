@@ -15,7 +15,7 @@ from gputop.commands.documents import SCHEMAS
 from gputop.core.version import __version__
 from gputop.simulation.scenarios import SCENARIOS
 
-_SUMMARY = "shows why the GPUs are not at 100 %, and what to do about it"
+_SUMMARY = "shows why the GPUs are not at 100%, and what to do about it"
 FOLDER = Path(__file__).parents[1] / "gputop" / "completion"
 _FOLDERS = ("DIR", "RUN|LOGDIR")
 _NAMES = ("FILE", "PATH", "A", "B")

@@ -59,9 +59,9 @@ LIVE_RULES: tuple[Rule, ...] = (
         holds_up_job=True,
         limits=(
             Limit("gpu0_oversubscribed.ratio_enter", 1.5, "ratio",
-                  f"{OWN}it is far above the 20 % at which HTA and TraceML call a rank a straggler: SM activity is not "
+                  f"{OWN}it is far above the 20% at which HTA and TraceML call a rank a straggler: SM activity is not "
                   "only work"),
-            Limit("gpu0_oversubscribed.ratio_leave", 1.2, "ratio", "TraceML: straggler, critical at 20 %"),
+            Limit("gpu0_oversubscribed.ratio_leave", 1.2, "ratio", "TraceML: straggler, critical at 20%"),
             Limit("gpu0_oversubscribed.gap_enter", 0.15, "ratio",
                   f"{OWN}two nearly idle GPUs are not compared by ratio alone"),
             Limit("gpu0_oversubscribed.gap_leave", 0.07, "ratio",
@@ -80,8 +80,8 @@ LIVE_RULES: tuple[Rule, ...] = (
                   f"{OWN}a job that ends while the next one starts is not reported"),
             Limit("shared_gpu.memory_ratio", 0.02, "ratio",
                   f"{OWN}a bare CUDA context (some 500 MB) on a data-center card is not called a second job"),
-            Limit("shared_gpu.sm_high", 0.15, "ratio", "contract of severities: 15 % is high"),
-            Limit("shared_gpu.sm_medium", 0.05, "ratio", "contract of severities: 5 % is medium"),
+            Limit("shared_gpu.sm_high", 0.15, "ratio", "contract of severities: 15% is high"),
+            Limit("shared_gpu.sm_medium", 0.05, "ratio", "contract of severities: 5% is medium"),
         ),
     ),
     Rule(
@@ -99,7 +99,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("thermal_throttled.near_c_leave", 8.0, "°C",
                   f"{OWN}a GPU that cools down a little while it is slowed keeps its finding"),
             Limit("thermal_throttled.high_enter", 0.75, "ratio",
-                  f"contract of severities: 15 % is high; {OWN}kernels that do not depend on the clock are allowed "
+                  f"contract of severities: 15% is high; {OWN}kernels that do not depend on the clock are allowed "
                   "for"),
             Limit("thermal_throttled.high_leave", 0.80, "ratio",
                   f"{OWN}it lies a step above the value that begins the finding"),
@@ -128,7 +128,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("memory_pressure.window_s", 120.0, "s", "same as idle_gpu.all_window_s"),
             Limit("memory_pressure.full", 0.90, "ratio",
-                  "PyTorch's TensorBoard plugin: memory above 90 % is a risk; TraceML warns at 92 %"),
+                  "PyTorch's TensorBoard plugin: memory above 90% is a risk; TraceML warns at 92%"),
             Limit("memory_pressure.free_enter", 0.02, "ratio",
                   f"{OWN}a cuDNN workspace or one more activation (a GB or two) no longer fits"),
             Limit("memory_pressure.free_leave", 0.05, "ratio",
@@ -141,7 +141,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         shared_limits=("window_s",), costs_time=False, yields_to=("memory_pressure",),
         limits=(
             Limit("memory_preallocated.enter", 0.90, "ratio",
-                  "TensorFlow maps nearly all device memory at start; 90 % as in the PyTorch plugin's memory limit"),
+                  "TensorFlow maps nearly all device memory at start; 90% as in the PyTorch plugin's memory limit"),
             Limit("memory_preallocated.leave", 0.85, "ratio",
                   f"{OWN}it lies just under the value that begins the finding"),
             Limit("memory_preallocated.flat", 0.005, "ratio",
@@ -186,7 +186,7 @@ LIVE_RULES: tuple[Rule, ...] = (
                                        "allreduce_slow"))),
         limits=(
             Limit("pcie_saturated.rate_enter", 0.65, "ratio",
-                  f"packet headers leave 80-90 % of a PCIe link's raw rate; {OWN}copies run most of the time"),
+                  f"packet headers leave 80-90% of a PCIe link's raw rate; {OWN}copies run most of the time"),
             Limit("pcie_saturated.rate_leave", 0.55, "ratio",
                   f"{OWN}it lies a step below the value that begins the finding"),
             Limit("pcie_saturated.coarse_window_s", 120.0, "s",
@@ -212,7 +212,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("host_cpu_saturated.limit_beyond", 1.1, "ratio",
                   f"{OWN}a job that uses more than the limit that gputop sees is not under that limit"),
             Limit("host_cpu_saturated.throttled_enter", 0.25, "ratio",
-                  "kubernetes-mixin: CPUThrottlingHigh at 25 % of the scheduler's periods"),
+                  "kubernetes-mixin: CPUThrottlingHigh at 25% of the scheduler's periods"),
             Limit("host_cpu_saturated.throttled_leave", 0.15, "ratio", f"{OWN}a quieter minute does not hide it"),
             Limit("host_cpu_saturated.waiting_enter", 0.80, "ratio", f"{OWN}the GPUs clearly have time left"),
             Limit("host_cpu_saturated.waiting_leave", 0.90, "ratio",
@@ -236,7 +236,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         follows_from=tuple(map(Cause, ("communication_exposed", "allreduce_slow", "allreduce_count"))),
         limits=(
             Limit("network_bound.rate_enter", 0.75, "ratio",
-                  f"protocols leave about 95 % of an RDMA link's rate; {OWN}pauses between collectives are allowed "
+                  f"protocols leave about 95% of an RDMA link's rate; {OWN}pauses between collectives are allowed "
                   "for"),
             Limit("network_bound.rate_leave", 0.65, "ratio",
                   f"{OWN}it lies a step below the value that begins the finding"),
@@ -307,7 +307,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("dram_bound.window_s", 60.0, "s", f"{OWN}it holds for the run, not for one phase of a step"),
             Limit("dram_bound.dram_enter", 0.60, "ratio",
-                  "NVIDIA, DCGM profiling metrics: about 80 % of the memory's peak is the most that can be reached"),
+                  "NVIDIA, DCGM profiling metrics: about 80% of the memory's peak is the most that can be reached"),
             Limit("dram_bound.dram_leave", 0.50, "ratio",
                   f"{OWN}it lies a step below the value that begins the finding"),
             Limit("dram_bound.tensor_enter", 0.30, "ratio", f"{OWN}the tensor cores are clearly not the limit"),
@@ -326,7 +326,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("low_sm_active.window_s", 120.0, "s", "same as idle_gpu.all_window_s"),
             Limit("low_sm_active.active_enter", 0.50, "ratio",
-                  "PyTorch's TensorBoard plugin: GPU utilization below 50 %; nsys expert rule gpu_time_util: 50 %"),
+                  "PyTorch's TensorBoard plugin: GPU utilization below 50%; nsys expert rule gpu_time_util: 50%"),
             Limit("low_sm_active.active_leave", 0.60, "ratio",
                   f"{OWN}it lies a step above the value that begins the finding"),
             Limit("low_sm_active.slices_enter", 0.8, "ratio", f"{OWN}it holds for most of the run, not for one phase"),
@@ -348,7 +348,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("recurring_idle.window_s", 600.0, "s",
                   f"{OWN}three validations or checkpoints, a few minutes apart, lie in it"),
             Limit("recurring_idle.share_enter", 0.03, "ratio",
-                  f"XProf: any other part of 3 % of the step is moderate; {OWN}a checkpoint of some seconds every few "
+                  f"XProf: any other part of 3% of the step is moderate; {OWN}a checkpoint of some seconds every few "
                   "minutes is left alone"),
             Limit("recurring_idle.share_leave", 0.02, "ratio",
                   f"{OWN}one that leaves the window before the next comes does not hide it"),

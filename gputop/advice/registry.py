@@ -23,7 +23,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("few.hardly_any_kernels", 20, "count",
           f"{OWN}a single layer, forward and backward, launches as many; fewer are a script's start or a micro "
           "benchmark, so their cost is at most low"),
-    Limit("precision.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+    Limit("precision.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
     Limit("precision.speedup", 3.0, "ratio",
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),
     Limit("precision.speedup_least", 1.5, "ratio",
@@ -35,7 +35,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
           f"{OWN}the casts and small products that take away a part of the gain are counted"),
     Limit("precision.tf32_most", 2.0, "ratio", "NVIDIA, A100 and H100 datasheets: 16 bits have twice the rate of TF32"),
     Limit("precision.sixteen_bit", 0.03, "ratio", f"{OWN}a few stray 16-bit kernels do not count as mixed precision"),
-    Limit("collectives.share", 0.03, "ratio", "XProf: collectives 3 % of the step are moderate (15 % high)"),
+    Limit("collectives.share", 0.03, "ratio", "XProf: collectives 3% of the step are moderate (15% high)"),
     Limit("causes.rest", 0.4, "ratio",
           f"{OWN}what follows from a cause is folded under it unless the cause explains less than three fifths of "
           "it"),

@@ -23,7 +23,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(_DELAYED_RANK,),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
-                  "XProf: input 5 % of the step is moderate (20 % high); PyTorch's TensorBoard plugin: loader > 5 %"),
+                  "XProf: input 5% of the step is moderate (20% high); PyTorch's TensorBoard plugin: loader > 5%"),
             Limit("input_bound.steps", 2, "count", "TraceML: warns from 2 steps on (and is sure from 20)"),
             Limit("input_bound.empty", 0.9, "ratio",
                   f"{OWN}a buffer that is empty at nine of ten calls is never ahead: its pipeline sets the pace"),
@@ -43,9 +43,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
         limits=(
             Limit("launch_bound.share", 0.03, "ratio",
-                  "XProf: kernel launch 3 % of the step is moderate (15 % high)"),
+                  "XProf: kernel launch 3% of the step is moderate (15% high)"),
             Limit("launch_bound.deep_queue_s", 0.01, "s",
-                  f"{OWN}a queue of tens of milliseconds, as of a V100 that is 98 % busy, is called healthy"),
+                  f"{OWN}a queue of tens of milliseconds, as of a V100 that is 98% busy, is called healthy"),
             Limit("launch_bound.short_kernel_s", 40e-6, "s",
                   "launch latency in TensorFlow is 20-40 µs: shorter kernels leave the GPU waiting"),
             Limit("launch_bound.recording_s", 0.4e-6, "s",
@@ -76,8 +76,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("idle", "collectives"), idle_gaps={"other_gpu": 3, "collective_wait": 2}, events=_COMPUTE,
         follows_from=(Cause("serial_gpus"),),
         limits=(
-            Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10 % (critical at 20 %)"),
-            Limit("replica_imbalance.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10% (critical at 20%)"),
+            Limit("replica_imbalance.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
             Limit("replica_imbalance.own_kernels", 0.5, "ratio",
                   f"{OWN}extra time counts as extra work if extra kernels account for half of it"),
             Limit("replica_imbalance.alike", 0.9, "ratio",
@@ -95,7 +95,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("serial_gpus.overlap", 0.4, "ratio",
                   f"{OWN}GPUs work by turns only if they overlap far less than independent ones would"),
-            Limit("serial_gpus.share", 0.05, "ratio", "contract of severities: 5 % is medium"),
+            Limit("serial_gpus.share", 0.05, "ratio", "contract of severities: 5% is medium"),
         ),
     ),
     Rule(
@@ -172,7 +172,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             "copies_pageable", "host_placement", "managed_memory", "default_stream")),
         limits=(
             Limit("copies_excessive.share", 0.05, "ratio",
-                  "XProf: input (which holds H2D) and output 5 % of the step are moderate (20 % high)"),
+                  "XProf: input (which holds H2D) and output 5% of the step are moderate (20% high)"),
             Limit("copies_excessive.pageable", 0.5, "ratio",
                   f"{OWN}pinning is advised only if most of the copy time is known to be pageable"),
         ),
@@ -196,7 +196,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("launch", "host"), idle_gaps={"after_copy": 1}, events=_COPIES,
         follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling"), _DELAYED_RANK),
         limits=(
-            Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2 % of the time and more"),
+            Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2% of the time and more"),
         ),
     ),
     Rule(
@@ -245,7 +245,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 2},
         limits=(
-            Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, which takes about 0.1 %, is not "
+            Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, which takes about 0.1%, is not "
                                                        "reported"),
         ),
     ),
@@ -261,21 +261,21 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
         limits=(
             Limit("batch_size_headroom.memory", 0.9, "ratio",
-                  "PyTorch's TensorBoard plugin: memory above 90 % is a risk; TraceML warns at 92 %"),
+                  "PyTorch's TensorBoard plugin: memory above 90% is a risk; TraceML warns at 92%"),
             Limit("batch_size_headroom.factor", 2.0, "ratio",
                   f"{OWN}the batch can at least double even if all memory in use grew with it"),
             Limit("batch_size_headroom.factor_max", 8.0, "ratio",
                   f"{OWN}one change of the batch does not change the training too much"),
             Limit("batch_size_headroom.share", 0.05, "ratio",
-                  f"contract of severities: 5 % is medium; {OWN}a smaller saving, not worth a change of the training, "
+                  f"contract of severities: 5% is medium; {OWN}a smaller saving, not worth a change of the training, "
                   "is not reported"),
         ),
     ),
     Rule(
         id="memory_pressure", module="trace.memory", origin="trace", needs=("allocators",), training_only=True,
         limits=(
-            Limit("trace_memory.warn", 0.92, "ratio", "TraceML: memory, warning at 92 %"),
-            Limit("trace_memory.critical", 0.97, "ratio", "TraceML: memory, critical at 97 %"),
+            Limit("trace_memory.warn", 0.92, "ratio", "TraceML: memory, warning at 92%"),
+            Limit("trace_memory.critical", 0.97, "ratio", "TraceML: memory, critical at 97%"),
             Limit("trace_memory.full", 0.99, "ratio", f"{OWN}no further tensor of ordinary size fits"),
             Limit("trace_memory.fragmented", 0.25, "ratio",
                   f"{OWN}a quarter of what is free is in pieces (TensorFlow's allocator reports 0 for one block)"),
@@ -363,7 +363,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                       Cause("time_outside_steps", "same_pauses", wholly=True), _DELAYED_RANK),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
-                  f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}the time of Keras' own loop "
+                  f"XProf: any other part of 3% of the step is moderate (15% high); {OWN}the time of Keras' own loop "
                   "is not reported"),
             Limit("step_gap_host.named", 0.5, "ratio",
                   f"{OWN}a cause is called the main one only if it fills half of the gap"),
@@ -378,7 +378,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                       Cause("thread_contention", "long_for_host"), Cause("host_placement", "long_for_host"),
                       Cause("collective_waiting", "long_by_delay")),
         limits=(
-            Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
             Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
         ),
     ),
@@ -389,7 +389,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(Cause("long_steps", "long_by_host"), Cause("input_bound", "not_in_steps"),
                       Cause("launch_bound", "not_in_steps"), Cause("eager_execution", "not_in_steps")),
         limits=(
-            Limit("time_outside_steps.share", 0.05, "ratio", f"contract of severities: 5 % is medium; {OWN}smaller "
+            Limit("time_outside_steps.share", 0.05, "ratio", f"contract of severities: 5% is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),
             Limit("time_outside_steps.once", 0.2, "s", f"{OWN}without steps a single shorter pause may be chance, as "
                                                        "the one between two steps"),
@@ -472,7 +472,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("eager_ops",), shared_limits=("launch_bound.recording_s",), follows_from=(Cause("anomaly_mode"),),
         parts=("launch", "host"), idle_gaps={"eager": 1, "dispatch": 3},
         limits=(
-            Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10 %"),
+            Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10%"),
             Limit("eager_execution.cost", 0.03, "ratio", "same as launch_bound.share"),
         ),
     ),
@@ -484,7 +484,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("retracing.count", 2, "count",
                   f"{OWN}a function that is traced once for another shape, as the last batch of an epoch, is not "
                   "reported"),
-            Limit("retracing.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("retracing.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
             Limit("retracing.age_s", 120.0, "s",
                   f"{OWN}for a younger job the finding says that this may be its start, as by idle_gpu.age_s"),
         ),
@@ -505,7 +505,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="attention_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), parts=("compute",), events=_COMPUTE,
         limits=(
-            Limit("attention_unfused.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("attention_unfused.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
             Limit("attention_unfused.count", 2, "count",
                   f"{OWN}one softmax in a step, which may be that of the outputs, is not reported; FlashAttention (Dao "
                   "et al. 2022) on what unfused attention reads and writes"),
@@ -517,7 +517,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("layout_conversions.share", 0.03, "ratio",
-                  "XProf: any other part of 3 % of the step is moderate; NVIDIA, Convolutional Layers guide: tensor "
+                  "XProf: any other part of 3% of the step is moderate; NVIDIA, Convolutional Layers guide: tensor "
                   "cores want NHWC, conversions cost time"),
         ),
     ),
@@ -605,7 +605,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
         parts=("launch", "host"), idle_gaps={"placement": 1, "after_copy": 3},
         limits=(
-            Limit("host_placement.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("host_placement.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
         ),
     ),
 )

@@ -152,7 +152,7 @@ class WallTime(Struct, frozen=True):
         return sum(part.count for part in self.parts if part.id in ("steps", "periods"))
 
     def pauses_show(self, mean_step_s: float) -> bool:
-        """Return whether ``per_step_s`` is longer than the steps alone by 2 % and more: of a recording in which no
+        """Return whether ``per_step_s`` is longer than the steps alone by 2% and more: of a recording in which no
         pause lies between two steps it is not."""
         return self.per_step_s is not None and self.per_step_s > 1.02 * mean_step_s
 

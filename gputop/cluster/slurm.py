@@ -21,7 +21,7 @@ from gputop.text.units import printable
 MAX_BYTES = 64 << 20  # 3.5 kB a job
 TIMEOUT_S = 10.0
 _PERIOD_S = 30.0
-_PER_ASKING = 20.0  # times as long as asking took: at most 5 % of the time
+_PER_ASKING = 20.0  # times as long as asking took: at most 5% of the time
 COMMAND = ["squeue", "--json"]
 _MAX_JOBS = 20_000
 _NAME_CHARS = 100

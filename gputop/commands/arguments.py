@@ -350,7 +350,7 @@ def parser(words: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     Only the commands among ``words`` have their options.
     """
     main_parser = _Parser(prog="gputop", usage="gputop [options] [COMMAND …]", epilog=_EPILOG,
-                          description="Shows why the GPUs are not at 100 %, and what to do about it. "
+                          description="Shows why the GPUs are not at 100%, and what to do about it. "
                                       "Without a command: the live monitor.")
     main_parser.add_argument("--version", action=_Version, help="print gputop's version and what it runs on")
     for group, title in _TITLES.items():

@@ -142,7 +142,7 @@ class Comparison(Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """The verdict in a sentence: "FASTER, certain: 344 → 184 ms per step on average (−49 to −45 %).", and what the
+        """The verdict in a sentence: "FASTER, certain: 344 → 184 ms per step on average (−49 to −45%).", and what the
         other one of step and wall time did. The step time that is told elsewhere is the median.
 
         It begins with the same word for the same verdict: better FASTER, worse SLOWER, noise "Probably …, not proven"
@@ -210,7 +210,7 @@ class Comparison(Struct, frozen=True):
 
 
 def signed(share: float) -> str:
-    return f"{100 * share:+.1f} %".replace("-", "−")
+    return f"{100 * share:+.1f}%".replace("-", "−")
 
 
 def _agree(step: Row, wall: Row) -> bool:
@@ -231,7 +231,7 @@ def _may_agree(step: Row, wall: Row) -> bool:
 
 
 def _change(row: Row) -> tuple[str, str]:
-    """"344 → 184 ms", " (−46.5 %)"."""
+    """"344 → 184 ms", " (−46.5%)"."""
     share = percent_change(row)
     return _times(row.a, row.b_alike), "" if share is None else f" ({signed(share)})"
 
@@ -245,11 +245,11 @@ def _logarithms(row: Row) -> tuple[float, float, float] | None:
 
 
 def _range(row: Row) -> str:
-    """"−49 to −45 %": between which shares the change of a time lies; the change alone if it was not tested."""
+    """"−49 to −45%": between which shares the change of a time lies; the change alone if it was not tested."""
     if not row.a or row.low is None or row.high is None:
         return _change(row)[1].strip(" ()")
     low, high = (f"{100 * max(bound, -row.a) / row.a:+.0f}".replace("-", "−") for bound in (row.low, row.high))
-    return f"{low} to {high} %" if low != high else f"{low} %"
+    return f"{low} to {high}%" if low != high else f"{low}%"
 
 
 def _although(step: Row, wall: Row) -> str:

@@ -13,7 +13,7 @@ from gputop.comparison.statistics import Drift
 from gputop.core.job_cpus import JobCpus
 
 # Standard deviation of the mean step between reruns of one unchanged job, as a share of it. On the CPU: measured with
-# nothing beside it, 7 and 9 % where the step computes there (benchmarks/compare_reruns.md). With GPUs: gputop's own
+# nothing beside it, 7 and 9% where the step computes there (benchmarks/compare_reruns.md). With GPUs: gputop's own
 # assumption, not measured; clocks and temperature differ.
 CPU_DRIFT = 0.08
 GPU_DRIFT = 0.01

@@ -131,7 +131,7 @@ def _regression(gate: str, at_least: str | None, comparison: Comparison) -> Gate
     row = comparison.decisive
     change = percent_change(row) if row is not None else None
     if at_least is not None and change is not None and change < float(at_least) / 100:
-        return GateResult(gate, "passed", f"{comparison.headline} {signed(change)} is less than {at_least} %.")
+        return GateResult(gate, "passed", f"{comparison.headline} {signed(change)} is less than {at_least}%.")
     return GateResult(gate, "failed", comparison.headline)
 
 

@@ -140,7 +140,7 @@ def _about(side: Side) -> str:
 
 
 def _exactly(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"
 
 
 def _tables(c: Comparison, rows: list[Row], width: int, everything: bool) -> Iterator[Iterable[Line]]:
@@ -352,7 +352,7 @@ def _bounds(row: Row) -> tuple[str, str] | None:
 
 
 def _less(share: float) -> str:
-    """"45 % less", of a time."""
+    """"45% less", of a time."""
     return f"{percent(abs(share))} {'more' if share < 0 else 'less'}"
 
 

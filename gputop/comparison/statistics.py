@@ -177,8 +177,8 @@ def _reach(
 def student_quantile(p: float, freedom: float) -> float:
     """Quantile of Student's t for p > 0.5 by its expansion in 1 / freedom.
 
-    M. Abramowitz and I. A. Stegun, Handbook of Mathematical Functions, 26.7.5. At 99 % two-sided it is right
-    to 0.3 % from 4 degrees of freedom, too small by 4 % at 2.
+    M. Abramowitz and I. A. Stegun, Handbook of Mathematical Functions, 26.7.5. At 99% two-sided it is right
+    to 0.3% from 4 degrees of freedom, too small by 4% at 2.
     """
     z = NormalDist().inv_cdf(p)
     terms = (

@@ -17,7 +17,7 @@ LARGE_SHARE = 0.1  # share of the step: what a rule judged so large does not van
 
 
 class Gain(Struct, frozen=True):
-    """Time to save, as a share of today's (0.31: 31 % less), and how it was computed.
+    """Time to save, as a share of today's (0.31: 31% less), and how it was computed.
 
     ``step_time`` is the share of the time per step or, with ``per`` "sample", of the time per
     training sample: a larger batch makes the step longer and the epoch shorter. With "recording" it is the share of
@@ -144,7 +144,7 @@ class Advice(Struct, frozen=True):
 def with_cures(findings: Iterable[Finding], chosen: Collection[str], what_if: Iterable[CombinedGain],
                ) -> tuple[float | None, list[tuple[Finding, float]] | None]:
     """The share of the step that the cures of the chosen findings save at once, None where that was not replayed;
-    and the other findings with the share that each adds to it, 1 % at least, most first.
+    and the other findings with the share that each adds to it, 1% at least, most first.
 
     The second is None where one of the others was not replayed with those chosen.
     """

@@ -62,6 +62,6 @@ def lines_of_gaps(gaps: GapLines, stacks: HostStacks, name_width: int | None = N
     elif not gaps.lines and gaps.gap == "input" and stacks.traced:
         yield "The tracer recorded no Python of the user on other threads; it does not watch those of tf.data."
     elif not gaps.lines:
-        yield _NO_LINES.get(gaps.gap, "No line ran in 1 % of that time.")
+        yield _NO_LINES.get(gaps.gap, "No line ran in 1% of that time.")
     for line in gaps.lines[:_SHOWN]:
         yield line_words(line, stacks.basis, name_width)

@@ -206,7 +206,7 @@ def _memory(a: Analysis, width: int) -> Iterator[str]:
         text = f"{printable(use.allocator)}: peak {size(use.peak_bytes)}"
         if use.capacity_bytes:
             share = use.peak_bytes / use.capacity_bytes
-            text += f" of {size(use.capacity_bytes)}, {percent(share) if share >= 0.005 else 'under 1 %'}"
+            text += f" of {size(use.capacity_bytes)}, {percent(share) if share >= 0.005 else 'under 1%'}"
         yield f"{'' if i else 'Memory':<9}{text}"
     if len(fullest) > 3:
         yield f"         and {len(fullest) - 3} more, less full"

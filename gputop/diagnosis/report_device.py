@@ -18,7 +18,7 @@ from gputop.analysis.results import (
 from gputop.diagnosis.per_step import KernelsPerStep, collectives_per_step, copies_per_step, kernels_per_step
 from gputop.diagnosis.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
-from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
+from gputop.text.units import bytes_, fit, percent, printable, rate, seconds
 from gputop.text.wrapping import wrap
 
 _KERNELS_SHOWN = 8
@@ -107,7 +107,7 @@ def _together(c: Concurrency | None, reason: str | None) -> str:
 def _skew(skew: StepSkew | None, reason: str | None) -> str:
     if skew is None:
         return f"not judged: {reason}" if reason else ""
-    text = f"{seconds(skew.median_s)} from the first GPU's to the last's (median; 95 %: {seconds(skew.p95_s)})"
+    text = f"{seconds(skew.median_s)} from the first GPU's to the last's (median; 95%: {seconds(skew.p95_s)})"
     if skew.last:
         gpu, times = max(skew.last.items(), key=lambda item: item[1])
         if times * 2 > skew.steps:
@@ -169,7 +169,7 @@ def _kernel(k: KernelsPerStep, width: int) -> str:
     row = k.row
     tensor = "?" if row.tensor_core is None else "yes" if row.tensor_core > 0.5 else "no"
     kind = "collect." if row.collective else next(iter(row.types), "unknown")
-    occupancy = "?" if row.occupancy is None else ratio(row.occupancy)
+    occupancy = "?" if row.occupancy is None else percent(row.occupancy)
     name = printable(row.name).removeprefix("void ")
     return (f"  {seconds(k.time_s):>8} {_count(k.count):>8} {seconds(k.time_s / k.count):>8} {kind:<8} "
             f"{tensor:<6} {occupancy:>4} " + fit(name, width - 50).rstrip())
@@ -307,9 +307,9 @@ def collective_operations(a: Analysis) -> Iterator[str]:
     for of_step in collectives_per_step(a)[0]:
         op = of_step.op
         exposed = sum(op.exposed_s.values()) / op.time_s if op.time_s else 0.0
-        waiting = "?" if op.waiting is None else ratio(op.waiting)
+        waiting = "?" if op.waiting is None else percent(op.waiting)
         size = "?" if of_step.bytes is None else bytes_(of_step.bytes)
-        yield (f"  {op.operation:<13} {_count(of_step.count):>7} {seconds(of_step.time_s):>8} {ratio(exposed):>7} "
+        yield (f"  {op.operation:<13} {_count(of_step.count):>7} {seconds(of_step.time_s):>8} {percent(exposed):>7} "
                f"{waiting:>7} {size:>9}")
 
 

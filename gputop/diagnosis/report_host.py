@@ -8,7 +8,7 @@ from gputop.analysis.results import Analysis, LaunchThreads, Pipeline, Stage
 from gputop.diagnosis.per_step import PerStep, per_step
 from gputop.diagnosis.python_lines import cost_words, gap_words, worth_showing
 from gputop.diagnosis.python_lines import lines_of_gaps as python_lines
-from gputop.text.units import counted, percent, printable, ratio, seconds, size
+from gputop.text.units import counted, percent, printable, seconds, size
 from gputop.text.wrapping import wrap
 
 _NAMES = 5  # shown in a list
@@ -55,7 +55,7 @@ def _facts(stage: Stage) -> str:
     if stage.parallelism is not None:
         facts.append(f"×{stage.parallelism}")
     if stage.buffer_empty is not None:
-        facts.append(f"empty {ratio(stage.buffer_empty)}")
+        facts.append(f"empty {percent(stage.buffer_empty)}")
     return "  " + ", ".join(facts) if facts else ""
 
 

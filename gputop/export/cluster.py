@@ -13,7 +13,7 @@ from gputop.core.version import __version__
 from gputop.render.evidence_words import evidence_label
 from gputop.render.palette import BLANK, SEVERITY_MARK
 from gputop.text.markup import esc, moment
-from gputop.text.units import NA, figure, fit, printable, ratio
+from gputop.text.units import NA, figure, fit, percent, printable
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def cells(job: Job, now_s: float) -> dict[str, str]:
 
 def figures(group: Group) -> dict[str, str]:
     used, total = group.memory_used_bytes, group.memory_total_bytes
-    return {"activity": activity(group), "tensor": NA if group.tensor_active is None else ratio(group.tensor_active),
-            "memory": NA if used is None or not total else ratio(used / total),
+    return {"activity": activity(group), "tensor": NA if group.tensor_active is None else percent(group.tensor_active),
+            "memory": NA if used is None or not total else percent(used / total),
             "power": NA if group.power_w is None else power(group.power_w)}
 
 
@@ -100,9 +100,9 @@ def gpu_cells(gpu: Gpu) -> dict[str, str]:
     used, free = figures.get("memory_used_bytes"), figures.get("memory_free_bytes")
     total = figures.get("memory_total_bytes", used + free if used is not None and free is not None else None)
     coarse = "*" if gpu.kind in ("gr_active", "util") else ""
-    return {"activity": NA if gpu.activity is None else ratio(gpu.activity) + coarse,
-            "tensor": ratio(figures["tensor_active"]) if "tensor_active" in figures else NA,
-            "memory": NA if used is None or not total else ratio(used / total),
+    return {"activity": NA if gpu.activity is None else percent(gpu.activity) + coarse,
+            "tensor": percent(figures["tensor_active"]) if "tensor_active" in figures else NA,
+            "memory": NA if used is None or not total else percent(used / total),
             "power": power(figures["power_w"]) if "power_w" in figures else NA,
             "age": f"{figures['temperature_c']:.0f}°C" if "temperature_c" in figures else "",
             "size": f"{figures['sm_clock_hz'] / 1e6:.0f}MHz" if "sm_clock_hz" in figures else ""}
@@ -118,7 +118,7 @@ def activity(group: Group) -> str:
     the GPU it used."""
     if group.activity is None:
         return NA
-    return ratio(group.activity) + ("*" if group.kind in ("gr_active", "util", "mixed") else "")
+    return percent(group.activity) + ("*" if group.kind in ("gr_active", "util", "mixed") else "")
 
 
 def age(seconds: float | None) -> str:

@@ -31,7 +31,7 @@ from gputop.render.palette import STEPS
 from gputop.replay.snapshot import DATA_ID, Snapshot, from_document
 from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.text.units import counted, printable, ranges, ratio, reading, seconds
+from gputop.text.units import counted, percent, printable, ranges, reading, seconds
 
 _SCRIPT = """\
 for (const box of document.querySelectorAll(".code")) {
@@ -152,7 +152,7 @@ def _activity(s: Snapshot) -> str:
     marks, key = _captured(s, grid)
     return (f'<section><h2>{name}<small title="{esc(help_text)}">the last {_span(grid)}, '
             f'{grid.slice_s:g} s a column</small></h2><div class="plate">{rows}{marks}{_axis(grid)}</div>'
-            f'<div class="ramp"><span>0 %</span>{_svg(STEPS, 1, ramp, "color scale")}<span>100 %</span><span>'
+            f'<div class="ramp"><span>0%</span>{_svg(STEPS, 1, ramp, "color scale")}<span>100%</span><span>'
             "Height is the level, brightness the share of samples that reach it. A dot: nothing was measured."
             f"</span>{key}</div></section>")
 
@@ -161,9 +161,10 @@ def _lane(g: GpuSample, track: Track, grid: Grid, many: str) -> str:
     means = [v for v in track.mean if v is not None]
     mean = sum(means) / len(means) if means else None
     now = g.activity()[1]
-    label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}" + ("" if mean is None else f", mean {ratio(mean)}")
+    label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}"
+    label += "" if mean is None else f", mean {percent(mean)}"
     figures = (titled(activity_text(g), now.reason or now.source, "now")
-               + f'<span class="mean">{"" if mean is None else "ø " + ratio(mean)}</span>')
+               + f'<span class="mean">{"" if mean is None else "ø " + percent(mean)}</span>')
     if g.state != OK:
         figures = f'<span class="bad" title="{esc(g.message)}">{esc(g.state)}</span>'
     return (f'<div class="lane{many}"><span title="{esc(g.info.name)} {esc(g.info.uuid)}">{esc(g.info.label)}</span>'
@@ -233,7 +234,7 @@ def _lanes(s: Snapshot) -> str:
 
 
 def _full_scale(metric: str, scales: list[float | None], largest: float) -> float:
-    """100 % of a metric on all GPUs: its own, or the largest value in view rounded up to 1, 2 or 5."""
+    """100% of a metric on all GPUs: its own, or the largest value in view rounded up to 1, 2 or 5."""
     known_scales = [scale for scale in scales if scale is not None]
     if GPU_METRICS[metric].full_scale is not None and known_scales:
         return max(known_scales)

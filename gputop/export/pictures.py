@@ -50,7 +50,7 @@ def _band(band: int, reach: float) -> str | None:
 
 
 def heat(track: Track, scale: float) -> str:
-    """Means as a strip of one row: color is the level, ``scale`` is 100 %."""
+    """Means as a strip of one row: color is the level, ``scale`` is 100%."""
     cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
     muted = track.metric in MUTED_METRICS
     _runs(cells, [None if v is None else color(step_of(min(1.0, v / scale)), muted=muted) for v in track.mean], 0)

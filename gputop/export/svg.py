@@ -24,7 +24,7 @@ from gputop.render.palette import DARK, SEVERITY_MARK
 from gputop.replay.snapshot import Snapshot, from_document
 from gputop.replay.snapshot_document import Grid
 from gputop.text.markup import esc, moment
-from gputop.text.units import bytes_, fit, percent, printable, ratio, reading, seconds
+from gputop.text.units import bytes_, fit, percent, printable, reading, seconds
 
 _WIDTH, _EDGE = 1200, 24
 _LETTER = 7.83  # of a monospaced letter at 13 px, with some to spare
@@ -148,7 +148,7 @@ def _gpu(page: _Page, g: GpuSample, grid: Grid | None, top: float, height: float
     for column, x in zip(_COLUMNS, _ENDS, strict=True):
         text, tone = column.figure_of(g, "picture")
         if column.id == "mean" and mean is not None:
-            text, tone = f"ø {ratio(mean)}", "dim"
+            text, tone = f"ø {percent(mean)}", "dim"
         page.text(x, text, DARK.names[tone], bold=column.id == "now", end=True)
     flags, tone = flags_of(g)
     if flags:

@@ -20,7 +20,7 @@ from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path
 from gputop.replay.snapshot import Snapshot
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.text.units import devices, limits, percent, ratio, reading, seconds
+from gputop.text.units import devices, limits, percent, reading, seconds
 
 _LINES_SHOWN = 10
 _PHASE_COLORS = {"forward": "#43b98c", "loss": "#d8c05a", "backward": "#5f8fe5", "recomputation": "#e5955f",
@@ -30,7 +30,7 @@ _MAX_SLOTS = 10_000  # of a step's picture
 
 
 class _Cell(Struct, frozen=True):
-    """A cell of "Now": its heading, the metric it shows, and the one that is 100 % of it, if that is shown too."""
+    """A cell of "Now": its heading, the metric it shows, and the one that is 100% of it, if that is shown too."""
 
     heading: str
     metric: str
@@ -121,7 +121,7 @@ def _wall_time(result: Analysis) -> str:
 
 
 def _share(share: float) -> str:
-    return percent(share) if share >= 0.0095 else f"{100 * share:.1f} %" if share >= 0.0005 else "<0.1 %"
+    return percent(share) if share >= 0.0095 else f"{100 * share:.1f}%" if share >= 0.0005 else "<0.1%"
 
 
 def _one_step(step: TypicalStep | None) -> str:
@@ -291,7 +291,7 @@ def _none(reason: str) -> str:
 def _level(value: float | None, reason: str) -> str:
     if value is None:
         return _none(reason)
-    return f'<td class="level" style="--v:{100 * min(1.0, max(0.0, value)):.0f}%">{ratio(value)}</td>'
+    return f'<td class="level" style="--v:{100 * min(1.0, max(0.0, value)):.0f}%">{percent(value)}</td>'
 
 
 # -- now -----------------------------------------------------------------------------------------
@@ -409,5 +409,5 @@ def node(s: Snapshot) -> str:
         out += f"<dt>profiler server {esc(server.address)}</dt><dd>{state}</dd>"
     cost = s.sample.own_cpu_ratio
     if cost is not None:
-        out += f"<dt>gputop itself</dt><dd>{100 * cost:.1f} % of a core</dd>"
+        out += f"<dt>gputop itself</dt><dd>{100 * cost:.1f}% of a core</dd>"
     return f"<section><h2>Host<small>{esc(h.hostname)}</small></h2><dl>{out}</dl></section>"

@@ -26,7 +26,7 @@ from gputop.goodput.recorded import JOULES_PER_KWH
 from gputop.text import units
 from gputop.text.commands import short_command
 from gputop.text.local_time import clock_time, comes_twice, utc_offset
-from gputop.text.units import NA, fit, percent, printable, ranges, ratio, size
+from gputop.text.units import NA, fit, percent, printable, ranges, size
 from gputop.text.wrapping import wrap
 
 MEANING = {
@@ -81,7 +81,7 @@ def _header(report: Report) -> Iterator[str]:
 
 
 def activity_text(spent: Spent) -> str:
-    """Activity of the GPUs while a job trained on them: "44 % SM activity on average"; "" without training."""
+    """Activity of the GPUs while a job trained on them: "44% SM activity on average"; "" without training."""
     if spent.training_activity_ratio is None:
         return ""
     what = "utilization (coarse)" if spent.training_activity_coarse else "SM activity"
@@ -151,7 +151,7 @@ def _grid(hours: Sequence[Hour]) -> Iterator[str]:
     """A line for each day, a digit for each hour of local time."""
     if not hours:
         return
-    yield "Training by hour: 0 is under 10 % of the GPU time, 9 is 90 % or more, a dot is not recorded"
+    yield "Training by hour: 0 is under 10% of the GPU time, 9 is 90% or more, a dot is not recorded"
     yield "             0     6     12    18     local time"
     days: dict[str, list[str]] = {}
     spent: dict[tuple[str, int], tuple[float, float]] = {}  # of both hours where the clock was set back
@@ -248,7 +248,7 @@ def duration(seconds: float) -> str:
 
 def share(seconds: float, of_s: float) -> str:
     share = seconds / of_s if of_s else 0.0
-    return "<1%" if 0 < share < 0.005 else ratio(share)  # little is not none
+    return "<1%" if 0 < share < 0.005 else percent(share)  # little is not none
 
 
 def _ratio(spent: Spent) -> str:

@@ -18,7 +18,7 @@ _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times a
 
 
 def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]:
-    """The estimated saving, longest text first: "saves 47 % (344 → 184 ms)", "47 %: 344 → 184 ms", "saves 47 %", an
+    """The estimated saving, longest text first: "saves 47% (344 → 184 ms)", "47%: 344 → 184 ms", "saves 47%", an
     upper bound and the best case with "up to", a lower bound with "at least", what is no bound with "about"; none where
     there is no figure.
     ``step_s``: the step time of today, where it is known."""
@@ -27,7 +27,7 @@ def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]
         return ()
     sure = finding.gain.by == "replay" and not finding.gain.at_most
     bounded = "at least " if finding.gain.at_least else "about " if finding.gain.estimate else "up to "
-    share = f"{'' if sure else bounded}{100 * gain:.0f} %"
+    share = f"{'' if sure else bounded}{100 * gain:.0f}%"
     if finding.gain.per == "sample":
         return f"saves {share} per training sample", f"{share} per sample"
     if finding.gain.per == "recording":

@@ -35,7 +35,7 @@ class GpuColumn(NamedTuple):
     heading: str
     draw: Draw = "figure"
     metrics: tuple[str, ...] = ()  # whose readings it shows; two are the directions of a link, in and out
-    limit: str = ""  # the metric that is 100 % of the first one
+    limit: str = ""  # the metric that is 100% of the first one
     figure: Callable[[GpuSample, str], Figure] | None = None  # of a GPU, to stand under a heading
     screen: tuple[tuple[int, int], ...] = ()  # cells by width of the terminal: from this width on, so many
     text: int = 0  # cells

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gputop.render.palette import BOLD, DIM, PART_STYLE
 from gputop.render.step_parts import PARTS
 from gputop.render.styled_text import StyledText
-from gputop.text.units import ratio, seconds
+from gputop.text.units import percent, seconds
 
 _MIN_BAR = 30  # cells that a bar keeps with its legend beside it; else that is below it
 
@@ -27,7 +27,8 @@ def step_lines(breakdown: Mapping[str, float | None], width: int,
     head = f" Step time {seconds(total if step_s is None else step_s)} "
     parts = [(part.label, times[part.id] / total, PART_STYLE[part.id]) for part in PARTS
              if times.get(part.id, 0.0) / total >= 0.005]
-    texts = [(style, f" {label} {ratio(share)}  ") for label, share, style in sorted(parts, key=lambda part: -part[1])]
+    texts = [(style, f" {label} {percent(share)}  ")
+             for label, share, style in sorted(parts, key=lambda part: -part[1])]
     beside = sum(1 + len(text) for _, text in texts)
     room = width - len(head) - len("  ") - beside
     if room < _MIN_BAR:

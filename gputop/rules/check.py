@@ -114,7 +114,7 @@ class Checker:
         what = self._text(figure) if isinstance(figure, Name) else "this figure"
         percent = re.match(r"[^\s%]*\s?%", self._source[number.pos:]) is not None
         instead = f": write {number.value:g}%" if not percent and number.value <= 100 else ""
-        return Mistake(f"{what} is a share, at most 100 %{instead}", number.pos)
+        return Mistake(f"{what} is a share, at most 100%{instead}", number.pos)
 
     def _is_part(self, above: Node, below: Node) -> bool:
         """Return whether one is a part of the other, so that their quotient is a share."""

@@ -60,7 +60,7 @@ _WORK = "XLA's programs in the trace, or --flops-per-step"
 _TRACE = _by_name(
     Quantity("step.time", SECONDS, "mean length of a step", path="steps.mean_s", needs=_STEPS),
     Quantity("step.median", SECONDS, "median length of a step", path="steps.median_s", needs=_STEPS),
-    Quantity("step.p95", SECONDS, "95 % of the steps are shorter", path="steps.p95_s", needs=_STEPS),
+    Quantity("step.p95", SECONDS, "95% of the steps are shorter", path="steps.p95_s", needs=_STEPS),
     Quantity("step.count", NONE, "whole steps in the trace", path="steps.count", needs=_STEPS),
     Quantity("step.input_wait", SECONDS, "time per step in which the training loop waits for a batch",
              path="input.wait_s_per_step", needs="the training loop's calls for a batch"),

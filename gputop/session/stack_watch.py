@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SimulatedStacks = Callable[[float, float], "StackSamples | None"]  # between two Unix times
 _START_S = 1.0
-MAX_PROCESSES = 8  # each takes some 4 % of a CPU
+MAX_PROCESSES = 8  # each takes some 4% of a CPU
 
 
 def simulated_stacks(source: object) -> SimulatedStacks | None:

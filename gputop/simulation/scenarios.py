@@ -177,7 +177,7 @@ _ALL = (
 
 SCENARIOS: dict[str, Scenario] = {s.id: s for s in _ALL}
 
-# It shows at a glance what other monitors hide: their utilization reads 100 % on all eight
+# It shows at a glance what other monitors hide: their utilization reads 100% on all eight
 # GPUs while SM activity says that one works and seven wait.
 DEFAULT_SCENARIO = "gpu0-oversubscribed"
 

@@ -215,7 +215,7 @@ class History:
         Slices start at whole multiples of ``slice_s`` (Unix time), so a picture scrolls by
         whole slices. The finest resolution that covers the whole range is used, or a coarser
         one that gives the same numbers; a slice shorter than the stored ones shows the stored
-        slice it lies in. ``full_scale`` sets 100 % for a metric without a scale of its own
+        slice it lies in. ``full_scale`` sets 100% for a metric without a scale of its own
         (default: the largest reading in view). Raises KeyError for a metric that is not kept,
         ValueError for slices shorter than 0.1 s or fewer than one.
         """

@@ -1,7 +1,7 @@
 """The rank of a job for which the others wait, by minutes of live activity. Pure.
 
 Ranks that train in step meet in collectives. Who comes first waits there in a kernel of NCCL: its utilization stays at
-100 %, while its tensor cores and most of its SMs stand still. So the rank that always comes last differs from all
+100%, while its tensor cores and most of its SMs stand still. So the rank that always comes last differs from all
 others, in one of two ways: its GPU alone is idle at times, as its host is late, or its GPU alone works all the time.
 """
 
@@ -62,7 +62,7 @@ def slow_rank(ranks: Sequence[RankActivity], limits: Limits) -> SlowRank | str |
     """The rank that is always last; None where none is, or the reason why that cannot be told.
 
     1. Slices count in which all figures of all GPUs are known and the job works: its work is above half of its median.
-       Where they are fewer than 80 % of the window, nothing is said.
+       Where they are fewer than 80% of the window, nothing is said.
     2. The work of a GPU is its tensor activity times its SM clock. Ranks that do the same per step and meet in each
        have done the same in each slice, whatever their clocks. Where the work of one is off the median, the ranks are
        stages of a pipeline, or have shards of different size: which of them is late by nature is not known.

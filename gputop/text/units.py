@@ -31,24 +31,15 @@ def printable(text: str | bytes) -> str:
     return " ".join(kept.split())
 
 
-def _whole_percent(value: float) -> str:
-    # The history keeps 32 bits of a value: without the first rounding, a constant 80.5 % would be 80 % as a reading and
-    # 81 % as the mean of the same readings. Halves go up, and not to the even number.
-    return f"{math.floor(round(100 * value, 3) + 0.5)}"
-
-
-def ratio(value: float) -> str:
-    """Format a ratio for tables and labels, where each cell counts: 38%."""
-    return f"{_whole_percent(value)}%"
-
-
 def percent(value: float) -> str:
-    """The same ratio in a sentence: 38 %."""
-    return f"{_whole_percent(value)} %"
+    """Format a ratio: 38%."""
+    # The history keeps 32 bits of a value: without the first rounding, a constant 80.5% would be 80% as a reading and
+    # 81% as the mean of the same readings. Halves go up, and not to the even number.
+    return f"{math.floor(round(100 * value, 3) + 0.5)}%"
 
 
 def reads_zero(value: float) -> bool:
-    """Return whether a ratio reads as 0 %: such a share is no evidence."""
+    """Return whether a ratio reads as 0%: such a share is no evidence."""
     return percent(abs(value)) == percent(0.0)
 
 
@@ -126,7 +117,7 @@ def devices(process: ProcessSample) -> str:
 
 
 def limits(group: CgroupSample) -> str:
-    """Limits of a control group and the use of them: "CPU 12.0 of 16 cores, throttled 41 %"; "" without limits."""
+    """Limits of a control group and the use of them: "CPU 12.0 of 16 cores, throttled 41%"; "" without limits."""
     parts = []
     used, most, held = group["cpu_used_cores"], group["cpu_limit_cores"].value, group["cpu_throttled_ratio"].value
     if most is not None:
@@ -145,7 +136,7 @@ def reading(r: Reading, *, spelled: bool = False) -> str:
     if r.value is None:
         return NA
     if r.unit == RATIO:
-        return ratio(r.value)
+        return percent(r.value)
     if r.unit == BYTES:
         return size(r.value) if spelled else bytes_(r.value)
     if r.unit == BYTES_PER_S:
@@ -182,7 +173,7 @@ def figure(name: str, value: float) -> str:
 def compact(value: float, unit: str) -> str:
     """A figure for a narrow column, of at most five cells as a rule; rates are in GB/s, clocks in MHz."""
     return {BYTES: f"{value / 2**30:.0f}G", BYTES_PER_S: rate_gb(value), WATTS: f"{value:.0f}W",
-            CELSIUS: f"{value:.0f}°", HERTZ: f"{value / 1e6:.0f}"}.get(unit, ratio(value))
+            CELSIUS: f"{value:.0f}°", HERTZ: f"{value / 1e6:.0f}"}.get(unit, percent(value))
 
 
 _ONE_CELL_EACH = re.compile("[ -~\xa1-\xac\xae-\u02af\u2026\u2580-\u259f]*")

@@ -13,7 +13,5 @@ def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> lis
     Words are kept whole, a path or a name that is longer than a line, too; control characters are not.
     """
     indent = " " * len(first) if rest is None else rest
-    whole = printable(text).replace(" %", "\u00a0%")  # a number and its % stay on one line
-    lines = textwrap.wrap(whole, width, initial_indent=first, subsequent_indent=indent,
-                          break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\u00a0", " ") for line in lines]
+    return textwrap.wrap(printable(text), width, initial_indent=first, subsequent_indent=indent,
+                         break_long_words=False, break_on_hyphens=False)

@@ -97,10 +97,10 @@ class IdleGap(Struct, frozen=True):
     cost_ns: int
     part: str  # of the step's breakdown: input, launch, host, idle or collectives
     cause: str  # one of CAUSES
-    host: str  # the longest work of the thread that matters most: "python 4711: SaveV2 83 %"; "": unknown
+    host: str  # the longest work of the thread that matters most: "python 4711: SaveV2 83%"; "": unknown
     ended_by: str  # "Conv2D kernel…, launched by python 4711"; "": unknown
     finding: str | None  # id of the finding it belongs to
-    meanwhile: str = ""  # what the GPU did that the others wait for: "GPU 0 computes 97 % of that time"
+    meanwhile: str = ""  # what the GPU did that the others wait for: "GPU 0 computes 97% of that time"
     work: tuple[HostWork, ...] = ()  # threads that matter for its cause first, longest first
     ends: tuple[int, int] | None = None
     python: tuple[StackLine, ...] = ()  # the lines that ran in it, by sampled stacks, with the seconds of each
@@ -117,9 +117,9 @@ class IdleTotal(Struct, frozen=True):
     python: tuple[StackLine, ...] = ()  # the lines that ran in gaps of this cause, by sampled stacks
 
     def text(self, period_s: float) -> str:
-        """Share of the step, number of gaps, and cause: "53 % in 4,100 gaps: the next launch is late"."""
+        """Share of the step, number of gaps, and cause: "53% in 4,100 gaps: the next launch is late"."""
         share = self.s_per_step / period_s if period_s > 0 else 0.0
-        return (f"{'<1 %' if share < 0.005 else percent(share)} in {self.gaps:,} gap{'s' * (self.gaps != 1)}: "
+        return (f"{'<1%' if share < 0.005 else percent(share)} in {self.gaps:,} gap{'s' * (self.gaps != 1)}: "
                 f"{cause_text(self.cause, self.part)}")
 
     def holds(self, gap: IdleGap) -> bool:

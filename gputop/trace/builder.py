@@ -29,7 +29,7 @@ from gputop.trace.model import (
 )
 from gputop.trace.parallel import pool
 
-# The beginning of the names of host events that readers drop: up to 97 % of a host's events
+# The beginning of the names of host events that readers drop: up to 97% of a host's events
 # (docs/contributing/trace-notes.md, "The profiler server").
 IGNORED_EVENT = "ThreadpoolListener"
 _MIX = 0x5851F42D4C957F2D  # Knuth's multiplier for 64-bit linear congruences

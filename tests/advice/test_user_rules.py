@@ -169,7 +169,7 @@ def test_kernels_without_a_row_of_their_own_may_be_among_those_that_a_pattern_ch
     kernels = replace_row(analyzed(input_bound()).kernels, by_name=tuple(rows))
     found, outcomes = judged(condition(when, "trace"), make_analysis(kernels=kernels))
     assert found is holds
-    assert holds is not None or "a row for each kernel: 7 names with 20 % of the time" in missing(outcomes)
+    assert holds is not None or "a row for each kernel: 7 names with 20% of the time" in missing(outcomes)
 
 
 def test_what_several_figures_lack_is_said_once() -> None:
@@ -197,9 +197,9 @@ def test_ids_are_taken_once() -> None:
 
 def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
     assert "input_bound" in findings(input_bound())
-    assert not use("[limits]\ninput_bound.share = '50 %'")
+    assert not use("[limits]\ninput_bound.share = '50%'")
     assert limit("input_bound.share") == 0.5 and "input_bound" not in findings(input_bound(4_000))
-    use("[limits]\ninput_bound.share = '6 %'")
+    use("[limits]\ninput_bound.share = '6%'")
     assert "yours (r.toml:2): 0.06 ratio" in findings(input_bound())["input_bound"].source
     UserRules.clear()
     assert limit("input_bound.share") == LIMITS["input_bound.share"].value
@@ -209,7 +209,7 @@ def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
     ("input_bound.shar = 0.1", "did you mean input_bound.share"), ("input_bound.share = '3s'", "is in ratio"),
     ("input_bound.share = 2", "from 0.5% to 50%"), ("slice_s = 3", "cannot be set"),
     ("idle_gpu.enter = -1", "a number with its unit"),
-    ("idle_gpu.window_s = '1h'", "from 6 to 600"), ("idle_gpu.window_s = '5 %'", "from 6"),
+    ("idle_gpu.window_s = '1h'", "from 6 to 600"), ("idle_gpu.window_s = '5%'", "from 6"),
 ])
 def test_limits_that_cannot_be_set(line: str, message: str) -> None:
     (problem,) = use(f"[limits]\n{line}")

@@ -91,7 +91,7 @@ def test_options_of_dips():
 
 
 def test_a_wait_for_a_dip(tmp_path, capsys):
-    """The simulated node's GPUs 1 to 7 are always below 95 %. Signals are handled as before once it is over."""
+    """The simulated node's GPUs 1 to 7 are always below 95%. Signals are handled as before once it is over."""
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in handled}
     assert main(["capture", "--demo", "--interval", "0.1", "--on-dip", "sm<95% for 1s", "--seconds", "0.5", "--json",

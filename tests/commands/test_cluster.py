@@ -77,7 +77,7 @@ def test_one_job_alone(prometheus: str, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setenv("GPUTOP_PROMETHEUS_TOKEN", "s3cret")  # which this Prometheus does not ask for
     assert main(["cluster", "--prometheus", prometheus, "--once"]) == 0
     out, err = capsys.readouterr()
-    assert "4005" in out and "4001" not in out and "fell 90 % → 40 %" in out and "s3cret" not in out + err
+    assert "4005" in out and "4001" not in out and "fell 90% → 40%" in out and "s3cret" not in out + err
     assert main(["cluster", "--prometheus", prometheus, "--job", "99"]) == 3
     assert "job 99 has no GPU with metrics among the" in capsys.readouterr().err
 

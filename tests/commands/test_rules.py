@@ -136,7 +136,7 @@ def test_rules_are_tried_over_a_trace_and_a_recording(file: Path, capsys: pytest
     writer.close()
     assert main(["rules", "test", "r.toml", "x.gputop"]) == 0
     out = capsys.readouterr().out
-    assert "low: HOLDS on GPU 0" in out and "once, first at" in out and "in 15 % of the samples" in out
+    assert "low: HOLDS on GPU 0" in out and "once, first at" in out and "in 15% of the samples" in out
 
 
 @pytest.mark.parametrize("words", [["test", "r.toml"], ["test"], ["explain"], ["explain", "no_such"], ["list", "x"],

@@ -45,7 +45,7 @@ def test_several_cures_are_measured_together():
     found = advice(side(0, findings=[finding("input_bound", 0.3), finding("launch_bound", 0.2)]), side(1, mean_s=0.1))
     assert {e.outcome for e in found.values()} == {"cannot be told"}
     assert all(e.measured == pytest.approx(0.5, abs=0.05) and "together" in (e.reason or "") for e in found.values())
-    # 30 and 20 % alone: together 30 to 50, and half was gained.
+    # 30 and 20% alone: together 30 to 50, and half was gained.
     assert {(e.together, e.fulfilled) for e in found.values()} == {((0.3, 0.5), "kept")}
 
 
@@ -59,13 +59,13 @@ def test_what_stays_what_grows_and_what_is_new():
 
 
 def test_advice_that_helped_less_than_promised_is_told_although_the_finding_is_still_there():
-    """A slow map on two cores: promised were 75 %, its snippet brought half, and the step still waits."""
+    """A slow map on two cores: promised were 75%, its snippet brought half, and the step still waits."""
     a = side(0, findings=[finding("input_bound", 0.75)])
     entry = advice(a, side(1, mean_s=0.1, findings=[finding("input_bound", 0.73)]))["input_bound"]
     assert (entry.status, entry.promised, entry.fulfilled) == ("same", 0.75, "partly kept")
     assert entry.measured == pytest.approx(0.5, abs=0.05) and entry.outcome is None
     text = " ".join(text_report(compare_sides(a, side(1, mean_s=0.1, findings=[finding("input_bound", 0.73)]))).split())
-    assert "STILL THERE" in text and "estimated 75 % less; measured 50 % less" in text and "PARTLY REACHED" in text
+    assert "STILL THERE" in text and "estimated 75% less; measured 50% less" in text and "PARTLY REACHED" in text
     none = advice(a, side(1, mean_s=0.2, findings=[finding("input_bound", 0.75)]))["input_bound"]
     assert none.promised == 0.75 and none.fulfilled is None and none.reason is not None
 

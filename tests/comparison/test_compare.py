@@ -98,8 +98,8 @@ def test_each_trace_is_read_and_analyzed_once(monkeypatch, tmp_path, capsys):
 def test_the_real_pair_with_slow_and_fast_input():
     there = compare(SLOW, FAST)
     assert verdict(there, "breakdown", "input") == "better"
-    # The step is shorter by 36 %, but those of A drift from 77 ms to 156 and back within the capture.
-    assert there.verdict == "noise" and there.repeat is not None and "36 %" in (there.repeat.reason or "")
+    # The step is shorter by 36%, but those of A drift from 77 ms to 156 and back within the capture.
+    assert there.verdict == "noise" and there.repeat is not None and "36%" in (there.repeat.reason or "")
     entry = next(e for e in there.advice if e.id == "input_bound")
     assert entry.status == "gone" and entry.promised is not None and 0.3 < entry.promised < 0.6
     assert entry.measured is not None and 0.2 < entry.measured < 0.5
@@ -388,7 +388,7 @@ def test_the_package_offers_it_lazily():
     ('ranges "step N"', "ProfilerStep# markers", True),
 ])
 def test_steps_that_are_calls_of_other_functions_decide_nothing(before, after, told):
-    """A loop of eager ops once had "steps" of 0.05 ms, and its fix was called SLOWER +820 %."""
+    """A loop of eager ops once had "steps" of 0.05 ms, and its fix was called SLOWER +820%."""
     a, b = (changed(side(seed, mean_s=time_s), lambda document, anchor=anchor: document["steps"].update(anchor=anchor))
             for seed, time_s, anchor in ((0, 0.009, before), (1, 0.0014, after)))
     c = compare_sides(a, b)

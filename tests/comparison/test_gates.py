@@ -196,7 +196,7 @@ def test_markdown_holds_nothing_that_others_could_write_as_markup(folder: Path) 
 
 
 @pytest.mark.parametrize(("text", "plain"), [
-    ("344 → 184 ms (−46.5 %); train_step", "344 → 184 ms (−46.5 %); train_step"),
+    ("344 → 184 ms (−46.5%); train_step", "344 → 184 ms (−46.5%); train_step"),
     ("calls of __inference_a, @all", "calls of `__inference_a,` `@all`"), ("see http://x", "see `http://x`"),
     ("a``b", "``` a``b ```"), ("x *y* #12", "x `*y*` `#12`"),
 ])

@@ -82,7 +82,7 @@ def test_the_interval_holds_the_change():
 def test_a_part_is_measured_against_the_step():
     parts = {**sides.PARTS, "d2h": 0.002}
     doubled = the(side(0, parts=parts), side(1, parts={**parts, "d2h": 0.004}), "breakdown", "d2h")
-    assert doubled.verdict == "noise"  # surely doubled, and 0.2 % of the step
+    assert doubled.verdict == "noise"  # surely doubled, and 0.2% of the step
     gone = the(side(0, parts=parts), side(1, parts={**parts, "input": 0.0}), "breakdown", "input")
     assert gone.verdict == "better" and gone.b == 0
 
@@ -127,7 +127,7 @@ def test_what_two_recordings_differ_by_may_be_no_more_than_reruns_do():
     a, b = side(0, 400, spread=0.002), side(1, 400, mean_s=0.204, spread=0.002)
     row = the(a, b, "steps", "mean_s")
     assert row.verdict == "noise" and row.reason is not None
-    assert "difference of 2 %" in row.reason and "between runs" in row.reason
+    assert "difference of 2%" in row.reason and "between runs" in row.reason
     found = compare_sides(a, b)
     assert found.verdict == "noise" and found.repeat is not None and found.to_json()["repeat"] is True
     assert "captures of each would decide" in " ".join(text_report(found).split())
@@ -239,7 +239,7 @@ def test_a_change_that_the_live_steps_rule_out_offers_a_repeat():
 
 
 def test_the_report_has_the_words_of_the_document():
-    """A step longer by 15 %, which the live steps rule out: shown, and by its verdict."""
+    """A step longer by 15%, which the live steps rule out: shown, and by its verdict."""
     c = compare_sides(live(side(1, spread=0.01), *STEADY), live(side(2, mean_s=0.23, spread=0.01), *STEADY))
     words = re.findall(r"%  ([a-z ]+)$", text_report(c), re.M)
     assert "noise" in words and set(words) <= set(get_args(Verdict))
@@ -252,8 +252,8 @@ def test_live_steps_that_are_not_sure_do_not_count(doubt):
 
 
 @pytest.mark.parametrize(("row", "bounds"), [
-    (Row("steps", "mean_s", "s", 0.04, 0.01, "better", low=-0.05, high=-0.01), ("−100.0 %", "−25.0 %")),
-    (Row("steps", "mean_s", "s", 0.04, 0.08, "worse", low=0.01, high=0.09), ("+25.0 %", "+225.0 %")),
+    (Row("steps", "mean_s", "s", 0.04, 0.01, "better", low=-0.05, high=-0.01), ("−100.0%", "−25.0%")),
+    (Row("steps", "mean_s", "s", 0.04, 0.08, "worse", low=0.01, high=0.09), ("+25.0%", "+225.0%")),
     (Row("steps", "mean_s", "s", 0.04, 0.08, "worse"), None),
 ])
 def test_no_change_is_said_to_be_below_minus_all_of_it(row, bounds):

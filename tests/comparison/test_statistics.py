@@ -82,7 +82,7 @@ def test_repeated_captures_find_what_one_pair_does_not(compared):
 
 
 def loaded(rng: np.random.Generator, count: int, level: float) -> np.ndarray:
-    """Steps of a job that eight busy processes leave a part of the CPUs: runs differ by 15 %, stretches of a run by 15
+    """Steps of a job that eight busy processes leave a part of the CPUs: runs differ by 15%, stretches of a run by 15
     %, and a step in ten waits for as long as four."""
     blocks = np.repeat(np.exp(0.15 * rng.standard_normal(8)), -(-count // 8))[:count]
     waits = np.where(rng.random(count) < 0.1, 1 + rng.exponential(3.0, count), 1.0)
@@ -91,7 +91,7 @@ def loaded(rng: np.random.Generator, count: int, level: float) -> np.ndarray:
 
 @pytest.mark.parametrize(("count", "seventy", "half_or_more"), [(16, 0.8, 0.85), (60, 0.97, 0.9), (250, 0.97, 0.9)])
 def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, seventy, half_or_more):
-    """Both error rates, as compare decides: the mean, then the median, each with 95 % confidence. The job has half of
+    """Both error rates, as compare decides: the mean, then the median, each with 95% confidence. The job has half of
     two CPUs, which is ln 2 of load on either side."""
     rng = np.random.default_rng(count)
     drift = Drift(0.08, 0.08, load_spread=math.sqrt(2) * min(LOAD_SPREAD * math.log(2), LOAD_SPREAD_MOST))

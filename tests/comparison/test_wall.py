@@ -72,7 +72,7 @@ def test_a_shorter_end_of_epochs_is_faster_by_wall_time():
     (entry,) = (e for e in c.advice if e.id == "time_outside_steps")
     assert entry.per == "recording" and entry.fulfilled == "kept"
     assert entry.measured == pytest.approx(1 - 14.9 / 49.2, abs=0.01)
-    assert "less of the recorded time; measured 70 % less of the wall time per training step" in " ".join(
+    assert "less of the recorded time; measured 70% less of the wall time per training step" in " ".join(
         text_report(c).split())
     assert (status(c), status(compare_sides(b, a))) == (EXIT_OK, EXIT_GATE)
 

@@ -65,7 +65,7 @@ def test_small_pieces_that_are_much_together_are_no_clean_bill() -> None:
     a = clean()
     assert not_enough(with_parts(a, between=0.02, open=0.02)) == ""
     doubt = not_enough(with_parts(a, between=0.03, open=0.03))
-    assert "Training steps are 94 %" in doubt and "between steps 3 %" in doubt
+    assert "Training steps are 94%" in doubt and "between steps 3%" in doubt
 
 
 def test_one_rank_that_does_something_else_is_no_clean_bill() -> None:
@@ -75,7 +75,7 @@ def test_one_rank_that_does_something_else_is_no_clean_bill() -> None:
                   for rank, share in enumerate((0.0, 0.0, 0.0, 0.16)))
     assert not_enough(a) == ""
     doubt = not_enough(structs.replace(a, wall_time=structs.replace(a.wall_time, ranks=ranks)))
-    assert "Training steps are 84 % of the 1.00 s recorded by rank 3" in doubt and "between steps 16 %" in doubt
+    assert "Training steps are 84% of the 1.00 s recorded by rank 3" in doubt and "between steps 16%" in doubt
 
 
 def test_a_trace_without_a_gpu_and_without_an_input_pipeline_is_judged_by_its_time() -> None:
@@ -95,9 +95,9 @@ def test_a_cpu_that_runs_no_op_for_a_good_part_of_the_step_gets_no_clean_bill(
             LayerRow("no op runs", None, 0.0, no_op_runs, 0, 0))
     text = limit_of(structs.replace(clean(), cpu_layers=Layers("step", 1.0, 0, rows)))
     if clean_bill:
-        assert text.startswith("Nothing to advise") and text.endswith("step: forward 54 %, backward 36 %.")
+        assert text.startswith("Nothing to advise") and text.endswith("step: forward 54%, backward 36%.")
     else:
-        assert text.startswith("The CPU runs no op of the model for 20 % of the step, and no cause was found")
+        assert text.startswith("The CPU runs no op of the model for 20% of the step, and no cause was found")
 
 
 def test_what_ended_the_recording_is_said_in_the_verdict() -> None:

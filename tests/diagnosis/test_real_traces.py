@@ -107,7 +107,7 @@ def test_steps_of_the_kineto_traces():
     ("v100", {"tensor_cores_unused": "high"}),
     # Pinned copies and kernels are on one stream per GPU.
     ("h100", {"copies_excessive": "high", "default_stream": "low", "tensor_cores_unused": "low"}),
-    # GPU 1's host is late by 4 %; launched earlier it saves less than 1 % by replay: the copies make it wait.
+    # GPU 1's host is late by 4%; launched earlier it saves less than 1% by replay: the copies make it wait.
     ("mfu", {"elementwise_unfused": "medium", "sync_copies": "medium"}),
     ("amd_attention", {}),
 ])
@@ -129,9 +129,9 @@ def test_native_xspaces_with_idle_planes(name):
 def test_nothing_wrong_says_what_the_limit_is():
     text = text_report(analyzed("amd_attention"))
     words = " ".join(text.split())
-    assert "bound by compute" in words and "91 % of the step" in words
+    assert "bound by compute" in words and "91% of the step" in words
     # Four steps in 9.7 s, the rest of which is the profiler's own begin: nothing that is said of a job.
-    assert "4 whole steps were seen (0 % of the 9.73 s recorded): too few for a verdict" in words
+    assert "4 whole steps were seen (0% of the 9.73 s recorded): too few for a verdict" in words
     assert "No problem found" not in words and "start_trace" in words
 
 
@@ -148,7 +148,7 @@ def test_dlrm_waits_for_gpu_7():
 def test_precision_is_all_there_is_to_say_of_the_healthy_trace():
     (finding,) = analyzed("v100").findings
     assert "GradScaler" in (finding.snippet or "") and "keras" not in (finding.snippet or "")
-    # Less than two thirds of the 52 % that these kernels take: then the host is not far ahead any more.
+    # Less than two thirds of the 52% that these kernels take: then the host is not far ahead any more.
     assert finding.gain.by == "replay" and finding.gain.step_time == pytest.approx(0.272, abs=0.01)
 
 

@@ -37,7 +37,7 @@ def test_kernels_by_time_with_type_and_occupancy():
     assert lines[at + 3].split() == ["50.0", "µs", "1", "50.0", "µs", "collect.", "?", "?", NCCL]
     assert lines[at + 4].split()[:4] == ["op", "types", "MatMul", "86"]
     whole = " ".join(" ".join(lines).split())
-    assert "0 % are shorter than 20 µs, 0 % than 40 µs" in whole and "| █ |" in whole
+    assert "0% are shorter than 20 µs, 0% than 40 µs" in whole and "| █ |" in whole
 
 
 def test_copies_by_way_and_op():
@@ -67,12 +67,12 @@ def test_a_step_that_is_not_compared_with_the_limit_says_why():
 
 def test_gpus_against_each_other():
     even, uneven = text(job()), " ".join(text(job(750)).split())
-    assert "3 GPUs compared\n  work         even: the GPUs compute 300 µs per step at most, each within 0 %" in even
+    assert "3 GPUs compared\n  work         even: the GPUs compute 300 µs per step at most, each within 0%" in even
     assert "GPU 0 computes 2.50 times the median of the others per step (750 µs)" in uneven
-    assert "only one computes in 60 % of the time in which any does" in uneven
+    assert "only one computes in 60% of the time in which any does" in uneven
     assert "each GPU has its own host thread; GPU 2's first launch of a step comes 10.0 µs after" in uneven
     shared = " ".join(text(job(thread="python")).split())
-    assert "100 % of them by host threads that serve several GPUs, half of these in series of" in shared
+    assert "100% of them by host threads that serve several GPUs, half of these in series of" in shared
 
 
 def test_what_could_not_be_compared_says_why():

@@ -53,7 +53,7 @@ def test_retracing_and_xla_and_eager_ops():
     assert "train_step was traced 4× in 4 calls" in text
     assert "XLA 1 compilation, 40.0 µs; used for compiled; not used for train_step" in text
     assert "Host ops 10.0 µs per step: Where 10.0 µs" in text
-    assert "Eager 38 % of the time in ops and functions, 1 ops per step: Square 30.0 µs" in text
+    assert "Eager 38% of the time in ops and functions, 1 ops per step: Square 30.0 µs" in text
 
 
 def test_launch_threads_and_what_contends_with_them():
@@ -65,7 +65,7 @@ def test_launch_threads_and_what_contends_with_them():
     b.host("Iterator::Root", 0, 3, CALLER, cpu_budget=16)
     text = words(b.build())
     assert "Launches by 2 host threads, 1 per GPU; TF_GPU_THREAD_MODE gpu_private" in text
-    assert "threads busy during launches on 16 CPUs; tf.data at work in 86 % of the time that GPUs waited" in text
+    assert "threads busy during launches on 16 CPUs; tf.data at work in 86% of the time that GPUs waited" in text
     b = Builder().run(0, 10, 30, launch=1, thread="python/7").run(0, 50, 30, launch=45, thread="python/7")
     one = words(b.build())
     assert "Launches by one thread, python/7" in one and "MODE" not in one and "busy during" not in one
@@ -77,6 +77,6 @@ def test_the_fullest_allocator_names_its_holders():
              fragmentation=0.25)
     b.memory(2, "gpu_host_bfc", 1, 2**30, 1)
     text = words(b.build())
-    assert "GPU_0_bfc: 4.0 GiB free at the peak of this window, fragmentation 25 %; held by" in text
+    assert "GPU_0_bfc: 4.0 GiB free at the peak of this window, fragmentation 25%; held by" in text
     assert ("m/attention/einsum/Einsum:Einsum 1.0 GiB; 5.0 GiB was allocated before the capture or by no named op"
             in text)

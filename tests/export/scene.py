@@ -87,7 +87,7 @@ def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 
     out.servers = (Server("localhost:6009", name or f"python train.py --token={SECRET}", 41231),
                    Server("far:1", problem=name or "no answer", asked=True))
     analysis, report = _analysis()
-    finding = Finding(id="input_bound", severity="high", title=name or "Input wait takes 46 % of the step",
+    finding = Finding(id="input_bound", severity="high", title=name or "Input wait takes 46% of the step",
                       why=name or "No GPU has work.",
                       evidence={name or "wait_s": 0.137, "share_ratio": 0.46},
                       action=name or "Run the map in parallel.",

@@ -50,8 +50,8 @@ def test_the_svg_shows_every_gpu_the_step_and_the_findings() -> None:
     assert len(lanes) == 8 and all(lane.get("viewBox", "").endswith(" 8") and len(lane) > 5 for lane in lanes)
     texts = [t.text or "" for t in root.iter(f"{_SVG}text")]
     shown = " ".join(texts)
-    for expected in ("node-07", "8×H100 80GB", "SM active, last 5 min", "Input wait takes 46 % of the step",
-                     "saves up to 46 % of the step", "Run the map in parallel.", "compute 50 %", "of 96 cores, 1 full",
+    for expected in ("node-07", "8×H100 80GB", "SM active, last 5 min", "Input wait takes 46% of the step",
+                     "saves up to 46% of the step", "Run the map in parallel.", "compute 50%", "of 96 cores, 1 full",
                      "Xid 79"):
         assert expected in shown
     height = float(root.get("height", "0"))
@@ -78,7 +78,7 @@ def test_the_page_names_the_ops_of_the_roofline_and_says_why_a_row_is_no_layer()
     assert "1 Dense_0/dot_general: 400 TFLOP/s in bf16, 900 FLOP per byte" in words and "both logarithmic" in words
     ladder = words[words.index("From the mean step"):]
     assert "MFU unknown." in ladder and "0 s" not in ladder[:ladder.index("MFU unknown.")]
-    assert "no op named , 20 %: These kernels name no op." in words, "not only as a hint on hover"
+    assert "no op named , 20%: These kernels name no op." in words, "not only as a hint on hover"
 
 
 def test_the_svg_needs_nothing_from_outside() -> None:
@@ -108,7 +108,7 @@ def test_the_page_has_its_parts() -> None:
     assert page.count("div", "step") == 1 and page.count("div", "steps") == 1
     lanes = [a for t, a in page.elements if t == "svg" and (a.get("aria-label") or "").startswith("GPU ")]
     assert len(lanes) >= 8 + 8 + 8, "activity, one step, other lanes"
-    for expected in ("node-07", "ds = ds.map(\n    fn)", "saves up to 46 % of the step", PART_BY_ID["input"].label,
+    for expected in ("node-07", "ds = ds.map(\n    fn)", "saves up to 46% of the step", PART_BY_ID["input"].label,
                      "It also explains", "Xid 79", "no answer", "the server said so",
                      "CUDA_VISIBLE_DEVICES=0,1", "a trace was captured"):
         assert expected in page.text, expected
@@ -128,7 +128,7 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
     doc["capture"]["analysis"]["breakdown"]["d2h"] = 1e-6
     doc["capture"]["analysis"]["gpus"] = make_analysis(gpus=[{"gpu": 0, "busy": 0.9}]).to_json()["gpus"]
     page = to_html(doc)
-    assert "D2H<b>&lt;0.1 %</b>" in page and "0.0 %" not in page
+    assert "D2H<b>&lt;0.1%</b>" in page and "0.0%" not in page
     (why,) = (why for heading, _, why in TRACE_COLUMNS if heading == "idle caused by the host")
     assert f'title="{why}">N/A<' in page and f'title="{NO_LAUNCHES}">N/A<' in page
 
@@ -148,11 +148,11 @@ def test_evidence_is_in_the_unit_its_name_ends_in(name: str, value: float, shown
 
 def test_the_text_keeps_its_prose_within_80_columns() -> None:
     watched = session()
-    why = "For 46 % of the step the training loop waits for its next batch and no GPU has work. " * 3
+    why = "For 46% of the step the training loop waits for its next batch and no GPU has work. " * 3
     watched.findings = (replace(watched.findings[0], why=why, action=why),)
     text = to_text(watched)
     advice = text[text.index("\nWhat to do"):text.index("\nGPU ")].splitlines()
-    assert max(map(len, advice)) <= 80 and sum("46 %" in line for line in advice) >= 6
+    assert max(map(len, advice)) <= 80 and sum("46%" in line for line in advice) >= 6
     assert "       ds = ds.map(" in advice and "           fn)" in advice
     watched.findings = ()
     assert to_text(watched).splitlines()[3:5] == ["The limit.", ""]

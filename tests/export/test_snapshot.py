@@ -161,10 +161,10 @@ def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written_a
     assert back.host == session.sample.host
     assert back.processes[0].cgroup == group and back.processes[0].cuda_device_order == "PCI_BUS_ID"
     text = to_text(session)
-    assert ("control group: CPU 7.9 of 8 cores, throttled 41 %, memory 62.0 GiB of 64.0 GiB, 2 OOM kills\n") in text
+    assert ("control group: CPU 7.9 of 8 cores, throttled 41%, memory 62.0 GiB of 64.0 GiB, 2 OOM kills\n") in text
     assert "pid 31  bob  no GPU, CPU 2.5 cores  make 31\n" in text and "make 20" not in text and "make 32" not in text
     page = render(session, "html")
-    assert "throttled 41 %" in page and "make 31" in page
+    assert "throttled 41%" in page and "make 31" in page
 
 
 def test_what_is_not_known_of_a_process_is_null_with_its_reason() -> None:

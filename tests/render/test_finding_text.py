@@ -12,14 +12,14 @@ from tests.tui.found import COMBINED, HEAVY, SMALL
 
 
 def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> None:
-    assert gain_texts(HEAVY, 0.344) == ("saves up to 38 % (344 → 213 ms)", "up to 38 %: 344 → 213 ms",
-                                        "saves up to 38 %")
-    assert gain_texts(HEAVY, 1.2)[1] == "up to 38 %: 1.20 s → 744 ms"
-    assert gain_texts(HEAVY) == ("saves up to 38 % of the step", "saves up to 38 %")
+    assert gain_texts(HEAVY, 0.344) == ("saves up to 38% (344 → 213 ms)", "up to 38%: 344 → 213 ms",
+                                        "saves up to 38%")
+    assert gain_texts(HEAVY, 1.2)[1] == "up to 38%: 1.20 s → 744 ms"
+    assert gain_texts(HEAVY) == ("saves up to 38% of the step", "saves up to 38%")
     epoch = replace(HEAVY, gain=Gain(0.2, "a larger batch", "sample"))
-    assert gain_texts(epoch, 0.344)[0] == "saves up to 20 % per training sample"
+    assert gain_texts(epoch, 0.344)[0] == "saves up to 20% per training sample"
     replayed = replace(HEAVY, gain=Gain(0.38, "", by="replay"))
-    assert gain_texts(replayed, 0.344) == ("saves 38 % (344 → 213 ms)", "38 %: 344 → 213 ms", "saves 38 %")
+    assert gain_texts(replayed, 0.344) == ("saves 38% (344 → 213 ms)", "38%: 344 → 213 ms", "saves 38%")
     best = replace(HEAVY, gain=replace(replayed.gain, at_most=True))
     assert gain_texts(best, 0.344) == gain_texts(HEAVY, 0.344), "a replay of the best case promises no more than that"
     for none in (None, 0.004):
@@ -30,14 +30,14 @@ def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
     heavy, small = (replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL))
     both = (heavy.id, small.id)
     assert what_if_text((heavy, small), both, COMBINED, 0.344) == (
-        "With these 2 fixes: 344 → 200 ms (42 % less). No other fix adds anything.")
+        "With these 2 fixes: 344 → 200 ms (42% less). No other fix adds anything.")
     assert what_if_text((heavy, small), both[::-1], COMBINED, None).startswith(
-        "With these 2 fixes: 42 % less of the step.")
+        "With these 2 fixes: 42% less of the step.")
     assert what_if_text((heavy, small), both[1:], COMBINED, 0.344) == (
-        f"With this fix: 344 → 334 ms (3 % less); next: {heavy.title} (39 % more)")
+        f"With this fix: 344 → 334 ms (3% less); next: {heavy.title} (39% more)")
     assert what_if_text((heavy, small), both, (), 0.344) == "With these 2 fixes: not computed"
     assert what_if_text((heavy, small), both[:1], (), 0.344) == (
-        "With this fix: 344 → 213 ms (38 % less)"), "what the other adds is not known"
+        "With this fix: 344 → 213 ms (38% less)"), "what the other adds is not known"
 
 
 def test_evidence_is_told_in_words() -> None:
@@ -49,12 +49,12 @@ def test_evidence_is_told_in_words() -> None:
 
 
 @pytest.mark.parametrize(("why", "share"), [
-    ("For 24 % of the step the GPUs wait.", "share of the step"),
+    ("For 24% of the step the GPUs wait.", "share of the step"),
     ("8 calls per window synchronize.", "share of the window"),
     ("Each GPU waits for the one before it.", "share of the time recorded")])
 def test_a_share_says_what_it_is_of(why: str, share: str) -> None:
     finding = replace(HEAVY, title="GPUs wait", why=why, evidence={"share_ratio": 0.24})
-    assert evidence(finding) == [(share, "24 %")]
+    assert evidence(finding) == [(share, "24%")]
 
 
 def test_culprits_are_told_by_name_with_their_time() -> None:
@@ -117,14 +117,14 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     rule = rule_of("retracing", "trace")
     assert rule is not None
     least = finding(rule, wait, words)
-    assert least.gain.at_least and gain_texts(least) == ("saves at least 40 % of the step", "saves at least 40 %")
+    assert least.gain.at_least and gain_texts(least) == ("saves at least 40% of the step", "saves at least 40%")
     assert gain_basis(least) == ("At least this. The wait, if it were gone. The fix also frees CPUs for the rest of "
                                  "the step, so it can save more.")
     either = finding(rule, replace(wait, best_case=True), words)
-    assert either.gain.estimate and gain_texts(either)[1] == "saves about 40 %"
+    assert either.gain.estimate and gain_texts(either)[1] == "saves about 40%"
     assert gain_basis(either) == (
         "About this. The wait, if it were gone. The fix can leave some of this time, and it also frees CPUs for the "
         "rest of the step: it can save less or more.")
     most = finding(rule, replace(wait, gpus=(0,)), words)  # the step runs on a GPU, which needs no CPU
-    assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40 %"
+    assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40%"
     assert gain_basis(most) == "At most: the wait, if it were gone."

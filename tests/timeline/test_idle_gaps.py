@@ -43,7 +43,7 @@ def test_waiting_for_input():
     assert (first.gpus, first.part, first.cause, first.finding) == ((0,), "input", "input", "input_bound")
     assert first.work[0].thread == "tf_data_private_threadpool/1" and first.work[0].role == "input"
     assert first.work[0].op == "Iterator::Root::Prefetch::Map"
-    assert first.host == "tf_data_private_threadpool/1: Iterator::Root::Prefetch::Map 98 %"
+    assert first.host == "tf_data_private_threadpool/1: Iterator::Root::Prefetch::Map 98%"
     assert first.ended_by == "loop_add_fusion_3, launched by launch 0"
     assert first.cost_ns == first.end_ns - first.start_ns >= 8_000_000
     assert all(b.cost_ns <= first.cost_ns for b in others)
@@ -71,7 +71,7 @@ def test_python_between_the_steps():
     assert works["SaveV2"] == 4_000_000
     # From the call's end to SaveV2, from there to the next step's call, and nothing else.
     assert works[""] == pytest.approx(2_000_000, abs=200_000)
-    assert first.host == "python: SaveV2 65 %"
+    assert first.host == "python: SaveV2 65%"
 
 
 def test_late_launches():
@@ -120,7 +120,7 @@ def test_waiting_in_a_collective_for_the_last_gpu():
     found = [b for b in find_idle_gaps(facts) if b.cause == "collective_wait"]
     assert len(found) == 5 and {b.gpus for b in found} == {(0, 2)} and {b.part for b in found} == {"collectives"}
     assert {(b.end_ns - b.start_ns, b.cost_ns) for b in found} == {(8_000_000, 16_000_000)}
-    assert {b.meanwhile for b in found} == {"GPU 1 computes 100 % of that time"}
+    assert {b.meanwhile for b in found} == {"GPU 1 computes 100% of that time"}
     assert found[0].ended_by.startswith("GPU 1, the last to reach ncclDevKernel_AllReduce")
     assert {b.finding for b in found} <= {id_ for f in facts.analysis.findings for id_ in [f.id]}
 

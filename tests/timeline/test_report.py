@@ -30,12 +30,12 @@ def report(b: Builder, limit: int = 2, width: int = 80) -> str:
 def test_text_tells_where_why_who_and_what_ended_it():
     lines = report(input_bound()).splitlines()
     assert lines[0] == "Idle gaps by cause per step, mean of the GPUs"
-    assert lines[1] == "    8.0 ms  40 % in 5 gaps: input wait [input_bound]"
+    assert lines[1] == "    8.0 ms  40% in 5 gaps: input wait [input_bound]"
     at = lines.index("Idle gaps by GPU time lost")
     assert lines[at + 1] == "  1. 8.2 ms: GPU 0 for 8.2 ms from 0.019846 s (step 0): input wait [input_bound]"
     text = " ".join(" ".join(lines).split())
     assert "input wait [input_bound]" in text
-    assert "host: tf_data_private_threadpool/1: Iterator::Root::Prefetch::Map 98 %" in text
+    assert "host: tf_data_private_threadpool/1: Iterator::Root::Prefetch::Map 98%" in text
     assert "ended by loop_add_fusion_3, launched by launch 0" in text
     assert all(len(line) <= 80 for line in lines)
 

@@ -23,7 +23,7 @@ HEAVY = Finding(
     action="Keep metrics, variables and preprocessing off GPU 0; give each program its own GPUs.",
     source="test", gain=Gain(0.38, "all replicas as fast as the others"), gpus=(0,),
     snippet='CUDA_VISIBLE_DEVICES=1 python eval.py')
-SMALL = replace(HEAVY, id="copies_excessive", severity="low", title="Copies take 3 % of the step",
+SMALL = replace(HEAVY, id="copies_excessive", severity="low", title="Copies take 3% of the step",
                 gain=Gain(0.03, "copies overlapped"))
 COMBINED = (CombinedGain((HEAVY.id, SMALL.id), 0.42),)
 

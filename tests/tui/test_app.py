@@ -62,7 +62,7 @@ async def test_the_top_finding_and_the_step_time_are_on_the_smallest_screen() ->
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         shown = text_of(app.query_one(ActionsPanel))
-        assert "GPU 0 does 2.2× the work of the others" in shown and "saves up to 38 % (412 → 255 ms)" in shown
+        assert "GPU 0 does 2.2× the work of the others" in shown and "saves up to 38% (412 → 255 ms)" in shown
         assert "→ Keep metrics" in shown
         assert "step time 412 ms" in text_of(app.query_one("#job", LinesWidget))
 
@@ -161,9 +161,9 @@ async def test_what_if_the_chosen_findings_were_cured(size: tuple[int, int]) -> 
         await pilot.pause()
         panel = app.query_one(ActionsPanel)
         await pilot.press("r", "w")
-        assert "With this fix: 412 → 255 ms (38 % less); next:" in text_of(panel)
+        assert "With this fix: 412 → 255 ms (38% less); next:" in text_of(panel)
         await pilot.press("down", "w")
-        assert "With these 2 fixes: 412 → 239 ms (42 % less). No other" in text_of(panel)
+        assert "With these 2 fixes: 412 → 239 ms (42% less). No other" in text_of(panel)
         assert "[x] " + SMALL.title in text_of(panel)
         await pilot.press("w")
         assert panel.chosen == {HEAVY.id} and not app.paused
@@ -346,10 +346,10 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
     session.last_capture = None
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)):
-        session.live = Advice(limit="GPUs 0-7 work at 92 % SM active: compute bound.")
+        session.live = Advice(limit="GPUs 0-7 work at 92% SM active: compute bound.")
         session.finding_store.refresh()
         nothing, press = messages.panel_intro(session)
-        assert nothing.endswith("visible yet. GPUs 0-7 work at 92 % SM active: compute bound.") and "Press c" in press
+        assert nothing.endswith("visible yet. GPUs 0-7 work at 92% SM active: compute bound.") and "Press c" in press
         session.earlier_captures = 2
         assert messages.panel_intro(session)[2].startswith("J: 2 captures taken before, in ")
         session.earlier_captures = 0

@@ -449,15 +449,15 @@ def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> Non
     session = FoundSession()
     (server,), record = session.servers, session.last_capture
     assert record is not None
-    session.last_capture = replace(record, analysis=make_analysis(findings=[]), limit="No problem found: busy 89 %.",
+    session.last_capture = replace(record, analysis=make_analysis(findings=[]), limit="No problem found: busy 89%.",
                                    pid=server.pid, started_s=1.0)
     session.finding_store.refresh()
     session.servers = (replace(server, started_s=1.0),)
-    assert panel_intro(session)[-1] == "No problem found: busy 89 %." and not earlier_verdict(session)
+    assert panel_intro(session)[-1] == "No problem found: busy 89%." and not earlier_verdict(session)
     session.servers = (replace(server, pid=server.pid + 1, started_s=2.0),)
     said = " ".join(panel_intro(session))
-    assert "89 %" not in said and "Press c to see" in said
-    assert earlier_verdict(session) == ("The earlier job: No problem found: busy 89 %.",)
+    assert "89%" not in said and "Press c to see" in said
+    assert earlier_verdict(session) == ("The earlier job: No problem found: busy 89%.",)
 
 
 def test_what_else_runs_covers_no_verdict() -> None:

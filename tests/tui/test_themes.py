@@ -63,7 +63,7 @@ async def test_every_form_at_every_size_says_the_same(form: str) -> None:
             text = "\n".join(lines)
             assert "node-07" in text and "95%" in text
             if width >= 80:
-                assert "GPU 0 does 2.2" in text and "up to 38 %" in text and "71.2/79.6" in text
+                assert "GPU 0 does 2.2" in text and "up to 38%" in text and "71.2/79.6" in text
             assert form != "ascii" or text.isascii()
             assert form not in ("none", "ascii") or not colors(app)
         await pilot.press("question_mark")

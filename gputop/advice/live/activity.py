@@ -360,7 +360,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} limited by memory bandwidth",
         why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: device memory moved data in {percent(v.worst.busy)} "
-            "of its cycles; about 80 % is the most that can be reached. Tensor cores were busy "
+            "of its cycles; about 80% is the most that can be reached. Tensor cores were busy "
             f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic. This is the "
             "limit of these kernels, not a fault.",
         evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
@@ -397,11 +397,11 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: tensor cores unused",
         why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: SM activity was {percent(v.worst.busy)}, but tensor "
-            f"cores were active {v.worst.tensor * 100:.1f} % of the time. If the model has matrix products or "
+            f"cores were active {v.worst.tensor * 100:.1f}% of the time. If the model has matrix products or "
             "convolutions, these run on the ordinary cores, at a fraction of the speed. If it has none, nothing is "
             "wrong.",
         evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
-        brief=f"SM activity {percent(v.worst.busy)}, tensor cores {v.worst.tensor * 100:.1f} %: fine only without "
+        brief=f"SM activity {percent(v.worst.busy)}, tensor cores {v.worst.tensor * 100:.1f}%: fine only without "
               "matrix products.", unknown="matrix products on ordinary cores?",
         action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
                f"multiples of 8. {a_trace(v.framework).capitalize()} names the kernels.",

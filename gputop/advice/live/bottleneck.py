@@ -16,7 +16,7 @@ _SLICES = 3  # before and after, at least: a pause that is shorter is ordinary
 
 
 def live_limit(view: NodeView) -> str | None:
-    """ "GPUs 0-7 are compute bound (SM 92 %, tensor 61 %, 540 of 700 W).".
+    """ "GPUs 0-7 are compute bound (SM 92%, tensor 61%, 540 of 700 W).".
 
     None where no GPU works or its SM activity is not known, and where a rule that ran before on
     this view found time lost.
@@ -40,7 +40,7 @@ def live_limit(view: NodeView) -> str | None:
 
 
 def _fallen(view: NodeView) -> str | None:
-    """ "SM activity of GPUs 0-7 fell from 91 % to 16 % 45 s ago. …": what the figures of the last half minute are means
+    """ "SM activity of GPUs 0-7 fell from 91% to 16% 45 s ago. …": what the figures of the last half minute are means
     over, where the job has stopped or works much less. None where it has not."""
     gpus, window_s = view.warmed_up_gpus, view.seconds("spinning.window_s")
     slices = [sum(means) / len(means) for means in view.slice_means(gpus, "sm_active", window_s)] if gpus else []

@@ -35,7 +35,7 @@ def _only_coarse(view: NodeView, gpu: GpuSample, window_s: float) -> bool:
 def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: only coarse utilization",
-        why="Coarse utilization is the share of time in which any kernel ran: 100 % can be one busy SM, or GPUs "
+        why="Coarse utilization is the share of time in which any kernel ran: 100% can be one busy SM, or GPUs "
             f"waiting for each other. SM activity is missing: {v.reason}.",
         evidence={"window_s": v.window_s, "coarse_gpus_count": float(len(v.gpus))},
         brief=f"SM activity is missing: {v.reason}.", unknown="what do the kernels do?",

@@ -25,10 +25,10 @@ _PEAK = "Capture a trace: it has the allocator's peak, which shows whether a lar
 _TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only what it needs.",
                "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py", "TensorFlow GPU guide: memory is mapped at start")
 _RESERVES = {
-    "": ("TensorFlow reserves nearly all memory at its start (JAX 75 %)", *_TENSORFLOW),
+    "": ("TensorFlow reserves nearly all memory at its start (JAX 75%)", *_TENSORFLOW),
     "tensorflow": ("TensorFlow reserves nearly all memory at its start", *_TENSORFLOW),
     "jax": (
-        "JAX reserves 75 % of the memory at its start, or as much as XLA_PYTHON_CLIENT_MEM_FRACTION says",
+        "JAX reserves 75% of the memory at its start, or as much as XLA_PYTHON_CLIENT_MEM_FRACTION says",
         f"{_PEAK}XLA_PYTHON_CLIENT_PREALLOCATE=false makes JAX take only what it needs.",
         "XLA_PYTHON_CLIENT_PREALLOCATE=false python train.py", "JAX: GPU memory allocation"),
     "pytorch": (

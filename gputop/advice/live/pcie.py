@@ -190,7 +190,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
         title=f"{gpus_text(v.gpus)}: PCIe link full",
         why=f"GPU {worst.gpu.info.index} over the last {worst.window_s:.0f} s: {_WAYS[worst.metric]} traffic "
             f"was{coarse} {rate(worst.bytes_per_s)}. The link's raw rate is {rate(worst.link_bytes_per_s)}, of which "
-            f"80-90 % can be reached.{waits}",
+            f"80-90% can be reached.{waits}",
         evidence=evidence, unknown="which copies?",
         brief=f"{_WAYS[worst.metric].capitalize()} traffic is {rate(worst.bytes_per_s)} of "
               f"{rate(worst.link_bytes_per_s)}.",

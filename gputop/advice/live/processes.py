@@ -279,7 +279,7 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
         snippet=code_for(v.framework, _EVEN),
         gain=no_figure(v.framework),
         source="the GPUs of one process compared; gputop's own limits, above the straggler limits of HTA and TraceML "
-               "(20 %)",
+               "(20%)",
     )
 
 

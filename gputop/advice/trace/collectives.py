@@ -207,7 +207,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
         gain="at most: this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
              "waiting" if alone else
              "at most: the exposed transfer, as far as there is compute to hide it",
-        source=source("collectives.share") + "; nsys-ai: overlap below 30 %",
+        source=source("collectives.share") + "; nsys-ai: overlap below 30%",
     )
 
 

@@ -78,7 +78,7 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     per = facts.steps_or_window
     within = int(in_steps(host.start_ns[nodes], facts.steps).sum()) if facts.steps is not None else len(nodes)
     # The stacks that the forward pass keeps cost more than the checks: in a job of small layers on the CPU these were
-    # 12 % of the step, and without anomaly detection it was 75 % shorter.
+    # 12% of the step, and without anomaly detection it was 75% shorter.
     severity: Severity = "high" if share >= MEDIUM_SHARE else "medium"
     return AnomalyMode(gpus=facts.active_numbers, share=share, severity=severity, frees_cpus=True, nodes=within / per,
                        checked=float(checked.mean()), checks_s=share * facts.period_s,

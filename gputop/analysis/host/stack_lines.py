@@ -2,7 +2,7 @@
 functions that the profiler's own tracer recorded.
 
 Samples and trace have the Unix time of one machine. A gap counts as seen where a sampled stack changed in it or where
-it is so long that a sample fell into it with a probability of 95 %, or where the stack that goes on in it is one of
+it is so long that a sample fell into it with a probability of 95%, or where the stack that goes on in it is one of
 gaps: seen first in gaps, and hardly outside. Of other short gaps nothing is known: the stack of the step, which was
 seen before, would be charged with them. A tracer tells of every gap between its first call and its last.
 """
@@ -29,7 +29,7 @@ from gputop.trace.model import I64, Trace
 INPUT_GAP, EAGER_GAP = "input", "eager"
 GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, "placement", "dispatch")
 _NO_GAPS_ON_CPU = ("placement", "dispatch")  # without a GPU these hold the computing
-_SAMPLED_INTERVALS = 3.0  # mean intervals: of random samples 95 % of such gaps have one
+_SAMPLED_INTERVALS = 3.0  # mean intervals: of random samples 95% of such gaps have one
 # Share of the stacks first seen outside of gaps: a line in so many is around the steps and tells of no gap.
 _ENCLOSING_SHARE = 0.5
 TOP = 8

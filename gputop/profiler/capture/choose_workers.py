@@ -19,7 +19,7 @@ _PLACES = ("first", "middle", "last")
 
 
 class Choice(Struct, frozen=True):
-    """``chosen`` are addresses, each with why: ``reasons`` ("lowest, 41 %"). ``of`` is how many there are;
+    """``chosen`` are addresses, each with why: ``reasons`` ("lowest, 41%"). ``of`` is how many there are;
     ``by`` says by what they were chosen, ``notes`` why some have no figure, ``risk`` what a capture may do to the job.
     ``others_unasked``: some are on other nodes, which could be asked for live figures."""
 
@@ -37,7 +37,7 @@ class Choice(Struct, frozen=True):
         return (self.text(), *self.notes)
 
     def text(self) -> str:
-        """ "3 of 64 workers, by SM activity: n07:6009 (lowest, 41 %), …"."""
+        """ "3 of 64 workers, by SM activity: n07:6009 (lowest, 41%), …"."""
         named = ", ".join(f"{address} ({reason})" for address, reason in zip(self.chosen, self.reasons, strict=True))
         return f"{len(self.chosen)} of {self.of} workers, by {self.by}: {named}"
 

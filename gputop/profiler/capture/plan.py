@@ -27,7 +27,7 @@ _STEPS_WORTH = ((20, 2 * TARGET_EVENTS), (10, 4 * TARGET_EVENTS))
 # Once a hundred steps are in it a trace shows what every step does; more of it shows what is seldom. Of ten seconds of
 # Keras jobs (TensorFlow 2.21 on two cores, 3 to 70 ms a step) slices of 40 steps and more told the costliest
 # finding of the whole 138 times of 138, of 20 steps 48 of 49. Not less than 2 s, as what else a node does goes in
-# seconds: it moved the median of 20 as of 320 steps of 3 ms by 6 to 10 %. And not less than what costs next to nothing:
+# seconds: it moved the median of 20 as of 320 steps of 3 ms by 6 to 10%. And not less than what costs next to nothing:
 # 100 k events took 0.4 s to gather and 70 MB.
 _ENOUGH_STEPS, _ENOUGH_S, _CHEAP_EVENTS = 100, 2.0, 100_000
 # A recording of twenty steps is ended when the job has grown by this share of the free memory, on a small node by

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.session.auto_capture_options import DipRule
-from gputop.text.units import ratio
+from gputop.text.units import percent
 
 if TYPE_CHECKING:
     from gputop.core.samples import NodeSample
@@ -45,7 +45,7 @@ class Dip(Struct, frozen=True):
         about = GPU_METRICS[self.metric]
 
         def figure(value: float) -> str:
-            return ratio(value) if about.unit == RATIO else f"{value:.0f} W"
+            return percent(value) if about.unit == RATIO else f"{value:.0f} W"
 
         usual = "" if self.median is None else f", usually {figure(self.median)}"
         return f"GPU {gpu}: {about.label} {figure(self.value)} for {self.now_s - self.began_s:.0f} s{usual}"

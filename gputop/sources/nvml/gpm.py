@@ -166,7 +166,7 @@ class Gpm:
             code = result.nvmlReturn
             value = result.value * factor
             if code == status.SUCCESS and (reason := implausible_reason(metric, value)) is None:
-                if unit == RATIO and value > 1.0:  # rounding in the driver can give 100.2 %
+                if unit == RATIO and value > 1.0:  # rounding in the driver can give 100.2%
                     value = 1.0
                 before = last.get(metric)
                 same = before is not None and before.value == value

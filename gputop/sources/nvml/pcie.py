@@ -34,7 +34,7 @@ _MAX_LINK_BYTES_PER_S = 64e9 * 242 / 256 / 8 * 16  # PCIe 6.0 x16, where the max
 def link_bytes_per_s(generation: int, lanes: int) -> float | None:
     """Raw rate of a link in one direction, after line coding, before packet headers.
 
-    Headers and flow control take about 10 to 20 % of it, so no transfer reaches it.
+    Headers and flow control take about 10 to 20% of it, so no transfer reaches it.
     None for an unknown generation.
     """
     transfers = _TRANSFERS_PER_S.get(generation)

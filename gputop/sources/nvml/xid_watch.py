@@ -17,7 +17,7 @@ WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive stop()
 BACKOFF_S = 5.0  # after an error of the wait; then twice as long each time
 MAX_BACKOFF_S = 60.0
 MAX_EVENTS = 16  # per GPU: a sick one can report thousands
-MAX_RETURNS = 500  # returns of the wait within WAIT_S: each costs about 20 µs, so this is 1 % of a core
+MAX_RETURNS = 500  # returns of the wait within WAIT_S: each costs about 20 µs, so this is 1% of a core
 
 _NO_INSTANCE = (1 << 32) - 1
 _NOT_ASKED = "the driver was not asked to report them"

@@ -30,7 +30,7 @@ from gputop.export.cluster import (
 )
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_STYLE, WARN
 from gputop.render.styled_text import StyledText, wrap
-from gputop.text.units import fit, printable, ratio
+from gputop.text.units import fit, percent, printable
 from gputop.tui.monitor.lanes import blank_column, column, with_cursor
 
 _INDENT = 4  # of a node's name in the column of jobs
@@ -224,7 +224,7 @@ def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]
     values = resampled(recent(past, state.span_s), history)
     if cursor_column is not None and 0 <= cursor_column < history:
         then = values[cursor_column]
-        texts = {"job": texts["job"], "activity": "" if then is None else ratio(then)}
+        texts = {"job": texts["job"], "activity": "" if then is None else percent(then)}
     style = BOLD if selected else PLAIN
     runs: list[StyledText] = [("›" if selected else " ", ACCENT)]
     for name in names:

@@ -10,7 +10,7 @@ from gputop.core.samples import OK, GpuSample
 from gputop.render.gpu_columns import COLUMNS, Draw, Figure, plain_figure
 from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
-from gputop.text.units import compact, fit, printable, rate_gb, ratio
+from gputop.text.units import compact, fit, percent, printable, rate_gb
 from gputop.tui.monitor.status_lines import bar
 
 ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
@@ -167,7 +167,7 @@ def mean_text(gpu: GpuSample, metric: str, mean: float, full_scale: float | None
     scale = description.full_scale
     most = full_scale if scale is None else gpu[scale].value if isinstance(scale, str) else scale
     if description.unit == RATIO or not most:
-        return ratio(mean)
+        return percent(mean)
     return compact(mean * most, description.unit)
 
 
@@ -176,7 +176,7 @@ def second_line(
 ) -> dict[str, StyledText]:
     """Figures of a GPU's second line: means and limits.
 
-    ``mean`` is that of the main lane, 0-1; ``full_scale`` 100 % of a metric without a scale of its own.
+    ``mean`` is that of the main lane, 0-1; ``full_scale`` 100% of a metric without a scale of its own.
     """
     out: dict[str, StyledText] = {}
     if gpu.state != OK:

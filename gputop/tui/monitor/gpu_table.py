@@ -22,7 +22,7 @@ from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import StyledText, crop, wrap
 from gputop.render.time_slices import slice_for
 from gputop.session.event_log import EventLog
-from gputop.text.units import fit, printable, rate_gb, ratio
+from gputop.text.units import fit, percent, printable, rate_gb
 from gputop.tui.keys import key
 from gputop.tui.monitor import stacked_lanes, time_axis
 from gputop.tui.monitor.columns import (
@@ -124,7 +124,7 @@ class GpuTable(Widget, can_focus=True):
         self._title = self._no_gpu = ""
         self._axis: list[StyledText] = []
         self._axis_of: tuple[object, ...] = ()  # what it was made of
-        self._full_scales: dict[str, float | None] = {}  # 100 % of each lane whose metric has no scale of its own
+        self._full_scales: dict[str, float | None] = {}  # 100% of each lane whose metric has no scale of its own
         self._picture: tuple[object, ...] = ()  # what the lanes were last drawn for
 
     def compose(self) -> Iterable[Widget]:
@@ -283,7 +283,7 @@ class GpuTable(Widget, can_focus=True):
                 regions += self._changed_figures(pane.part, y, device, figures, shown)
 
     def _common_scales(self) -> dict[str, float | None]:
-        """100 % of the lanes whose metric has no scale of its own."""
+        """100% of the lanes whose metric has no scale of its own."""
         history = self._history
         if history is None:
             return {}
@@ -375,7 +375,7 @@ class GpuTable(Widget, can_focus=True):
         level = host["cpu_ratio"].value
         if (cursor := self._cursor_in(self._fields[MAIN])) is not None:
             level = self._lanes[HOST, HOST].mean_at(cursor)
-            figures["value"] = ("N/A" if level is None else ratio(level), PLAIN)
+            figures["value"] = ("N/A" if level is None else percent(level), PLAIN)
         out = {figure_key(HOST, self._value_key): figures["value"]}
         if level is not None and "bar" in self._fields:
             out[figure_key(HOST, "bar")] = bar(level, self._fields["bar"].width - 1)

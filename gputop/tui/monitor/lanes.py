@@ -65,7 +65,7 @@ class Window(Struct, frozen=True):
 
 
 def common_scale(history: History, metric: str, span_s: float, end_s: float | None) -> float | None:
-    """100 % of a metric without a scale of its own: the largest single sample still kept of the time in view, on any
+    """100% of a metric without a scale of its own: the largest single sample still kept of the time in view, on any
     GPU, rounded up to 1, 2, 5 or 10 of its decimal place. None: it has one, or there is nothing but zeros."""
     if GPU_METRICS[metric].full_scale is not None:
         return None
@@ -134,7 +134,7 @@ class LaneSignal(Struct, frozen=True):
 
     gpu: str
     metrics: tuple[str, ...]
-    full_scale: float | None = None  # 100 % of a metric that has no scale of its own
+    full_scale: float | None = None  # 100% of a metric that has no scale of its own
     interval_s: float = 0.0  # a sample fills the slices of this time before it, and half as much again: ticks jitter
 
 
@@ -242,7 +242,7 @@ def _filled(means: list[float], reaches: list[list[float]], most: int) -> tuple[
 def _levels(lane: Lane) -> tuple[list[float], list[list[float]]]:
     """Mean level 0-1 and, per slice, the share of samples reaching each level.
 
-    Where 100 % is not known (a driver that hides the power limit, say) there are no levels: all NaN.
+    Where 100% is not known (a driver that hides the power limit, say) there are no levels: all NaN.
     """
     full = lane.full_scale or math.nan
     reaches = [[*itertools.accumulate(reversed(shares))][::-1] for shares in lane.levels]

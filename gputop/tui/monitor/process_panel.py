@@ -15,7 +15,7 @@ from gputop.core.samples import NodeSample, ProcessSample
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.commands import short_command
-from gputop.text.units import NA, bytes_, devices, fit, printable, rate, ratio
+from gputop.text.units import NA, bytes_, devices, fit, percent, printable, rate
 from gputop.tui.keys import key as bind
 from gputop.tui.monitor.status_lines import bar
 from gputop.tui.widgets.cached_lines import DrawnLines
@@ -228,11 +228,11 @@ class ProcessPanel(DrawnLines, can_focus=True):
             memory = p.gpu_memory_bytes
             begin += f"{labels[0]}{devices(p):<{columns.gpu}} {NA if memory is None else bytes_(memory):>5} "
             share = self._memory_bar(p, columns.bar)
-            middle = f"{labels[1]}{NA if sm is None else ratio(sm):>4}"
+            middle = f"{labels[1]}{NA if sm is None else percent(sm):>4}"
         else:
             middle = f"{NA if rss is None else bytes_(rss):>5}"
         cpu = p.cpu_cores.value
-        figures = (middle + f" {labels[2]}{NA if cpu is None else ratio(cpu):>5}"
+        figures = (middle + f" {labels[2]}{NA if cpu is None else percent(cpu):>5}"
                    + (f" {NA if io is None else rate(io):>{columns.io}}" if columns.io else "")
                    + (f" {'up ' * columns.labeled}{self._run_time(p):>{columns.time}}" if columns.time else "")
                    + (f"  {fit(container_name(p, columns.container), columns.container)}" if columns.container else "")

@@ -15,7 +15,7 @@ from gputop.core.samples import OK, GpuSample, HostSample
 from gputop.render.gpu_columns import COLUMNS, NVLINK, PCIE, Figure, flags_of
 from gputop.render.palette import DIM, PLAIN
 from gputop.render.styled_text import StyledText
-from gputop.text.units import NA, printable, ratio
+from gputop.text.units import NA, percent, printable
 from gputop.tui.monitor.columns import SECOND, Field, figures_of, styled
 
 MAIN = "main"
@@ -161,7 +161,7 @@ def _main_notes(gpu: GpuSample, cells: int, shown: Collection[str]) -> tuple[Sty
 def host_figures(host: HostSample, note_cells: int) -> dict[str, StyledText]:
     """The figures of the lane of the host's CPUs."""
     cpu = host["cpu_ratio"]
-    out: dict[str, StyledText] = {"value": (NA if cpu.value is None else ratio(cpu.value), PLAIN)}
+    out: dict[str, StyledText] = {"value": (NA if cpu.value is None else percent(cpu.value), PLAIN)}
     if host.cpu_count:
         full = f", {host.full_cores} full" if host.full_cores else ""
         notes = (f"of {host.cpu_count} cores{full}", f"of {host.cpu_count} cores", f"of {host.cpu_count}")

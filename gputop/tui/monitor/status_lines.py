@@ -14,7 +14,7 @@ from gputop.core.samples import CgroupSample, HostSample, NodeSample, Reading
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import StyledText, justify
-from gputop.text.units import NA, bytes_, printable, rate, ratio, reading, seconds
+from gputop.text.units import NA, bytes_, percent, printable, rate, reading, seconds
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
@@ -138,7 +138,7 @@ def _reached_limits(sample: NodeSample) -> list[str]:
     out: dict[str, None] = {}
     for group in groups:
         if throttled(group):
-            out[f"CPU quota: throttled {ratio(group['cpu_throttled_ratio'].value or 0.0)}"] = None
+            out[f"CPU quota: throttled {percent(group['cpu_throttled_ratio'].value or 0.0)}"] = None
         if near_memory_limit(group):
             out[f"memory limit: {reading(group['memory_used_bytes'])}/{reading(group['memory_limit_bytes'])}"] = None
     return list(out)
@@ -153,7 +153,7 @@ def _rdma(h: HostSample) -> list[list[StyledText]]:
     text = " ".join(f"{way} {rate(sum(rates)) if rates else NA}" for way, rates in ways)
     fullest = [full for adapter in h.adapters if (full := adapter.load_ratio) is not None]
     several = len(h.adapters) > 1
-    more = f"{', fullest' if several else ''} {ratio(max(fullest))}" if fullest else ""
+    more = f"{', fullest' if several else ''} {percent(max(fullest))}" if fullest else ""
     name = f" RDMA ×{len(h.adapters)} " if several else " RDMA "
     return [[(name, DIM), (text, PLAIN if any(rates for _, rates in ways) else DIM), (more, DIM)]]
 
@@ -169,7 +169,7 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
     if cpu.value is None:
         runs.append(("N/A", DIM))
     else:
-        runs += [bar(cpu.value, 8 if width < 130 else 16), (f" {ratio(cpu.value):>4}", PLAIN)]
+        runs += [bar(cpu.value, 8 if width < 130 else 16), (f" {percent(cpu.value):>4}", PLAIN)]
         if h.cpu_count:
             runs.append((f" of {h.cpu_count} cores" + (f", {h.full_cores} full" if h.full_cores else ""), DIM))
     parts.append(runs)
@@ -183,7 +183,7 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
         r = h[metric]
         # As wide for every rate: what is behind it would move, and be sent, each time its length changes.
         parts.append(_labeled(label, r, "" if r.value is None else rate(r.value).ljust(_RATE_CELLS)))
-    parts.append(_labeled("I/O wait", wait, "" if wait.value is None else ratio(wait.value)))
+    parts.append(_labeled("I/O wait", wait, "" if wait.value is None else percent(wait.value)))
     out: list[StyledText] = []
     used = 0
     for part in parts:

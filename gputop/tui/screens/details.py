@@ -29,7 +29,7 @@ from gputop.session.captures import HOW_TO_SERVE
 from gputop.session.session import Session
 from gputop.text import redaction
 from gputop.text.commands import short_command, short_description
-from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
+from gputop.text.units import NA, devices, fit, percent, printable, reading, seconds
 from gputop.tui.monitor.status_lines import bar, near_memory_limit, throttled, time_ago
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ def host_text(sample: NodeSample, width: int = 100, past: Sequence[HostHistoryPo
             sheet.figure(metric.label, r, metric.help)
         else:
             text, style = bar(r.value, 9)
-            sheet.line(metric.label, text, f"{ratio(r.value)} of {host.cpu_count or '?'} cores, {host.full_cores} full",
-                       style)
+            cores = f"{percent(r.value)} of {host.cpu_count or '?'} cores, {host.full_cores} full"
+            sheet.line(metric.label, text, cores, style)
     for adapter in host.adapters:
         _adapter_lines(sheet, adapter, past)
     limit = host.cpu_limit_cores
@@ -215,7 +215,7 @@ def _adapter_lines(sheet: _Sheet, adapter: AdapterSample, past: Sequence[HostHis
     link = adapter["rdma_max_bytes_per_s"].value
     for metric in ADAPTER_METRICS.values():
         r = adapter[metric.id]
-        share = f"{ratio(r.value / link)} of the link, " if (
+        share = f"{percent(r.value / link)} of the link, " if (
             metric.full_scale is not None and r.value is not None and link) else ""
         sheet.figure(metric.label, r, share + metric.help)
     traffic = [max(rates) / link for point in past if link and (rates := point.rdma_bytes_per_s.get(adapter.name))]
@@ -253,11 +253,11 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
     more = [limit.reason] if limit.reason and limit.reason != used.reason else []
     sheet.line("CPU", text, ", ".join(printable(reason) for reason in (*more, used.reason) if reason))
     if held.value is not None:
-        sheet.line("CPU throttled", ratio(held.value),
+        sheet.line("CPU throttled", percent(held.value),
                    "of the time: the quota was used up and all threads waited",
                    WARN if throttled(group) else PLAIN)
     limit, used, kills = group["memory_limit_bytes"], group["memory_used_bytes"], group["oom_kills"]
-    of = (f" of {reading(limit, spelled=True)}, {ratio(used.value / limit.value)}"
+    of = (f" of {reading(limit, spelled=True)}, {percent(used.value / limit.value)}"
           if used.value is not None and limit.value else "")
     reason = used.reason or limit.reason or "without page cache that can be freed at once"
     sheet.line("memory", reading(used, spelled=True) + of, printable(reason),

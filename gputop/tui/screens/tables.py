@@ -158,7 +158,7 @@ def _nothing() -> Analysis:
 
 def _share(value: float) -> str:
     """Percent; a small share is shown as more than none."""
-    return "<1 %" if 0 < value < 0.005 else percent(value)
+    return "<1%" if 0 < value < 0.005 else percent(value)
 
 
 def _count(value: float) -> str:

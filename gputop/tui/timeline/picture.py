@@ -18,7 +18,7 @@ from textual.strip import Strip
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
 from gputop.render.styled_text import StyledText
-from gputop.text.units import fit, fit_middle, ratio
+from gputop.text.units import fit, fit_middle, percent
 from gputop.timeline.model import Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline import header as head
@@ -44,7 +44,7 @@ class Where(NamedTuple):
 
 
 def _share(value: float) -> str:
-    return "<1%" if 0 < value < 0.005 else ratio(value)  # a small share is shown as more than none
+    return "<1%" if 0 < value < 0.005 else percent(value)  # a small share is shown as more than none
 
 
 class TimelinePicture(CachedLinesWidget):

@@ -173,7 +173,7 @@ def test_of_two_nodes_neither_is_the_slow_one() -> None:
 
 def test_activity_that_fell_and_stayed_down() -> None:
     finding = only(job(activity=0.4, median=0.4, node_median=0.4, history=past((120, 0.9), (60, 0.4))))
-    assert (finding.id, finding.label) == ("activity_drop", "fell 90 % → 40 %")
+    assert (finding.id, finding.label) == ("activity_drop", "fell 90% → 40%")
     assert finding.gpu_hours_lost == pytest.approx(32 * 0.5, rel=0.06)
 
 

@@ -17,7 +17,7 @@ def xla_off(seed: int, share: float) -> Fault:
     XLA would fuse a chain into one kernel; moving the data once instead of three to four times. GPUs are
     busy, so nothing else is to gain. The fixed job has the same matmuls and a third of that time.
     """
-    part = share * 1.45  # of it 69 % goes
+    part = share * 1.45  # of it 69% goes
     job = random_job(
         seed, warm_up=0.0, **loop_style(seed, "keras2", "keras3", "custom"), xla=False,
         family=("transformer", "mlp", "cnn")[seed % 3], chained_elementwise=6 + seed % 5, kernels=360, compute_ms=40.0,

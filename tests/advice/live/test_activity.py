@@ -31,7 +31,7 @@ def test_low_activity_says_what_is_seen_and_asks_for_a_trace() -> None:
     assert finding.severity == "low" and finding.gpus == tuple(range(8))
     assert finding.evidence == pytest.approx(
         {"window_s": 120.0, "sm_active_ratio": 0.2, "gpu_util_ratio": 0.4, "full_cpu_cores": 12.0})
-    assert "60 %" in finding.why and "12 CPU cores" in finding.why
+    assert "60%" in finding.why and "12 CPU cores" in finding.why
     always = get(after(with_others(0.2), 200), "low_sm_active")
     assert "full_cpu_cores" not in always.evidence
 
@@ -44,7 +44,7 @@ def test_low_activity_names_a_busier_gpu_of_the_same_job() -> None:
 def test_coarse_utilization_is_an_upper_bound_of_sm_activity() -> None:
     finding = get(after(Scene(fine=False, util=0.3), 200), "low_sm_active")
     assert "gpu_util_ratio" in finding.evidence and "sm_active_ratio" not in finding.evidence
-    assert "30 %" in finding.title
+    assert "30%" in finding.title
     high = after(Scene(fine=False, util=0.97), 200)
     assert "low_sm_active" not in ids(high) and "the test says so" in abstained(high)["low_sm_active"]
 
@@ -84,7 +84,7 @@ def test_starting_up_is_not_low_activity() -> None:
 
 
 def training_with_pauses(t: float) -> float:
-    """Every 300 s: validation at 35 % for 50 s, then 25 s in which a checkpoint is written."""
+    """Every 300 s: validation at 35% for 50 s, then 25 s in which a checkpoint is written."""
     phase = t % 300
     return 0.35 if 200 <= phase < 250 else 0.0 if 250 <= phase < 275 else 0.9
 

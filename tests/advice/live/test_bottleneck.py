@@ -8,7 +8,7 @@ from tests.advice.live.scene import Job, Scene, after, ids
 def test_what_bounds_a_healthy_job() -> None:
     advice = after(Scene(dict.fromkeys(range(8), 0.92), other={"tensor_active": 0.61, "power_w": 540.0}), 200)
     assert ids(advice) == []
-    assert advice.limit == "GPUs 0-7 are compute bound (SM 92 %, tensor 61 %, DRAM 32 %, 540 of 700 W)."
+    assert advice.limit == "GPUs 0-7 are compute bound (SM 92%, tensor 61%, DRAM 32%, 540 of 700 W)."
 
 
 def test_other_limits() -> None:
@@ -17,13 +17,13 @@ def test_other_limits() -> None:
 
     assert "limited by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
     assert "limited by memory bandwidth" in limit_text(dram_active=0.7, tensor_active=0.2)
-    assert "are busy (SM 90 %" in limit_text(tensor_active=0.2)
-    assert "are partly busy, at no limit (SM 70 %" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
+    assert "are busy (SM 90%" in limit_text(tensor_active=0.2)
+    assert "are partly busy, at no limit (SM 70%" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
 
 
 def test_gpus_that_differ_are_shown_as_a_span() -> None:
     scene = Scene({0: 0.95, 1: 0.8}, gpus=2, jobs=[Job(gpus=(0, 1))])
-    assert after(scene, 200).limit.startswith("GPUs 0-1 are busy (SM 80-95 %")
+    assert after(scene, 200).limit.startswith("GPUs 0-1 are busy (SM 80-95%")
 
 
 def test_nothing_is_said_where_nothing_is_known_or_time_is_lost() -> None:
@@ -33,17 +33,17 @@ def test_nothing_is_said_where_nothing_is_known_or_time_is_lost() -> None:
     assert after(Scene(dict.fromkeys(range(8), 0.3)), 200).limit == ""
     assert after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)), 200).limit == ""
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit
-    assert without_power == "GPUs 0-7 are busy (SM 90 %, DRAM 32 %)."
+    assert without_power == "GPUs 0-7 are busy (SM 90%, DRAM 32%)."
 
 
 def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:
     """A hang cannot be told from a pause in its first minutes; what is seen is said, and from when on."""
     stops = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.18))
     assert after(stops, 300).limit == (
-        "SM activity of GPUs 0-7 fell from 90 % to 18 % 40 s ago. An evaluation or a checkpoint ends by itself; after "
+        "SM activity of GPUs 0-7 fell from 90% to 18% 40 s ago. An evaluation or a checkpoint ends by itself; after "
         "120 s gputop looks for a hang.")
     idles = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.0))
-    assert "fell from 90 % to 0 % 40 s ago" in after(idles, 300).limit
+    assert "fell from 90% to 0% 40 s ago" in after(idles, 300).limit
 
 
 def test_a_short_pause_and_one_that_is_over_are_ordinary() -> None:

@@ -22,7 +22,7 @@ def test_what_it_says() -> None:
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
     assert finding.evidence == pytest.approx(
         {"window_s": 120.0, "cpu_ratio": 0.97, "gpu_activity_ratio": 0.4, "cpu_cores": 64.0})
-    assert "64 CPU cores" in finding.why and "97 %" in finding.why
+    assert "64 CPU cores" in finding.why and "97%" in finding.why
 
 
 @pytest.mark.parametrize(("cores", "limit_cores", "found"), [

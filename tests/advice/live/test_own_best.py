@@ -56,7 +56,7 @@ def test_these_are_left_alone(level: Level, seconds: float) -> None:
 
 def test_low_activity_tells_of_it_itself() -> None:
     finding = get(at_the_end(falling(1500, 0.88, 0.3), 2280), "low_sm_active")
-    assert finding.evidence["before_ratio"] == pytest.approx(0.88, abs=0.01) and "88 %" in finding.why
+    assert finding.evidence["before_ratio"] == pytest.approx(0.88, abs=0.01) and "88%" in finding.why
     assert "before_ratio" not in get(at_the_end(0.3, 2280), "low_sm_active").evidence
 
 

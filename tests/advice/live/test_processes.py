@@ -72,7 +72,7 @@ def test_a_little_work_is_work() -> None:
 
 
 def test_idle_does_not_flicker() -> None:
-    """A stray kernel now and then brings the mean to 2 %: not idle by itself, but not a reason to leave."""
+    """A stray kernel now and then brings the mean to 2%: not idle by itself, but not a reason to leave."""
     def stray(t: float) -> float:
         return 0.6 if t > 200 and t % 30 == 0 else 0.0
 
@@ -202,7 +202,7 @@ def test_one_process_per_gpu_is_not_compared() -> None:
 
 def test_coarse_utilization_can_show_it_but_not_exclude_it() -> None:
     scene = busy_first(0.95, 0.4, fine=False)
-    advice = after(scene, 60)  # waiting counts as busy: 100 % everywhere
+    advice = after(scene, 60)  # waiting counts as busy: 100% everywhere
     assert "SM activity" in abstained(advice)["gpu0_oversubscribed"]
     uneven = replace(scene, change=lambda g, t: replace(
         g, readings={**g.readings, "gpu_util": read("gpu_util", 0.95 if g.info.index == 0 else 0.4)}))

@@ -28,7 +28,7 @@ def test_idle_that_returns_is_found_with_its_period() -> None:
     advice = after(alike(pauses(62, 4)), 800)
     finding = get(advice, "recurring_idle")
     assert ids(advice) == ["recurring_idle"] and finding.gpus == ALL and finding.severity == "medium"
-    assert finding.title == "GPUs 0-7 idle for 4.0 s every 62 s (6 % of the last 10 min)"
+    assert finding.title == "GPUs 0-7 idle for 4.0 s every 62 s (6% of the last 10 min)"
     evidence = finding.evidence
     assert (evidence["idle_count"], evidence["window_s"]) == (9.0, 600.0)
     assert evidence["idle_s"] == pytest.approx(4, abs=0.1) and evidence["idle_period_s"] == pytest.approx(62, abs=0.2)

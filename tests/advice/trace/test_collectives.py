@@ -79,7 +79,7 @@ def test_one_gpu_of_the_job_cannot_tell_waiting_from_transfer():
 
 def test_what_one_rank_shows_is_said_of_that_rank():
     f = findings(reducing(4_000, gpus=1))["communication_exposed"]
-    assert f.severity == "medium" and f.gpus == (0,) and f.title.endswith("20 % of the step on GPU 0")
+    assert f.severity == "medium" and f.gpus == (0,) and f.title.endswith("20% of the step on GPU 0")
     assert "how much waits for other ranks" in f.why
     assert f.evidence["exposed_collectives_s"] == pytest.approx(4e-3, rel=0.01)
     assert "communication_exposed" not in findings(reducing(4_000, gpus=1, hidden=True))

@@ -61,7 +61,7 @@ def test_a_model_that_runs_op_by_op():
 
 def test_few_eager_ops_are_a_callbacks():
     assert "eager_execution" not in found(eager(40, 60))  # below 50 a step
-    assert "eager_execution" not in found(eager(80, 2))  # 2 % of the step
+    assert "eager_execution" not in found(eager(80, 2))  # 2% of the step
     assert "eager_execution" not in found(gap(0.3))
     assert "EagerExecute" in missing(Builder(gpus=1).run(0, 0, 100, launch=0))["eager_execution"]
 

@@ -54,7 +54,7 @@ def test_a_table_that_is_updated_as_a_whole(gpu: bool) -> None:
     assert v.share == pytest.approx(sum(expected) * (1 - v.used) / 20e-3, rel=0.01)
     f = findings(training(gpu))[ID]
     assert f.gain.step_time == pytest.approx(v.share, abs=0.02)
-    assert "SparseAdam" in (f.snippet or "") and "0 %" not in f.title
+    assert "SparseAdam" in (f.snippet or "") and "0%" not in f.title
 
 
 @pytest.mark.parametrize("job", [

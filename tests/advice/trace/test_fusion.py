@@ -83,7 +83,7 @@ def test_attention_by_the_ops_and_the_grid_alone():
     (attention(after=LAYER_NORM), 4, "aten::bmm", None),
     (attention(before=FLASH), 4, "aten::bmm", None),
     ([(FLASH, 500), (SCALE, 100), (BMM, 200)], 4, "aten::bmm", None),
-    ([(BMM, 300), (SCALE, 50), (SOFTMAX, 9), (SCALE, 2), (BMM, 300)], 4, "aten::bmm", None),  # under 3 % of the step
+    ([(BMM, 300), (SCALE, 50), (SOFTMAX, 9), (SCALE, 2), (BMM, 300)], 4, "aten::bmm", None),  # under 3% of the step
 ])
 def test_what_is_no_unfused_attention(kernels, times, call, shape):
     assert verdict(model(kernels, times, call, shape), "attention_unfused") is None

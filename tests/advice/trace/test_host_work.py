@@ -35,7 +35,7 @@ def test_a_gap_without_events_is_pythons():
 
 
 def test_where_the_input_pipeline_sets_the_pace_of_a_cpu_job_no_saving_is_promised() -> None:
-    """Of the real job: its callback takes 28 % of the step, and without it the steps are not shorter."""
+    """Of the real job: its callback takes 28% of the step, and without it the steps are not shorter."""
     f = {f.id: f for f in analyze_to_facts(load([DATA / "keras3_paced_by_input.xplane.pb.gz"])).analysis.findings}
     assert f["input_bound"].severity == "high"
     gap_ = f["step_gap_host"]

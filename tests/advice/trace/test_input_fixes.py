@@ -102,7 +102,7 @@ def test_a_serial_map_runs_on_all_cpus():
     c = cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08)
     assert "1 thread" in c.action and c.step_s == pytest.approx(0.02)  # the rest of the step
     assert cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08, cpus=2).step_s == pytest.approx(0.05)
-    assert "100 %" in c.tells and c.numbers == {
+    assert "100%" in c.tells and c.numbers == {
         "slowest_stage_s": 0.1, "pipeline_s": 0.1, "buffer_empty_ratio": 1.0}
 
 
@@ -135,7 +135,7 @@ def test_of_a_trace_that_tells_no_cpus_the_saving_is_the_most_to_expect():
     (("Prefetch", 0, 1), ("ParallelMapV2", 0.0023, 2)), (("Prefetch", 0, 1), ("Generator", 0.0023, 1)),
 ])
 def test_where_the_wait_is_longer_than_the_stages_take_the_wait_is_the_bound(stages):
-    """Of many small elements tf.data's own time is most: a batched map brought 93 % where its function took 9 %."""
+    """Of many small elements tf.data's own time is most: a batched map brought 93% where its function took 9%."""
     c = cured(pipeline(*stages), 0.0185, 0.0137)
     assert c.step_s == pytest.approx(0.0185 - 0.0137) and c.at_most and not c.frees_cpus
     assert "the stages' own times do not explain the wait" in c.how

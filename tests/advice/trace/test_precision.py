@@ -165,7 +165,7 @@ def test_what_is_left_out_of_mixed_precision():
 def test_attention_in_fp32_is_what_the_step_is_made_of():
     found = {f.id: f for f in analyze(str(CASES / "fp32_attention_tf32.pt.trace.json.gz")).findings}
     own = found["sixteen_bit_unused"]
-    assert own.severity == "high" and own.gain.step_time == pytest.approx(0.69, abs=0.06)  # 69 % on the real job
+    assert own.severity == "high" and own.gain.step_time == pytest.approx(0.69, abs=0.06)  # 69% on the real job
     assert "torch.autocast" in (own.snippet or "") and not found.keys() & {"fp16_fallback", "tensor_cores_unused"}
 
 

@@ -131,7 +131,7 @@ def test_an_op_that_no_gradient_passes_through() -> None:
 
 
 @pytest.mark.parametrize("job", [
-    training("aten::histogram", 1_000),  # a metric of 5 %
+    training("aten::histogram", 1_000),  # a metric of 5%
     training("aten::linear", 6_000, "aten::addmm"),  # a teacher
     training("aten::relu", 6_000, "aten::copy_", "aten::mm"),
     training("aten::lerp_", 6_000),  # an average of the weights

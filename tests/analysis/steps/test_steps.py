@@ -406,7 +406,7 @@ def test_steps_know_the_ends_of_their_calls():
 
 @pytest.mark.parametrize("pause", [0, 1])
 def test_ranks_whose_marks_overlap_keep_their_last_step(pause):
-    """Two ranks, one 30 % of a step behind: the later one's mark ends after the earlier one's next mark begins."""
+    """Two ranks, one 30% of a step behind: the later one's mark ends after the earlier one's next mark begins."""
     b = Builder(gpus=0)
     for rank in range(2):
         for i in range(3):

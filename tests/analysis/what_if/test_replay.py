@@ -74,7 +74,7 @@ def paused(gpu_us: list[float], pause_us: list[float], waits: bool) -> Trace:
 
 
 def test_a_pause_that_may_be_a_wait_is_told_both_ways() -> None:
-    """15 ms of kernels, then a pause of 5 ms: with kernels twice as fast it saves 37.5 % if the host waited."""
+    """15 ms of kernels, then a pause of 5 ms: with kernels twice as fast it saves 37.5% if the host waited."""
     trace = paused([15_000] * 12, [5_000] * 12, waits=True)
     found = replay(trace)
     assert found.error < TOLERANCE
@@ -83,7 +83,7 @@ def test_a_pause_that_may_be_a_wait_is_told_both_ways() -> None:
     assert found.saved_if_waiting(Cure(assumes="")) == 0.0
     verdict = Verdict(gpus=(0,), share=0.5, cure=kernels(trace, 0.5))
     saved, why = Cures(analyze_to_facts(trace)).saved(verdict)
-    assert saved is None and "37 % if it does and 0 % if it is busy" in why
+    assert saved is None and "37% if it does and 0% if it is busy" in why
 
 
 def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
@@ -91,14 +91,14 @@ def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
     cures = Cures(analyze_to_facts(trace))
     assert cures.saved(Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.5)))[0] == pytest.approx(0.45, abs=0.02)
     saved, why = cures.saved(Verdict(gpus=(0,), share=0.2, cure=kernels(trace, 0.5)))
-    assert saved is None and "saves more (45 %)" in why
+    assert saved is None and "saves more (45%)" in why
 
 
 def test_a_replay_that_cannot_express_the_fix_leaves_its_bound() -> None:
     trace = gpu_paced()
     some = Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.9), expressed=0.5)
     saved, why = Cures(analyze_to_facts(trace)).saved(some)
-    assert saved is None and "saves only 9 %: it cannot express the whole fix" in why
+    assert saved is None and "saves only 9%: it cannot express the whole fix" in why
     most = replace(some, cure=kernels(trace, 0.5))
     assert Cures(analyze_to_facts(trace)).saved(most)[0] == pytest.approx(0.45, abs=0.02)
 

@@ -66,7 +66,7 @@ def test_only_the_newest_columns_change_within_a_slice() -> None:
     lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1)
     before = list(lane.columns)
     changed = []
-    for tick in (71, 72, 73, 74):  # the sawtooth rises from 50 to 70 %: the bar of the newest slice grows
+    for tick in (71, 72, 73, 74):  # the sawtooth rises from 50 to 70%: the bar of the newest slice grows
         history.append(node_sample(tick, 1))
         changed.append(lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1))
     assert set(changed) == {0, 1}

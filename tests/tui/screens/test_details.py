@@ -315,8 +315,8 @@ def test_the_saving_reads_as_one_in_the_details_too() -> None:
         (span,) = (span for span in part.spans if str(span.style) == str(GAIN))
         return part.plain[span.start:span.end]
 
-    assert saving(replace(HEAVY, origin="trace")) == "saves up to 38 % (200 → 124 ms)"
-    assert saving(replace(HEAVY, origin="live")) == "saves up to 38 % of the step", "of which step is not known"
+    assert saving(replace(HEAVY, origin="trace")) == "saves up to 38% (200 → 124 ms)"
+    assert saving(replace(HEAVY, origin="live")) == "saves up to 38% of the step", "of which step is not known"
 
 
 async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:

@@ -44,13 +44,13 @@ def test_an_op_not_traced_on_the_host_took_no_known_time_there() -> None:
 def test_every_table_tells_what_the_analysis_holds() -> None:
     kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(found())[:8]
     assert [c.text(v) for c, v in zip(kernels.columns, kernels.rows[0], strict=True)] == [
-        "80 %", "100 ms", "5", "20.0 ms", "bf16", "100 %", "0-1", "25 %", "gemm_[bold]x"]
+        "80%", "100 ms", "5", "20.0 ms", "bf16", "100%", "0-1", "25%", "gemm_[bold]x"]
     assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
     assert kernels.rows[1][1] == pytest.approx(0.05), "of the one GPU that runs them"
     assert kernels.note.startswith("Times and counts per step, of a GPU that runs it.")
     assert by_op.rows == () and "name no op" in by_op.empty
     assert collectives.rows[0][:4] == ("AllReduce", 1.0, 0.5 / 5, pytest.approx(0.1 / 5)), "each as long as the mean"
-    assert "per step and GPU. GPU 1 arrives last most often, at 75 %" in collectives.note
+    assert "per step and GPU. GPU 1 arrives last most often, at 75%" in collectives.note
     assert [row[-1] for row in memory.rows][2] == "Conv2D" and memory.rows[2][2] == pytest.approx(0.75)
     assert memory.rows[0][3] == pytest.approx(0.5) and "Allocated before" in str(memory.rows[3][-1])
     assert copies.rows[0][:5] == (" 0", "h2d", "pageable", 3 / 4, 250) and copies.rows[1][6] is None
@@ -59,7 +59,7 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
     assert functions.rows[0][:3] == (5 / 4, 1.0 / 4, 2) and functions.rows[0][5] == "yes"
     assert "tracings in the window. XLA compiled once, in 2.00 s" in functions.note
     assert pipeline.rows[0][:4] == (0.2, 0.25, 0.9 / 4, 2.5)
-    assert "waits 100 ms for its batch, 40 % of it" in pipeline.note and "Prefetch/Map" in pipeline.note
+    assert "waits 100 ms for its batch, 40% of it" in pipeline.note and "Prefetch/Map" in pipeline.note
 
 
 def test_without_steps_the_figures_are_those_of_the_window_and_say_so() -> None:
@@ -92,7 +92,7 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
     assert layers.rows[1][4:6] == (4e9, pytest.approx(2e11))
     assert [row[2] for row in limit.rows] == ["launch wait", "the work at the limit"]
     assert "limit of the H100 SXM. MFU 40.0%, HFU 50.0% with recomputation" in limit.note
-    assert "90 % of the compute time, at bf16 989.4 TFLOP/s (a data sheet)." in limit.note
+    assert "90% of the compute time, at bf16 989.4 TFLOP/s (a data sheet)." in limit.note
     assert "enter" not in limit.note and "No roofline" in limit.picture[0]
     assert [row[:5] for row in path.rows] == [
         ("host work", 0.08, pytest.approx(0.8), 0.0, 0.0), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),

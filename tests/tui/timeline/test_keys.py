@@ -240,7 +240,7 @@ async def test_a_gaps_finding_has_the_step_times_that_the_panel_has() -> None:
         screen.trace.step_s = 0.2
         await pilot.press("g", "enter", "down", "enter")
         assert isinstance(pilot.app.screen, FindingPopup)
-        assert "saves up to 40 % (200 → 120 ms)" in box_text(pilot.app)
+        assert "saves up to 40% (200 → 120 ms)" in box_text(pilot.app)
 
 
 async def test_a_place_without_a_finding_tells_of_itself() -> None:
