@@ -11,11 +11,13 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
+from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.launch import web_terminal
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.ranks.flight_recorder import Dumps, read_dump
-from gputop.ranks.flight_recorder_report import documents, lines
+from gputop.ranks.flight_recorder_report import lines
+from gputop.ranks.stacks_document import StacksDumps
 from gputop.session.other_nodes import OtherNodes, Start, _Node
 from gputop.text import console
 from tests.campaign.target import Target
@@ -33,7 +35,7 @@ def _dump(_: Path, data: bytes) -> None:
     job = Dumps((read, dump(1, history(3))))
     for line in lines((job,), NOW_S + 60):
         assert line.isprintable()
-    json.dumps(documents((job,)), allow_nan=False)
+    json.dumps(to_document(StacksDumps.of(job)), allow_nan=False)
 
 
 def _documents() -> list[object]:

@@ -155,7 +155,7 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
             assert again[0] == again[-1] == first[0] and "name an argument" in first[0] and " x " in first[0]
             assert "gputop: started again at" in again[-2] and started.addresses == []
             assert [m for m in messages(app) if "ended with status" in m] == []
-            assert any(f"started again (pid {started.pid})" in m for m in messages(app))
+            await _until(pilot, lambda: any(f"started again (pid {started.pid})" in m for m in messages(app)))
             # The capture waits for the job to train.
             started.set_server("127.0.0.1:6010", "")
             app.session.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)

@@ -124,7 +124,7 @@ def _apart_from_calls_of_each_step(trace: Trace, calls: _KerasCalls) -> tuple[_K
     phase_of = phases(trace, calls.rows, calls.function)
     start = trace.host.start_ns[calls.rows]
     loop = select_loop(trace, calls.function, trace.host.end_ns[calls.rows] - start, phase_of).function
-    inside, phases_inside = within_each_step(start, calls.function, loop, phase_of)
+    inside, phases_inside = within_each_step(trace, calls.rows, calls.function, loop, phase_of)
     return calls._replace(rows=calls.rows[~inside], function=calls.function[~inside]), phases_inside
 
 

@@ -77,25 +77,30 @@ def _usual_reach(calls: Spans) -> int:
     return int(max(length, _LOOP_PAUSE_FACTOR * float(np.median(pauses)) if len(pauses) else 0.0))
 
 
-def within_each_step(start_ns: I64, function: npt.NDArray, loop: int,
+def within_each_step(trace: Trace, rows: I64, function: npt.NDArray, loop: int,
                      phase_of: Mapping[int, str]) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
-    """Mask of these calls that belong to evaluations or predictions that most steps of the ``loop`` hold, as the
-    training waits for a callback that makes them after each batch; and their phases.
-
-    Most are more than half of the times between two starts of the loop's calls, and ``_MIN_HELD`` or more.
-    """
-    steps = np.sort(start_ns[function == loop])
-    inside = np.zeros(len(start_ns), bool)
+    """Mask of the calls at ``rows`` of the host's events that belong to evaluations or predictions that most steps of
+    the ``loop`` hold, on each of its threads, as the training waits for a callback that makes them after each batch;
+    and their phases."""
+    line, start_ns = trace.host.line[rows], trace.host.start_ns[rows]
+    inside = np.zeros(len(rows), bool)
     phases_inside = set()
     for other, phase in phase_of.items():
-        calls = function == other
-        held = np.unique(np.searchsorted(steps, start_ns[calls], side="right"))
-        held = held[(held > 0) & (held < len(steps))]
-        most = len(held) >= _MIN_HELD and 2 * len(held) > len(steps) - 1
-        if most and other != loop and phase in (EVALUATION, PREDICTION):
-            inside |= calls
+        if other != loop and phase in (EVALUATION, PREDICTION) and all(
+                _held_by_most(start_ns[(function == other) & (line == thread)],
+                              start_ns[(function == loop) & (line == thread)])
+                for thread in np.unique(line[function == loop]).tolist()):
+            inside |= function == other
             phases_inside.add(phase)
     return inside, tuple(sorted(phases_inside))
+
+
+def _held_by_most(call_start_ns: I64, step_start_ns: I64) -> bool:
+    """Return whether a call begins in more than half of the times between two of these starts of steps, and in
+    ``_MIN_HELD`` of them or more."""
+    held = np.unique(np.searchsorted(np.sort(step_start_ns), call_start_ns, side="right"))
+    held = held[(held > 0) & (held < len(step_start_ns))]
+    return len(held) >= _MIN_HELD and 2 * len(held) > len(step_start_ns) - 1
 
 
 def pauses_for_other_calls(start_ns: I64, other_start_ns: I64, other_end_ns: I64) -> Spans:

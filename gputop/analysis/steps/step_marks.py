@@ -41,7 +41,7 @@ def step_markers(trace: Trace) -> Anchors | None:
     name = host.name[rows]
     phase_of = {marker: _KERAS2_MARKERS.get(trace.names[marker], UNKNOWN) for marker in np.unique(name).tolist()}
     loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)
-    inside, phases_inside = within_each_step(host.start_ns[rows], name, loop.function, phase_of)
+    inside, phases_inside = within_each_step(trace, rows, name, loop.function, phase_of)
     if phases_inside:
         rows, name = rows[~inside], name[~inside]
         loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)

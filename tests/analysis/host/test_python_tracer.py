@@ -20,7 +20,7 @@ from gputop.core.host_stacks import StackFrame
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.diagnosis.report import text_report
 from gputop.timeline.idle_gaps import rank_idle_gaps
-from gputop.timeline.report import text_of, to_json
+from gputop.timeline.report import IdleGapRow, text_of
 from gputop.trace.model import Trace
 from gputop.trace.readers.load import load
 from tests.analysis.host.stack_samples import sampled
@@ -76,7 +76,7 @@ def test_the_finding_the_report_and_the_gaps_say_who_recorded_it():
     assert "metrics.py:4 confusion, mostly in time.sleep (built-in), by the trace's own tracer" in " ".join(
         text_of(gaps, facts, 0, 300).split())
     assert all(own.python[0].line == "metrics.py:4 confusion" for own in find_idle_gaps(facts, 3))
-    assert to_json(find_idle_gaps(facts, 1), facts, 0)[0]["python"][0]["traced"] is True
+    assert IdleGapRow.of(find_idle_gaps(facts, 1)[0], facts, 0).python[0].traced
 
 
 def test_sampled_stacks_are_preferred_as_they_tell_lines():

@@ -294,7 +294,7 @@ def test_evaluation_alone_is_said_to_be_that():
         _call(b, i * 100, 40, EVALUATE, FORWARD)
     steps = find_steps(b.build())
     assert steps is not None and steps.times.phase == "evaluation" and "which evaluates" in steps.times.anchor
-    assert "no training" in evaluation_note(steps.times)[0].message
+    assert "not training" in evaluation_note(steps.times)[0].message
 
 
 @pytest.mark.parametrize("ops", [(), ("optional:OptionalFromValue", "Add/ReadVariableOp:ReadVariableOp")])

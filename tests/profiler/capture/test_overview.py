@@ -69,7 +69,7 @@ def test_a_job_that_makes_as_many_events_even_then_has_a_shorter_one(logdir):
         _, plan, _ = capture_with_probe(server.address, seconds=5, logdir=logdir)
     assert sum(r.duration_ms for r in server.requests) < 3000
     assert 0.1 <= plan.overview_s < 3
-    assert f"The overview ends after {plan.overview_s:g} of 4.9 s: even of it " in plan.ended
+    assert f"The overview ends after {plan.overview_s:g} of 4.9 s: even for an overview " in plan.ended
 
 
 def test_stopped_in_the_overview_keeps_both(logdir):

@@ -67,7 +67,7 @@ def test_something_else_that_listens_is_no_host_engine(scene: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         scene.client.address = Address("127.0.0.1", server.getsockname()[1])
         scene.client.step()
-    assert "DCGM 4 cannot talk to what listens" in (scene.client.snapshot().error or "")
+    assert "DCGM 4 cannot talk to the program that listens" in (scene.client.snapshot().error or "")
 
 
 def test_an_older_engine_gets_the_older_bindings_and_keeps_them(make_scene: Callable[..., Scene]) -> None:
