@@ -35,7 +35,7 @@ def test_kernels_by_time_with_type_and_occupancy():
               "Kernels  2, 350 µs per step and GPU; occupancy theoretical")
     assert " ".join(lines[at + 2].split()) == "300 µs 1 300 µs bf16 yes 50% ampere_bf16_s16816gemm<layout>"
     assert lines[at + 3].split() == ["50.0", "µs", "1", "50.0", "µs", "collect.", "?", "?", NCCL]
-    assert lines[at + 4].split()[:4] == ["op", "types", "MatMul", "86"]
+    assert lines[at + 4].split()[:4] == ["op", "types", "MatMul", "86%,"]
     whole = " ".join(" ".join(lines).split())
     assert "0% are shorter than 20 µs, 0% than 40 µs" in whole and "| █ |" in whole
 
