@@ -27,10 +27,9 @@ def captured(job: TfJob, logdir: Path) -> tuple[dict[str, Any], float]:
     done = gputop("capture", "--attach", job.address, "--seconds", "3", "--logdir", str(logdir), "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    # While it was recorded: the analysis after it and the imports before take the job's processors, too.
-    ended_s = document["capture"]["time_s"]
-    began_s = ended_s - document["capture"]["took_s"]
-    ends = [t for t in job.step_times() if began_s <= t <= ended_s]
+    # In the recorded window: what gputop does before and after it takes the job's processors, too.
+    began_s = document["trace"]["start_s"]
+    ends = [t for t in job.step_times() if began_s <= t <= began_s + document["trace"]["window_s"]]
     return document, statistics.median(b - a for a, b in itertools.pairwise(ends))
 
 
