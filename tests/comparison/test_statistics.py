@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -151,6 +151,7 @@ def test_a_series_does_not_differ_from_itself(a):
 
 
 @given(series, series)
+@example(np.ones(5), np.full(50, 1e-6))
 def test_the_other_way_round_it_is_the_opposite(a, b):
     for compared in (difference, ratio):
         there = compared([a], [b], 0.99, Drift(0.01, 0.02, 0.3, 0.2))

@@ -284,10 +284,10 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
 
 
 def _launching_thread(facts: TraceFacts) -> tuple[Culprit, ...]:
-    """The thread that launches most, which serves the GPUs one by one."""
+    """The thread that launches most, which serves the GPUs one by one; of equals the first in the alphabet."""
     lines = facts.trace.device.launch_line
     counts = np.bincount(lines[lines >= 0])
-    return (Culprit(facts.trace.lines[int(counts.argmax())].name, "thread"),)
+    return (Culprit(min(facts.trace.lines[i].name for i in np.flatnonzero(counts == counts.max()).tolist()), "thread"),)
 
 
 def _one_by_one(launches: LaunchOrder, work: list[ReplicaWork]) -> bool:

@@ -67,5 +67,5 @@ def implausible_text(value: float, unit: str) -> str:
         value, unit = value * 100, "%"
     elif unit == HERTZ:
         value, unit = value / 1e6, "MHz"
-    shown = f"{value:.10g}" if unit == COUNT else f"{value:.10g} {unit}"
+    shown = f"{value:.10g}" if unit == COUNT else f"{value:.10g}%" if unit == "%" else f"{value:.10g} {unit}"
     return f"the driver gave {shown}, which cannot be"

@@ -28,6 +28,8 @@ BAR_CELLS = 3  # a range needs that many whole cells to get a bar
 _MAX_EDGE_RATIO = 1 / 8  # share of a cell that may be uncovered at either end of a bar
 _MIN_CELLS_FOR_CUT_NAME = 5
 
+# They change the character before and have no width of their own: behind a bar's edge one would shift the row.
+_NO_SKIN_TONES = dict.fromkeys(range(0x1F3FB, 0x1F400), "\ufffd")
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _QUARTERS = {(0, 0): " ", (0, 1): "▗", (1, 0): "▖", (1, 1): "▄", (0, 2): "▐", (2, 0): "▌", (1, 2): "▟", (2, 1): "▙",
              (2, 2): "█"}
@@ -154,7 +156,7 @@ def put_bar(lines: Sequence[Line], first: int, last: int, name: str, code: int) 
     room = last - first
     if len(name) >= room and room < _MIN_CELLS_FOR_CUT_NAME:
         return  # cut to a letter or two it would say nothing, and an empty bar among full ones looks like a gap
-    text = ["▏", *spread_out(fit(name, room - 1))]
+    text = ["▏", *spread_out(fit(name.translate(_NO_SKIN_TONES), room - 1))]
     named = 0 if len(lines) == 1 else 1
     for i, line in enumerate(lines):
         if i == 0 and len(lines) > 1:

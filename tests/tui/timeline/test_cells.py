@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -122,6 +122,7 @@ def test_bars_on_several_lines_leave_a_gap_above_and_name_themselves_once() -> N
 
 
 @given(st.text(max_size=30), st.integers(3, 20), st.integers(-5, 15))
+@example("\U0001f3fb", 3, 0)
 def test_names_of_any_letters_keep_the_width(name: str, length: int, at: int) -> None:
     from gputop.text.units import printable
 
