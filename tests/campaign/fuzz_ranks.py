@@ -14,6 +14,7 @@ from unittest import mock
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.launch import web_terminal
+from gputop.profiler.capture.facts import _worker
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.ranks.flight_recorder import Dumps, read_dump
 from gputop.ranks.flight_recorder_report import lines
@@ -65,7 +66,7 @@ def _node(folder: Path, data: bytes) -> None:
         assert all(name.endswith(".pt.trace.json") for name in left), left
         for outcome in node.outcomes:
             assert outcome.address.isprintable() and outcome.name.isprintable()
-            json.dumps(outcome.to_json(), allow_nan=False)
+            json.dumps(to_document(_worker(outcome)), allow_nan=False)
             console.say(console.one_line(outcome.error.message if outcome.error is not None else outcome.name))
 
 
