@@ -3,7 +3,8 @@
 Outside of ``jax.jit`` each op is a jitted function too: ``params + update`` calls ``add``. The loop then calls hundreds
 of them a step, and one ``add`` is no step. Which is:
 
-1. the user's function that takes most time marks the steps;
+1. the user's function that takes most time marks the steps, of those that compute gradients where the trace shows
+   it: a library's helper may take more, and is called for each part of an update;
 2. without one the period of the sequence of names; it begins with the function that takes most time of those called
    once in a period. Where nothing repeats there is no step, nor where a shorter sequence repeats within a longer one:
    an optimizer does the same for each parameter.
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from gputop.analysis.steps.compilations import PJIT, function_name
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
-from gputop.trace.lookups import Mask, host_rows
+from gputop.trace.lookups import Mask, host_rows, host_stat
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -40,6 +41,9 @@ _OWN = re.compile(
     r"soft_sign|solve|sort|split|sqrt|square|squeeze|stack|std|sub(?:tract)?|sum|swapaxes|take(?:_along_axis)?|tanh?|"
     r"tensordot|threefry\w*|tile|top_k|trace|transpose|trapezoid|tri[lu]|true_divide|trunc|uniform|unstack|var|vdot|"
     r"where|xor|zeros(?:_like)?)$")
+
+
+_BACKWARD = "transpose(jvp("  # in the names of ops that jax.grad makes
 
 
 def own_ops(trace: Trace) -> Mask:
@@ -77,11 +81,24 @@ def marking_calls(trace: Trace) -> I64:
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
     users = ~is_own[name]
     if len(rows) and np.unique(name[users], return_counts=True)[1].max(initial=0) >= FEWEST:
-        return rows[users]
+        trains = users & _gradient_functions(trace)[name]
+        return rows[trains] if int(trains.sum()) >= FEWEST else rows[users]
     period = sequence_period(name)
     if period is None:
         return rows[:0]
     return rows[name == _first_of_period(trace, name, length, period)]
+
+
+def _gradient_functions(trace: Trace) -> Mask:
+    """Mask of ``trace.names`` that are calls of functions whose program, jit_NAME, has ops of a backward pass; none
+    where the trace names no program's ops."""
+    (rows, ops), (_, module) = host_stat(trace.host, "hlo"), host_stat(trace.host, "hlo_module")
+    backward = np.array([*(_BACKWARD in op.op_name for op in trace.hlo_ops), False], bool)  # -1: the op is not known
+    programs = np.unique(module[backward[ops]]) if len(rows) and len(rows) == len(module) else ()
+    functions = {trace.names[program].removeprefix("jit_") for program in programs}
+    mask = np.zeros(len(trace.names) + 1, bool)
+    mask[:-1] = [name.startswith("PjitFunction(") and function_name(name) in functions for name in trace.names]
+    return mask
 
 
 def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) -> int:

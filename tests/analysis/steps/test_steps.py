@@ -4,6 +4,7 @@ import pytest
 
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import STEP_DETECTORS, find_steps
+from gputop.trace.model import HloOp
 from tests.trace.build import Builder, keras_steps
 
 
@@ -174,6 +175,24 @@ def test_jax_calls_recorded_twice_count_once():
         b.host("PjitFunction(step)", i * 100, 60).host("PjitFunction(step)", i * 100 + 1, 58)
     steps = find_steps(b.build())
     assert steps is not None and steps.count == 5 and steps.times.mean_s == pytest.approx(100e-6)
+
+
+@pytest.mark.parametrize("log_every", [0, 3])
+def test_a_jitted_helper_that_takes_most_time_is_no_step(log_every):
+    """As optax outside of jit, whose helper runs for both moments. What runs now and then hides no step either."""
+    b = Builder(gpus=0)
+    for i in range(12):
+        b.host("dot.3", i * 1000 + 20, 50, line="tf_XLAPjRtCpuClient/1", hlo=0, hlo_module="jit_loss")
+        b.host("PjitFunction(loss)", i * 1000, 100).host("PjitFunction(add)", i * 1000 + 150, 20)
+        b.host("PjitFunction(tree_bias_correction)", i * 1000 + 200, 300)
+        b.host("PjitFunction(tree_bias_correction)", i * 1000 + 600, 300)
+        if log_every and i % log_every == 0:
+            b.host("PjitFunction(log_norms)", i * 1000 + 950, 10)
+    trace = b.build()
+    trace.hlo_ops = [HloOp("jit(loss)/transpose(jvp(loss))/dot_general", "", None, None)]
+    steps = find_steps(trace)
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(loss)"
+    assert steps.count == 11 and steps.times.mean_s == pytest.approx(1e-3)
 
 
 def test_profiler_steps_that_touch_count_to_the_last():
