@@ -193,6 +193,21 @@ def on_host(facts: TraceFacts, work: Sequence[GapWork], within: Spans, per: str 
                          per or facts.basis, at_s=begins.get(item.name)) for item in work)
 
 
+def host_spans_of(facts: TraceFacts, rows: I64) -> Spans:
+    """Spans of these events of the host."""
+    host = facts.trace.host
+    return union(host.start_ns[rows], host.end_ns[rows])
+
+
+def share_of_steps(facts: TraceFacts, spans: Spans) -> float:
+    """Share of the steps that these spans of one process take, or of the window without steps."""
+    steps = facts.analyzed_spans
+    if not steps.total:
+        begin, end = facts.trace.window_ns
+        steps = union([begin], [end])
+    return intersect(spans, steps).total / steps.total if steps.total else 0.0
+
+
 def waits_for_host(facts: TraceFacts, *causes: str) -> Spans:
     """Spans in which any GPU, or in a trace without one the step, waits for its host for one of these causes."""
     divided = facts.host.divided if facts.host is not None else ()

@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, host_spans_of, share_of_steps
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
 from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import Spans, coverage, intersect, union
+from gputop.trace.intervals import Spans, coverage, intersect
 from gputop.trace.lookups import host_rows, name_mask
 from gputop.trace.model import I64
 
@@ -27,17 +27,6 @@ _ADD = r"aten::(?:add_|add|_foreach_add_?)$"
 # Each AllReduce once: PyTorch's own op, and gloo's or NCCL's range around its work.
 _REDUCE, _REDUCES = r"c10d::allreduce_$", r"(?:gloo|nccl):all_?reduce$"
 _NAMED_LINES = 3
-
-
-def _spans(facts: TraceFacts, rows: I64) -> Spans:
-    host = facts.trace.host
-    return union(host.start_ns[rows], host.end_ns[rows])
-
-
-def _share(facts: TraceFacts, spans: Spans) -> float:
-    """This time of one process as a share of the steps."""
-    judged = facts.analyzed_spans
-    return intersect(spans, judged).total / judged.total if judged.total else 0.0
 
 
 def _process_of(facts: TraceFacts, rows: I64) -> I64:
@@ -82,7 +71,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     else:
         work = host_rows(trace, _REDUCES)
         numbers = _process_of(facts, work)
-        communication = float(np.mean([_share(facts, _spans(facts, work[numbers == process]))
+        communication = float(np.mean([share_of_steps(facts, host_spans_of(facts, work[numbers == process]))
                                        for process in np.unique(processes[0]).tolist()]))
     share = communication * (most - 1) / most
     if share < limit("accumulation_sync.share"):
@@ -118,11 +107,11 @@ class GradientsZeroed(Verdict, frozen=True, kw_only=True):
 def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
     """zero_grad() fills gradients with zeros, to which the backward pass then adds, instead of dropping them."""
     trace, host = facts.trace, facts.trace.host
-    within, fills = _spans(facts, host_rows(trace, _ZERO_GRAD)), host_rows(trace, _ZEROES)
+    within, fills = host_spans_of(facts, host_rows(trace, _ZERO_GRAD)), host_rows(trace, _ZEROES)
     fills = fills[coverage(within, host.start_ns[fills], host.start_ns[fills] + 1) > 0]
     if not len(fills):
         return None
-    nodes, adds = _spans(facts, host_rows(trace, _ADDS_GRADIENT)), host_rows(trace, _ADD)
+    nodes, adds = host_spans_of(facts, host_rows(trace, _ADDS_GRADIENT)), host_rows(trace, _ADD)
     adds = adds[coverage(nodes, host.start_ns[adds], host.start_ns[adds] + 1) > 0]
     # Of several backward passes for one update only the first one adds to zeros. How many there are is known where each
     # gradient is filled by itself.
@@ -139,8 +128,8 @@ def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
 def _work(facts: TraceFacts, rows: I64) -> float:
     """The share of the steps that these ops take: their kernels on GPUs, else themselves."""
     if not facts.active:
-        return _share(facts, _spans(facts, rows))
-    device, spans = facts.trace.device, _spans(facts, rows)
+        return share_of_steps(facts, host_spans_of(facts, rows))
+    device, spans = facts.trace.device, host_spans_of(facts, rows)
     of_ops = np.flatnonzero(coverage(spans, device.launch_ns, device.launch_ns + 1) > 0)
     time = int(coverage(facts.analyzed_spans, device.start_ns[of_ops], device.end_ns[of_ops]).sum())
     return time / (facts.analyzed_spans.total * len(facts.active)) if facts.analyzed_spans.total else 0.0
@@ -187,7 +176,7 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     kinds, which, counts = np.unique(host.name[ops], return_inverse=True, return_counts=True)
     times = np.bincount(which, within)
     longest = [i for i in np.argsort(-times).tolist() if times[i] >= limit("ops_without_gradient.named") * total]
-    spans = _spans(facts, ops)
+    spans = host_spans_of(facts, ops)
     return OpsOutsideModel(
         gpus=(), share=share, frees_cpus=True, best_case=True, ops_s=share * facts.period_s,
         names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_LINES]) or "many kinds",

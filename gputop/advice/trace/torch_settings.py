@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, host_spans_of, share_of_steps
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.small_ops import outermost_ops
@@ -31,20 +31,6 @@ def _on_main(facts: TraceFacts, rows: I64) -> I64:
     return rows[lines_of(facts.trace, MAIN)[facts.trace.host.line[rows]]]
 
 
-def _spans(facts: TraceFacts, rows: I64) -> Spans:
-    host = facts.trace.host
-    return union(host.start_ns[rows], host.end_ns[rows])
-
-
-def _ratio(facts: TraceFacts, spans: Spans) -> float:
-    """This time as a share of the steps, or of the window."""
-    judged = facts.analyzed_spans
-    if not judged.total:
-        window = facts.trace.window_ns
-        judged = Spans(np.array(window[:1], np.int64), np.array(window[1:], np.int64))
-    return float(coverage(spans, judged.start, judged.end).sum()) / judged.total if judged.total else 0.0
-
-
 # -- anomaly_mode ---------------------------------------------------------------------------------------
 
 class AnomalyMode(Verdict, frozen=True, kw_only=True):
@@ -67,14 +53,14 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
         checked[of_line] = holds(trace, of_thread, host.start_ns[checks[host.line[checks] == line]])
         work = host_rows(trace, _CHECKS)
         work = work[host.line[work] == line]
-        backward = _spans(facts, of_thread)
+        backward = host_spans_of(facts, of_thread)
         in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None
     rows = np.concatenate(in_nodes)
     after = rows[name_mask(trace, _CHECK)[host.name[rows]]]
     time = merge(*(_after_checks(facts, rows, line) for line in np.unique(host.line[after]).tolist()))
-    share = _ratio(facts, time)
+    share = share_of_steps(facts, time)
     per = facts.steps_or_window
     within = int(in_steps(host.start_ns[nodes], facts.steps).sum()) if facts.steps is not None else len(nodes)
     # The stacks that the forward pass keeps cost more than the checks: in a job of small layers on the CPU these were
@@ -138,7 +124,7 @@ def judge_double_precision(facts: TraceFacts) -> DoublePrecision | Missing | Non
     wide = products[np.isin(products, double)]
     if not len(wide):
         return None
-    ratio, every = _ratio(facts, _spans(facts, wide)), _ratio(facts, _spans(facts, products))
+    ratio, every = (share_of_steps(facts, host_spans_of(facts, rows)) for rows in (wide, products))
     share = ratio * limit("double_precision.saved")
     if ratio < limit("double_precision.products") * every or share < limit("double_precision.share"):
         return None
@@ -182,7 +168,7 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
     backward = _on_main(facts, host_rows(trace, r"aten::convolution_backward$"))
     if not len(rows) or len(host_rows(trace, r"aten::mkldnn_convolution")):
         return None
-    ratio = _ratio(facts, _spans(facts, np.sort(np.concatenate((rows, backward)))))
+    ratio = share_of_steps(facts, host_spans_of(facts, np.sort(np.concatenate((rows, backward)))))
     if ratio < limit("onednn_off.share"):
         return None
     return OnednnOff(gpus=(), share=ratio, ratio=ratio, op=trace.names[host.name[rows[0]]],
