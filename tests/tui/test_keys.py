@@ -22,7 +22,6 @@ from gputop.tui.widgets.dialog_frame import DialogFrame
 from gputop.tui.widgets.key_line import KeyLine
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
 from tests.tui.stages import monitor
-from tests.tui.textual_private import screen_strips
 
 
 def owners() -> dict[str, type]:
@@ -131,7 +130,6 @@ async def test_every_key_does_what_it_says(owner: type, stage: Stage, tmp_path: 
                 await pilot.press(key)
                 await app.workers.wait_for_complete()
                 await pilot.pause()
-                screen_strips(app)  # can be drawn
                 after = effect.seen(app)
                 if not effect.differs(before, after):
                     failed.append(f"{key}, which is to {action}: it was {before!r} and is {after!r}")

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 from textual import events
-from textual._compositor import Compositor
-from textual._context import active_app, visible_screen_stack
+from textual._context import active_app
 from textual.app import App
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 from textual.notifications import Notification
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.timer import Timer
 
@@ -55,11 +53,8 @@ DISPLAY = "_display"  # the method of an app that sends a frame to the terminal
 
 
 def draw_to_nobody(app: App[Any]) -> None:
-    """Frames are neither composed nor sent to a terminal: :func:`screen_strips` draws what a test asks for."""
-    setattr(app, DISPLAY, _to_nobody)
-
-
-def _to_nobody(*_: object) -> None: ...
+    """Frames are composed and sent to no terminal."""
+    setattr(app, DISPLAY, lambda *_: None)
 
 
 # -- what makes pilots cheap --------------------------------------------------------------------
@@ -71,25 +66,13 @@ class _Parsed(dict[tuple[Any, ...], list[RuleSet]]):
 
 
 def make_pilots_cheap(patch: pytest.MonkeyPatch) -> None:
-    """Pilots wait for what is to be done and no longer, which Textual does by sleeping; apps share the rules that
-    they parse of the same styles and variables, a fifth of what it takes to start one; and frames that nobody is to
-    see are not composed."""
+    """Pilots wait for what is to be done and no longer, which Textual does by sleeping; and apps share the rules that
+    they parse of the same styles and variables, a fifth of what it takes to start one."""
     for name in ("textual.app.wait_for_idle", "textual.pilot.wait_for_idle"):
         patch.setattr(name, wait_for_idle)
     parsed: dict[frozenset[tuple[str, str]], _Parsed] = defaultdict(_Parsed)
     patch.setattr(Stylesheet, "_parse_cache", property(lambda sheet: parsed[frozenset(sheet._variables.items())],
                                                        lambda *_: None), raising=False)
-    compose = Compositor.render_update
-
-    def render_update(compositor: Compositor, full: bool = False, screen_stack: list[Screen[Any]] | None = None,
-                      simplify: bool = False) -> Any:
-        if full or getattr(active_app.get(), DISPLAY) is not _to_nobody:
-            return compose(compositor, full, screen_stack, simplify)
-        visible_screen_stack.set(screen_stack or [])
-        compositor._dirty_regions.clear()
-        return None
-
-    patch.setattr(Compositor, "render_update", render_update)
 
 
 _WINDOW_S = 0.002
