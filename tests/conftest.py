@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import signal
@@ -42,6 +43,8 @@ _FIRST = ("tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py"
           "tests/commands/test_cli_workers_dips.py", "tests/sources/nvml/test_faults.py", "tests/tui/test_keys.py",
           "tests/tui/terminal/test_terminal_manners.py", "tests/advice/test_labeled.py", "tests/tui/test_themes.py",
           "tests/commands/test_cli.py", "tests/tui/", "tests/trace/readers/", "tests/timeline/",
+          "tests/diagnosis/", "tests/comparison/test_demo.py", "tests/advice/live/",
+          "tests/launch/test_inject_attacks.py",
           "tests/text/test_redaction.py", "tests/telemetry/test_step_period.py", _PARSED_SOURCES)
 
 
@@ -57,6 +60,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     for module in modules[first:] + modules[:first]:
         with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest comes by, and says so
             importlib.import_module(module)
+
+
+def pytest_collection_finish() -> None:
+    """What has been loaded stays until the end: the garbage collector need not search a million objects again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
