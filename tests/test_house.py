@@ -26,7 +26,6 @@ BUDGET = {
     "session/session.py:Session": 38,
     "simulation/job.py:Job": 87,
     "sources/dcgm/client.py:DcgmClient": 34,
-    "telemetry/sampler.py:Sampler": 27,
     "timeline/reader.py:Timeline": 28,
     "trace/model.py:Trace": 29,
     "trace/readers/xspace/reader.py:_XSpace": 33,
