@@ -25,7 +25,6 @@ BUDGET = {
     "replay/snapshot_document.py:Process": 24,
     "session/session.py:Session": 38,
     "simulation/job.py:Job": 87,
-    "sources/dcgm/client.py:DcgmClient": 34,
     "timeline/reader.py:Timeline": 28,
     "trace/model.py:Trace": 29,
     "trace/readers/xspace/reader.py:_XSpace": 33,
