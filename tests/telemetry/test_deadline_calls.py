@@ -56,11 +56,13 @@ def test_a_stop_ends_the_wait_for_a_call_that_hangs() -> None:
     assert workers.end(WAIT_S) and not hanging.pending
 
 
-def test_to_wake_is_not_to_stop() -> None:
+def test_to_wake_and_to_stop_each_end_one_wait() -> None:
     workers = Workers(time.monotonic)
     workers.wake()
     assert workers.receive(None) and not workers.stopping
     assert not workers.receive(workers.clock())
+    workers.stop()
+    assert workers.receive(workers.clock()) and workers.stopping
 
 
 @pytest.mark.parametrize(("duration_s", "waits"), [(0.4, True), (0.6, False), (3.0, True)])

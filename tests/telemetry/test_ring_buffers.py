@@ -84,6 +84,8 @@ def test_a_row_holds_the_newest_of_its_slices() -> None:
 
 def test_a_tier_whose_clock_was_set_back_forgets_what_begins_later() -> None:
     tier = tier_of([(time_s, row(0.5)) for time_s in (100.0, 110.0, 120.0)])
+    tier.forget_from(121.0)
+    assert tier.means(0, range(10, 13))[0] == [0.5] * 3, "the slice that the time lies in stays"
     tier.forget_from(115.0)
     assert [not math.isnan(mean) for mean in tier.means(0, range(10, 13))[0]] == [True, True, False]
 
