@@ -17,7 +17,6 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
-from gputop.render.palette import DIM
 from gputop.session.session import Change, Session
 from gputop.text.console import say
 from gputop.tui import open_screens
@@ -25,8 +24,8 @@ from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, co
 from gputop.tui.monitor import messages, status_lines
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
-from gputop.tui.monitor.gpu_table import GpuTable
-from gputop.tui.monitor.layout import SIZE_CLASSES, layout
+from gputop.tui.monitor.gpu_table import GpuTable, HiddenGpus
+from gputop.tui.monitor.layout import SIZE_CLASSES, LayoutInput, layout
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.monitor.stacked_lanes import unread_lanes
 from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from gputop.tui.widgets.key_line import KeyLine
 
 _ANSWERABLE_S = 60.0  # age up to which a question that nobody could be asked yet is still the right one
+_GPUS_UNTIL_KNOWN = 8  # for which the screen is laid out before the first sample
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -76,9 +76,7 @@ class GputopApp(TerminalApp):
         self._quitting = False
         self._postponed: tuple[float, CaptureQuestion] | None = None  # when it came up
         self._terminal_size = self.size
-        self._fitted_processes = 0  # that the layout is for
-        self._unread: frozenset[str] = frozenset()  # lanes for which the layout has a line only
-        self._table_lines = 0  # that are shown
+        self._laid_out: LayoutInput | None = None  # for the main screen as it is
         self._attaching: str | None = None
         self._refused: NoDataError | None = None  # why there was nothing to capture from when it was asked for
         self.error: GputopError | None = None
@@ -88,7 +86,7 @@ class GputopApp(TerminalApp):
         self._header, self._host, self._job = (LinesWidget(id=name) for name in ("header", "host", "job"))
         self._table = GpuTable(id="gpus")
         self._table_box = VerticalScroll(id="gpus-box", can_focus=False)
-        self._more = LinesWidget(id="more")  # of the GPUs that the screen has no room for
+        self._more = HiddenGpus(self._table_box)
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
         self._actions.no_line = lambda finding: open_screens.no_line(finding, session.last_capture)
         self._keys: KeyLine | None = None
@@ -116,8 +114,7 @@ class GputopApp(TerminalApp):
             self.call_next(self.action_quit)
         table = self._table
         table.metric = self.preferences.metric or table.metric
-        table.span_s = self.preferences.span_s or table.span_s
-        self.watch(self._table_box, "scroll_y", self._show_hidden, init=False)
+        table.time.span_s = self.preferences.span_s or table.time.span_s
         self.session.listen(self._session_changed)
         self.session.start()
         self.call_after_refresh(self._after_first_frame)
@@ -172,28 +169,28 @@ class GputopApp(TerminalApp):
         self._fit()
         self._refresh_all()
 
+    @property
+    def _layout_input(self) -> LayoutInput:
+        """Terminal and node to lay the main screen out for."""
+        sample, known_gpus = self.session.sample, self.session.known_gpus
+        processes = len(sample.processes) if sample is not None else 0
+        if known_gpus is None:
+            return LayoutInput(self._terminal_size, _GPUS_UNTIL_KNOWN, processes)
+        return LayoutInput(self._terminal_size, len(known_gpus.gpus), processes, unread_lanes(known_gpus.gpus))
+
     def _fit(self) -> None:
-        """Lay the main screen out for the size of the terminal."""
-        session = self.session
-        self._fitted_processes = len(session.sample.processes) if session.sample else 0
-        gpus = session.known_gpus.gpus if session.known_gpus else ()
-        self._unread = unread_lanes(gpus)
-        fitted = layout(*self._terminal_size, gpus=len(gpus) if session.known_gpus else 8,
-                        processes=self._fitted_processes, unread=self._unread)
+        """Lay the main screen out, if it is for something else."""
+        needed = self._layout_input
+        if needed == self._laid_out:
+            return
+        self._laid_out = needed
+        fitted = layout(*needed.terminal, needed.gpus, needed.processes, needed.unread)
         for size in SIZE_CLASSES:
             self.screen_stack[0].set_class(size.name in fitted.classes, size.name)
         self._table.take_layout(fitted)
         self._processes.styles.height = fitted.process_lines
         self._processes.set_class(fitted.bare_processes, "bare")
-        self._table_lines = self._table_box.styles.max_height = fitted.table_lines
-        self._more.display = bool(fitted.hidden_gpus)
-        self._show_hidden()
-
-    def _show_hidden(self) -> None:
-        """Show the number of GPUs above and below those that the screen has room for."""
-        above, below = self._table.hidden(self._table_box.scroll_offset.y, self._table_lines)
-        runs = [(f"{above} more ↑", DIM)] * bool(above) + [(f"{below} more ↓", DIM)] * bool(below)
-        self._more.show([[(" ", DIM), *[part for run in runs for part in (run, ("   ", DIM))]]])
+        self._more.fit(fitted, needed.gpus if self.session.known_gpus is not None else 0)
 
     def _refresh_all(self) -> None:
         session = self.session
@@ -208,10 +205,8 @@ class GputopApp(TerminalApp):
         update_screen = getattr(self.screen, "update_view", None)  # of a box over the monitor that shows live figures
         if update_screen is not None:
             update_screen()
-        if (self._table.sample is None or len(sample.processes) != self._fitted_processes
-                or len(sample.gpus) != len(self._table.gpus) or unread_lanes(sample.gpus) != self._unread):
-            self._fit()
-        self._table.interval_s = session.interval_s
+        self._fit()
+        self._table.time.note_interval(session.interval_s)
         self._table.update_view(sample, session.history, session.events)
         if session.sample is None:
             return  # the host and its processes have not answered yet
@@ -264,11 +259,11 @@ class GputopApp(TerminalApp):
     def _mode(self) -> str:
         """Mode of the main screen, which decides which keys are named."""
         session, panel = self.session, getattr(self.screen_stack[0].focused, "PANEL", "")
-        if self._table.time.time_s is not None:
+        if self._table.time.cursor.time_s is not None:
             return "cursor"
         if panel != self._actions.PANEL and panel in FOOTERS:
             return str(panel)
-        if self._table.end_s is not None:
+        if self._table.time.end_s is not None:
             return "past"
         if session.player is not None:
             return "replay" if session.replayed_snapshot is None else "snapshot"
@@ -505,12 +500,12 @@ class GputopApp(TerminalApp):
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:
-        self._table.scroll_in_time(by)
-        self._refresh_keys()
+        self._table.time.scroll(by)
+        self._redraw_table()
 
     def action_step_back(self) -> None:
         """Escape on the main screen: back to now; where that is shown, every process again."""
-        if self._table.time.time_s is None and self._table.end_s is None:
+        if self._table.time.cursor.time_s is None and self._table.time.end_s is None:
             if self._phase == "asking":
                 self.action_stop_capture()
             self.session.capture_now()
@@ -521,19 +516,22 @@ class GputopApp(TerminalApp):
         self.action_scroll_to_now()
 
     def action_scroll_to_now(self) -> None:
-        self._table.follow()
-        self._refresh_keys()
+        self._table.time.follow()
+        self._redraw_table()
 
     def action_zoom(self, by: int) -> None:
-        self._table.zoom(by)
+        self._table.time.zoom(by)
+        self._redraw_table()
 
     def action_cursor(self, by: int = 0) -> None:
         """Move the time cursor; with 0, switch it on or off."""
-        self._table.cursor(by)
-        self._refresh_keys()
+        self._table.time.move_cursor(by)
+        self._redraw_table()
 
     def _redraw_table(self) -> None:
+        """Show what the user has changed in the table; the keys depend on the time that it shows."""
         self._table.update_view(self._table.sample, self.session.history, self.session.events)
+        self._refresh_keys()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that change the main screen have no effect while another screen covers it."""

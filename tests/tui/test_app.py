@@ -82,17 +82,17 @@ async def test_keys_change_metric_interval_zoom_scroll_and_pause() -> None:
         assert session.interval_s == 0.5
         await pilot.press("minus", "minus")
         assert session.interval_s == 2.0
-        span = table.span_s
+        span = table.time.span_s
         await pilot.press("left_square_bracket")
-        assert table.span_s > span
+        assert table.time.span_s > span
         await pilot.press("right_square_bracket", "right_square_bracket")
-        assert table.span_s < span
+        assert table.time.span_s < span
         await pilot.press("left")
-        assert table.end_s is not None and table.end_s < START_S + session.tick
+        assert table.time.end_s is not None and table.time.end_s < START_S + session.tick
         await pilot.press("right", "right")
-        assert table.end_s is None
+        assert table.time.end_s is None
         await pilot.press("left", "end")
-        assert table.end_s is None
+        assert table.time.end_s is None
         shown = text_of(app.query_one("#header", LinesWidget))
         assert "PAUSED" not in shown
         await pilot.press("p")
@@ -129,7 +129,8 @@ async def test_the_axis_is_made_only_where_it_changes(monkeypatch: pytest.Monkey
         app._redraw_table()
         app._redraw_table()
         assert made == []
-        table.zoom(1)
+        table.time.zoom(1)
+        app._redraw_table()
         assert len(made) == 1
 
 
@@ -276,7 +277,7 @@ async def test_every_size_draws_and_quits(size: tuple[int, int]) -> None:
 
 async def test_a_resized_terminal_is_laid_out_like_a_fresh_one() -> None:
     def layout(app: GputopApp) -> list[object]:
-        return [app.query_one(GpuTable).rows_per_gpu, *(app.query_one(name).region for name in (
+        return [app.query_one(GpuTable).rows.per_gpu, *(app.query_one(name).region for name in (
             "#host", "#job", "#actions", "#processes"))]
 
     fresh = {}

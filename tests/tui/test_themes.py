@@ -131,7 +131,7 @@ async def test_metric_and_span_begin_as_the_settings_say() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         table = app.query_one(GpuTable)
-        assert table.metric == "tensor_active" and table.span_s == 600.0
+        assert table.metric == "tensor_active" and table.time.span_s == 600.0
 
 
 async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

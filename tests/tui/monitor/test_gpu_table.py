@@ -7,9 +7,7 @@ import pytest
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
 from gputop.render.gpu_names import short_gpu_name
 from gputop.render.palette import BAD, WARN
-from gputop.telemetry.history import History
 from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
-from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.status_lines import header, host
 from tests.fakes import gpu_sample, node_sample
 from tests.records import replace
@@ -51,24 +49,6 @@ def test_the_bar_is_as_long_as_the_present_value_of_the_lane_s_metric() -> None:
     assert figures_of(gpu, "power_w", FIELDS)["bar"][0].count("█") == int(10 * watts / most)
     assert "bar" not in figures_of(gpu, ACTIVITY, {})
     assert figures_of(_without(gpu, "power_w"), "power_w", FIELDS)["bar"][0] == ""
-
-
-def test_the_picture_is_as_short_as_the_history_until_the_user_zooms() -> None:
-    table, history = GpuTable(), History()
-    table._fields = {field.key: field for field in plan(80)}
-    table._history = history
-    width, spans = table._main_width, []
-    for tick in range(400):
-        history.append(node_sample(tick, 1))
-        spans.append(table.span_shown_s)
-        assert 0.8 * tick <= table.span_shown_s or table.span_shown_s >= 0.8 * table.span_s
-    assert spans[0] == width, "a sample takes a column at first"
-    assert spans == sorted(spans) and spans[-1] == width * 10.0
-    table.end_s = 1.0
-    assert table.span_shown_s == width * 10.0, "scrolled back"
-    for columns in range(80, 160):
-        table.end_s, table._fields = None, {field.key: field for field in plan(columns)}
-        assert table.span_shown_s <= 1.1 * 400, "hardly a column is for a time before the first sample"
 
 
 def test_what_is_not_known_is_na() -> None:
