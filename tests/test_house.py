@@ -23,7 +23,6 @@ BUDGET = {
     "core/samples.py:ProcessSample": 23,
     "goodput/model.py:Report": 21,
     "replay/snapshot_document.py:Process": 24,
-    "session/session.py:Session": 38,
     "simulation/job.py:Job": 87,
     "sources/dcgm/client.py:DcgmClient": 34,
     "telemetry/ring_buffers.py:Rings": 23,

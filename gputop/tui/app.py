@@ -88,7 +88,7 @@ class GputopApp(TerminalApp):
         self._table_box = VerticalScroll(id="gpus-box", can_focus=False)
         self._more = HiddenGpus(self._table_box)
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
-        self._actions.no_line = lambda finding: open_screens.no_line(finding, session.last_capture)
+        self._actions.no_line = lambda finding: open_screens.no_line(finding, session.results.last_capture)
         self._keys: KeyLine | None = None
 
     # -- building -----------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class GputopApp(TerminalApp):
     @property
     def _layout_input(self) -> LayoutInput:
         """Terminal and node to lay the main screen out for."""
-        sample, known_gpus = self.session.sample, self.session.known_gpus
+        sample, known_gpus = self.session.feed.sample, self.session.feed.known_gpus
         processes = len(sample.processes) if sample is not None else 0
         if known_gpus is None:
             return LayoutInput(self._terminal_size, _GPUS_UNTIL_KNOWN, processes)
@@ -190,15 +190,15 @@ class GputopApp(TerminalApp):
         self._table.take_layout(fitted)
         self._processes.styles.height = fitted.process_lines
         self._processes.set_class(fitted.bare_processes, "bare")
-        self._more.fit(fitted, needed.gpus if self.session.known_gpus is not None else 0)
+        self._more.fit(fitted, needed.gpus if self.session.feed.known_gpus is not None else 0)
 
     def _refresh_all(self) -> None:
         session = self.session
-        sample = session.known_gpus
-        replay = (session.player.badge, session.player.state()) if session.player is not None else None
+        sample = session.feed.known_gpus
+        replay = (session.feed.player.badge, session.feed.player.state()) if session.feed.player is not None else None
         width = self._terminal_size.width
         self._header.show([
-            status_lines.header(sample, session.interval_s, self.paused, width, replay, self.drawn_every_s)])
+            status_lines.header(sample, session.feed.interval_s, self.paused, width, replay, self.drawn_every_s)])
         self._refresh_job()
         if self.paused or sample is None:
             return
@@ -206,12 +206,12 @@ class GputopApp(TerminalApp):
         if update_screen is not None:
             update_screen()
         self._fit()
-        self._table.time.note_interval(session.interval_s)
-        self._table.update_view(sample, session.history, session.events)
-        if session.sample is None:
+        self._table.time.note_interval(session.feed.interval_s)
+        self._table.update_view(sample, session.feed.history, session.results.events)
+        if session.feed.sample is None:
             return  # the host and its processes have not answered yet
         self._host.show([status_lines.host(sample, width)])
-        attached = frozenset(s.pid for s in session.servers if s.pid is not None)
+        attached = frozenset(s.pid for s in session.watch.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
         none = "no process holds a GPU" if sample.gpus else "no process with a profiler server on this node"
         self._processes.update_view(sample, attached, "; ".join(sorted(reasons)) or none)
@@ -219,19 +219,19 @@ class GputopApp(TerminalApp):
 
     def _refresh_actions(self) -> None:
         session = self.session
-        record = session.last_capture
+        record = session.results.last_capture
         title = "What to do"
         if record is not None:
             earlier = ", of an earlier job" if session.captured_before_restart else ""
-            title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)}{earlier} + live"
+            title += f" · capture {status_lines.time_ago(session.feed.clock(), record.time_s)}{earlier} + live"
         analysis = record.analysis if record is not None else None
         if self._refused is not None and messages.has_server(session):
             self._refused = None
         intro = (messages.panel_intro(session, self.no_server_hint()) if self._refused is None
                  else messages.refused(self._refused, self.no_server_hint()))
         panel = self._actions
-        panel.numbers, panel.keyed = session.gpu_numbers, session.player is None
-        reserved = [finding for finding in session.findings if finding.id in messages.OF_MEMORY_COLUMN]
+        panel.numbers, panel.keyed = session.results.gpu_numbers, session.feed.player is None
+        reserved = [finding for finding in session.results.findings if finding.id in messages.OF_MEMORY_COLUMN]
         self._table.note_reserved({gpu for finding in reserved for gpu in finding.gpus})
         capture = None
         if record is not None:
@@ -239,7 +239,7 @@ class GputopApp(TerminalApp):
             capture = CaptureView(step_s=record.step_s, earlier=earlier_lines) if analysis is None else CaptureView(
                 {} if analysis.breakdown is None else analysis.breakdown.known, record.step_s, analysis.what_if,
                 bool(analysis.abstained), earlier_lines)
-        panel.update_view(tuple(f for f in session.findings if f not in reserved), title, intro, capture,
+        panel.update_view(tuple(f for f in session.results.findings if f not in reserved), title, intro, capture,
                           answer=self._refused is not None)
 
     def no_server_hint(self) -> tuple[str, ...]:
@@ -248,9 +248,9 @@ class GputopApp(TerminalApp):
 
     def _refresh_keys(self) -> None:
         if self._keys is not None:
-            known_gpus = self.session.known_gpus
+            known_gpus = self.session.feed.known_gpus
             lanes = known_gpus is None or bool(known_gpus.gpus)
-            hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.findings})
+            hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.results.findings})
             here = {"S": hangs, "l": self.has_output, "R": self.has_output, "D": self._is_demo, "m": lanes,
                     "v": lanes or self._mode() == "Processes"}
             keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
@@ -265,11 +265,11 @@ class GputopApp(TerminalApp):
             return str(panel)
         if self._table.time.end_s is not None:
             return "past"
-        if session.player is not None:
+        if session.feed.player is not None:
             return "replay" if session.replayed_snapshot is None else "snapshot"
-        if session.status is not None and session.status.running:
-            return "capturing" if session.status.begun else "waiting"
-        return "start" if session.last_capture is None else "captured"
+        if session.control.status is not None and session.control.status.running:
+            return "capturing" if session.control.status.begun else "waiting"
+        return "start" if session.results.last_capture is None else "captured"
 
     def on_descendant_focus(self) -> None:
         self._refresh_keys()
@@ -278,27 +278,28 @@ class GputopApp(TerminalApp):
         self._refresh_keys()
         session = self.session
         job = self._job
-        if session.player is not None:
-            place_s = session.player.place_s if session.replayed_snapshot is None else None
-            job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.step_period)])
+        if session.feed.player is not None:
+            place_s = session.feed.player.place_s if session.replayed_snapshot is None else None
+            job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.feed.step_period)])
             return
-        record = None if session.captured_before_restart else session.last_capture
+        record = None if session.captured_before_restart else session.results.last_capture
         state = status_lines.JobState(
-            session.servers, session.servers_known, messages.status_shown(session), record, session.step_period,
-            session.auto_capture.state() if session.auto_capture is not None else "",
-            session.ended_server, session.restarted_s)
-        job.show([status_lines.job(state, session.clock(), self._terminal_size.width)])
+            session.watch.servers, session.watch.servers_known, messages.status_shown(session), record,
+            session.feed.step_period,
+            session.control.auto_capture.state() if session.control.auto_capture is not None else "",
+            session.watch.ended_server, session.restarted_s)
+        job.show([status_lines.job(state, session.feed.clock(), self._terminal_size.width)])
 
     def _show_attached(self) -> None:
         """Show whether there is a server at the address that was entered last."""
-        for server in self.session.servers:
+        for server in self.session.watch.servers:
             if server.address == self._attaching:
                 self._attaching = None
-                self.notify(messages.attached(server, self.session.servers),
+                self.notify(messages.attached(server, self.session.watch.servers),
                             severity="information" if server.problem is None else "error")
 
     def _show_capture_progress(self) -> None:
-        status = self.session.status
+        status = self.session.control.status
         if status is not None and status.running:
             return
         if self._quitting:
@@ -319,7 +320,7 @@ class GputopApp(TerminalApp):
         if question is None:
             return
         if len(self.screen_stack) > 1:  # whose keys are not for this question
-            self._postponed = self.session.clock(), question
+            self._postponed = self.session.feed.clock(), question
             self.notify("No capture has begun: it may end the job. Press c again to decide."
                         if question.kind == "risk" else
                         "The live figures of the workers are here: press c again to see which workers gputop proposes.")
@@ -331,7 +332,7 @@ class GputopApp(TerminalApp):
             return
         self._watch_selected_process()
         postponed, self._postponed = self._postponed, None
-        if postponed is not None and self.session.clock() - postponed[0] <= _ANSWERABLE_S:
+        if postponed is not None and self.session.feed.clock() - postponed[0] <= _ANSWERABLE_S:
             open_screens.ask_before_capture(self, postponed[1])
             return
         self.start_capture(self.session.capture_request(force=force))
@@ -357,14 +358,14 @@ class GputopApp(TerminalApp):
         if self.screen.focused is not self._processes or chosen is None:
             return
         pid = chosen.local_pid or chosen.pid
-        for server in self.session.servers:
+        for server in self.session.watch.servers:
             if server.pid == pid and server.problem is None and not server.owner and not server.asked:
                 self.session.watch_job(server)
                 return
 
     async def action_quit(self) -> None:
         """Quit; a running capture is ended first and its data kept, unless the user quits a second time."""
-        status = self.session.status
+        status = self.session.control.status
         if status is None or not status.running or self._quitting:
             self.exit(EXIT_OK)
             return
@@ -385,19 +386,20 @@ class GputopApp(TerminalApp):
     @property
     def _phase(self) -> str:
         """Phase of the capture under way, or of the last one."""
-        return self.session.status.phase if self.session.status is not None else ""
+        return self.session.control.status.phase if self.session.control.status is not None else ""
 
     @property
     def shows_simulated(self) -> bool:
         """Return whether the values on the screen are simulated: of a demo, or of its recording or capture."""
         session = self.session
-        record = session.last_capture
-        return (session.source.simulated or (session.known_gpus is not None and session.known_gpus.simulated)
+        record = session.results.last_capture
+        known_gpus = session.feed.known_gpus
+        return (session.feed.source.simulated or (known_gpus is not None and known_gpus.simulated)
                 or (record is not None and record.analysis is not None and record.analysis.simulated))
 
     @property
     def _is_demo(self) -> bool:
-        return self.session.player is None and self.session.source.simulated
+        return self.session.feed.player is None and self.session.feed.source.simulated
 
     def action_next_job(self) -> None:
         open_screens.run_next_job(self)
@@ -475,27 +477,27 @@ class GputopApp(TerminalApp):
         self._redraw_table()
 
     def action_interval(self, by: int) -> None:
-        if self.session.player is not None:
-            self.session.player.change_speed(-by)
+        if self.session.feed.player is not None:
+            self.session.feed.player.change_speed(-by)
             self._refresh_all()
             return
-        nearest = min(range(len(INTERVALS_S)), key=lambda i: abs(INTERVALS_S[i] - self.session.interval_s))
+        nearest = min(range(len(INTERVALS_S)), key=lambda i: abs(INTERVALS_S[i] - self.session.feed.interval_s))
         self.session.set_interval(INTERVALS_S[min(len(INTERVALS_S) - 1, max(0, nearest + by))])
         self._refresh_all()
 
     def action_seek(self, by_s: float) -> None:
         """Move in a recording; a live session has none."""
-        if self.session.player is not None:
-            self.session.player.seek(by_s)
+        if self.session.feed.player is not None:
+            self.session.feed.player.seek(by_s)
 
     def action_pause(self) -> None:
-        if self.session.player is not None:
-            self.session.player.toggle_pause()
+        if self.session.feed.player is not None:
+            self.session.feed.player.toggle_pause()
         else:
             self.paused = not self.paused
         covered = not all(screen.is_modal for screen in self.screen_stack[1:])
         if covered:  # what it holds is not to be seen
-            halted = self.paused if self.session.player is None else self.session.player.paused
+            halted = self.paused if self.session.feed.player is None else self.session.feed.player.paused
             self.notify("The monitor is frozen: p continues." if halted else "The monitor continues.")
         self._refresh_all()
 
@@ -530,7 +532,7 @@ class GputopApp(TerminalApp):
 
     def _redraw_table(self) -> None:
         """Show what the user has changed in the table; the keys depend on the time that it shows."""
-        self._table.update_view(self._table.sample, self.session.history, self.session.events)
+        self._table.update_view(self._table.sample, self.session.feed.history, self.session.results.events)
         self._refresh_keys()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -550,7 +552,7 @@ class GputopApp(TerminalApp):
 
 def tell_where_captures_are(session: Session) -> None:
     """A line on the terminal, once the screen is gone: the captures of this session, and how to see them again."""
-    taken = session.captures_this_run
+    taken = session.results.captures_this_run
     if taken:
         from gputop.launch.xprof import logdir_of
 

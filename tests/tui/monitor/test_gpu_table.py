@@ -3,16 +3,19 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from textual.geometry import Region
 
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
 from gputop.render.gpu_names import short_gpu_name
 from gputop.render.palette import BAD, WARN
-from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
+from gputop.tui.monitor.columns import ACTIVITY, figures_of, parts, plan
+from gputop.tui.monitor.gpu_table import GpuTable, Pane
 from gputop.tui.monitor.status_lines import header, host
 from tests.fakes import gpu_sample, node_sample
 from tests.records import replace
 
 FIELDS = {field.key: field for width in (120, 160) for field in plan(width)}
+FIELDS_120 = {field.key: field for field in plan(120)}
 
 
 @pytest.mark.parametrize("width", [10, 20, 30, 49, 50, 79, 80, 99, 100, 110, 149, 150, 200, 400])
@@ -117,3 +120,28 @@ def test_full_cores_are_reported() -> None:
 ])
 def test_short_gpu_names(name: str, short: str) -> None:
     assert short_gpu_name(name) == short
+
+
+def test_a_pane_repaints_the_figures_that_changed_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane, newest = (Pane(GpuTable()) for _ in range(2))
+    painted: list[tuple[Pane, Region]] = []
+    monkeypatch.setattr(Pane, "refresh", lambda pane, *regions: painted.extend((pane, region) for region in regions))
+    lane.part, newest.part, *_ = parts(plan(120))
+    power, temperature = FIELDS_120["power"], FIELDS_120["temperature"]
+
+    def changes(columns: int, *figures: tuple[int, set[str]]) -> list[tuple[Pane, Region]]:
+        painted.clear()
+        for pane in (lane, newest):
+            pane.note_changes(4, 2, columns, figures)
+            pane.repaint()
+        return painted
+
+    assert changes(0) == []
+    x = power.x - newest.part.x
+    assert changes(0, (5, {"power"})) == [(newest, Region(x, 5, power.width, 1))]
+    end = temperature.x + temperature.width - power.x
+    assert changes(0, (4, {"power", "temperature"})) == [(newest, Region(x, 4, end, 1))]
+    assert changes(1) == [(newest, Region(0, 4, 1, 2))], "the newest slice alone"
+    assert changes(9) == [(lane, Region(0, 4, lane.part.width, 2)), (newest, Region(0, 4, 1, 2))]
+    whole = [(pane, Region(0, 4, pane.part.width, 2)) for pane in (lane, newest) if pane.part is not None]
+    assert changes(0, (4, {"message", "power"})) == whole, "a message takes the place of all figures"

@@ -107,7 +107,7 @@ async def test_keys_move_the_cursor_over_all_gpus_and_esc_takes_it_away() -> Non
     async with app.run_test(size=(80, 30)) as pilot:
         await pilot.pause()
         table = app.query_one(GpuTable)
-        now = figures_of(session.sample.gpus[0], ACTIVITY, FIELDS)["now"][0]  # type: ignore[union-attr]
+        now = figures_of(session.feed.sample.gpus[0], ACTIVITY, FIELDS)["now"][0]  # type: ignore[union-attr]
         assert now in _glyphs(table, 2) and "now" in _glyphs(table, 0)
         await pilot.press("v", "left", "left")
         window, begin = table.time.window, table.time.cursor.slice
@@ -116,7 +116,7 @@ async def test_keys_move_the_cursor_over_all_gpus_and_esc_takes_it_away() -> Non
         assert "mean" in _glyphs(table, 0) and "▲" in _glyphs(table, 1)
         columns = {_glyphs(table, 2 + y).index("┃") for y in range(3 * table.rows.per_gpu)}
         assert columns == {_glyphs(table, 1).index("▲")}
-        past, _ = gpu_in_slice(session.history, session.sample.gpus[0], begin.begin_s, begin.slice_s, ())  # type: ignore
+        past, _ = gpu_in_slice(session.feed.history, session.feed.sample.gpus[0], begin.begin_s, begin.slice_s, ())  # type: ignore
         assert figures_of(past, ACTIVITY, FIELDS)["now"][0] in _glyphs(table, 2)
         await pilot.press("escape")
         assert table.time.cursor.slice is None and now in _glyphs(table, 2) and "┃" not in _glyphs(table, 2)
@@ -136,11 +136,11 @@ async def test_it_stays_in_its_slice_while_time_goes_on_and_holds_the_picture_at
         table = app.query_one(GpuTable)
         await pilot.press("v")
         begin_s = table.time.cursor.slice.begin_s if table.time.cursor.slice else 0.0
-        session.feed(100)
+        session.advance(100)
         await pilot.pause()
         assert table.time.cursor.slice is not None and table.time.cursor.slice.begin_s == begin_s
         assert table.time.end_s is None
-        session.feed(1000)
+        session.advance(1000)
         await pilot.pause()
         assert table.time.cursor.slice.begin_s == begin_s and table.time.end_s is not None
         assert table.time.window is not None and table.time.window.column(begin_s) == 0
