@@ -31,6 +31,7 @@ from gputop.tui.monitor.stacked_lanes import unread_lanes
 from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
+from gputop.tui.terminal.textual_private import DrawnOnce, one_frame
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 if TYPE_CHECKING:
@@ -49,6 +50,18 @@ def _palette() -> type[Provider]:
     from gputop.tui.screens.palette import Commands
 
     return Commands
+
+
+class _MainScreen(Screen[None], DrawnOnce):
+    """The ground of the monitor."""
+
+
+class _Box(VerticalScroll, DrawnOnce):
+    """The lines of the GPU table that are shown."""
+
+
+class _Panels(Container, DrawnOnce):
+    """The recommendations and the processes."""
 
 
 class GputopApp(TerminalApp):
@@ -85,13 +98,16 @@ class GputopApp(TerminalApp):
         # Attributes, because a query by name for each sample costs as much as drawing some of them.
         self._header, self._host, self._job = (LinesWidget(id=name) for name in ("header", "host", "job"))
         self._table = GpuTable(id="gpus")
-        self._table_box = VerticalScroll(id="gpus-box", can_focus=False)
+        self._table_box = _Box(id="gpus-box", can_focus=False)
         self._more = HiddenGpus(self._table_box)
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
         self._actions.no_line = lambda finding: open_screens.no_line(finding, session.results.last_capture)
         self._keys: KeyLine | None = None
 
     # -- building -----------------------------------------------------------------------------
+
+    def get_default_screen(self) -> Screen[None]:
+        return _MainScreen(id="_default")
 
     def compose(self) -> ComposeResult:
         yield self._header
@@ -100,7 +116,7 @@ class GputopApp(TerminalApp):
         yield self._more
         yield self._host
         yield self._job
-        with Container(id="panels"):
+        with _Panels(id="panels"):
             yield self._actions
             yield self._processes
 
@@ -154,7 +170,8 @@ class GputopApp(TerminalApp):
             pass  # the screen is being closed
         elif message.change == "sample":
             if self.frame_due():
-                self._refresh_all()
+                with one_frame(self):
+                    self._refresh_all()
         else:
             self._refresh_job()
             if message.change == "capture":

@@ -39,12 +39,14 @@ from gputop.tui.monitor.stacked_lanes import HOST, MAIN
 from gputop.tui.monitor.status_lines import bar
 from gputop.tui.monitor.time_axis import AxisLine
 from gputop.tui.monitor.visible_time import VisibleTime
+from gputop.tui.terminal.textual_private import DrawnOnce
 from gputop.tui.widgets.cached_lines import CachedLinesWidget, LinesWidget
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
 _NAMED_FROM = 8  # cells before a lane: the number of the GPU and the name of the lane
+_BEFORE_LANES = frozenset({"gpu", "name", "reason"})  # the figures before a lane and in its place
 _PARTS = 6  # three lanes, each followed by its newest slice and figures
 
 
@@ -69,26 +71,24 @@ class Pane(CachedLinesWidget):
         self._changed.append(Region(0, y, self.size.width, 1))
 
     def note_changes(self, y: int, lines: int, columns: int, figures: Sequence[tuple[int, Collection[str]]]) -> None:
-        """Note what looks different in the lines of a GPU or of the host, from ``y`` on.
-
-        ``columns``: so many of the lane at its right. ``figures``: the fields, with the line of each.
-        """
+        """Note what looks different in the lines of a lane, from ``y`` on: so many of its ``columns`` at the right, and
+        of the ``figures`` on each line those with these keys."""
         part = self.part
         if part is None:
             return
-        if not part.newest:
-            if columns > 1 or any("message" in keys for _, keys in figures):
+        if any("message" in keys for _, keys in figures):  # it takes the place of all figures of a GPU
+            self._changed.append(Region(0, 0, part.width, self._table.lines))
+        elif not part.newest:
+            if columns > 1 or any(not _BEFORE_LANES.isdisjoint(keys) for _, keys in figures):
                 self._changed.append(Region(0, y, part.width, lines))
-            return
-        if columns:
-            self._changed.append(Region(0, y, 1, lines))
-        for line, keys in figures:
-            fields = [field for field in part.fields if field.key in keys]
-            if "message" in keys:  # it takes the place of all figures
-                self._changed.append(Region(0, y, part.width, lines))
-            elif fields:
-                begin, end = fields[0].x, fields[-1].x + fields[-1].width
-                self._changed.append(Region(begin - part.x, line, end - begin, 1))
+        else:
+            if columns:
+                self._changed.append(Region(0, y, 1, lines))
+            for line, keys in figures:
+                fields = [field for field in part.fields if field.key in keys]
+                if fields:
+                    begin, end = fields[0].x, fields[-1].x + fields[-1].width
+                    self._changed.append(Region(begin - part.x, line, end - begin, 1))
 
     def repaint(self) -> None:
         """Repaint what looks different, at once."""
@@ -100,7 +100,7 @@ class Pane(CachedLinesWidget):
 _RESERVED = (" GiB reserved", " reserved")  # behind "76.4/79.6", the longest that has room
 
 
-class GpuTable(Widget, can_focus=True):
+class GpuTable(DrawnOnce, can_focus=True):
     """All GPUs. :meth:`update_view` brings it to the newest sample, repainting only what changed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -190,8 +190,7 @@ class GpuTable(Widget, can_focus=True):
             return
         time, gpus, rows = self.time, self.gpus, self.rows
         time.advance()
-        time.keep_cursor()
-        if time.cursor.update(time.window, time.history, self._events, gpus):
+        if time.update_cursor(self._events, gpus):
             for pane in self._panes:
                 pane.refresh()
         drawn = self._lanes.update(gpus, self.metric, rows, self._fields)
@@ -202,24 +201,29 @@ class GpuTable(Widget, can_focus=True):
             for pane in self._panes:
                 pane.note_line(y)
         for index, gpu in enumerate(gpus):
-            self._update_device(gpu.info.uuid, rows.y_of(index), rows.of_gpu, drawn, self._figures_of(gpu))
+            uuid = gpu.info.uuid
+            self._update_device(uuid, rows.y_of(index), rows.lanes, drawn.get(uuid, {}), self._figures_of(gpu))
         if rows.host_lines and gpus and self.sample is not None:
-            self._update_device(HOST, rows.y_of(len(gpus)), rows.of_host, drawn, self._host_figures(self.sample.host))
+            self._update_device(HOST, rows.y_of(len(gpus)), ((HOST, rows.host_lines),), drawn.get(HOST, {}),
+                                self._host_figures(self.sample.host))
         for pane in self._panes:
             pane.repaint()
 
-    def _update_device(self, device: str, y: int, lanes: Sequence[tuple[str, int]],
-                       drawn: Mapping[str, Mapping[str, int]], figures: Figures) -> None:
-        """Take over the figures of a GPU or of the host, whose first line is ``y``, and have the panes note what looks
-        different. ``drawn``: see :meth:`LaneSet.update`."""
+    def _update_device(self, device: str, y: int, lanes: Sequence[tuple[str, int]], drawn: Mapping[str, int],
+                       figures: Figures) -> None:
+        """Take over the figures of a GPU or of the host and have the panes note what looks different.
+
+        ``y`` is the first of its lines, ``lanes`` how many each has, ``drawn`` how many columns of each are new.
+        """
         before, self._figures[device] = self._figures.get(device, {}), figures
-        changed = [(y + line, {key for key, _ in new.items() ^ old.items()}) for line, lane in enumerate(lanes)
-                   if (new := figures.get(lane, {})) != (old := before.get(lane, {}))]
-        columns = drawn.get(device, {})
-        if changed or columns:
-            for pane in self._panes:
+        for lane, lines in lanes:
+            changed = [(y + row, {key for key, _ in new.items() ^ old.items()}) for row in range(min(lines, 2))
+                       if (new := figures.get((lane, row), {})) != (old := before.get((lane, row), {}))]
+            for pane in self._panes if changed or drawn else ():
                 if pane.part is not None:
-                    pane.note_changes(y, len(lanes), columns.get(pane.part.lane.key, 0), changed)
+                    columns = drawn.get(pane.part.lane.key if lane == MAIN else lane, 0)
+                    pane.note_changes(y, lines, columns, changed)
+            y += lines
 
     def _update_title(self) -> bool:
         """Bring the title up to date; returns whether it looks different."""
@@ -245,6 +249,7 @@ class GpuTable(Widget, can_focus=True):
         if rows.is_stacked:
             figures = stacked_lanes.figures_of_gpu(gpu, self.metric, [lane for lane, _ in rows.lanes], self._fields)
             for lane, lines in rows.lanes if gpu.state == OK else ():
+                figures[lane, 0]["name"] = stacked_lanes.name_of(lane, self.metric, gpu), DIM
                 if lines > 1 and (mean := self._lanes.mean(uuid, lane)) is not None:
                     figures.setdefault((lane, 1), {})["value"] = stacked_lanes.mean_figure(
                         gpu, lane, self.metric, mean, scales.get(lane))
@@ -326,8 +331,7 @@ class GpuTable(Widget, can_focus=True):
         if part.newest:
             return [lane.newest(row, cursor), *_figure_runs(part, figures.get((slot, row), {}))]
         name = self._index(gpu, index, part.lane.x - part.x, line)
-        reason = stacked_lanes.reason_text(gpu, stacked_lanes.lane_shown(slot, self.metric)) if (
-            slot != MAIN and row == 0 and gpu.state == OK) else ""
+        reason, _ = figures.get((slot, row), {}).get("reason", ("", DIM))
         return [name, *([Segment(fit(reason, part.lane.width - 1), DIM)] if reason else lane.row(row, cursor))]
 
     def _host_runs(self, part: Part, row: int) -> Sequence[StyledText | Segment]:
@@ -351,9 +355,7 @@ class GpuTable(Widget, can_focus=True):
             text, style = f"›{gpu.info.label}", ACCENT
         slot, row = self.rows.of_gpu[line]
         if self.rows.is_stacked and row == 0 and width > self._fields["gpu"].width:
-            name = (stacked_lanes.main_name(self.metric, gpu) if slot == MAIN
-                    else stacked_lanes.LANES[stacked_lanes.lane_shown(slot, self.metric)].name)
-            text = text.ljust(self._fields["gpu"].width) + name
+            text = text.ljust(self._fields["gpu"].width) + stacked_lanes.name_of(slot, self.metric, gpu)
             style = style if line == 0 else DIM
         return Segment(fit(text, width), style)
 

@@ -50,7 +50,7 @@ class LaneSet:
                fields: Mapping[str, Field]) -> dict[str, dict[str, int]]:
         """Bring the lanes of these GPUs and the host to the visible time; ``metric`` is the main one.
 
-        Returns how many columns at the right look different, by device and by the lane's key in ``fields``.
+        Returns how many columns at the right of each lane look different, by device and key.
         """
         time = self._time
         drawn_for = (time.view, time.lanes_end_s, metric, time.history, [gpu.info.uuid for gpu in gpus])
@@ -61,15 +61,14 @@ class LaneSet:
         drawn = {gpu.info.uuid: self._update_gpu(gpu, metric, rows, fields) for gpu in gpus}
         if rows.host_lines and gpus:
             signal = LaneSignal(HOST, (), interval_s=time.longest_interval_s)
-            drawn[HOST] = {MAIN: self._draw(HOST, signal, fields[MAIN].width, rows.host_lines, muted=True)}
+            drawn[HOST] = {HOST: self._draw(HOST, signal, fields[MAIN].width, rows.host_lines, muted=True)}
         return drawn
 
     def _update_gpu(self, gpu: GpuSample, metric: str, rows: TableRows, fields: Mapping[str, Field]) -> dict[str, int]:
         drawn: dict[str, int] = {}
         for key, field, metrics, lines, muted in self._lanes_of(gpu, metric, rows, fields):
             signal = LaneSignal(gpu.info.uuid, metrics, self.full_scales.get(key), self._time.longest_interval_s)
-            columns = self._draw(key, signal, field.width, lines, muted)
-            drawn[field.key] = max(columns, drawn.get(field.key, 0))
+            drawn[key] = self._draw(key, signal, field.width, lines, muted)
         return drawn
 
     def _draw(self, key: str, signal: LaneSignal, width: int, lines: int, muted: bool) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, HOST, MAIN
+from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
 
 MAX_LANE_LINES = 8  # as many bands of levels as two halves of each line show
 
@@ -110,10 +110,6 @@ class TableRows(Struct, frozen=True, dict=True):
     def of_gpu(self) -> tuple[tuple[str, int], ...]:
         """The lane of each line of a GPU, and its row in that lane."""
         return tuple((lane, row) for lane, lines in self.lanes for row in range(lines))
-
-    @cached_property
-    def of_host(self) -> tuple[tuple[str, int], ...]:
-        return tuple((HOST, row) for row in range(self.host_lines))
 
     @property
     def per_gpu(self) -> int:

@@ -92,6 +92,11 @@ def unread_lanes(gpus: Sequence[GpuSample]) -> frozenset[str]:
         gpu[metric].value is not None for gpu in answering for metric in LANES[key].metrics))
 
 
+def name_of(lane: str, main_metric: str, gpu: GpuSample) -> str:
+    """The short name of the lane in this place."""
+    return main_name(main_metric, gpu) if lane == MAIN else LANES[lane_shown(lane, main_metric)].name
+
+
 def reason_text(gpu: GpuSample, lane: str) -> str:
     """Reason why a further lane has no value; "" where it has one."""
     readings = [gpu[metric] for metric in LANES[lane].metrics]
@@ -123,11 +128,11 @@ def mean_figure(gpu: GpuSample, slot: str, main_metric: str, mean: float, full_s
 
 
 def figures_of_lane(gpu: GpuSample, lane: str, fields: Mapping[str, Field]) -> dict[str, StyledText]:
-    """The figures of a further lane by field."""
+    """The figures of a further lane by field; the ``reason`` why it has none takes the place of the lane."""
     entry, note_cells = LANES[lane], fields["note"].width
     column = _COLUMNS[entry.column]
     figure: Figure = column.figure(gpu, entry.unit or column.heading) if column.figure is not None else ("", "text")
-    out = {"value": styled(figure)}
+    out = {"value": styled(figure), "reason": (reason_text(gpu, lane), DIM)}
     if figure[0] != NA and (note := _first_that_fits(_notes(gpu, lane, entry), note_cells - _GAP)):
         out["note"] = (" " + note.ljust(note_cells - _GAP), DIM)
     return out

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gputop.core.samples import GpuSample
 from gputop.render.time_slices import slice_for
+from gputop.session.event_log import EventLog
 from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, TimeView, Window
 from gputop.tui.monitor.time_cursor import TimeCursor
 from gputop.tui.terminal.escape_codes import MAX_SHIFT_COLUMNS
@@ -36,6 +39,8 @@ class VisibleTime:
         self.longest_interval_s = 0.0  # between samples so far: older ones may be further apart
         self._interval_s = 1.0  # between samples now
         self._stretches = True
+        self._view = TimeView()
+        self._view_made_of: tuple[object, ...] = ()
 
     def note_interval(self, interval_s: float) -> None:
         """Note how far apart the samples are that come now."""
@@ -45,6 +50,14 @@ class VisibleTime:
     @property
     def view(self) -> TimeView:
         """View of the main lane."""
+        history = self.history
+        newest_s = history.newest_s if history is not None else None
+        made_of = (self.span_s, self.columns, self.end_s, self._stretches, self._interval_s, newest_s, history)
+        if made_of != self._view_made_of:  # else it is asked for several times a frame
+            self._view, self._view_made_of = self._new_view(), made_of
+        return self._view
+
+    def _new_view(self) -> TimeView:
         span_s, shortest_s, history = self.span_s, 0.0, self.history
         oldest_s = history.oldest_s if history is not None and self._stretches and self.end_s is None else None
         if history is not None and oldest_s is not None:
@@ -87,13 +100,18 @@ class VisibleTime:
                 return
         self.lanes_end_s = newest_s
 
-    def keep_cursor(self) -> None:
-        """Move the picture to where the cursor is in it."""
-        window, history = self.window, self.history
+    def update_cursor(self, events: EventLog | None, gpus: Sequence[GpuSample]) -> bool:
+        """Move the picture to where the cursor is in it, and read the slice there; returns whether it is another one.
+        """
+        cursor, history = self.cursor, self.history
+        if cursor.time_s is None and cursor.slice is None:
+            return False
+        window = self.window
         if window is not None and history is not None and history.newest_s is not None:
-            end_s = self.cursor.keep_on_screen(window, history.newest_s)
+            end_s = cursor.keep_on_screen(window, history.newest_s)
             if end_s is not None:
                 self.end_s = None if end_s >= history.newest_s else end_s
+        return cursor.update(self.window, history, events, gpus)
 
     # -- what the user does -------------------------------------------------------------------
 

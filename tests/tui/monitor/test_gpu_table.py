@@ -143,5 +143,6 @@ def test_a_pane_repaints_the_figures_that_changed_and_no_more(monkeypatch: pytes
     assert changes(0, (4, {"power", "temperature"})) == [(newest, Region(x, 4, end, 1))]
     assert changes(1) == [(newest, Region(0, 4, 1, 2))], "the newest slice alone"
     assert changes(9) == [(lane, Region(0, 4, lane.part.width, 2)), (newest, Region(0, 4, 1, 2))]
-    whole = [(pane, Region(0, 4, pane.part.width, 2)) for pane in (lane, newest) if pane.part is not None]
+    assert changes(0, (4, {"reason"})) == [(lane, Region(0, 4, lane.part.width, 2))], "in the place of the lane"
+    whole = [(pane, Region(0, 0, pane.part.width, 2)) for pane in (lane, newest) if pane.part is not None]
     assert changes(0, (4, {"message", "power"})) == whole, "a message takes the place of all figures"

@@ -29,7 +29,8 @@ def test_each_gpu_has_the_lanes_of_the_stack_and_the_node_has_one() -> None:
     lanes, _, _ = lanes_of(30)
     gpus = node_sample(29, 2).gpus
     drawn = lanes.update(gpus, ACTIVITY, STACK, FIELDS)
-    assert drawn == {gpus[0].info.uuid: {MAIN: WIDTH}, gpus[1].info.uuid: {MAIN: WIDTH}, HOST: {MAIN: WIDTH}}
+    of_gpu = {MAIN: WIDTH, "memory": WIDTH, "nvlink": WIDTH}
+    assert drawn == {gpus[0].info.uuid: of_gpu, gpus[1].info.uuid: of_gpu, HOST: {HOST: WIDTH}}
     for device, key in ((gpus[0].info.uuid, MAIN), (gpus[1].info.uuid, "nvlink"), (HOST, HOST)):
         assert lanes.get(device, key, WIDTH) is not None
         assert lanes.get(device, key, WIDTH - 1) is None, "drawn for another width"
@@ -45,7 +46,8 @@ def test_lanes_are_drawn_again_only_when_they_move() -> None:
     history.append(node_sample(60, 2))
     time.advance()  # by less than a slice or five seconds
     assert lanes.update(gpus, ACTIVITY, STACK, FIELDS) == {}
-    assert lanes.update(gpus, "power_w", STACK, FIELDS)[gpus[0].info.uuid] == {MAIN: WIDTH}
+    drawn = lanes.update(gpus, "power_w", STACK, FIELDS)[gpus[0].info.uuid]
+    assert drawn == {MAIN: WIDTH, "memory": 0, "nvlink": 0}
     lanes.clear()
     assert lanes.get(gpus[0].info.uuid, MAIN, WIDTH) is None
     assert lanes.update(gpus, "power_w", STACK, FIELDS)

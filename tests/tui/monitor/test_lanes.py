@@ -58,7 +58,9 @@ def test_only_the_newest_columns_change_within_a_slice() -> None:
     assert lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1) == 20
     before = list(lane.columns)
     history.append(node_sample(60, 1))  # START_S is a multiple of 5 s: a new slice begins
-    assert lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1) == 20
+    blank = 8  # before the first sample
+    assert before[:blank] == [blank_column(1)] * blank
+    assert lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1) == 20 - (blank - 1)
     assert list(lane.columns)[:-2] == before[1:-1]
     for tick in range(61, 71):
         history.append(node_sample(tick, 1))

@@ -88,7 +88,7 @@ def test_the_cursor_is_kept_in_the_picture_and_leaves_with_follow() -> None:
     assert time.cursor_column(60) == 58, "the newest whole slice"
     time.scroll(-70)
     assert time.cursor_column(60) == -12, "left of the picture, until that moves"
-    time.keep_cursor()
+    assert time.update_cursor(None, node_sample(399, 1).gpus), "the slice there is read"
     assert time.cursor_column(60) == 0 and time.end_s is not None
     time.move_cursor(0)
     assert time.end_s is None and time.cursor.time_s is None and time.cursor_column(60) is None
