@@ -16,6 +16,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, answered, require_no_question
+from gputop.profiler.kineto import jobs as kineto_jobs
 from gputop.session import capture_control, node_figures, server_watch
 from gputop.session.captures import FoundServers, choose_servers, find_servers, server_question
 from gputop.session.options import FigureOptions
@@ -242,6 +243,7 @@ class TestServersOfOtherUsers:
     def test_discovery_marks_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         server = discovery.ProfilerServer("127.0.0.1:6009", 7, "bob", "python train.py", uid=os.geteuid() + 1)
         monkeypatch.setattr(discovery, "find_servers", lambda _pids: discovery.Discovery((server,)))
+        monkeypatch.setattr(kineto_jobs, "find_jobs", lambda: kineto_jobs.Jobs((), ()))  # whatever runs here
         assert [s.owner for s in find_servers((), {}, True)[0]] == ["bob"]
         (named,) = find_servers(("127.0.0.1:6009",), {}, True)[0]
         assert named.asked and choose_servers([named]) == (named,)
