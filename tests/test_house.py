@@ -23,13 +23,10 @@ BUDGET = {
     "core/samples.py:ProcessSample": 23,
     "goodput/model.py:Report": 21,
     "replay/snapshot_document.py:Process": 24,
-    "session/session.py:Session": 38,
     "simulation/job.py:Job": 87,
     "timeline/reader.py:Timeline": 28,
     "trace/model.py:Trace": 29,
     "trace/readers/xspace/reader.py:_XSpace": 33,
-    "tui/app.py:GputopApp": 22,
-    "tui/monitor/gpu_table.py:GpuTable": 30,
     "tui/timeline/picture.py:TimelinePicture": 21,
 }
 
