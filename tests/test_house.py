@@ -30,7 +30,6 @@ BUDGET = {
     "telemetry/sampler.py:Sampler": 27,
     "timeline/reader.py:Timeline": 28,
     "trace/model.py:Trace": 29,
-    "trace/readers/xspace/reader.py:_XSpace": 33,
     "tui/app.py:GputopApp": 22,
     "tui/monitor/gpu_table.py:GpuTable": 30,
     "tui/timeline/picture.py:TimelinePicture": 21,
