@@ -28,7 +28,6 @@ BUDGET = {
     "sources/dcgm/client.py:DcgmClient": 34,
     "telemetry/ring_buffers.py:Rings": 23,
     "telemetry/sampler.py:Sampler": 27,
-    "timeline/reader.py:Timeline": 28,
     "trace/model.py:Trace": 29,
     "tui/app.py:GputopApp": 22,
     "tui/monitor/gpu_table.py:GpuTable": 30,
