@@ -17,7 +17,6 @@ MOST_ATTRIBUTES = 20
 
 # Classes with more, and how many. A number may fall, and a class below the limit leaves the list; none is added.
 BUDGET = {
-    "analysis/gpu/device_time.py:GpuTimeline": 21,
     "analysis/results.py:Analysis": 30,
     "cluster/model.py:Job": 22,
     "core/samples.py:ProcessSample": 23,
@@ -31,7 +30,6 @@ BUDGET = {
     "trace/model.py:Trace": 29,
     "tui/app.py:GputopApp": 22,
     "tui/monitor/gpu_table.py:GpuTable": 30,
-    "tui/timeline/picture.py:TimelinePicture": 21,
 }
 
 

@@ -16,7 +16,7 @@ from gputop.trace.model import I64
 class Coverage:
     """The tracks of a timeline: each is a union of ranges, spans in order of time, none over another.
 
-    A row has one track of all its ranges and one of each kind. A GPU with one stream has that stream's tracks.
+    A row has one track of all its ranges and one of each kind, which together are the former. A GPU with one stream has that stream's tracks.
     ``before`` sums the spans of all tracks up to each span, so that what a span of time holds is a difference of two.
     """
 

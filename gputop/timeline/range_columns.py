@@ -20,7 +20,7 @@ class RangeColumns:
     """The events of all rows, those of a row together and by start: row ``i`` has the events from ``bounds[i][0]`` to
     before ``bounds[i][1]``, a GPU none, as its streams have them.
 
-    Ops are of the first events only, levels of the last, which are those of counters.
+    Ops are of the first rows only, levels of the last, which are those of counters.
     """
 
     def __init__(self, columns: Mapping[str, npt.NDArray], bounds: Sequence[tuple[int, int]], texts: Texts) -> None:
@@ -72,7 +72,8 @@ class RangeColumns:
         return next(i for i, (first, last) in enumerate(self.bounds) if first <= other < last), other
 
     def named(self, low: int, high: int, wanted: list[int], mask: npt.NDArray[np.bool_]) -> I64:
-        """Events from ``low`` to before ``high`` whose name or op is wanted; ``mask`` holds the same by name."""
+        """Events of one row, from ``low`` to before ``high``, whose name or op is wanted; ``mask`` holds the same by
+        name."""
         hits = _among(self._name[low:high], wanted, mask)
         if low < len(self._op):
             hits |= _among(self._op[low:high], wanted, mask)
