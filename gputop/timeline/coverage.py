@@ -16,8 +16,8 @@ from gputop.trace.model import I64
 class Coverage:
     """The tracks of a timeline: each is a union of ranges, spans in order of time, none over another.
 
-    A row has one track of all its ranges and one of each kind, which together are the former. A GPU with one stream has that stream's tracks.
-    ``before`` sums the spans of all tracks up to each span, so that what a span of time holds is a difference of two.
+    A row has one track of all its ranges and one of each kind, which together are the former. ``before`` sums the spans
+    of a track up to each span, so that what a stretch of time holds is a difference of two.
     """
 
     def __init__(self, columns: Mapping[str, npt.NDArray], description: Description) -> None:
@@ -37,6 +37,7 @@ class Coverage:
             return np.zeros((len(rows), max(columns, 0)), np.float32), np.zeros((len(rows), max(columns, 0)), np.uint8)
         low, high = column_edges(start_ns, end_ns, columns)
         of_row = [self._kinds[row] for row in rows]
+        # A GPU with one stream has that stream's tracks.
         tracks, of_track = np.unique([track for kinds in of_row for _, track in kinds], return_inverse=True)
         covered = self._covered(tracks, low, high)
         first = np.cumsum([0, *(len(kinds) for kinds in of_row)])[:-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 
@@ -14,13 +16,20 @@ COMPUTE, H2D = KINDS.index("compute"), KINDS.index("h2d")
 TRACKS = [[(10, 35)], [(10, 22), (29, 35)], [(22, 29)], []]
 
 
-def coverage() -> Coverage:
-    spans = np.array([span for track in TRACKS for span in track], np.int64)
-    length = spans[:, 1] - spans[:, 0]
+Pairs = list[list[tuple[int, int]]]
+
+
+def coverage_of(tracks: Pairs, of_rows: list[int], kinds: Pairs) -> Coverage:
+    spans = np.array([span for track in tracks for span in track], np.int64)
+    before = [sum(end - start for start, end in track[:i]) for track in tracks for i in range(len(track))]
     return Coverage(
-        {"span_start": spans[:, 0], "span_end": spans[:, 1], "span_before": np.cumsum(length) - length},
-        Description((0, 50), (), False, 0, (), (), [], {}, (), (), "step", 0.0, all=[0, 3],
-                    kinds=[[(COMPUTE, 1), (H2D, 2)], [(COMPUTE, 3)]], edges=[0, 1, 3, 4, 4]))
+        {"span_start": spans[:, 0], "span_end": spans[:, 1], "span_before": np.array(before, np.int64)},
+        Description((0, 80), (), False, 0, (), (), [], {}, (), (), "step", 0.0, all=of_rows, kinds=kinds,
+                    edges=[0, *accumulate(map(len, tracks))]))
+
+
+def coverage() -> Coverage:
+    return coverage_of(TRACKS, [0, 3], [[(COMPUTE, 1), (H2D, 2)], [(COMPUTE, 3)]])
 
 
 def test_the_kind_that_covers_most_of_a_column_is_shown() -> None:
@@ -41,12 +50,7 @@ def test_a_time_runs_since_the_begin_of_the_span_it_is_in() -> None:
 
 
 def test_gaps_lie_between_the_spans_of_the_row_alone() -> None:
-    spans = np.array([(0, 10), (12, 20), (50, 60), (70, 80)], np.int64)
-    length = spans[:, 1] - spans[:, 0]
-    of_rows = Coverage(
-        {"span_start": spans[:, 0], "span_end": spans[:, 1], "span_before": np.cumsum(length) - length},
-        Description((0, 80), (), False, 0, (), (), [], {}, (), (), "step", 0.0, all=[0, 1], kinds=[[], []],
-                    edges=[0, 3, 4]))
+    of_rows = coverage_of([[(0, 10), (12, 20), (50, 60)], [(70, 80)]], [0, 1], [[], []])
     assert of_rows.next_gap(0, -5, 1) == (10, 12) and of_rows.next_gap(0, -5, 3) == (20, 50)
     assert of_rows.next_gap(0, 10, 1) == (20, 50) and of_rows.next_gap(0, 20, 1) is None
     assert of_rows.next_gap(0, 60, 1, back=True) == (20, 50) and of_rows.next_gap(0, 20, 1, back=True) == (10, 12)
