@@ -1,4 +1,4 @@
-"""What covers each row of a timeline: unions of its ranges, from sums that are there for any zoom."""
+"""Coverage of each row of a timeline: unions of its ranges, from sums that are there for any zoom."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Recordings(Struct, frozen=True):
 
     @property
     def window_ns(self) -> tuple[int, int] | None:
-        """From the first one's begin to the last one's end; None: not known of any."""
+        """Time from the first one's begin to the last one's end; None: not known of any."""
         windows = self.windows_ns
         return (min(begin for begin, _ in windows), max(end for _, end in windows)) if windows else None
 

@@ -47,7 +47,7 @@ class Space(Struct, frozen=True):
 
     @property
     def many_lines(self) -> bool:
-        """So many lines that short ones are decoded together."""
+        """Return whether the lines are so many that short ones are decoded together."""
         return sum(len(plane.lines) for plane in self.planes) > _MANY_LINES
 
     @property
