@@ -27,30 +27,17 @@ class Gaps(Struct, frozen=True):
     """The idle intervals between a GPU's device events, as columns of one length.
 
     ``after`` is the row of the event that ends each, ``resumes`` the place among the GPU's rows of the first that
-    begins then, ``launch_ns`` when the call that launched ``after`` began, -1 where it is not in the trace.
+    begins then.
     """
 
     start: I64
     end: I64
     after: I64
     resumes: I64
-    launch_ns: I64
 
     @property
     def spans(self) -> Spans:
         return Spans(self.start, self.end)
-
-    def host_fault_share(self) -> float | None:
-        """Share of the idle time whose next launch began after the idle did (HTA's rule); of the gaps with a known
-        launch.
-
-        None where there is no idle time, or where the launches of less than half of it are known.
-        """
-        length, is_known = self.end - self.start, self.launch_ns >= 0
-        known_ns = int(length[is_known].sum())
-        if known_ns == 0 or known_ns * 2 < int(length.sum()):
-            return None
-        return int(length[(self.launch_ns > self.start) & is_known].sum()) / known_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +112,7 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
         gpu, rows, start, end, rows[kernels], kernels, rows[computing], computing,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
-        Gaps(*gaps, after, resumes, device.launch_ns[after]), _late(trace, gaps, before, after),
+        Gaps(*gaps, after, resumes), _late(trace, gaps, before, after),
     )
 
 
@@ -205,7 +192,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         collectives_exposed=subtract(timeline.collectives, timeline.compute).total / window,
         copies=copied.total / window,
         copies_exposed=subtract(subtract(copied, timeline.compute), timeline.collectives).total / window,
-        idle_host_fault=timeline.gaps.host_fault_share(),
+        idle_host_fault=_host_fault_share(trace, timeline.gaps),
         launch_delay_median_s=_launch_delay(trace, timeline),
         kernels=len(timeline.kernels),
         kernels_per_s=len(timeline.kernels) / (window / 1e9),
@@ -232,6 +219,18 @@ def gpu_number(trace: Trace, gpu: int) -> int:
     """Number of a GPU in results: its ordinal, or its index in the trace where several ranks share ordinals."""
     unique = len({g.ordinal for g in trace.gpus}) == len(trace.gpus)
     return trace.gpus[gpu].ordinal if unique else gpu
+
+
+def _host_fault_share(trace: Trace, gaps: Gaps) -> float | None:
+    """Share of the idle time whose next launch began after the idle did (HTA's rule); of the gaps with a known launch.
+
+    None where there is no idle time, or where the launches of less than half of it are known.
+    """
+    length, launch = gaps.end - gaps.start, trace.device.launch_ns[gaps.after]
+    known_ns = int(length[launch >= 0].sum())
+    if known_ns == 0 or known_ns * 2 < int(length.sum()):
+        return None
+    return int(length[(launch > gaps.start) & (launch >= 0)].sum()) / known_ns
 
 
 def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
