@@ -165,12 +165,12 @@ async def test_the_rows_are_there_first_and_nothing_moves_when_the_rest_comes() 
         await pilot.press("escape", "e", "down", "down", "down", "plus", "plus", "n")
         assert "its cause is unknown" in details(screen)
         await pilot.press("full_stop")
-        before = canvas.where, canvas._top, [line[:12] for line in picture(canvas)]
+        before = canvas.where, canvas._scrolled.top, [line[:12] for line in picture(canvas)]
         assert canvas.selected is not None and canvas.place is not None and canvas.view != canvas.view.whole(
             canvas.timeline.window_ns)
         slowly.go_on.set()
         await until(pilot, lambda: canvas.timeline is slowly.rest)
-        assert (canvas.where, canvas._top, [line[:12] for line in picture(canvas)]) == before
+        assert (canvas.where, canvas._scrolled.top, [line[:12] for line in picture(canvas)]) == before
         assert "reading" not in header_of(screen) and screen.trace.timeline is slowly.rest
         await pilot.press("b")
         assert "Idle gaps by cause" in str(screen._idle_gaps.border_title) and screen._idle_gaps.entries
@@ -280,7 +280,7 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
         lost = replace(session.results.last_capture, path=Path("/other"))
         assert trace_of(lost, app.trace).timeline is None
         with pytest.raises(AttributeError):  # the one before was closed
-            timeline.coverage(0, 0, 1, 1)
+            timeline.picture([0], 0, 1, 1)
 
 
 async def test_without_a_trace_the_text_is_shown() -> None:
