@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import COMMAND_BYTES, read, read_maps
+from gputop.core.proc import COMMAND_BYTES, read, read_maps, user_name
 from gputop.profiler import sockets
-from gputop.ranks.tracing_rights import YAMA, check_rights, user_name
+from gputop.ranks.tracing_rights import YAMA, check_rights
 from gputop.text import redaction
 from gputop.text.units import printable
 
