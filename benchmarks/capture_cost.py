@@ -2,6 +2,7 @@
 
     python benchmarks/capture_cost.py [--job "tiny ops" --job "small layers"] [--seconds 10] [--rounds 1]
     python benchmarks/capture_cost.py --detail       # what the overview costs beside the detail alone
+    python benchmarks/capture_cost.py --workers 2    # the same for workers that are captured together, each job kept
     python benchmarks/capture_cost.py --before 5     # what recording all the time costs (--dip-before 5)
 
 Needs TensorFlow in this environment. Each client captures from a fresh job of its own (tests/tf_job.py,
@@ -19,6 +20,7 @@ than 1.3 times what the detail alone takes of training and memory.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import statistics
@@ -27,9 +29,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -40,9 +43,10 @@ from msgspec.structs import replace  # noqa: E402
 from gputop.core.errors import GputopError  # noqa: E402
 from gputop.core.memory import resident_bytes  # noqa: E402
 from gputop.diagnosis.diagnose import analyze  # noqa: E402
-from gputop.profiler.capture import safe_capture  # noqa: E402
+from gputop.profiler.capture import multi_worker, safe_capture  # noqa: E402
+from gputop.profiler.capture.plan import Plan  # noqa: E402
 from gputop.profiler.xprof.probe import load_grpc  # noqa: E402
-from tests.profiler.capturing import capture_with_probe  # noqa: E402
+from tests.profiler.capturing import capture_with_probe, capture_workers  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
 
 GPUTOP, DETAIL, TENSORFLOW = "gputop", "detail", "TensorFlow"
@@ -111,9 +115,6 @@ def measure(client: str, mode: str, seconds: float) -> Cost:
         time.sleep(_BASELINE_S)
         calm.append((time.time(), _cpu_s(job.pid)))
         steps = job.step_times()
-        # The median second of both sides: what else the machine did then shall not count.
-        pace = statistics.median(sum(at <= t < at + 1 for t in steps) for at in (
-            *(began_s - n - 1 for n in range(int(_BASELINE_S))), *(ended_s + n for n in range(int(_BASELINE_S)))))
         made = sum(began_s <= t <= ended_s for t in steps)
         calm_steps = sum(calm[0][0] <= t <= began_s or ended_s <= t <= calm[3][0] for t in steps)
         each_s = (calm[1][1] - calm[0][1] + calm[3][1] - calm[2][1]) / calm_steps
@@ -122,7 +123,7 @@ def measure(client: str, mode: str, seconds: float) -> Cost:
         said = analyze([path])
         found = sorted(said.findings, key=lambda f: -(f.gain.step_time or 0.0))
         count, step_s = (said.steps.count, said.steps.median_s) if said.steps else (0, math.nan)
-        return Cost(ended_s - began_s, ended_s - began_s - made / pace, cpu_s, memory.highest - memory.before,
+        return Cost(ended_s - began_s, _lost_s(steps, began_s, ended_s), cpu_s, memory.highest - memory.before,
                     path.stat().st_size, count, step_s, tuple(f.id for f in found if f.severity != "low"))
 
 
@@ -136,15 +137,62 @@ def _start_tensorflow(job: TfJob, logdir: str, seconds: float) -> subprocess.Pop
     return process
 
 
-def _capture(job: TfJob, logdir: str, seconds: float, overview: bool) -> None:
+@contextlib.contextmanager
+def _planned(overview: bool) -> Iterator[None]:
+    """Let captures have an overview, or the detail alone, while the block runs."""
     whole = safe_capture.plan
-    if not overview:
-        safe_capture.plan = lambda *args: replace(whole(*args), overview_s=0.0)
+
+    def plan(*args: Any, **options: Any) -> Plan:
+        planned = whole(*args, **options)
+        return planned if overview else replace(planned, overview_s=0.0)
+
+    safe_capture.plan = multi_worker.plan = plan
     try:
-        _, plan, _ = capture_with_probe(job.address, seconds=seconds, logdir=Path(logdir), pid=job.pid)
+        yield
     finally:
-        safe_capture.plan = whole
+        safe_capture.plan = multi_worker.plan = whole
+
+
+def _capture(job: TfJob, logdir: str, seconds: float, overview: bool) -> None:
+    with _planned(overview):
+        _, plan, _ = capture_with_probe(job.address, seconds=seconds, logdir=Path(logdir), pid=job.pid)
     print(f"  gputop chose {plan.chosen_s:g} s: {plan.why}; overview {plan.overview_s:g} s {plan.ended}")
+
+
+def compare_workers(mode: str, seconds: float, rounds: int, workers: int) -> None:
+    """Capture the same jobs together, with an overview and without, turn about; the first capture does not count."""
+    load_grpc()
+    lost: dict[bool, list[float]] = {True: [], False: []}
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(start_tf_job(mode)) for _ in range(workers)]
+        _lost_together(jobs, seconds, overview=True)
+        for turn in range(rounds):
+            for overview in (turn % 2 == 0, turn % 2 == 1):
+                lost[overview].append(_lost_together(jobs, seconds, overview))
+                print(f"{GPUTOP if overview else DETAIL:10} {lost[overview][-1]:.2f} s of training lost by each job",
+                      flush=True)
+    means = {overview: statistics.mean(each) for overview, each in lost.items()}
+    errors = {overview: statistics.stdev(each) / math.sqrt(rounds) for overview, each in lost.items()}
+    print(f"{mode}, {workers} workers together: {means[True]:.2f}±{errors[True]:.2f} s with an overview, "
+          f"{means[False]:.2f}±{errors[False]:.2f} s without, {means[True] / means[False]:.2f} times")
+
+
+def _lost_together(jobs: Sequence[TfJob], seconds: float, overview: bool) -> float:
+    """Return the seconds of training that each of the jobs loses by a capture of all of them."""
+    with tempfile.TemporaryDirectory() as logdir, _planned(overview):
+        time.sleep(_BASELINE_S)
+        began_s = time.time()
+        capture_workers([(job.address, job.pid) for job in jobs], seconds=seconds, logdir=Path(logdir))
+        ended_s = time.time()
+        time.sleep(_BASELINE_S)
+    return statistics.mean(_lost_s(job.step_times(), began_s, ended_s) for job in jobs)
+
+
+def _lost_s(steps: Sequence[float], began_s: float, ended_s: float) -> float:
+    """Return how long the steps that are missing from an interval take, by the median second on both sides of it."""
+    pace = statistics.median(sum(begin_s <= t < begin_s + 1 for t in steps) for begin_s in (
+        *(began_s - n - 1 for n in range(int(_BASELINE_S))), *(ended_s + n for n in range(int(_BASELINE_S)))))
+    return ended_s - began_s - sum(began_s <= t <= ended_s for t in steps) / pace
 
 
 def measure_before(mode: str, before_s: float, rounds: int) -> None:
@@ -195,10 +243,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--before", type=float, default=None, metavar="S")
     parser.add_argument("--detail", action="store_true", help="beside gputop without an overview, not TensorFlow")
+    parser.add_argument("--workers", type=int, default=None, metavar="N", help="so many jobs captured together")
     args = parser.parse_args()
     for job in args.job or ("tiny ops", "small layers"):
         if args.before is not None:
             measure_before(job, args.before, args.rounds)
+        elif args.workers is not None:
+            compare_workers(job, args.seconds, max(2, args.rounds), args.workers)
         else:
             compare(job, args.seconds, args.rounds, DETAIL if args.detail else TENSORFLOW)
 

@@ -132,6 +132,7 @@ class GputopApp(TerminalApp):
         await self.mount(self._keys)
         self._actions.focus()
         self._refresh_all()
+        self.call_after_refresh(self.take_over)
         self.show_preference_warnings()
         self.session.ring = self.ring
         gc.enable()

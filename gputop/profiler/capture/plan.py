@@ -40,9 +40,10 @@ _GUARD_S = 10.0
 _SHORT_SHARE, _SHORT_BYTES, _SHORT_PART = 0.1, 2**30, 1 / 8
 SERVER_LIMITS = RecorderLimits()
 # An event of the overview costs the job about 7 µs (TensorFlow 2.21: 0.12 s of CPU a second at 17 k events/s), so that
-# this many cost a third of what the detail of a default capture does (0.64 s of CPU). They are granted to each worker
+# this many cost a fifth of what the detail of a default capture does (0.64 s of CPU); beginning and ending a second
+# recording comes on top, and together they stay below a third. They are granted to each worker
 # for each ten seconds asked for, and to all workers together never more than an analysis bears.
-_OVERVIEW_EVENTS, _MAX_OVERVIEW_EVENTS = 30_000, 4 * TARGET_EVENTS
+_OVERVIEW_EVENTS, _MAX_OVERVIEW_EVENTS = 18_000, 4 * TARGET_EVENTS
 # The overview makes 1 to 10 times fewer events than the detail: so the length of its first part is a guess.
 OVERVIEW_SHARE = 1 / 4
 MIN_OVERVIEW_S = 0.5
