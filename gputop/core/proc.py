@@ -51,12 +51,16 @@ def boot_time_s(proc: Path = Path("/proc")) -> float | None:
         return None
 
 
+def stat_words(pid: int | str, proc: Path = Path("/proc")) -> list[bytes]:
+    """The fields of /proc/PID/stat from the third on, the state (proc_pid_stat(5)). Raises OSError."""
+    return read(f"{proc}/{pid}/stat").rpartition(b") ")[2].split()  # the name may hold blanks and brackets
+
+
 def started_s(pid: int, proc: Path = Path("/proc")) -> float | None:
     """Unix time at which a process began (proc_pid_stat(5), field 22); None where that cannot be read."""
     booted_s = boot_time_s(proc)
     try:
-        after_name = read(f"{proc}/{pid}/stat").rpartition(b") ")[2].split()  # the name may hold blanks and brackets
-        return None if booted_s is None else booted_s + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        return None if booted_s is None else booted_s + int(stat_words(pid, proc)[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
 
