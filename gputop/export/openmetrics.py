@@ -207,7 +207,7 @@ class _Collected:
         by_family: dict[Family, dict[tuple[tuple[str, str], ...], float]] = {f: {} for f in families()}
         for family, labels, value in self._exporter.figures():
             if math.isfinite(value):
-                cleaned = {name: _cleaned(text) for name, text in (*labels.items(), *common.items())}
+                cleaned = {name: printable(text)[:_LABEL_CHARS] for name, text in {**labels, **common}.items()}
                 by_family[family][tuple(cleaned.items())] = value  # the same labels twice: a damaged answer; the last
         for family, samples in by_family.items():
             if not samples:
@@ -285,7 +285,3 @@ def _of_itself() -> Iterator[Figure]:
 def _device(info: GpuInfo) -> dict[str, str]:
     labels = {"gpu": str(info.index), "uuid": info.uuid}
     return labels if info.mig is None else {**labels, "mig": str(info.mig)}
-
-
-def _cleaned(text: str) -> str:
-    return printable(text)[:_LABEL_CHARS]
