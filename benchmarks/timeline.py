@@ -99,9 +99,9 @@ def read(path: Path) -> dict[str, object]:
         edges = np.linspace(start, end, _COLUMNS + 1).astype(np.int64)
         out = []
         for row in rows:
-            for own in timeline._own(row):
-                first, last = timeline._begun(own, start, end)
-                out.append(coverage(union(timeline._start[first:last], timeline._end[first:last]), edges[:-1],
+            for source in timeline._sources(row):
+                events = slice(*timeline._columns.begun(source, start, end))
+                out.append(coverage(union(timeline._columns.start[events], timeline._columns.end[events]), edges[:-1],
                                     edges[1:]))
         return out
 

@@ -158,24 +158,24 @@ class StillSession(Session):
         options = Options(logdir=logdir) if logdir else Options()
         super().__init__(StillSource(), options, clock=lambda: START_S + self.tick)
         if change is None and self.tick:
-            self.history = _copy(_still_history(self.tick, gpus, fine))
+            self.feed.history = _copy(_still_history(self.tick, gpus, fine))
             for tick in range(self.tick):
-                self.sample = self._make(tick)
-                self.sample_stored(self.sample)
+                self.feed.sample = self._make(tick)
+                self.sample_stored(self.feed.sample)
         else:
-            self.sample_feed.on_backfill([self._make(tick) for tick in range(self.tick)])
-        self.feed(ticks - self.tick)
-        self.servers_known = True
+            self.feed.on_backfill([self._make(tick) for tick in range(self.tick)])
+        self.advance(ticks - self.tick)
+        self.watch.servers_known = True
 
     def start(self) -> None: ...
 
     def holding(self, *processes: ProcessSample) -> StillSession:
         """The same, whose newest sample has these processes."""
-        assert self.sample is not None
-        self.sample = replace(self.sample, processes=processes)
+        assert self.feed.sample is not None
+        self.feed.sample = replace(self.feed.sample, processes=processes)
         return self
 
-    def feed(self, ticks: int = 1) -> None:
+    def advance(self, ticks: int = 1) -> None:
         for _ in range(ticks):
-            self.sample_feed.on_sample(self._make(self.tick))
+            self.feed.on_sample(self._make(self.tick))
             self.tick += 1

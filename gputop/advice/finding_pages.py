@@ -22,11 +22,6 @@ _SEVERITY = {
 }
 
 
-def rules_of(finding_id: str) -> tuple[Rule, ...]:
-    """The rules that can make findings of this id."""
-    return tuple(rule for rule in RULES if finding_id in rule.ids)
-
-
 def prose(finding_id: str) -> str:
     """The prose of a finding, a title first; raises KeyError for an id that has none."""
     if finding_id not in FINDING_IDS:
@@ -45,7 +40,8 @@ def page(finding_id: str, limit: Callable[[str], Limit] = LIMITS.__getitem__) ->
     ``limit`` gives the record of a threshold: the one built in, or the user's.
     """
     head, _, body = prose(finding_id).partition("\n")
-    facts = "\n".join(line for rule in rules_of(finding_id) for line in _facts(rule, limit))
+    facts = "\n".join(line for rule in RULES if finding_id in rule.ids
+                      for line in _facts(rule, limit))
     return f"# {finding_id}: {head.removeprefix('# ')}\n\n{body.strip()}\n\n## How gputop decides\n\n{facts}"
 
 
@@ -69,9 +65,5 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     if limits:
         yield "| threshold | value | source |"
         yield "|---|---|---|"
-        yield from map(_limit_row, limits)
+        yield from (f"| `{row.id}` | {row.value:g} {row.unit} | {row.source} |" for row in limits)
         yield ""
-
-
-def _limit_row(limit: Limit) -> str:
-    return f"| `{limit.id}` | {limit.value:g} {limit.unit} | {limit.source} |"

@@ -141,8 +141,11 @@ class Collector:
 
     def _ask_more(self, view: View, left: int, problems: list[Problem]) -> None:
         """Ask for what stands out, and for what is wanted most of the rest; by ``left`` questions at most."""
-        in_turn = {"group_past": self._ask_group_past, "gpus": self._ask_gpus, "nodes": self._ask_nodes,
-                   "gpu_past": self._ask_gpu_past, "node_past": self._ask_node_past}
+        in_turn: dict[str, Callable[[Wanted], bool]] = {
+            "group_past": lambda wanted: self._ask_past(wanted.group_past(), view),
+            "gpus": self._ask_gpus, "nodes": self._ask_nodes,
+            "gpu_past": lambda wanted: self._ask_past(wanted.gpu_past(), view),
+            "node_past": lambda wanted: self._ask_past(wanted.node_past(), view)}
         problems_before = len(problems)
         self._round += 1
         if left > 0:
@@ -194,15 +197,6 @@ class Collector:
         if figures := wanted.nodes():
             self._series = replace(self._answers, node_series=self._figures.instant(figures))
         return bool(figures)
-
-    def _ask_group_past(self, wanted: Wanted) -> bool:
-        return self._ask_past(wanted.group_past(), wanted.view)
-
-    def _ask_gpu_past(self, wanted: Wanted) -> bool:
-        return self._ask_past(wanted.gpu_past(), wanted.view)
-
-    def _ask_node_past(self, wanted: Wanted) -> bool:
-        return self._ask_past(wanted.node_past(), wanted.view)
 
     def _ask_past(self, question: PastQuestion, view: View) -> bool:
         return self._answers.past.range(self._figures, question, Grid.of(view, self._answers.time_s))

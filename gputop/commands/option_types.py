@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -39,19 +40,27 @@ def _digits(text: str, low: int, high: int, problem: str) -> int:
     return int(text)
 
 
-def positive_seconds(text: str) -> float:
-    value = number_of_seconds(text)
-    return _checked(value, 0 < value < 1e6, f"{text} is not a number of seconds above 0")
+def _in_range(is_good: Callable[[float], bool], problem: str,
+              convert: Callable[[str], float] = _number) -> Callable[[str], float]:
+    """Type of a number; ``problem`` says of another text what it is not."""
+
+    def number(text: str) -> float:
+        value = convert(text)
+        return _checked(value, is_good(value), problem.format(text))
+
+    return number
 
 
-def minutes(text: str) -> float:
-    value = _number(text)
-    return _checked(value, 0 < value < 1e6, f"{text!r} is not a number of minutes above 0")
-
-
-def seconds_from_zero(text: str) -> float:
-    value = number_of_seconds(text)
-    return _checked(value, 0 <= value < 1e9, f"{text} is not a number of seconds from 0 on")
+positive_seconds = _in_range(lambda s: 0 < s < 1e6, "{} is not a number of seconds above 0", number_of_seconds)
+seconds_from_zero = _in_range(lambda s: 0 <= s < 1e9, "{} is not a number of seconds from 0 on", number_of_seconds)
+seconds_before_dip = _in_range(lambda s: s == 0 or 2 <= s <= 60, "{} is not between 2 and 60 seconds",
+                               number_of_seconds)
+refresh_s = _in_range(lambda s: 2 <= s <= 3600, "{} is not between 2 and 3600 seconds", number_of_seconds)
+interval_s = _in_range(lambda s: 0.1 <= s <= 3600, "{} is not between 0.1 and 3600 seconds", number_of_seconds)
+minutes = _in_range(lambda m: 0 < m < 1e6, "{!r} is not a number of minutes above 0")
+hours = _in_range(lambda h: 0.1 <= h <= 168, "{!r} is not a number of hours from 0.1 to 168")
+amount = _in_range(lambda n: 1 <= n < 1e30, "{!r} is not a number from 1 on, such as 3.2e15")
+price = _in_range(lambda p: 0 < p < 1e9, "{!r} is not a price above 0")
 
 
 def count(text: str) -> int:
@@ -72,39 +81,9 @@ def parameter_count(text: str) -> int:
     return _digits(text, 1, 10**15 - 1, f"{text!r} is not a number of parameters, in digits")
 
 
-def amount(text: str) -> float:
-    value = _number(text)
-    return _checked(value, 1 <= value < 1e30, f"{text!r} is not a number from 1 on, such as 3.2e15")
-
-
-def price(text: str) -> float:
-    value = _number(text)
-    return _checked(value, 0 < value < 1e9, f"{text!r} is not a price above 0")
-
-
-def seconds_before_dip(text: str) -> float:
-    value = number_of_seconds(text)
-    return _checked(value, value == 0 or 2 <= value <= 60, f"{text} is not between 2 and 60 seconds")
-
-
 def replay_speed(text: str) -> float:
     value = math.inf if text == "max" else _number(text)
     return _checked(value, text == "max" or 0.01 <= value <= 1000, f"{text!r} is not between 0.01 and 1000, or max")
-
-
-def hours(text: str) -> float:
-    value = _number(text)
-    return _checked(value, 0.1 <= value <= 168, f"{text!r} is not a number of hours from 0.1 to 168")
-
-
-def refresh_s(text: str) -> float:
-    value = number_of_seconds(text)
-    return _checked(value, 2 <= value <= 3600, f"{text} is not between 2 and 3600 seconds")
-
-
-def interval_s(text: str) -> float:
-    value = number_of_seconds(text)
-    return _checked(value, 0.1 <= value <= 3600, f"{text} is not between 0.1 and 3600 seconds")
 
 
 def parsed_bounds(text: str) -> dict[str, float]:

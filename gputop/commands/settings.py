@@ -205,7 +205,9 @@ def _checked(path: Path, lines: list[str], settings: list[tuple[int, str, object
             problems.append((number, f"there is no setting {_shown(key)}{hint}; gputop ignores the line"))
             continue
         try:
-            checked = _no_value() if value is _NO_VALUE else setting.check(value)
+            if value is _NO_VALUE:
+                raise ValueError('is not a value: put text in "quotes"')
+            checked = setting.check(value)
         except ValueError as error:
             text = lines[number - 1].partition("=")[2].strip()
             problems.append((number, f"{setting.key} = {_shown(text)} {error}; {_toml(config[setting.key])} is used"))
@@ -216,10 +218,6 @@ def _checked(path: Path, lines: list[str], settings: list[tuple[int, str, object
         config.values[setting.key], config.lines[setting.key] = checked, number
     return Config(path, config.values, config.lines,
                   tuple(f"{path}:{number}: {problem}" for number, problem in sorted(problems)))
-
-
-def _no_value() -> Value:
-    raise ValueError('is not a value: put text in "quotes"')
 
 
 def _shown(text: str) -> str:

@@ -116,8 +116,8 @@ def _dumps(pids: Sequence[int], files: Sequence[str]) -> Sequence[Dumps]:
 
 
 def _agreed(pids: Sequence[int], native: bool) -> bool:
+    from gputop.core.proc import user_name
     from gputop.ranks.stacks import WHAT_NATIVE_DOES, others_of
-    from gputop.ranks.tracing_rights import user_name
 
     others = others_of(pids)
     reasons = [WHAT_NATIVE_DOES] * native

@@ -71,7 +71,7 @@ def layout(comparison: Comparison, width: int = 80, *, everything: bool, unfold:
     out: list[Line] = []
     for section in (_summary(comparison, again, prose), _notes(comparison, prose), _advice(comparison, prose),
                     *_tables(comparison, shown, width, everything), _folded(comparison, shown, unfold, prose),
-                    _sides(comparison, width), _method(prose) if everything else ()):
+                    _sides(comparison, width), _wrapped(METHOD, prose, tone="dim") if everything else ()):
         part = [Line(line.text.rstrip(), line.tone) for line in section]
         out += [Line(""), *part] if out and part else part
     return out
@@ -96,9 +96,10 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
         more.append(f"Its typical step is {median.verdict}, though: look at the slow steps.")
     if row.work == 1.0 and c.sample_change is not None:
         more.append("If the bytes copied to the GPUs show the batch size, the time per sample is "
-                    f"{'shorter' if c.sample_change < 0 else 'longer'} by {_exactly(abs(c.sample_change))}.")
+                    f"{'shorter' if c.sample_change < 0 else 'longer'} by {abs(c.sample_change):.1%}.")
     if c.repeat is not None:
-        more.append(f"{_how_often(c)} {_sentence(c.repeat.reason or '')} {again}".strip())
+        reason = c.repeat.reason or ""
+        more.append(f"{_how_often(c)} {reason[:1].upper()}{reason[1:]}. {again}".strip())
     yield from _wrapped(" ".join(more), width) if more else ()
 
 
@@ -110,10 +111,6 @@ def _how_often(c: Comparison) -> str:
     if count > MAX_REPEATS:
         return f"Even {MAX_REPEATS} captures of each would not decide it."
     return f"{count} captures of each would decide."
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _notes(c: Comparison, width: int) -> Iterator[Line]:
@@ -137,10 +134,6 @@ def _about(side: Side) -> str:
     elif side.analysis is not None:
         text += ", no steps found"
     return text
-
-
-def _exactly(share: float) -> str:
-    return f"{100 * share:.1f}%"
 
 
 def _tables(c: Comparison, rows: list[Row], width: int, everything: bool) -> Iterator[Iterable[Line]]:
@@ -354,7 +347,3 @@ def _bounds(row: Row) -> tuple[str, str] | None:
 def _less(share: float) -> str:
     """"45% less", of a time."""
     return f"{percent(abs(share))} {'more' if share < 0 else 'less'}"
-
-
-def _method(width: int) -> Iterator[Line]:
-    return _wrapped(METHOD, width, tone="dim")

@@ -54,13 +54,6 @@ def free_bytes(proc: Path = _PROC, root: Path = _CGROUPS) -> float:
     return min((bytes_ for bytes_ in left if bytes_ is not None), default=math.inf)
 
 
-def own_bytes(proc: Path = _PROC) -> int:
-    """Resident memory of this process; 0 where it cannot be read."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int((proc / "self" / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
 def memory_cgroups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS) -> frozenset[Path]:
     """The memory cgroups of a process from its own to the top, as far as they can be seen from here."""
     try:
@@ -146,8 +139,8 @@ def _set_allocator(settings: Mapping[int, int]) -> None:
             mallopt(parameter, value)
 
 
-def resident_bytes(pid: int | None) -> int | None:
-    """Memory of a process now; None where it cannot be read (proc_pid_statm(5))."""
+def resident_bytes(pid: int | str | None) -> int | None:
+    """Memory of a process now ("self": this one); None where it cannot be read (proc_pid_statm(5))."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -7,6 +7,7 @@ it nothing.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -18,6 +19,8 @@ ENVIRON_BYTES = 1 << 20
 MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
 _STATUS_BYTES = 1 << 20  # a process may be in 65,536 groups
 _PART_BYTES = 1 << 16
+FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h: the host's
+CAP_SYS_PTRACE = 1 << 19  # include/uapi/linux/capability.h
 
 
 def read(path: str, limit: int = 4096) -> bytes:
@@ -48,12 +51,16 @@ def boot_time_s(proc: Path = Path("/proc")) -> float | None:
         return None
 
 
+def stat_words(pid: int | str, proc: Path = Path("/proc")) -> list[bytes]:
+    """The fields of /proc/PID/stat from the third on, the state (proc_pid_stat(5)). Raises OSError."""
+    return read(f"{proc}/{pid}/stat").rpartition(b") ")[2].split()  # the name may hold blanks and brackets
+
+
 def started_s(pid: int, proc: Path = Path("/proc")) -> float | None:
     """Unix time at which a process began (proc_pid_stat(5), field 22); None where that cannot be read."""
     booted_s = boot_time_s(proc)
     try:
-        after_name = read(f"{proc}/{pid}/stat").rpartition(b") ")[2].split()  # the name may hold blanks and brackets
-        return None if booted_s is None else booted_s + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        return None if booted_s is None else booted_s + int(stat_words(pid, proc)[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
 
@@ -61,6 +68,45 @@ def started_s(pid: int, proc: Path = Path("/proc")) -> float | None:
 def status_fields(pid: int | str, proc: Path = Path("/proc")) -> dict[bytes, bytes]:
     """Names and values of its /proc/PID/status. Raises OSError."""
     return dict(re.findall(rb"^(\w+):[ \t]*(.*)$", read(f"{proc}/{pid}/status", _STATUS_BYTES), re.MULTILINE))
+
+
+def environ_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """The environment that a process was started with; empty where it may not be read."""
+    try:
+        text = read(f"{proc}/{pid}/environ", ENVIRON_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return {}
+    return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
+
+
+def command_of(pid: int, proc: Path = Path("/proc")) -> str:
+    """The words of a process's command with spaces between them; "" where it may not be read."""
+    try:
+        text = read(f"{proc}/{pid}/cmdline", COMMAND_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return text.rstrip("\0").replace("\0", " ")
+
+
+def effective_capabilities(pid: int | str, proc: Path = Path("/proc")) -> int | None:
+    """The effective capabilities of a process as bits (capabilities(7)); None where they cannot be read."""
+    try:
+        return int(status_fields(pid, proc)[b"CapEff"], 16)
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def pid_namespace(proc: Path = Path("/proc")) -> str:
+    """The PID namespace of this process, as :data:`FIRST_PID_NAMESPACE`. Raises OSError."""
+    return os.fspath((proc / "self/ns/pid").readlink())
+
+
+def user_name(uid: int) -> str:
+    """Name of a user, or its number: a container's may have no name here."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 class Mapping(NamedTuple):

@@ -54,11 +54,6 @@ class KernelsPerStep:
     time_s: float
     gpus: float
 
-    @property
-    def of_all_gpus(self) -> tuple[float, float]:
-        """Count and seconds, the mean of all GPUs."""
-        return self.count * self.gpus, self.time_s * self.gpus
-
 
 def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[KernelsPerStep], PerStep]:
     """The rows that have a part in a step, by falling time, and what their figures are."""

@@ -161,8 +161,8 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
 
 def _sum(rows: Iterable[KernelsPerStep]) -> tuple[float, float]:
     """Count and seconds, the mean of all GPUs."""
-    figures = [kernel.of_all_gpus for kernel in rows]
-    return sum(count for count, _ in figures), sum(time_s for _, time_s in figures)
+    kernels = list(rows)
+    return sum(k.count * k.gpus for k in kernels), sum(k.time_s * k.gpus for k in kernels)
 
 
 def _kernel(k: KernelsPerStep, width: int) -> str:

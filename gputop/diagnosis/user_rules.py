@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gputop.advice.user_registry import UserRules
 from gputop.advice.user_rules import install
-from gputop.core.codec import parse
 from gputop.rules.files import RulePath, load_rules
 
 
@@ -18,8 +17,3 @@ def use_rules(paths: Sequence[RulePath]) -> list[str]:
     UserRules.paths, UserRules.python_rules = tuple(paths), None
     problems = install(files)
     return [*unread, *map(str, problems)]
-
-
-def use_rules_of_parent(paths: str) -> None:
-    """The same in a worker process, whose parent has said what is wrong."""
-    use_rules([RulePath(*fields) for fields in parse(paths)])

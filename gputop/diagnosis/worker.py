@@ -186,9 +186,10 @@ def child() -> int:
     keep_freed_memory()
     die_with(int(parent))
     if rules:
-        from gputop.diagnosis.user_rules import use_rules_of_parent
+        from gputop.diagnosis.user_rules import use_rules
+        from gputop.rules.files import RulePath
 
-        use_rules_of_parent(rules)
+        use_rules([RulePath(*fields) for fields in parse(rules)])  # the parent has said what is wrong with them
     status: int = import_module(module).main(arguments)
     return status
 

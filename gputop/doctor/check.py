@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
@@ -36,6 +38,15 @@ class Task(Struct, frozen=True):
     id: str
     title: str
     run: Callable[[], Check | Iterable[Check]]
+
+
+def processes_by_name(root: Path) -> dict[str, int]:
+    """The PID of a process of each name, as far as /proc shows them."""
+    pids: dict[str, int] = {}
+    for entry in (root / "proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            pids.setdefault((entry / "comm").read_text(errors="replace").strip(), int(entry.name))
+    return pids
 
 
 class RunningTasks:

@@ -17,7 +17,7 @@ from pathlib import Path
 from gputop.cluster.schemas import SCHEMAS
 from gputop.core.bounded_http import Connection
 from gputop.core.samples import PORT_ACTIVE, AdapterSample
-from gputop.doctor.check import Check
+from gputop.doctor.check import Check, processes_by_name
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.ranks.nccl_ras import ADDRESS_VARIABLE, DEFAULT_ADDRESS, ENABLE_VARIABLE, split
 from gputop.sources.host.rdma import RdmaPorts
@@ -48,7 +48,7 @@ def clock(root: Path, ask: Callable[[], str | None] | None = None,
     """Check how far this node's clock may be off. ``ask`` prints what chrony says; ``kernel`` tells maxerror (µs) and
     status of adjtimex."""
     id_, title = "clock", "Clock"
-    running = _daemons(root)
+    running = processes_by_name(root)
     ptp = [name for name in _PTP if name in running]
     text = (ask or _chronyc)()
     fields = text.strip().split(",") if text else []
@@ -102,21 +102,6 @@ def _adjtimex() -> tuple[int, int] | None:
         return None
     _, _, _, max_error_us, _, status = _TIMEX.unpack_from(buffer.raw)
     return max_error_us, status
-
-
-def _daemons(root: Path) -> set[str]:
-    """The names of all processes, as far as /proc shows them."""
-    names: set[str] = set()
-    try:
-        pids = [name for name in os.listdir(root / "proc") if name.isdecimal()]  # noqa: PTH208
-    except OSError:
-        return names
-    for pid in pids:
-        try:
-            names.add((root / "proc" / pid / "comm").read_text(errors="replace").strip())
-        except OSError:
-            continue
-    return names
 
 
 # -- adapters -------------------------------------------------------------------------------------

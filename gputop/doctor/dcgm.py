@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.doctor.check import Check
+from gputop.doctor.check import Check, processes_by_name
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.sources.dcgm import bindings
 from gputop.sources.dcgm import fields as dcgm_fields
@@ -86,7 +86,7 @@ def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, 
     cause = "nothing listens" if isinstance(error, ConnectionRefusedError) else f"no connection ({error})"
     if isinstance(error, PermissionError):
         return Check(id_, "warn", title, f"this user may not connect to {target}", f"ls -l {target.path}")
-    process = _process(root)
+    process = processes_by_name(root).get("nv-hostengine")
     if process:
         return Check(id_, "warn", title, f"nv-hostengine runs (pid {process}), but {cause} at {target}: it serves a "
                      "unix socket or another port; give that with --dcgm",
@@ -180,13 +180,3 @@ def _is_watched(value: FieldValue, now_s: float) -> bool:
     if value.time_us:  # a value or a blank
         return now_s - value.time_us / 1e6 < _RECENT_S
     return value.code == dcgm_fields.NO_DATA
-
-
-def _process(root: Path) -> int | None:
-    for entry in (root / "proc").glob("[0-9]*"):
-        try:
-            if (entry / "comm").read_text().strip() == "nv-hostengine":
-                return int(entry.name)
-        except (OSError, ValueError):
-            continue
-    return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import COMMAND_BYTES, read, read_maps
+from gputop.core.proc import command_of, effective_capabilities, read_maps
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
@@ -53,7 +53,7 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Check:
     if match[1] == "0":
         return Check(id_, "ok", title, "all users may use the GPU's counters (RmProfilingAdminOnly: 0)")
     perfmon = int(facts.driver.partition(".")[0] or 0) >= _PERFMON_DRIVER if facts.driver[:1].isdecimal() else False
-    jobs = {pid: allowed for pid in facts.pids if (allowed := _privileged(root, str(pid), perfmon)) is not None}
+    jobs = {pid: allowed for pid in facts.pids if (allowed := _privileged(root, pid, perfmon)) is not None}
     this_user = _privileged(root, "self", perfmon)
     detail = "only administrators may use the GPU's counters (RmProfilingAdminOnly: 1)"
     if jobs and all(jobs.values()):
@@ -70,20 +70,18 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Check:
     return Check(id_, "warn", title, detail, fix)
 
 
+def _privileged(root: Path, process: int | str, perfmon: bool) -> bool | None:
+    """Return whether a process has the capability that counts; None if it cannot be seen."""
+    capabilities = effective_capabilities(process, root / "proc")
+    wanted = _CAP_SYS_ADMIN | (_CAP_PERFMON if perfmon else 0)
+    return None if capabilities is None else bool(capabilities & wanted)
+
+
 def _rebuild(root: Path) -> str:
     """The boot image may hold the module's options; how it is made anew."""
     if (root / "usr/bin/dracut").exists() and not (root / "usr/sbin/update-initramfs").exists():
         return "sudo dracut --regenerate-all --force"
     return "sudo update-initramfs -u -k all"
-
-
-def _privileged(root: Path, process: str, perfmon: bool) -> bool | None:
-    """Return whether a process has the capability that counts; None if it cannot be seen."""
-    try:
-        match = re.search(r"^CapEff:\s*([0-9a-f]+)", (root / "proc" / process / "status").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return None if match is None else bool(int(match[1], 16) & (_CAP_SYS_ADMIN | (_CAP_PERFMON if perfmon else 0)))
 
 
 def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None = None) -> list[Check]:
@@ -112,14 +110,10 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     else:
         checks.append(Check(id_, "warn", title, "none found." + notes))
     what = "holds a GPU" if facts.pids else "has TensorFlow, JAX or PyTorch loaded"
-    checks += [_unsafe(pid) for pid in kineto_jobs.unprotected]
+    for pid in kineto_jobs.unprotected:
+        error = unsafe(pid)
+        checks.append(Check(f"process_{pid}_kineto", "warn", f"Process {pid}", error.message, error.fix))
     return checks + [_without_server(proc, pid, what) for pid in lacking]
-
-
-def _unsafe(pid: int) -> Check:
-    """The check of a process whose profiler any local user can command."""
-    error = unsafe(pid)
-    return Check(f"process_{pid}_kineto", "warn", f"Process {pid}", error.message, error.fix)
 
 
 def attached(address: str) -> Check:
@@ -158,11 +152,7 @@ def _served(proc: Path, pid: int, servers: dict[int, list[int]]) -> bool:
 
 
 def _without_server(proc: Path, pid: int, what: str) -> Check:
-    try:
-        command = read(f"{proc}/{pid}/cmdline", COMMAND_BYTES).rstrip(b"\0").replace(b"\0", b" ")
-    except OSError:
-        command = b""
-    shown = fit(short_command(printable(command)), 80).strip() or "command not readable"
+    shown = fit(short_command(printable(command_of(pid, proc))), 80).strip() or "command not readable"
     detail = f"{what} and has no profiler server: {shown}"
     try:
         loaded = loaded_frameworks(read_maps(pid, proc))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gputop.core.own_program import pip_command
+from gputop.core.proc import FIRST_PID_NAMESPACE, pid_namespace
 from gputop.core.version import __version__
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
@@ -25,7 +26,6 @@ from gputop.text.units import printable, size
 
 _PACKAGES = {"textual": "textual", "nvidia-ml-py": "pynvml", "psutil": "psutil", "numpy": "numpy", "grpcio": "grpc",
              "protobuf": "google.protobuf"}
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 _GIB = 1 << 30
 _LITTLE_DISK_BYTES = 4 * _GIB  # a capture can reach 2 GiB, protobuf's limit, and is written beside the last one
 _NO_DISK_BYTES = 64 << 20
@@ -71,10 +71,10 @@ def container(root: Path, env: Mapping[str, str]) -> Check:
     kubernetes = "KUBERNETES_SERVICE_HOST" in env
     inside = kubernetes or in_container(root)
     try:
-        namespace = os.fspath((root / "proc/self/ns/pid").readlink())
+        namespace = pid_namespace(root / "proc")
     except OSError:
         return Check(id_, "unknown", title, "the PID namespace cannot be read")
-    if namespace == _FIRST_PID_NAMESPACE:
+    if namespace == FIRST_PID_NAMESPACE:
         where = "a container with the host's PID namespace" if inside else "none: this is the host"
         return Check(id_, "ok", title, f"{where}; processes on the GPUs can be named")
     detail = ("a container" if inside else "a separate PID namespace") + " without the host's processes: the " \

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from gputop.doctor.driver import no_gpu
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.sources.host.pods import FOLDER, pod_container
 
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
-_CAP_SYS_PTRACE = 1 << 19  # include/uapi/linux/capability.h
 _FILE_BYTES = 1 << 16
 
 
@@ -45,20 +41,23 @@ GRANTS = (_PID_NAMESPACE, _PTRACE, _DRIVER, _NAMES)
 
 def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> list[Check]:
     """Check which rights gputop's pod lacks to watch its node; nothing outside of Kubernetes."""
-    if "KUBERNETES_SERVICE_HOST" not in env and pod_container(_read(root, "cgroup")) is None:
+    try:
+        in_pod = pod_container(proc.read(f"{root}/proc/self/cgroup", _FILE_BYTES)) is not None
+    except OSError:
+        in_pod = False
+    if not in_pod and "KUBERNETES_SERVICE_HOST" not in env:
         return []
     id_, title = "pod", "Pod's rights"
-    status = _read(root, "status")
-    capabilities = re.search(rb"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    capabilities = proc.effective_capabilities("self", root / "proc")
     try:
-        namespace = os.fspath((root / "proc/self/ns/pid").readlink())
+        namespace = proc.pid_namespace(root / "proc")
     except OSError:
         namespace = ""
     if capabilities is None or not namespace:
         return [Check(id_, "unknown", title, "/proc/self cannot be read: the rights of this pod are unknown")]
     lacking = [grant for grant, granted in (
-        (_PID_NAMESPACE, namespace == _FIRST_PID_NAMESPACE),
-        (_PTRACE, bool(int(capabilities[1], 16) & _CAP_SYS_PTRACE)),
+        (_PID_NAMESPACE, namespace == proc.FIRST_PID_NAMESPACE),
+        (_PTRACE, bool(capabilities & proc.CAP_SYS_PTRACE)),
         (_DRIVER, not no_gpu(facts)),
         (_NAMES, (root / FOLDER.relative_to("/")).is_dir()),
     ) if not granted]
@@ -78,10 +77,3 @@ def manifest_lines(grants: Iterable[_Grant]) -> str:
     if volumes:
         lines += ["  volumes:", *(f"    {line}" for line in volumes)]
     return "\n".join(lines)
-
-
-def _read(root: Path, name: str) -> bytes:
-    try:
-        return proc.read(f"{root}/proc/self/{name}", _FILE_BYTES)
-    except OSError:
-        return b""

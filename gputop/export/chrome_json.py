@@ -23,7 +23,8 @@ def pieces(trace: Trace) -> Iterator[bytes]:
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": trace.origin_ns,
             "otherData": {"made by": f"gputop {__version__}", "simulated": trace.simulated},
             "deviceProperties": [{"id": i, "name": gpu.name, "numSms": gpu.sms, "totalGlobalMem": gpu.memory_bytes,
-                                  **_capability(gpu.compute_capability)} for i, gpu in enumerate(trace.gpus)]}
+                                  **dict(zip(("computeMajor", "computeMinor"), gpu.compute_capability or (),
+                                             strict=False))} for i, gpu in enumerate(trace.gpus)]}
     yield json.dumps(head)[:-1].encode() + b', "traceEvents": [\n'
     batch: list[str] = []
     comma = ""
@@ -34,10 +35,6 @@ def pieces(trace: Trace) -> Iterator[bytes]:
             batch.clear()
             comma = ",\n"
     yield (comma + ",\n".join(batch) if batch else "").encode() + b"\n]}\n"
-
-
-def _capability(capability: tuple[int, int] | None) -> dict[str, int]:
-    return {} if capability is None else {"computeMajor": capability[0], "computeMinor": capability[1]}
 
 
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,6 @@ from gputop.goodput.model import (
     Hour,
     JobReport,
     Report,
-    Spent,
     WorstHour,
 )
 from gputop.goodput.states import HOUR_S
@@ -35,6 +34,7 @@ from gputop.goodput.text import (
     energy_kwh,
     energy_sentence,
     figure,
+    goodput,
     lost_hours,
     own_rule_sentence,
     share,
@@ -71,7 +71,7 @@ def _header(report: Report) -> str:
     total, gap_s = report.total, report.not_recorded_s
     activity = activity_text(total)
     at_activity = f", at {esc(activity)}" if activity else ""
-    facts = [f"goodput <b>{esc(_goodput(total))}</b>{at_activity}",
+    facts = [f"goodput <b>{esc(goodput(total))}</b>{at_activity}",
              f"<b>{esc(duration(report.recorded_s))}</b> recorded", f"a sample every {report.interval_s:.3g} s"]
     if gap_s:
         facts.append(f"not recorded {esc(duration(gap_s))}")
@@ -181,7 +181,7 @@ def _row(row: GpuReport | JobReport, shown: Sequence[str], hours: int, kwh: int)
         first = (f'<td class="wrap" title="{esc(row.job)}">{esc(short_command(row.job))} <span class="sub">{user}, GPU '
                  f"{esc(', '.join(row.gpus))}{again}</span></td>")
     all_s = sum(row.states_s.values())
-    cells = [figure(all_s / HOUR_S, hours), _goodput(row),
+    cells = [figure(all_s / HOUR_S, hours), goodput(row),
              *(share(row.states_s[state], all_s) if row.states_s.get(state) else "–" for state in shown),
              energy_kwh(row, kwh)]
     return f"<tr>{first}{''.join(f'<td>{esc(cell)}</td>' for cell in cells)}</tr>"
@@ -193,7 +193,3 @@ def _in_order(states: Mapping[str, float]) -> list[tuple[str, float]]:
 
 def _share(state: str, states: Mapping[str, float]) -> str:
     return f"{state} {share(states[state], sum(states.values()))}"
-
-
-def _goodput(spent: Spent) -> str:
-    return "N/A" if spent.goodput_ratio is None else percent(spent.goodput_ratio)

@@ -75,7 +75,7 @@ def _header(report: Report) -> Iterator[str]:
         yield "Goodput: N/A, no GPU was recorded for any time."
         return
     activity = activity_text(report.total)
-    yield (f"Goodput: {_ratio(report.total)} of the GPU time recorded is training"
+    yield (f"Goodput: {goodput(report.total)} of the GPU time recorded is training"
            f"{f', at {activity}' if activity else ''}.")
     yield energy_sentence(report)
 
@@ -132,7 +132,7 @@ def _jobs(report: Report) -> Iterator[str]:
             f", restarted {job_row.restarts} times")
         job = fit(printable(short_command(job_row.job)), 60).rstrip()
         yield (f"  {job} ({printable(job_row.user or 'user unknown')}, GPU {','.join(job_row.gpus)}): "
-               f"{figure(hours)} GPU hours, goodput {_ratio(job_row)}{restarts}")
+               f"{figure(hours)} GPU hours, goodput {goodput(job_row)}{restarts}")
     if len(report.jobs) > _MAX_ROWS:
         yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
 
@@ -251,7 +251,8 @@ def share(seconds: float, of_s: float) -> str:
     return "<1%" if 0 < share < 0.005 else percent(share)  # little is not none
 
 
-def _ratio(spent: Spent) -> str:
+def goodput(spent: Spent) -> str:
+    """Share of the GPU time in which a job trains."""
     return NA if spent.goodput_ratio is None else percent(spent.goodput_ratio)
 
 

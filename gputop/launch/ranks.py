@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import environ_of
 from gputop.launch.serve import is_pytorch
 from gputop.profiler import sockets
-from gputop.profiler.kineto.jobs import environ_of
 from gputop.ranks.processes import owner
 
 MAX_RANKS = 64  # ranks of one node

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import COMMAND_BYTES, read, read_maps
+from gputop.core.proc import COMMAND_BYTES, read, read_maps, stat_words, user_name
 from gputop.profiler import sockets
-from gputop.ranks.tracing_rights import YAMA, check_rights, user_name
+from gputop.ranks.tracing_rights import YAMA, check_rights
 from gputop.text import redaction
 from gputop.text.units import printable
 
@@ -70,7 +70,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
     check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)
     try:
         loaded = loaded_frameworks(read_maps(pid, proc))
-        process_started = _started(folder)
+        process_started = int(stat_words(pid, proc)[19])
     except OSError:
         raise GputopError(f"process {pid} has ended", "") from None
     if started not in (None, process_started):
@@ -94,15 +94,11 @@ def check_same(process: Target, proc: Path = Path("/proc")) -> None:
     """Raises GputopError where the pid has become another process's since :func:`examine`. To be called after the
     process's memory has been opened: what is open stays the former one's."""
     try:
-        same = _started(proc / str(process.pid)) == process.started
+        same = int(stat_words(process.pid, proc)[19]) == process.started
     except OSError:
         same = False
     if not same:
         raise GputopError(f"process {process.pid} has ended", "Nothing was done.")
-
-
-def _started(folder: Path) -> int:
-    return int((folder / "stat").read_text().rpartition(")")[2].split()[19])
 
 
 def check_machine() -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pwd
 import re
 import threading
 from collections.abc import Iterable, Mapping
@@ -24,7 +23,7 @@ from typing import Any, Literal
 
 from gputop.core.errors import GputopError
 from gputop.core.files import folder_of_process, open_regular
-from gputop.core.proc import COMMAND_BYTES, ENVIRON_BYTES, read, read_maps
+from gputop.core.proc import command_of, environ_of, read_maps, user_name
 from gputop.profiler import sockets
 from gputop.profiler.sockets import Listener
 from gputop.profiler.xprof.probe import check_http2, probe
@@ -82,16 +81,9 @@ class ProfilerServer:
     def about(self) -> str:
         """Description for people: "TensorFlow 2.21.0, worker 1, ana: python train.py"; the user where it is another."""
         framework = f"{self.framework} {self.version or ''}".strip() if self.framework else ""
-        user = self.user if self.user is not None and self.user != _own_user() else ""
+        user = self.user if self.user is not None and self.user != user_name(os.geteuid()) else ""
         description = ", ".join(part for part in (framework, self.rank or "", user) if part)
         return f"{description}: {self.command}" if description and self.command else description or self.command
-
-
-def _own_user() -> str | None:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def rank_of(environ: Mapping[str, str]) -> str | None:
@@ -241,8 +233,9 @@ class Finder:
             except GputopError as error:
                 problem = error.message
                 continue
-            state.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), state.framework,
-                                          state.version, rank_of(self._environ(pid)), _effective_uid(self._proc, pid))
+            state.server = ProfilerServer(
+                address, pid, self._user(pid), command_of(pid, self._proc), state.framework, state.version,
+                rank_of(environ_of(pid, self._proc)), _effective_uid(self._proc, pid))
             state.note = None
             return
         if hosts is not _OWN_HOSTS and state.relevant:
@@ -292,7 +285,7 @@ class Finder:
         _, framework, version = self._libraries(pid)
         if "/libcuda.so" in maps or framework != "TensorFlow" or not (version or "").startswith("2.21."):
             return False
-        cluster = _tf_config(self._environ(pid)).get("cluster")
+        cluster = _tf_config(environ_of(pid, self._proc)).get("cluster")
         if isinstance(cluster, dict):
             return sum(len(addresses) for addresses in cluster.values() if isinstance(addresses, list)) > 1
         # A script may set it by itself, which /proc does not show: its worker's server does.
@@ -314,28 +307,7 @@ class Finder:
 
     def _user(self, pid: int) -> str | None:
         uid = _effective_uid(self._proc, pid)
-        if uid is None:
-            return None
-        try:
-            return pwd.getpwuid(uid).pw_name
-        except KeyError:  # a user of a container
-            return str(uid)
-
-    def _environ(self, pid: int) -> dict[str, str]:
-        """The environment it was started with; empty where that may not be read."""
-        try:
-            raw = read(f"{self._proc}/{pid}/environ", ENVIRON_BYTES)
-        except OSError:
-            return {}
-        pairs = (entry.partition("=") for entry in raw.decode("utf-8", "replace").split("\0"))
-        return {name: value for name, equals, value in pairs if equals}
-
-    def _command(self, pid: int) -> str:
-        try:
-            raw = read(f"{self._proc}/{pid}/cmdline", COMMAND_BYTES)
-        except OSError:
-            return ""
-        return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
+        return None if uid is None else user_name(uid)
 
 
 def _greets(address: str) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gputop.core.proc import read, status_fields
+from gputop.core.proc import read, stat_words, status_fields
 
 T = TypeVar("T")
 _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
@@ -67,9 +67,8 @@ def process_ids(proc: Path) -> list[int]:
 def stat_fields(proc: Path, pid: int) -> tuple[int, int] | None:
     """Parent's pid and start time in clock ticks since boot (proc_pid_stat(5), fields 4 and 22)."""
     try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-        after_name = text[text.rindex(")") + 2 :].split()  # the name may hold blanks and brackets
-        return int(after_name[1]), int(after_name[19])
+        words = stat_words(pid, proc)
+        return int(words[1]), int(words[19])
     except (OSError, ValueError, IndexError):
         return None
 

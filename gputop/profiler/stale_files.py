@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from gputop.core.files import Folder, untrusted_ancestor
+from gputop.core.proc import stat_words
 
 _NAME = re.compile(r"\.(?:gputop-probe-[0-9a-f]{8}|(?P<host>.+))"
                    r"\.(?P<place>[0-9a-f]{12})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)(?(host)\.partial)")
@@ -89,16 +90,10 @@ def _is_stale(state: os.stat_result, named: re.Match[str], here: str | None) -> 
 def lives(pid: int, start: int) -> bool:
     """Return whether the process of this PID that began then runs. Raises OSError where that may not be read."""
     try:
-        state, began = _state(str(pid))
+        words = stat_words(pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return began == start and state not in "ZX"  # Z: killed, and its parent has not waited for it yet
-
-
-def _state(pid: str) -> tuple[str, int]:
-    """State and start of a process (proc_pid_stat(5)); raises OSError."""
-    fields = (_PROC / pid / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    return fields[0], int(fields[19])
+    return int(words[19]) == start and words[0] not in b"ZX"  # Z: killed, and its parent has not waited for it yet
 
 
 def _owner() -> str:
@@ -106,7 +101,7 @@ def _owner() -> str:
     namespace = _place()
     with contextlib.suppress(OSError):
         if namespace is not None:
-            return f"{namespace}-{os.getpid()}-{_state('self')[1]}"
+            return f"{namespace}-{os.getpid()}-{int(stat_words('self')[19])}"
     return f"{os.urandom(6).hex()}-0-0"
 
 

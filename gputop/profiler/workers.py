@@ -115,14 +115,10 @@ def addresses(attach: Iterable[str], ports: tuple[int, ...] = (), environ: Mappi
 
 
 def _with_ports(host: str, ports: tuple[int, ...]) -> list[str]:
-    if ports and not _has_port(host):
+    rest = host.removeprefix("grpc://").rpartition("]")[2]
+    if ports and ":" not in rest and not host.isdecimal():
         return [parse_address(f"{host}:{port}") for port in ports]
     return [parse_address(host)]
-
-
-def _has_port(host: str) -> bool:
-    rest = host.removeprefix("grpc://").rpartition("]")[2]
-    return ":" in rest or host.isdecimal()
 
 
 def job_hosts(environ: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ collective that did end was reached by all, and the dump that lacks it is the ol
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -98,7 +98,8 @@ def not_compared(dumps: Sequence[Dump]) -> tuple[str, ...]:
 
 
 def _state(dumps: Sequence[tuple[Dump, Group]]) -> GroupState:
-    launched = {dump.rank: _by_seq(group.collectives) for dump, group in dumps}
+    # Collectives that are launched as one share their number: the last one counts.
+    launched = {dump.rank: {collective.seq: collective for collective in group.collectives} for dump, group in dumps}
     verdict, seq, operation, apart = _verdict(dumps, launched)
     ranks = [_rank(rank, by_seq, seq) for rank, by_seq in sorted(launched.items())]
     members = dumps[0][1].ranks
@@ -143,11 +144,6 @@ def _of_different_runs(launched: Mapping[int, Mapping[int, Collective]]) -> bool
         if max(times_s) - min(times_s) > _ONE_RUN_S:
             return True
     return False
-
-
-def _by_seq(collectives: Iterable[Collective]) -> dict[int, Collective]:
-    """The last one of each number: those that are launched as one share it."""
-    return {collective.seq: collective for collective in collectives}
 
 
 def _rank(rank: int, by_seq: Mapping[int, Collective], seq: int) -> RankState:

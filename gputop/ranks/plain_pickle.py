@@ -165,9 +165,6 @@ class _Machine:
             raise _Damaged("it stores a value that is not there")
         self._memo[index] = self._stack[-1]
 
-    def memoize_next(self) -> None:
-        self.memoize(len(self._memo))
-
     def recall(self, index: int) -> None:
         if index not in self._memo:
             raise _Damaged("it recalls a value that it did not store")
@@ -205,7 +202,7 @@ _ACTIONS: dict[int, Callable[[_Machine], object]] = {
     0x87: lambda m: m.push_tuple(m.pop_last(3)),  # TUPLE3
     0x71: lambda m: m.memoize(m.number("<B")),  # BINPUT
     0x72: lambda m: m.memoize(m.number("<I")),  # LONG_BINPUT
-    0x94: _Machine.memoize_next,  # MEMOIZE
+    0x94: lambda machine: machine.memoize(len(machine._memo)),  # MEMOIZE
     0x68: lambda m: m.recall(m.number("<B")),  # BINGET
     0x6A: lambda m: m.recall(m.number("<I")),  # LONG_BINGET
 }

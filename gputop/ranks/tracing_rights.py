@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import pwd
-import re
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import CAP_SYS_PTRACE, effective_capabilities, user_name
 
-_CAP_SYS_PTRACE = 19  # linux/capability.h
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -63,16 +61,5 @@ def _ptrace_scope(yama: Path) -> int:
 
 
 def _may_trace(proc: Path) -> bool:
-    try:
-        status = (proc / "self" / "status").read_text()
-    except OSError:
-        return True
-    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return effective is None or bool(int(effective[1], 16) >> _CAP_SYS_PTRACE & 1)
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # a user of a container
-        return str(uid)
+    capabilities = effective_capabilities("self", proc)
+    return capabilities is None or bool(capabilities & CAP_SYS_PTRACE)

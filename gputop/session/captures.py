@@ -286,9 +286,9 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
 
 def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
     """Line that names the ranks on other nodes, of the PyTorch jobs among these processes by address."""
+    from gputop.core.proc import environ_of
     from gputop.launch.ranks import ranks_elsewhere
     from gputop.profiler.addresses import process_of
-    from gputop.profiler.kineto.jobs import environ_of
 
     count = max((ranks_elsewhere(environ_of(pid)) for address in pids if (pid := process_of(address)) is not None),
                 default=0)

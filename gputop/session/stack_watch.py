@@ -111,8 +111,8 @@ class StackWatch:
             sampler.wait_for_samples(max(0.0, until_s - time.monotonic()))
 
     def _refuse_unasked(self, pid: int) -> None:
+        from gputop.core.proc import user_name
         from gputop.ranks.stacks import others_of
-        from gputop.ranks.tracing_rights import user_name
 
         uid = others_of([pid]).get(pid)
         if uid is not None and not self._choice.wanted and pid not in self._choice.agreed:

@@ -19,7 +19,7 @@ from gputop import cli
 from gputop.core.errors import GputopError
 from gputop.core.framework import framework_of
 from gputop.core.memory import left_in, memory_cgroups
-from gputop.core.proc import mappings
+from gputop.core.proc import environ_of, mappings
 from gputop.launch import elf, remote_exec
 from gputop.profiler import discovery
 from gputop.profiler.discovery import Finder, TrainingProcesses
@@ -87,7 +87,7 @@ def _environ(folder: Path, data: bytes) -> None:
     proc = _process(folder)
     (proc / "7" / "environ").write_bytes(data)
     (proc / "7" / "cmdline").write_bytes(data[::-1])
-    environ = Finder(proc)._environ(7)
+    environ = environ_of(7, proc)
     found = environment(7, ("TF_CONFIG", nccl_ras.ADDRESS_VARIABLE, "RANK"), proc)
     assert all(value.isprintable() for value in found.values())
     label, command = rank_label(7, proc), command_line(7, proc)

@@ -87,8 +87,7 @@ def _trace(name: str) -> Callable[[Path, bytes], None]:
             timeline = Timeline.open(file)
             begin, end = timeline.window_ns
             for row in range(min(8, len(timeline.rows))):
-                timeline.coverage(row, begin, end, 50)
-                timeline.kinds(row, begin, end, 50)
+                timeline.picture([row], begin, end, 50)
                 timeline.ranges(row, begin, end, 20)
     return run
 
@@ -153,8 +152,8 @@ def _replay(path: Path, choice: int) -> None:
         session = Session(player, replayed_snapshot=snapshot)
         samples = player.recording
         for index in range(min(len(samples), _SAMPLES)):
-            session.sample_feed.on_sample(samples.sample(index))
-        if session.sample is not None:
+            session.feed.on_sample(samples.sample(index))
+        if session.feed.sample is not None:
             _written(session, choice)
     finally:
         player.recording.close()
@@ -393,7 +392,7 @@ def _dcgm(folder: Path, data: bytes) -> None:
                 scene.now_s += next(choice)
             scene.step()
             gpus = tuple(gpu.read(scene.now_s) for gpu in source.gpus)
-            session.sample_feed.on_sample(replace(node_sample(0, 0), time_s=scene.now_s, gpus=gpus))
+            session.feed.on_sample(replace(node_sample(0, 0), time_s=scene.now_s, gpus=gpus))
         _written(session, next(choice))
     finally:
         scene.close()
@@ -449,7 +448,7 @@ def _nvml(folder: Path, data: bytes) -> None:
                 now_s += after_s
                 fake.set_time(now_s)
                 gpus = tuple(gpu.read(now_s) for gpu in source.gpus)
-                session.sample_feed.on_sample(replace(node_sample(0, 0), time_s=now_s, gpus=gpus))
+                session.feed.on_sample(replace(node_sample(0, 0), time_s=now_s, gpus=gpus))
             _written(session, next(choice))
         finally:
             source.close()

@@ -74,7 +74,7 @@ def test_memory_that_an_analysis_frees_is_there_for_its_next_array():
 
 def test_decoding_stops_where_it_takes_too_much_or_others_leave_too_little(monkeypatch):
     used, free = [100], [1000.0]
-    monkeypatch.setattr(memory, "own_bytes", lambda: used[0])
+    monkeypatch.setattr(memory, "resident_bytes", lambda pid: used[0])
     monkeypatch.setattr(memory, "free_bytes", lambda: free[0])
     monkeypatch.setattr(content, "_CHECK_PERIOD_S", 0.0)
     watch = content.MemoryWatch(500)

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.launch import attach, remote_exec, target
+from gputop.core.proc import stat_words
+from gputop.launch import attach, remote_exec
 from gputop.launch.target import Target
 from gputop.profiler.discovery import Discovery
 from tests.launch.jobs import environment, frameworks, once_ready
@@ -78,7 +79,7 @@ def _scripts() -> set[Path]:
 
 
 def _target(process: subprocess.Popen[str], *, same_network: bool = True) -> Target:
-    started = target._started(Path(f"/proc/{process.pid}"))
+    started = int(stat_words(process.pid)[19])
     return Target(process.pid, "python", os.getuid(), "ana", started, same_network)
 
 

@@ -5,11 +5,11 @@ import platform
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from gputop.core.errors import EXIT_NO_DATA, GputopError
+from gputop.core.proc import stat_words
 from gputop.launch import attach, serve, target
 from gputop.ranks import tracing_rights
 from tests.launch.jobs import GPUTOP
@@ -60,7 +60,7 @@ def test_a_process_of_pytorch_is_told_how_to_get_a_trace(tmp_path):
 
 
 def test_a_process_that_has_got_the_pid_since_the_question_is_not_meant(sleeper):
-    started = target._started(Path("/proc") / str(sleeper.pid))
+    started = int(stat_words(sleeper.pid)[19])
     for meant, word in ((started, "neither TensorFlow nor JAX"), (started - 1, "another one has its PID")):
         with pytest.raises(GputopError, match=word):
             target.examine(sleeper.pid, started=meant)

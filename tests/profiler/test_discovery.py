@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import command_of, environ_of, user_name
 from gputop.profiler import discovery, sockets
 from gputop.profiler.addresses import listening_pid
 from gputop.profiler.discovery import Finder, TrainingProcesses
@@ -643,7 +644,7 @@ def test_workers_whose_script_sets_tf_config_by_itself_are_known_by_their_second
 
 
 def test_a_server_is_described_in_a_line():
-    server = discovery.ProfilerServer("a:1", 7, discovery._own_user(), "python train.py", "TensorFlow", "2.21.0",
+    server = discovery.ProfilerServer("a:1", 7, user_name(os.geteuid()), "python train.py", "TensorFlow", "2.21.0",
                                       "worker 1")
     assert server.about() == "TensorFlow 2.21.0, worker 1: python train.py"
     assert replace(server, user="ana", rank=None, version=None).about() == "TensorFlow, ana: python train.py"
@@ -709,9 +710,8 @@ def test_what_a_process_says_of_itself_is_read_within_bounds(tmp_path, monkeypat
         with (tmp_path / "7" / name).open("wb") as file:
             file.write(b"RANK=3\0")
             file.truncate(64 << 30)  # sparse
-    finder = Finder(tmp_path)
-    assert discovery.rank_of(finder._environ(7)) == "rank 3"
-    assert len(finder._command(7)) <= 1 << 16
+    assert discovery.rank_of(environ_of(7, tmp_path)) == "rank 3"
+    assert len(command_of(7, tmp_path)) <= 1 << 16
 
 
 def test_of_another_users_process_few_files_are_opened(tmp_path, monkeypatch):

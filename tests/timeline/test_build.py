@@ -49,7 +49,7 @@ def test_rows_stand_by_gpu_then_threads_then_stages():
     ]
     assert [row.key for row in timeline.rows] == list(range(len(timeline.rows)))
     # What an input thread does is input, and so are a training loop's calls for a batch.
-    kinds = {row.label: set(timeline.kinds(row.key, 0, 100_000, 50).tolist()) - {0} for row in timeline.rows}
+    kinds = {row.label: set(timeline.picture([row.key], 0, 100_000, 50)[1][0].tolist()) - {0} for row in timeline.rows}
     assert {KINDS[k] for k in kinds["tf_data"]} == {KINDS[k] for k in kinds["python"]} == {"input"}
 
 
@@ -198,12 +198,11 @@ def agrees_with_the_analysis(trace: Trace, timeline: Timeline) -> None:
         if row.kind != "gpu" or row.gpu not in lines:
             continue
         line = lines[row.gpu]
-        share = timeline.coverage(row.key, low, high, columns)
+        (share,), (kinds,) = timeline.picture([row.key], low, high, columns)
         busy = coverage(line.busy, edges[:-1], edges[1:])
         for i in range(columns):
             assert share[i] == pytest.approx(busy[i] / (edges[i + 1] - edges[i]), abs=1e-5)
         computes = coverage(line.compute, edges[:-1], edges[1:])
-        kinds = timeline.kinds(row.key, low, high, columns)
         assert all(kinds[i] == KINDS.index("compute") for i in range(columns) if computes[i] * 2 > busy[i])
         assert Kind.COMPUTE == 0 and KINDS[1] == "compute"
 

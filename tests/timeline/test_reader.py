@@ -54,8 +54,8 @@ def test_a_picture_is_what_one_sees_instant_by_instant(events, start, length, co
             expected, dominant = plain.column(row, low, high)
             assert share[row, i] == pytest.approx(expected, abs=1e-6)
             assert KINDS[kind[row, i]] == KINDS[dominant]
-    assert (timeline.coverage(rows[-1], start, start + length, columns) == share[-1]).all()
-    assert (timeline.kinds(rows[-1], start, start + length, columns) == kind[-1]).all()
+    (last_share,), (last_kind,) = timeline.picture(rows[-1:], start, start + length, columns)
+    assert (last_share == share[-1]).all() and (last_kind == kind[-1]).all()
 
 
 @_many

@@ -227,7 +227,7 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
     for timeline in facts.gpu_timelines:
         waits = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
         # Each lies in one gap, or before the first event; what comes after the last event is before none.
-        before = np.concatenate((timeline.rows[:1], timeline.after))
+        before = np.concatenate((timeline.rows[:1], timeline.gaps.after))
         which = np.searchsorted(timeline.gaps.end, waits.start, side="right") + (waits.start >= timeline.window_ns[0])
         counted = np.flatnonzero(which < len(before))
         time = np.bincount(which[counted], (waits.end - waits.start)[counted], len(before)).astype(np.int64)

@@ -52,7 +52,7 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
     in_step = in_step[(in_step >= 0) & (made_ns < edges[np.maximum(in_step, 0), 1])]
     if len(np.unique(in_step)) <= limit("graph_recapture.recurring") * steps.count:
         return None
-    idle = {timeline.gpu: intersect(intersect(timeline.gaps, recordings), facts.analyzed_spans)
+    idle = {timeline.gpu: intersect(intersect(timeline.gaps.spans, recordings), facts.analyzed_spans)
             for timeline in facts.gpu_timelines}
     idle_s = sum(spans.total for spans in idle.values()) / max(len(idle), 1) / steps.count / 1e9
     share = savings.removed(idle_s, facts.period_s)

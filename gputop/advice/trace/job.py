@@ -41,8 +41,8 @@ class Job(Struct, frozen=True):
     def of(cls, facts: TraceFacts) -> Job:
         calls = _COMPILED.get(facts.framework)
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
-                   calls is not None and bool(name_mask(facts.trace, calls).any()), trains(facts), graphs_run(facts),
-                   _strategy(facts), _server(facts))
+                   calls is not None and bool(name_mask(facts.trace, calls).any()), trains(facts),
+                   bool(name_mask(facts.trace, GRAPH_LAUNCH).any()), _strategy(facts), _server(facts))
 
 
 def trains(facts: TraceFacts) -> bool | None:
@@ -71,11 +71,6 @@ def _server(facts: TraceFacts) -> str:
     if trains(facts) is not False:
         return ""
     return next((server for server, pattern in _SERVERS.items() if name_mask(facts.trace, pattern).any()), "")
-
-
-def graphs_run(facts: TraceFacts) -> bool:
-    """Return whether the host launches CUDA graphs."""
-    return bool(name_mask(facts.trace, GRAPH_LAUNCH).any())
 
 
 def _strategy(facts: TraceFacts) -> str:

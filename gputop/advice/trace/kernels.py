@@ -77,7 +77,7 @@ def _short(facts: TraceFacts) -> Events:
     time = np.zeros(len(device), np.int64)
     for timeline in facts.gpu_timelines:
         gaps = timeline.gaps
-        time[timeline.after] = np.where(gaps.end - gaps.start <= _PAUSE_NS, gaps.end - gaps.start, 0)
+        time[gaps.after] = np.where(gaps.end - gaps.start <= _PAUSE_NS, gaps.end - gaps.start, 0)
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
         device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
     length = coverage(facts.analyzed_spans, device.start_ns[rows], device.end_ns[rows])

@@ -62,7 +62,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     if share < limit("launch_bound.share") or (delays and min(delays) >= limit("launch_bound.deep_queue_s")):
         return None
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
-    waits = _launch_waits(facts)
+    waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
     recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None
     idle_ns = idle_before(facts, "launch")
     late = np.flatnonzero(idle_ns)
@@ -79,11 +79,6 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
             "Each kernel is launched before its GPU waits for it, as with one call for many kernels; kernels take as "
             "long as now.")),
     )
-
-
-def _launch_waits(facts: TraceFacts) -> dict[int, Spans]:
-    """Spans of the part ``launch`` of the steps, by GPU (index into ``Trace.gpus``)."""
-    return {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
 
 
 def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:

@@ -19,7 +19,7 @@ from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
 from gputop.analysis.results import GapWork
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.training_loops import training_loops
-from gputop.core.findings import HIGH_SHARE, Severity
+from gputop.core.findings import HIGH_SHARE
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.model import I64, Kind
@@ -85,7 +85,8 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     named = [item for item in work if item.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
-        severity=_of_one(share) if len(long.indices) == 1 else None,
+        # A single long step may be an accident.
+        severity=None if len(long.indices) > 1 else "medium" if share >= HIGH_SHARE else "low",
         every=long.every, more_s=float(long.more_s.mean()), usual_s=long.usual_s, parts=parts,
         work=work, culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual),
@@ -98,11 +99,6 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
         if others is not None:
             return Missing(others)
     return verdict
-
-
-def _of_one(share: float) -> Severity:
-    """The severity of a single long step, which may be an accident."""
-    return "medium" if share >= HIGH_SHARE else "low"
 
 
 def _host_work(facts: TraceFacts, indices: I64, usual: I64) -> tuple[GapWork, ...]:

@@ -13,7 +13,7 @@ from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.sm_use import narrow_kernels
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.results import NarrowKernel, SmUse
+from gputop.analysis.results import NarrowKernel
 from gputop.core.findings import Severity
 from gputop.text.units import percent, seconds
 
@@ -53,21 +53,18 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
     judged = [use for use in widths if use.used_s is not None and use.known >= limit("small_grids.known")]
     if not judged:
         return Missing("the grids of the kernels, or the number of the GPU's SMs")
-    empty_s = fmean(use.compute_s - (use.used_s or 0.0) for use in judged)
+    empty_by_gpu = [use.compute_s - (use.used_s or 0.0) for use in judged]
+    empty_s = fmean(empty_by_gpu)
     share = savings.removed(empty_s, facts.period_s)
     if share < limit("small_grids.share"):
         return None
-    most = max(judged, key=_empty_s)
+    most = judged[empty_by_gpu.index(max(empty_by_gpu))]
     return SmallGrids(
         gpus=tuple(use.gpu for use in judged), share=share, saving_unknown=True, severity=_severity(share),
         used=1 - empty_s / fmean(use.compute_s for use in judged),
         compute=fmean(use.compute_s for use in judged) / facts.period_s, empty_s=empty_s,
         tail_s=fmean(use.tail_s or 0.0 for use in judged), sms=most.sms or 0, kernels=most.narrow,
         events=Events(narrow_kernels(facts.trace, facts.gpu_timelines, facts.steps)))
-
-
-def _empty_s(use: SmUse) -> float:
-    return use.compute_s - (use.used_s or 0.0)
 
 
 def _severity(share: float) -> Severity:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.gpu.copies import Copies, copies
 from gputop.analysis.results import GpuUse
@@ -23,6 +23,23 @@ from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.parallel import pool
 
 
+class Gaps(Struct, frozen=True):
+    """The idle intervals between a GPU's device events, as columns of one length.
+
+    ``after`` is the row of the event that ends each, ``resumes`` the place among the GPU's rows of the first that
+    begins then.
+    """
+
+    start: I64
+    end: I64
+    after: I64
+    resumes: I64
+
+    @property
+    def spans(self) -> Spans:
+        return Spans(self.start, self.end)
+
+
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
     """One GPU's device events: their rows, and unions of them by what they are.
@@ -31,10 +48,8 @@ class GpuTimeline:
     ``kernels`` are the rows of compute kernels and collectives, ``computing`` those of the former; ``kernel_places``
     and ``computing_places`` their places among ``rows``.
     ``other`` is what the GPU does on its own account: copies within it and memsets.
-    ``gaps`` lists idle intervals between device events, ``after`` the row of the event that ends each, ``resumes`` the
-    place among ``rows`` of the first that begins then, ``host_fault`` whether its launch began after the gap did (HTA's
-    rule), ``known`` whether that launch is in the trace. ``late`` is the idle time that the host could have filled:
-    those gaps, and where the launching call began before the gap, but was not done yet, the gap up to its end.
+    ``late`` is the idle time that the host could have filled: the ``gaps`` whose launch began in them, and where the
+    launching call began before the gap, but was not done yet, the gap up to its end.
     """
 
     gpu: int  # index into Trace.gpus
@@ -52,11 +67,7 @@ class GpuTimeline:
     p2p: Spans
     other: Spans
     busy: Spans
-    gaps: Spans
-    after: I64
-    resumes: I64
-    host_fault: npt.NDArray[np.bool_]
-    known: npt.NDArray[np.bool_]
+    gaps: Gaps
     late: Spans
 
     @property
@@ -95,14 +106,13 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     gaps = Spans(busy.end[:-1], busy.start[1:])
     after = rows[pauses.after] if pauses is not None and pauses.plain else event_after(trace, rows, gaps)
     before = rows[_last_to_end(end, gaps.start) if pauses is None else pauses.before]
-    launch = device.launch_ns[after]
+    resumes = np.searchsorted(start, gaps.end) if pauses is None else pauses.after
     kernels, computing = np.flatnonzero(kind <= Kind.COLLECTIVE), np.flatnonzero(kind == Kind.COMPUTE)
     return GpuTimeline(
         gpu, rows, start, end, rows[kernels], kernels, rows[computing], computing,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
-        of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps, after,
-        resumes=np.searchsorted(start, gaps.end) if pauses is None else pauses.after,
-        host_fault=launch > gaps.start, known=launch >= 0, late=_late(trace, gaps, before, after),
+        of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy,
+        Gaps(*gaps, after, resumes), _late(trace, gaps, before, after),
     )
 
 
@@ -182,7 +192,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         collectives_exposed=subtract(timeline.collectives, timeline.compute).total / window,
         copies=copied.total / window,
         copies_exposed=subtract(subtract(copied, timeline.compute), timeline.collectives).total / window,
-        idle_host_fault=_host_fault_share(timeline),
+        idle_host_fault=_host_fault_share(trace, timeline.gaps),
         launch_delay_median_s=_launch_delay(trace, timeline),
         kernels=len(timeline.kernels),
         kernels_per_s=len(timeline.kernels) / (window / 1e9),
@@ -211,16 +221,16 @@ def gpu_number(trace: Trace, gpu: int) -> int:
     return trace.gpus[gpu].ordinal if unique else gpu
 
 
-def _host_fault_share(timeline: GpuTimeline) -> float | None:
-    """Share of the idle time whose next launch began after the idle did; of the gaps with a known launch.
+def _host_fault_share(trace: Trace, gaps: Gaps) -> float | None:
+    """Share of the idle time whose next launch began after the idle did (HTA's rule); of the gaps with a known launch.
 
     None where there is no idle time, or where the launches of less than half of it are known.
     """
-    length = timeline.gaps.end - timeline.gaps.start
-    known_ns = int(length[timeline.known].sum())
+    length, launch = gaps.end - gaps.start, trace.device.launch_ns[gaps.after]
+    known_ns = int(length[launch >= 0].sum())
     if known_ns == 0 or known_ns * 2 < int(length.sum()):
         return None
-    return int(length[timeline.host_fault & timeline.known].sum()) / known_ns
+    return int(length[(launch > gaps.start) & (launch >= 0)].sum()) / known_ns
 
 
 def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:

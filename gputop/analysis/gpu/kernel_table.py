@@ -190,7 +190,7 @@ def _table(
             occupancy_known=shape.known_ns / time,
             by_gpu={gpu: GpuPart(int(c), float(t) / 1e9, float(t) / max(float(all_), 1.0))
                     for gpu, c, t, all_ in zip(kinds.gpus, counts[i], of_gpu, whole, strict=True) if c},
-            shape=_kernel_shape(shape.main) if by_name and not rest else None,
+            shape=KernelShape(*shape.main) if by_name and not rest and shape.main is not None else None,
             shapes=shape.kinds if by_name and not rest else 0,
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
             names=int((count[row_of == len(kept)] > 0).sum()) if rest else 1,
@@ -264,10 +264,6 @@ class _Shapes(NamedTuple):
     kinds: int = 0
     known_ns: float = 0.0
     occupied_ns: float = 0.0
-
-
-def _kernel_shape(shape: LaunchShape | None) -> KernelShape | None:
-    return None if shape is None else KernelShape(*shape)
 
 
 def _shapes(trace: Trace, group: I64, kinds: _Kinds, n: int) -> list[_Shapes]:

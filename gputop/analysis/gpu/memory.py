@@ -32,12 +32,10 @@ def memory(trace: Trace) -> tuple[AllocatorUse, ...]:
         if not len(sized):
             continue
         capacity = int((events.in_use_bytes[sized] + events.available_bytes[sized]).max())
-        out.append(_allocator(trace, _whole_name(trace.names[events.allocator[rows[0]]]), rows, capacity))
+        allocator = trace.names[events.allocator[rows[0]]]
+        whole_name = _CUT_NAME.sub("G", _CUT_HOST_NAME.sub("g", allocator))
+        out.append(_allocator(trace, whole_name, rows, capacity))
     return tuple(sorted(out, key=lambda use: use.allocator))
-
-
-def _whole_name(allocator: str) -> str:
-    return _CUT_NAME.sub("G", _CUT_HOST_NAME.sub("g", allocator))
 
 
 def _allocator(trace: Trace, name: str, rows: I64, capacity: int) -> AllocatorUse:

@@ -35,7 +35,7 @@ def kernel_sequence(trace: Trace) -> Anchors | None:
     kernels = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
     if not len(kernels):
         return None
-    gpu = _most_common(device.gpu[kernels])
+    gpu = int(np.bincount(device.gpu[kernels]).argmax())
     kernels = kernels[device.gpu[kernels] == gpu]
     names = device.name[kernels]
     period = _period(names)
@@ -78,8 +78,3 @@ def _widest_gap(start: I64, end: I64, period: int) -> int:
     gap = np.concatenate(([0], start[1:] - reach[:-1]))
     whole = len(start) // period
     return int(np.argmax(np.median(gap[: whole * period].reshape(whole, period)[1:], axis=0)))
-
-
-def _most_common(values: npt.NDArray) -> int:
-    distinct, counts = np.unique(values, return_counts=True)
-    return int(distinct[np.argmax(counts)])

@@ -110,7 +110,8 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
         ranges = np.array(listed)
         start, end = host.start_ns[ranges], host.end_ns[ranges]
         counted = [numbers[row] for row in listed]
-        if len(ranges) < _FEWEST or (start[1:] < end[:-1]).any() or not _rises(counted):
+        rises = all(before < after for before, after in itertools.pairwise(counted))
+        if len(ranges) < _FEWEST or (start[1:] < end[:-1]).any() or not rises:
             continue
         by_one = sum(after[-1] - before[-1] == 1 or after[:-1] != before[:-1]
                      for before, after in itertools.pairwise(counted))
@@ -122,10 +123,6 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
     holders = {name: holder for name, holder in families.items() if "epoch" not in name.lower()}
     return [family for family in out if not any(
         _within_one(trace, family.rows, np.array(holder)) for name, holder in holders.items() if name != family.name)]
-
-
-def _rises(numbers: list[tuple[int, ...]]) -> bool:
-    return all(before < after for before, after in itertools.pairwise(numbers))
 
 
 def _of_rank(trace: Trace, rank: int) -> Mask:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import pwd
 import re
 from pathlib import Path
 
 from msgspec import Struct
 
 from gputop.core.files import folder_of_process, open_regular
-from gputop.core.proc import COMMAND_BYTES, ENVIRON_BYTES, mappings, read, read_maps
+from gputop.core.proc import command_of, environ_of, mappings, read_maps, user_name
 from gputop.profiler.discovery import ProfilerServer, rank_of
 from gputop.profiler.kineto.clients import Client, find_clients
 
@@ -36,25 +34,9 @@ def find_jobs(proc: Path = _PROC) -> Jobs:
 
 
 def _as_server(client: Client, proc: Path) -> ProfilerServer:
-    try:
-        user = pwd.getpwuid(client.uid).pw_name
-    except KeyError:
-        user = str(client.uid)
-    command = ""
-    with contextlib.suppress(OSError):
-        command = " ".join(read(f"{proc}/{client.pid}/cmdline", COMMAND_BYTES).decode("utf-8", "replace")
-                           .rstrip("\0").split("\0"))
-    return ProfilerServer(f"pid:{client.pid}", client.pid, user, command, "PyTorch", torch_version(client.pid, proc),
-                          rank_of(environ_of(client.pid, proc)), client.uid)
-
-
-def environ_of(pid: int, proc: Path = _PROC) -> dict[str, str]:
-    """The environment that a process was started with; empty where it may not be read."""
-    try:
-        text = read(f"{proc}/{pid}/environ", ENVIRON_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return {}
-    return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
+    return ProfilerServer(
+        f"pid:{client.pid}", client.pid, user_name(client.uid), command_of(client.pid, proc), "PyTorch",
+        torch_version(client.pid, proc), rank_of(environ_of(client.pid, proc)), client.uid)
 
 
 def torch_version(pid: int, proc: Path = _PROC) -> str | None:

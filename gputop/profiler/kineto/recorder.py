@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.files import UnsafeFile, open_regular
+from gputop.core.proc import environ_of
 from gputop.profiler.discovery import rank_of
 from gputop.profiler.kineto.clients import Client, client_of, is_same
 from gputop.profiler.kineto.daemon import Daemon, Event, serving
 from gputop.profiler.kineto.folder import TRACE_PREFIX, SocketFolder, is_of_gputop
-from gputop.profiler.kineto.jobs import environ_of
 from gputop.profiler.kineto.protocol import RecordingConfig
 from gputop.profiler.recording import (
     CaptureResult,

@@ -39,7 +39,7 @@ class MemoryWatch:
 
     def __init__(self, limit_bytes: float) -> None:
         self.limit_bytes = limit_bytes
-        self._begin_bytes = memory.own_bytes()
+        self._begin_bytes = (memory.resident_bytes("self") or 0)
         self._next_s = 0.0
 
     def check(self, path: str) -> None:
@@ -47,7 +47,7 @@ class MemoryWatch:
         if self.limit_bytes == float("inf") or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + _CHECK_PERIOD_S
-        if memory.own_bytes() - self._begin_bytes > self.limit_bytes:
+        if (memory.resident_bytes("self") or 0) - self._begin_bytes > self.limit_bytes:
             raise too_big(path, self.limit_bytes)
         if memory.free_bytes() < self.limit_bytes * _RESERVE:
             raise GputopError(f"memory ran short while {path} was read: less than "

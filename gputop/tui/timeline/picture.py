@@ -5,7 +5,6 @@ A new view draws all lines again; a new selection only the lines that it touches
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,7 +24,16 @@ from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
 from gputop.tui.timeline.cells import FULL, touched_cells
 from gputop.tui.timeline.lanes import IdleGapParts, Lane, Lanes, draw_lanes
-from gputop.tui.timeline.rows import ABOVE, MAX_DEPTH, WITHIN, Place, first_unfolded, lines_per_gpu, places, tops
+from gputop.tui.timeline.rows import (
+    ABOVE,
+    MAX_DEPTH,
+    WITHIN,
+    Place,
+    ScrolledPlaces,
+    first_unfolded,
+    lines_per_gpu,
+    places,
+)
 from gputop.tui.timeline.viewport import View
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
@@ -62,14 +70,12 @@ class TimelinePicture(CachedLinesWidget):
         self.linked: Range | None = None
         self.gap: tuple[int, int] | None = None  # a stretch without ranges, selected instead of a range
         self.idle_gpus: tuple[int, ...] = ()  # the gap is on these GPUs' rows, too
-        self.places: list[Place] = []
+        self._scrolled = ScrolledPlaces()
         self.index = 0  # of the place on which keys act
         self.unfolded: frozenset[int] = frozenset()  # keys of GPUs and threads that show what is in them
         self._arranged = False
         self._idle = IdleGapParts(())
         self._busy: npt.NDArray[np.float32] | None = None  # the GPUs over the whole capture, a value a cell
-        self._tops: list[int] = [0]
-        self._top = 0  # first line of the rows that is shown
         self.columns = self.height = 0  # its size, which drawing a picture reads some thousand times
         self.label_cells = 8
         self._lanes: Lanes = {}
@@ -93,12 +99,12 @@ class TimelinePicture(CachedLinesWidget):
 
     def complete(self, timeline: Timeline) -> None:
         """Take the same trace with what was not there yet; view, place and selection stay, on the same lines."""
-        line = self._tops[self.index] - self._top if self.index < len(self.places) else 0
+        line = self._scrolled.lines(self.index).start if self.index < len(self.places) else 0
         self.timeline = timeline
         self._idle = IdleGapParts(timeline.idle_gaps)
         self._arrange()
         if self.index < len(self.places):
-            self._top = max(0, self._tops[self.index] - line)
+            self._scrolled.put(self.index, line)
             self._scroll_to_place()
             self._redraw()
 
@@ -118,8 +124,7 @@ class TimelinePicture(CachedLinesWidget):
         rows = self.timeline.rows
         if not self._arranged:
             self._arranged, self.unfolded = True, first_unfolded(rows, room)
-        self.places = places(rows, self.unfolded, lines_per_gpu(rows, self.unfolded, room))
-        self._tops = tops(self.places)
+        self._scrolled.replace(places(rows, self.unfolded, lines_per_gpu(rows, self.unfolded, room)))
         self.index = next((i for i, p in enumerate(self.places) if p.key == key_before),
                           next((i for i, p in enumerate(self.places) if p.row and p.row.kind not in ABOVE), 0))
         longest = max((len(p.label) for p in self.places if p.row is not None), default=6)
@@ -140,6 +145,11 @@ class TimelinePicture(CachedLinesWidget):
     def cells(self) -> int:
         """Columns of the picture itself."""
         return max(4, self.columns - self.label_cells - self._share_width)
+
+    @property
+    def places(self) -> list[Place]:
+        """The rows from top to bottom, those above and below the screen included."""
+        return self._scrolled.places
 
     @property
     def place(self) -> Place | None:
@@ -169,9 +179,8 @@ class TimelinePicture(CachedLinesWidget):
 
     def _place_lines(self, index: int) -> range:
         """Lines of the widget that a place takes, as far as they are in it."""
-        first = self.head_lines + self._tops[index] - self._top
-        last = self.head_lines + self._tops[index + 1] - self._top
-        return range(max(self.head_lines, first), min(self.height, last))
+        lines = self._scrolled.lines(index)
+        return range(self.head_lines + max(0, lines.start), min(self.height, self.head_lines + lines.stop))
 
     def _touch(self, *indices: int) -> None:
         """Draw these places again, and the head: it shows the cursor."""
@@ -211,7 +220,6 @@ class TimelinePicture(CachedLinesWidget):
         return head.overview(self._busy, self.view)
 
     def _row(self, y: int) -> Strip:
-        line = y - self.head_lines + self._top
         index = self.index_at(y)
         if index is None:
             return self.strip((), self.columns)
@@ -219,7 +227,7 @@ class TimelinePicture(CachedLinesWidget):
         if not place.rows:
             rule = "─" * max(0, self.columns - len(place.label) - 4)
             return self.strip([("  " + place.label + " ", DIM), (rule, styles.RULE)], self.columns)
-        within = line - self._tops[index]
+        within = y - self.head_lines - self._scrolled.lines(index).start
         drawn = self._lane(place)
         cells = drawn.lines[within].copy()
         if index == self.index:
@@ -250,8 +258,7 @@ class TimelinePicture(CachedLinesWidget):
         """The lane of a place; the missing lanes of all places on the screen are drawn together."""
         if place.key not in self._lanes:
             assert self.timeline is not None
-            last = self._top + self.height - self.head_lines
-            shown = [p for i, p in enumerate(self.places) if self._tops[i] < last and self._tops[i + 1] > self._top]
+            shown = self._scrolled.shown(self.height - self.head_lines)
             # Between a change of the size and its event, this one need not be among them.
             missing = [p for p in dict.fromkeys((*shown, place)) if p.key not in self._lanes]
             self._lanes |= draw_lanes(self.timeline, self._idle, missing, self.view, self.cells, self._full)
@@ -259,8 +266,7 @@ class TimelinePicture(CachedLinesWidget):
 
     def index_at(self, y: int) -> int | None:
         """The place on this line of the widget."""
-        index = bisect_right(self._tops, y - self.head_lines + self._top) - 1
-        return index if y >= self.head_lines and 0 <= index < len(self.places) else None
+        return self._scrolled.index_at(y - self.head_lines) if y >= self.head_lines else None
 
     def shows(self, place: Place, r: Range) -> bool:
         """Return whether a range is drawn on this place: its row, pool or GPU, at its level of nesting."""
@@ -325,21 +331,9 @@ class TimelinePicture(CachedLinesWidget):
 
     def scroll_rows(self, by: int) -> None:
         """Scroll the rows; the current place stays."""
-        room = self.height - self.head_lines
-        top = min(max(self._top + by, 0), max(0, self._tops[-1] - room))
-        if top != self._top:
-            self._top = top
+        if self._scrolled.scroll(by, self.height - self.head_lines):
             self.refresh()
 
     def _scroll_to_place(self) -> bool:
-        """Scroll the current place into view, with a heading right above it; True where the rows moved."""
-        if not self.places:
-            return False
-        room = max(1, self.height - self.head_lines)
-        first, last = self._tops[self.index], self._tops[self.index + 1]
-        if self.index and self.places[self.index - 1].row is None:
-            first -= 1
-        before = self._top
-        self._top = max(0, min(self._top, self._tops[-1] - room))
-        self._top = max(min(self._top, first), last - room)
-        return self._top != before
+        """Scroll the current place into view; True if the rows moved."""
+        return bool(self.places) and self._scrolled.scroll_to(self.index, max(1, self.height - self.head_lines))

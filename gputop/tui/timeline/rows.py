@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -130,6 +131,49 @@ def lines_per_gpu(rows: Sequence[Row], unfolded: frozenset[int], lines: int) -> 
     return 1 + max(0, min(2, rest // gpus)) if gpus else 1
 
 
-def tops(of: Sequence[Place]) -> list[int]:
-    """The first line of each place, and one more: the number of lines."""
-    return [0, *accumulate(p.lines for p in of)]
+class ScrolledPlaces:
+    """Places one below the other, and which of their lines are on the screen.
+
+    Lines count from the first one on the screen; those above it are negative. ``room`` is how many the screen has.
+    """
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self._tops = [0]  # the first line of each place, and one more: the number of lines
+        self.top = 0  # the line of all that is the first one on the screen
+
+    def replace(self, of: list[Place]) -> None:
+        """Take other places; the screen stays on the line it was on until it is scrolled."""
+        self.places, self._tops = of, [0, *accumulate(p.lines for p in of)]
+
+    def lines(self, index: int) -> range:
+        """Lines of a place."""
+        return range(self._tops[index] - self.top, self._tops[index + 1] - self.top)
+
+    def index_at(self, line: int) -> int | None:
+        """The place on this line; None: there is none."""
+        index = bisect_right(self._tops, line + self.top) - 1
+        return index if 0 <= index < len(self.places) else None
+
+    def shown(self, room: int) -> list[Place]:
+        """The places of which a line is on the screen."""
+        return [p for i, p in enumerate(self.places) if self.lines(i).start < room and self.lines(i).stop > 0]
+
+    def put(self, index: int, line: int) -> None:
+        """Scroll so that a place begins on this line, as far as there is as much above it."""
+        self.top = max(0, self._tops[index] - line)
+
+    def scroll(self, by: int, room: int) -> bool:
+        """Scroll by some lines, not beyond the ends; True if that moved anything."""
+        before, self.top = self.top, min(max(self.top + by, 0), max(0, self._tops[-1] - room))
+        return self.top != before
+
+    def scroll_to(self, index: int, room: int) -> bool:
+        """Scroll a place into view, with a heading right above it; True if that moved anything."""
+        first, last = self._tops[index], self._tops[index + 1]
+        if index and self.places[index - 1].row is None:
+            first -= 1
+        before = self.top
+        self.top = max(0, min(self.top, self._tops[-1] - room))
+        self.top = max(min(self.top, first), last - room)
+        return self.top != before

@@ -83,3 +83,13 @@ def test_types_and_tensor_cores_by_time():
 
 def test_gpus_without_events_have_no_timeline():
     assert [timeline.gpu for timeline in timelines(Builder(gpus=3).run(1, 0, 10).build())] == [1]
+
+
+def test_each_gap_names_the_event_that_ends_it():
+    trace = (Builder().run(0, 20, 10, launch=0).run(0, 25, 2, stream=2)  # within the first: ends no gap
+             .run(0, 60, 10, launch=55).run(0, 80, 10)).build()
+    (timeline,) = timelines(trace)
+    gaps, start_us = timeline.gaps, (trace.device.start_ns - trace.device.start_ns[0]) // 1000 + 20
+    assert ((gaps.spans.end - gaps.spans.start) // 1000).tolist() == [30, 10]
+    assert start_us[gaps.after].tolist() == start_us[timeline.rows[gaps.resumes]].tolist() == [60, 80]
+    assert gpu_use(trace, timeline, None).idle_host_fault == 1, "of 30 of 40 µs the launch is known"

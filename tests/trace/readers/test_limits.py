@@ -113,7 +113,7 @@ def test_short_lines_decoded_together_are_what_they_are_alone(tmp_path, monkeypa
                                                       events.start_ns.tolist(), events.end_ns.tolist(), strict=True))
 
     together = read(tmp_path, data)
-    monkeypatch.setattr("gputop.trace.readers.xspace.reader._MANY_LINES", 1 << 30)
+    monkeypatch.setattr("gputop.trace.readers.xspace.space._MANY_LINES", 1 << 30)
     alone = read(tmp_path, data)
     assert facts(together) == facts(alone) and [ln.name for ln in together.lines] == [ln.name for ln in alone.lines]
     assert len(together.host) > 100 and len(together.device) > 100

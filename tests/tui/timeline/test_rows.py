@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.timeline.model import Row
-from gputop.tui.timeline.rows import MAX_DEPTH, first_unfolded, gpu_folds, lines_per_gpu, places, tops
+from gputop.tui.timeline.rows import MAX_DEPTH, ScrolledPlaces, first_unfolded, gpu_folds, lines_per_gpu, places
 
 ROWS = tuple(Row(i, *row) for i, row in enumerate([
     ("gpu", "GPU 0", "GPU 0", 0), ("stream", "Stream #1", "GPU 0", 0), ("stream", "Stream #2", "GPU 0", 0),
@@ -54,4 +54,23 @@ def test_gpus_grow_where_there_is_room() -> None:
     assert lines_per_gpu(ROWS, frozenset(), 99) == 3
     assert lines_per_gpu(ROWS[5:], frozenset(), 99) == 1
     grown = places(ROWS, frozenset(), 3)
-    assert tops(grown)[:4] == [0, 3, 6, 7] and tops([]) == [0]
+    scrolled = ScrolledPlaces()
+    scrolled.replace(grown)
+    assert [scrolled.lines(i) for i in range(3)] == [range(3), range(3, 6), range(6, 7)]
+
+
+def test_scrolling_keeps_within_the_places_and_shows_a_heading_above_its_first_row() -> None:
+    scrolled, room = ScrolledPlaces(), 4
+    assert not scrolled.shown(room) and scrolled.index_at(0) is None and not scrolled.scroll(3, room)
+    scrolled.replace(places(ROWS, frozenset(), gpu_lines=2))  # 13 lines: two GPUs of two, and nine of one
+    assert scrolled.scroll(100, room) and scrolled.top == 9 and not scrolled.scroll(1, room)
+    assert [p.label for p in scrolled.shown(room)] == ["4× tf_Compute", "late", "tf.data", "Map"]
+    assert scrolled.index_at(0) == 7 and scrolled.index_at(-9) == 0 and scrolled.index_at(4) is None
+    assert scrolled.scroll_to(3, room) and scrolled.top == 4, "the first thread, under the heading of its host"
+    assert not scrolled.scroll_to(3, room) and scrolled.scroll_to(0, room) and scrolled.top == 0
+    assert scrolled.scroll(1, room) and scrolled.lines(0) == range(-1, 1), "half of GPU 0 is above the screen"
+    assert next(p.label for p in scrolled.shown(room)) == "GPU 0"
+    scrolled.put(6, 1)
+    assert scrolled.lines(6).start == 1
+    scrolled.put(0, 5)
+    assert scrolled.top == 0, "there is nothing above the first place"

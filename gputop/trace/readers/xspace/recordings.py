@@ -9,11 +9,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
+from gputop.trace.readers.clock_file import HostClock
 from gputop.trace.readers.xspace.xplane import XPlane
 
 PLANE = "/gputop:recording"
 _NAME = PLANE.encode()
 _SEPARATOR = bytes((0x0A, len(_NAME) + 2, 0x12, len(_NAME))) + _NAME  # XSpace.planes { XPlane.name }
+
+
+class Recording(Struct, frozen=True):
+    """One recording of a file, and its clock."""
+
+    planes: Sequence[XPlane]
+    base_ns: int  # to be added to the times of its lines
+    wall_clock: bool  # the result is Unix time
+    window_ns: tuple[int, int] | None  # when its profiler began and ended; None: not known
+
+
+class Recordings(Struct, frozen=True):
+    """The recordings of a file, in the file's order: one at least."""
+
+    each: Sequence[Recording]
+
+    @property
+    def wall_clock(self) -> bool:
+        return all(recording.wall_clock for recording in self.each)
+
+    @property
+    def windows_ns(self) -> list[tuple[int, int]]:
+        """The windows that are known."""
+        return [recording.window_ns for recording in self.each if recording.window_ns is not None]
+
+    @property
+    def window_ns(self) -> tuple[int, int] | None:
+        """Time from the first one's begin to the last one's end; None: not known of any."""
+        windows = self.windows_ns
+        return (min(begin for begin, _ in windows), max(end for _, end in windows)) if windows else None
+
+    @property
+    def unrecorded_ns(self) -> list[tuple[int, int]]:
+        """The times between them; none where a window is not known."""
+        windows = self.windows_ns
+        return unrecorded_between(windows) if len(windows) == len(self.each) else []
+
+
+def read_recordings(planes: Sequence[XPlane], clock: HostClock | None) -> Recordings:
+    """``clock``: what the capture measured of the host's clock."""
+    return Recordings([_with_clock(recording, clock) for recording in split_recordings(planes)])
+
+
+def _with_clock(planes: Sequence[XPlane], clock: HostClock | None) -> Recording:
+    """See "Clocks" in docs/contributing/trace-notes.md."""
+    stats = next((plane.stats for plane in planes if plane.name == "Task Environment"), {})
+    start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
+    latest = max((line.timestamp_ns for plane in planes for line in plane.lines if len(line.begin)), default=0)
+    absolute = latest > 10**18  # after 2001
+    ahead = clock.offset_ns if clock is not None else 0
+    if not isinstance(start, int) or not 0 < start < 1 << 61:
+        began = clock.began_ns if clock is not None else None
+        if not absolute and began is not None:
+            return Recording(planes, began, True, None)
+        return Recording(planes, -ahead if absolute else 0, absolute, None)
+    window = (start - ahead, stop - ahead) if isinstance(stop, int) and start <= stop < 1 << 61 else None
+    return Recording(planes, (0 if absolute else start) - ahead, True, window)
 
 
 def join_recordings(recordings: Sequence[bytes]) -> bytes:

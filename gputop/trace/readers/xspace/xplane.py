@@ -219,6 +219,10 @@ def read_plane(data: Data, begin: int, end: int, max_events: int = _ANY) -> XPla
                   (begin, end))
 
 
+def event_count(lines: Iterable[XLine]) -> int:
+    return sum(len(line.begin) for line in lines)
+
+
 def plane_stats(data: Data, begin: int, end: int) -> dict[str, int | float | str]:
     """Stats alone of the plane at this place of the data."""
     fields = read_fields(data, begin, end, (PLANE_STAT_METADATA, PLANE_STAT), _STATS_ONLY,
