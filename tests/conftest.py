@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import signal
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gputop.advice.user_registry import UserRules
+from tests.source_trees import sources
 from tests.tf_job import TfJob, start_tf_job
 from tests.tui.textual_private import make_pilots_cheap
 
@@ -33,14 +35,17 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-_SHARED_JOBS = "TensorFlow jobs"
+_SHARED_JOBS, _PARSED_SOURCES = "TensorFlow jobs", "parsed sources"
+_SHARED = {"fast_process": _SHARED_JOBS, "slow_process": _SHARED_JOBS, "parsed_sources": _PARSED_SOURCES}
 # What takes minutes begins first, so that no process works on alone at the end.
 _FIRST = ("tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py", "tests/launch/test_real.py",
           "tests/launch/test_real_pytorch.py",
           "tests/commands/test_cli_workers_dips.py", "tests/sources/nvml/test_faults.py", "tests/tui/test_keys.py",
           "tests/tui/terminal/test_terminal_manners.py", "tests/advice/test_labeled.py", "tests/tui/test_themes.py",
           "tests/commands/test_cli.py", "tests/tui/", "tests/trace/readers/", "tests/timeline/",
-          "tests/text/test_redaction.py", "tests/telemetry/test_step_period.py")
+          "tests/diagnosis/", "tests/comparison/test_demo.py", "tests/advice/live/",
+          "tests/launch/test_inject_attacks.py",
+          "tests/text/test_redaction.py", "tests/telemetry/test_step_period.py", _PARSED_SOURCES)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -55,6 +60,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     for module in modules[first:] + modules[:first]:
         with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest comes by, and says so
             importlib.import_module(module)
+
+
+def pytest_collection_finish() -> None:
+    """What has been loaded stays until the end: the garbage collector need not search a million objects again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -72,9 +84,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    """Which tests share a process: those of one file; and all on the jobs below, which take seconds to start."""
-    shared = {"fast_process", "slow_process"}.intersection(getattr(item, "fixturenames", ()))
-    return _SHARED_JOBS if shared else item.nodeid.partition("::")[0]
+    """Which tests share a process: those of one file; and all on what takes seconds to make."""
+    shared = next((_SHARED[name] for name in getattr(item, "fixturenames", ()) if name in _SHARED), None)
+    return shared or item.nodeid.partition("::")[0]
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if _group(item) == _PARSED_SOURCES and (nextitem is None or _group(nextitem) != _PARSED_SOURCES):
+        sources.cache_clear()  # a quarter of a gigabyte
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,6 +101,11 @@ def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         patch.delenv("NO_COLOR", raising=False)
         yield
+
+
+@pytest.fixture
+def parsed_sources() -> None:
+    """For tests that call :func:`tests.source_trees.sources`: it keeps them together."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ from gputop.comparison.rows import Verdict
 from gputop.core.extras import PACKAGES
 from gputop.doctor.pod import GRANTS, manifest_lines
 from gputop.export.openmetrics import families
+from tests.source_trees import sources
 
 try:
     import tomllib
@@ -370,6 +371,7 @@ def test_calls_in_sentences_and_tables_are_understood() -> None:
     assert len(calls) > 50
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_the_messages_of_the_troubleshooting_page_are_printed() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     said = _literals()
@@ -381,8 +383,8 @@ def _literals() -> str:
     """All texts of the program, implicit joins made, what is filled in taken for a usual value."""
     values = {"scope": "1"}
     texts = []
-    for path in (ROOT / "gputop").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for source in sources():
+        for node in source.nodes:
             if isinstance(node, ast.JoinedStr):
                 texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else
                                      values.get(ast.unparse(part).strip("f'{}"), "…") for part in node.values))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-import gputop
+from tests.source_trees import sources
 
-PACKAGE = Path(gputop.__file__).parent
 TESTS = Path(__file__).parent
 MOST_ATTRIBUTES = 20
 
@@ -41,12 +41,13 @@ def attributes(source: ast.ClassDef) -> set[str]:
 
 
 def crowded_classes() -> Iterator[tuple[str, int]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for source in sources():
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef) and (count := len(attributes(node))) > MOST_ATTRIBUTES:
-                yield f"{path.relative_to(PACKAGE)}:{node.name}", count
+                yield f"{source.name}:{node.name}", count
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_no_class_has_more_attributes_than_today():
     assert dict(crowded_classes()) == BUDGET, "fewer: lower the number here; more: find the part that is a class"
 
@@ -65,17 +66,22 @@ NAMED_TUPLES = {
 
 def records(kind: str) -> Counter[str]:
     found: Counter[str] = Counter()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for source in sources():
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef):
                 marks = " ".join(map(ast.unparse, (*node.decorator_list, *node.bases)))
-                found[path.relative_to(PACKAGE).parts[0]] += kind in marks.split() or f"{kind}(" in marks
+                found[source.folder] += kind in marks.split() or f"{kind}(" in marks
     return +found
 
 
+@pytest.mark.usefixtures("parsed_sources")
 @pytest.mark.parametrize(("kind", "today"), [("dataclass", DATACLASSES), ("NamedTuple", NAMED_TUPLES)])
 def test_a_record_is_a_struct(kind: str, today: dict[str, int]):
     assert records(kind) == today, "fewer: lower the number here; more: make it a frozen msgspec.Struct"
+
+
+# As reading and parsing all would take longer: the files in which an import may be of a test module.
+NAMES_A_TEST = re.compile(r"\btests[\w.]*\.test_|^\s*from tests[\w.]* import (?:\([^)]*|.*)\btest_", re.MULTILINE)
 
 
 def imported_modules(path: Path) -> Iterator[str]:
@@ -89,10 +95,11 @@ def imported_modules(path: Path) -> Iterator[str]:
 
 def test_what_tests_share_is_in_no_test_module():
     modules = {".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts)) for path in TESTS.rglob("test_*.py")}
-    sources = [path for folder in (TESTS, TESTS.parent / "benchmarks", TESTS.parent / "tools")
-               for path in folder.rglob("*.py")]
-    assert len(modules) > 300 and TESTS / "conftest.py" in sources
-    wrong = [f"{path.relative_to(TESTS.parent)}: {module}" for path in sources
+    files = [path for folder in (TESTS, TESTS.parent / "benchmarks", TESTS.parent / "tools")
+             for path in folder.rglob("*.py") if NAMES_A_TEST.search(path.read_text("utf-8"))]
+    forms = ("import tests.a.test_x", "from tests.a.test_x import y", "from tests.a import (\n    made,\n    test_x)")
+    assert len(modules) > 300 and all(map(NAMES_A_TEST.search, forms))
+    wrong = [f"{path.relative_to(TESTS.parent)}: {module}" for path in files
              for module in imported_modules(path) if module in modules]
     assert not wrong, "a helper that several use belongs in a module of its own"
 
@@ -111,36 +118,34 @@ NOT_FIRST = {
 }
 
 
-def parsed_by_folder() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).parts[0], ast.parse(path.read_text(encoding="utf-8"))
-
-
-def variables(tree: ast.Module) -> Iterator[str]:
+def variables(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Names of parameters and of what is assigned, fields of classes left out."""
-    fields = {statement.target for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    fields = {statement.target for node in nodes if isinstance(node, ast.ClassDef)
               for statement in node.body if isinstance(statement, ast.AnnAssign)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.arg):
             yield node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in fields:
             yield node.id
 
 
-def first_words(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def first_words(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from (ast.get_docstring(node) or "").lower().split(maxsplit=1)[:1]
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_variables_are_named_for_what_they_hold():
-    left = Counter(folder for folder, tree in parsed_by_folder() for name in variables(tree)
-                   if name in EMPTY_NAMES and (folder, name) != ("advice", "why"))
+    left = Counter(source.folder for source in sources() for name in variables(source.nodes)
+                   if name in EMPTY_NAMES and (source.folder, name) != ("advice", "why"))
     more = {folder: count for folder, count in left.items() if count > EMPTY_NAMES_LEFT.get(folder, 0)}
     assert not more, f"name what the value is, instead of {', '.join(EMPTY_NAMES)}"
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_docstrings_begin_with_a_noun_or_a_verb():
-    wrong = Counter(folder for folder, tree in parsed_by_folder() for word in first_words(tree) if word in NOT_FIRST)
-    assert sum(1 for _, tree in parsed_by_folder() for _ in first_words(tree)) > 4000
+    words = [(source.folder, word) for source in sources() for word in first_words(source.nodes)]
+    wrong = Counter(folder for folder, word in words if word in NOT_FIRST)
+    assert len(words) > 4000
     assert not wrong, '"Return the …", "Run-to-run variation of a job": not "What …", "Whether …", "By …"'

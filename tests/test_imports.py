@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-import gputop
+import pytest
 
-PACKAGE = Path(gputop.__file__).parent
+from tests.source_trees import sources
+
+pytestmark = pytest.mark.usefixtures("parsed_sources")
 
 # A command loads what it runs: wrong usage, --help and the other commands do without. The code inside a job loads what
 # the job has. Whatever these import in functions needs no further reason.
@@ -93,13 +94,13 @@ LOADED_ANYWAY = {
 }
 
 
-def module_of(path: Path) -> str:
-    return ".".join(("gputop", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+def module_of(name: str) -> str:
+    return f"gputop.{name.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
 
 
 @cache
-def modules() -> dict[str, ast.Module]:
-    return {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+def modules() -> frozenset[str]:
+    return frozenset(module_of(source.name) for source in sources())
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -107,6 +108,11 @@ def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
         return [alias.name for alias in node.names]
     names = [f"{node.module}.{alias.name}" for alias in node.names]
     return [name if name in modules() else node.module or "" for name in names]
+
+
+@cache
+def imports_by_module() -> dict[str, frozenset[tuple[str, bool]]]:
+    return {module_of(source.name): frozenset(imports(source.tree)) for source in sources()}
 
 
 def imports(node: ast.AST, in_function: bool = False) -> Iterator[tuple[str, bool]]:
@@ -120,16 +126,14 @@ def imports(node: ast.AST, in_function: bool = False) -> Iterator[tuple[str, boo
             yield from imports(child, in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
-@cache
 def at_top(module: str) -> set[str]:
-    tree = modules().get(module)
-    return set() if tree is None else {name for name, in_function in imports(tree) if not in_function}
+    return {name for name, in_function in imports_by_module().get(module, ()) if not in_function}
 
 
 @cache
 def in_functions() -> set[tuple[str, str]]:
-    return {(module, name) for module, tree in modules().items()
-            for name, in_function in imports(tree) if in_function}
+    return {(module, name) for module, names in imports_by_module().items()
+            for name, in_function in names if in_function}
 
 
 def prefixes(name: str) -> list[str]:

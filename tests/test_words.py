@@ -8,17 +8,16 @@ checked for spelling only. An exception names the file, the word and why it stay
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.source_trees import Source, sources
+
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted((ROOT / "gputop").rglob("*.py"))
 DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SKILL.md")),
              *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -41,18 +40,30 @@ RETIRED = {
     "stroke": "styled span", "strokes": "styled spans", "ladder": "fallback", "felt": "checked", "prefill": "backfill",
 }
 ALLOWED = {
-    ("gputop/comparison/advice.py", "promised"): "a key of the JSON of `compare`",
-    ("gputop/comparison/report.py", "promised"): "a key of the JSON of `compare`",
+    ("comparison/advice.py", "promised"): "a key of the JSON of `compare`",
+    ("comparison/report.py", "promised"): "a key of the JSON of `compare`",
 }
 # Values and names that are kept as they are, or that are not gputop's.
 KEPT = ("serialised_kernels", "cancelled_write_bytes", "CancelledError")
 
 
-def words(path: Path) -> frozenset[str]:
+def identifiers(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names of variables, parameters, attributes, functions, classes and modules: all texts of nodes but literals."""
+    found: set[str] = set()
+    for node in nodes:
+        if not isinstance(node, ast.Constant):
+            for value in vars(node).values():
+                if isinstance(value, str):
+                    found.add(value)
+                elif isinstance(value, list):  # of ``global``
+                    found.update(item for item in value if isinstance(item, str))
+    return found
+
+
+def words(source: Source) -> frozenset[str]:
     """The words of all identifiers in a file."""
-    tokens = tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
-    return frozenset(word.lower() for token in tokens if token.type == tokenize.NAME
-                     for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", token.string))
+    return frozenset(word.lower() for name in identifiers(source.nodes)
+                     for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))
 
 
 def british(text: str) -> Iterator[str]:
@@ -62,13 +73,16 @@ def british(text: str) -> Iterator[str]:
         yield from (f"{number}: {found[0]}" for found in BRITISH.finditer(line))
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_the_spelling_is_american() -> None:
-    assert [f"{path.relative_to(ROOT)}:{found}" for path in (*SOURCES, *DOCUMENTS)
-            for found in british(path.read_text("utf-8"))] == []
+    texts = [*((source.name, source.text) for source in sources()),
+             *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in DOCUMENTS)]
+    assert [f"{name}:{found}" for name, text in texts for found in british(text)] == []
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_retired_names_do_not_come_back() -> None:
-    found = {(str(path.relative_to(ROOT)), word) for path in SOURCES for word in words(path) & RETIRED.keys()}
+    found = {(source.name, word) for source in sources() for word in words(source) & RETIRED.keys()}
     assert {f"{file}: {word} → {RETIRED[word]}" for file, word in found - ALLOWED.keys()} == set()
     assert ALLOWED.keys() - found == set(), "an exception that is no longer needed"
 
@@ -137,13 +151,12 @@ def handwritten() -> list[Path]:
 
 def strings() -> Iterator[str]:
     """The texts of the program that are sentences: strings of several words, docstrings left out."""
-    for path in SOURCES:
-        tree = ast.parse(path.read_text("utf-8"))
-        documentation = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(
+    for source in sources():
+        documentation = {id(node.body[0].value) for node in source.nodes if isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             and node.body and isinstance(node.body[0], ast.Expr)}
-        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        for node in ast.walk(tree):
+        inner = {id(part) for node in source.nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in source.nodes:
             if isinstance(node, ast.JoinedStr):
                 text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -179,6 +192,7 @@ def ninth_decile(texts: Sequence[str]) -> int:
     return lengths[int(0.9 * (len(lengths) - 1))]
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_the_words_of_the_program_only_become_plainer() -> None:
     """A word is counted once for each string; the message says where to go on."""
     found: Counter[str] = Counter()

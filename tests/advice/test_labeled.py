@@ -11,6 +11,7 @@ import pytest
 from benchmarks.advice import analysis_of, main
 from gputop.simulation.job import Job
 from gputop.simulation.timeline import simulate
+from tests.advice.evidence import check_evidence
 from tests.advice.labeled.case import HIGH, LOW, MEDIUM, Case, severity_window
 from tests.advice.labeled.cases import fault_case
 from tests.advice.labeled.faults import FAULTS
@@ -29,7 +30,9 @@ TRUE = (
 
 
 def findings(case: Case) -> list[tuple[str, str]]:
-    return [(f.id, f.severity) for f in analysis_of(case).findings]
+    analysis = analysis_of(case)
+    check_evidence(analysis)
+    return [(f.id, f.severity) for f in analysis.findings]
 
 
 def test_there_is_a_fault_for_each_rule_on_traces() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from gputop.advice.trace.inputs import MISSING as TRACE_INPUTS
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.render.step_parts import PART_BY_ID
 from gputop.timeline.model import CAUSES
+from tests.source_trees import sources
 
 ROOT = Path(__file__).parents[2]
 # Causes of idle gaps, and the two ways into which a host that launches is divided further.
@@ -133,10 +135,10 @@ def test_no_document_misspells_an_id(path: Path) -> None:
     assert not {word: near for word in words - FINDING_IDS if (near := get_close_matches(word, FINDING_IDS, 1, 0.9))}
 
 
-def ids_in_code(tree: ast.AST) -> set[str]:
+def ids_in_code(nodes: Sequence[ast.AST]) -> set[str]:
     """Strings of the code that stand where an id of a finding or a limit is meant."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in ("Finding", "Abstained"):
@@ -155,10 +157,12 @@ def strings(node: ast.AST | None) -> set[str]:
             } if node is not None else set()
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_no_code_names_an_id_that_is_no_rule() -> None:
     prefixes = {id_.split(".")[0] for id_ in LIMITS}
     named: dict[str, set[str]] = {}
-    for path in (*(ROOT / "gputop" / "advice").rglob("*.py"), *(ROOT / "gputop" / "diagnosis").rglob("*.py")):
-        own = {word for word in ids_in_code(ast.parse(path.read_text(encoding="utf-8"))) if ID.fullmatch(word)}
-        named[path.name] = own - FINDING_IDS - prefixes
+    for module in sources():
+        if module.folder in ("advice", "diagnosis"):
+            own = {word for word in ids_in_code(module.nodes) if ID.fullmatch(word)}
+            named[module.name] = own - FINDING_IDS - prefixes
     assert not {name: own for name, own in named.items() if own}

@@ -17,6 +17,7 @@ from gputop.doctor.driver_facts import facts_from
 from gputop.launch.inside import gputop_serve
 from gputop.profiler.discovery import rank_of
 from gputop.profiler.workers import tf_config_hosts
+from tests.source_trees import dotted, sources
 
 # Each in a process of its own: only the first look at a type counts, and what goes wrong there ends the process.
 _THREADS = """
@@ -47,16 +48,16 @@ def test_threads_that_meet_a_type_for_the_first_time_read_it() -> None:
 _OTHER_READERS = {"launch/inside/gputop_serve.py", "trace/readers/chrome/json_stream.py", "ranks/stack_sampler.py"}
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_json_has_one_door() -> None:
-    package = Path(codec.__file__).parents[1]
     readers = set()
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+    for source in sources():
+        for node in source.nodes:
+            name = dotted(node) if isinstance(node, ast.Attribute) else ""
             imported = isinstance(node, ast.ImportFrom) and node.module in ("json", "msgspec.json")
             if imported or name in ("json.loads", "json.load", "json.JSONDecoder", "msgspec.json.decode",
                                     "msgspec.json.Decoder"):
-                readers.add(str(path.relative_to(package)))
+                readers.add(source.name)
     assert readers == {"core/codec.py"} | _OTHER_READERS
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from gputop.commands.systemd_unit import user_unit
 from gputop.core.own_program import child_command, gputop_command, pip_command
 from gputop.doctor import driver, node
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
+from tests.source_trees import sources
 
-PACKAGE = Path(__file__).resolve().parents[2] / "gputop"
 _PLANTED = ("contextlib", "json", "linecache", "msgspec", "subprocess", "textual", "types", "warnings", "gputop")
 
 
@@ -77,18 +76,18 @@ def test_the_program_is_named_by_a_path_that_leads_there_from_anywhere(
     assert gputop_command()[0] == sys.executable
 
 
+@pytest.mark.usefixtures("parsed_sources")
 def test_no_source_starts_a_module_or_code_of_its_own_by_another_way() -> None:
     """``-m`` and ``-c`` of Python stand in one file."""
     found = []
-    for file in PACKAGE.rglob("*.py"):
-        text = file.read_text()
-        strings = [token.string for token in tokenize.generate_tokens(io.StringIO(text).readline)
-                   if token.type in (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1))]
-        executes = "sys.executable" in text
-        if file.name != "own_program.py" and (
+    for source in sources():
+        literals = [node.value for node in source.nodes if isinstance(node, ast.Constant)]
+        strings = [value for value in literals if isinstance(value, str)]
+        executes = "sys.executable" in source.text
+        if source.name != "core/own_program.py" and (
                 any(re.search(r"-m (gputop|pip)\b", string) for string in strings)
-                or (executes and any(re.fullmatch(r"[\"']-[a-zA-Z]*[mc][\"']", string) for string in strings))):
-            found.append(str(file.relative_to(PACKAGE)))
+                or (executes and any(re.fullmatch(r"-[a-zA-Z]*[mc]", string) for string in strings))):
+            found.append(source.name)
     # "python -m gputop" is a way for users, whose folder it is.
     assert found == ["__main__.py"]
 

@@ -161,7 +161,10 @@ def _unharmed(process: subprocess.Popen[str]) -> None:
         assert "TracerPid:\t0\n" in (task / "status").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
+# Each signal in one kind of sleep and one signal in each: how a sleep is made again knows nothing of gputop's signals.
+@pytest.mark.parametrize(("job", "number"), [
+    *(("clock_nanosleep", n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)),
+    ("poll", signal.SIGTERM), ("relative", signal.SIGTERM)], indirect=["job"])
 def test_a_signal_ends_gputop_after_it_has_released_the_job(job, number):
     moments, held, *ends = _attack(job, number)
     assert (moments > 30, held, ends) == (True, 0, [-number, 3])  # before and after each request of the window

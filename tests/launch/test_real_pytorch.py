@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -34,11 +35,14 @@ from tests.launch.jobs import environment as clean_environment
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only before Python 3.14")
 
 _JOB = """
-import os, sys, threading, time
+import os, sys, threading, time, types
 import torch
 torch.set_num_threads(1)
 torch.manual_seed(0)
 MODE = sys.argv[1]
+if MODE not in ("plain", "ddp", "used"):  # else the optimizer loads torch.compile, which takes longer than all the rest
+    torch._dynamo = sys.modules["torch._dynamo"] = types.SimpleNamespace(
+        disable=lambda function, *_, **__: function, graph_break=lambda *_, **__: None)
 if MODE == "used":
     from torch.profiler import profile
     with profile() as profiler:
@@ -76,7 +80,7 @@ if __name__ == "__main__":
     threading.Thread(target=wait, daemon=True).start()
     for step, loss in train():
         if step == 100:
-            print("value", loss.hex(), flush=True)
+            print("value", loss.hex(), torch.__version__, flush=True)
         if MODE == "native" and step == 2:
             threading.Event().wait()  # no Python runs in it
         if ended and step > 100:
@@ -86,7 +90,6 @@ if __name__ == "__main__":
 """
 _MAX_JOB_S = 300.0
 _PYTHON = ""  # that has PyTorch
-_LOSS: list[str] = []  # of the hundredth step, by any job that trains alone
 
 
 @contextlib.contextmanager
@@ -147,7 +150,47 @@ def _capture(pid: int, logdir: Path, seconds: float = 0.5, *, hold: bool = False
     return plan
 
 
-def test_an_unprepared_job_is_recorded_and_not_changed(tmp_path):
+class _Shared(NamedTuple):
+    """A job that trained a hundred steps before anybody asked it for something. ``loss``: of the hundredth."""
+
+    process: subprocess.Popen[str]
+    pid: int
+    loss: str
+    version: str
+
+
+@pytest.fixture(scope="module")
+def shared_job(pytorch, tmp_path_factory) -> Iterator[_Shared]:
+    """Of the first tests here; the last of them kills it."""
+    with _job(tmp_path_factory.mktemp("shared")) as (process, (pid,)):
+        assert process.stdout is not None
+        _, loss, version = next(line for line in process.stdout if line.startswith("value")).split()
+        yield _Shared(process, pid, loss, version)
+
+
+def test_the_version_is_read_from_the_process_s_own_files(shared_job):
+    assert jobs.torch_version(shared_job.pid) == shared_job.version
+
+
+def test_two_gputops_get_a_trace_each(shared_job, tmp_path):
+    results = []
+    switch_on(shared_job.pid)
+    threads = [threading.Thread(target=lambda name=name: results.append(
+        _capture(shared_job.pid, tmp_path / name))) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2
+
+
+def test_a_job_that_ends_meanwhile_is_told(shared_job, tmp_path):
+    with pytest.raises(GputopError, match="ended before its trace"):
+        _capture(shared_job.pid, tmp_path, 0.9,
+                 on_progress=lambda p: p.phase == "recording" and shared_job.process.kill())
+
+
+def test_an_unprepared_job_is_recorded_and_not_changed(shared_job, tmp_path):
     with _job(tmp_path) as (process, (pid,)):
         assert client_of(pid) is None
         for number in range(2):
@@ -155,11 +198,8 @@ def test_an_unprepared_job_is_recorded_and_not_changed(tmp_path):
             assert plan.probe is not None and plan.probe.host_events > 0
         status, out = _end(process)
     assert status == 7 and "environment None" in out
-    _LOSS.append(re.findall("value (.*)", out)[0])
+    assert re.findall("value (.*)", out) == [f"{shared_job.loss} {shared_job.version}"]
     assert (tmp_path / "stderr").read_text() == ""
-    with _job(tmp_path) as (process, _):
-        _, out = _end(process)
-    assert re.findall("value (.*)", out) == [_LOSS[-1]]
 
 
 def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypatch):
@@ -181,9 +221,8 @@ def test_loader_workers_are_no_clients(tmp_path):
         assert len(children) >= 2 and not any(client_of(child) for child in children)
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-def test_ranks_are_recorded_over_the_same_seconds(tmp_path, prepared):
-    with _job(tmp_path, "ddp", ranks=2, **(_prepared() if prepared else {})) as (_, pids):
+def test_ranks_are_recorded_over_the_same_seconds(tmp_path):
+    with _job(tmp_path, "ddp", ranks=2, **_prepared()) as (_, pids):
         for pid in pids:
             switch_on(pid)
         captured = capture_workers([recorder_of(f"pid:{pid}") for pid in pids],
@@ -204,11 +243,6 @@ def test_a_job_that_used_torch_profiler_is_asked_about(tmp_path):
         assert _end(process)[0] == 7
 
 
-def test_a_job_that_ends_meanwhile_is_told(tmp_path):
-    with _job(tmp_path) as (process, (pid,)), pytest.raises(GputopError, match="ended before its trace"):
-        _capture(pid, tmp_path, 0.9, on_progress=lambda p: p.phase == "recording" and process.kill())
-
-
 def test_a_job_that_runs_no_python_is_told_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(kineto, "ANSWER_TIMEOUT_S", 2.0)
     with _job(tmp_path, "native") as (process, (pid,)):
@@ -222,26 +256,6 @@ def test_an_unsafe_job_is_refused(tmp_path):
             pytest.raises(GputopError, match="any user of this node"):
         assert pid in jobs.find_jobs().unprotected
         switch_on(pid)
-
-
-def test_two_gputops_get_a_trace_each(tmp_path):
-    results = []
-    with _job(tmp_path) as (_, (pid,)):
-        switch_on(pid)
-        threads = [threading.Thread(target=lambda name=name: results.append(
-            _capture(pid, tmp_path / name))) for name in "ab"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(results) == 2
-
-
-def test_the_version_is_read_from_the_process_s_own_files(tmp_path):
-    version = subprocess.run([_PYTHON, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True,
-                             check=True).stdout.strip()
-    with _job(tmp_path) as (_, (pid,)):
-        assert jobs.torch_version(pid) == version
 
 
 def test_with_a_gpu_nothing_is_begun_before_the_job_itself_uses_cuda(tmp_path):

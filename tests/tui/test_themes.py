@@ -29,7 +29,6 @@ FORMS = {
     "none": Preferences(colors="none"), "console": Preferences(colors="16", glyphs="console"),
     "ascii": Preferences(colors="none", glyphs="ascii"),
 }
-SIZES = [(40, 12), (80, 24), (120, 40), (200, 60)]
 
 
 def shown(app: GputopApp) -> list[str]:
@@ -49,26 +48,6 @@ def colors(app: GputopApp) -> set[str]:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_main_screen_in_each_form(snap_compare: Any, form: str) -> None:
     assert snap_compare(GputopApp(FoundSession(), FORMS[form]), terminal_size=(120, 40))
-
-
-@pytest.mark.parametrize("form", ["truecolor", *FORMS])
-async def test_every_form_at_every_size_says_the_same(form: str) -> None:
-    app = GputopApp(FoundSession(), FORMS.get(form))
-    async with app.run_test(size=SIZES[0]) as pilot:
-        for width, height in SIZES:
-            await pilot.resize_terminal(width, height)
-            await pilot.pause()
-            lines = shown(app)
-            assert len(lines) == height and all(len(line) <= width for line in lines)
-            text = "\n".join(lines)
-            assert "node-07" in text and "95%" in text
-            if width >= 80:
-                assert "GPU 0 does 2.2" in text and "up to 38%" in text and "71.2/79.6" in text
-            assert form != "ascii" or text.isascii()
-            assert form not in ("none", "ascii") or not colors(app)
-        await pilot.press("question_mark")
-        await pilot.pause()
-        assert form not in ("none", "ascii") or not colors(app), "nor in a box over it"
 
 
 @pytest.mark.parametrize("form", ["none", "ascii", "16", "console"])
