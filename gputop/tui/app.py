@@ -303,10 +303,13 @@ class GputopApp(TerminalApp):
         record = None if session.captured_before_restart else session.results.last_capture
         state = status_lines.JobState(
             session.watch.servers, session.watch.servers_known, messages.status_shown(session), record,
-            session.feed.step_period,
-            session.control.auto_capture.state() if session.control.auto_capture is not None else "",
-            session.watch.ended_server, session.restarted_s)
+            session.feed.step_period, self.coming_capture(), session.watch.ended_server, session.restarted_s)
         job.show([status_lines.job(state, session.feed.clock(), self._terminal_size.width)])
+
+    def coming_capture(self) -> str:
+        """What a capture that begins by itself waits for; "" where none is to come."""
+        auto_capture = self.session.control.auto_capture
+        return auto_capture.state() if auto_capture is not None else ""
 
     def _show_attached(self) -> None:
         """Show whether there is a server at the address that was entered last."""

@@ -106,6 +106,9 @@ class RunApp(GputopApp):
             line = self.query_one("#job", LinesWidget)
             line.show([job_line(self.job, self._terminal_size.width, self._restarting)])
 
+    def coming_capture(self) -> str:
+        return "captured once it trains, x: no" if self._after_restart is not None else super().coming_capture()
+
     def action_restart(self) -> None:
         """Ask, then end the job if it runs, start it again, and capture it once it trains."""
         from gputop.tui.screens.dialogs import Confirm
