@@ -26,7 +26,7 @@ from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the longest work
-_EQUAL_LENGTH_FACTOR = 1.5  # extra times within this factor are told as their mean, others as a range
+_EQUAL_LENGTH_FACTOR = 2.0  # extra times within this factor are told as their mean, others as a range
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
