@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from gputop.core.metrics import CGROUP_METRICS
 from gputop.core.samples import (
@@ -21,11 +22,13 @@ from gputop.core.samples import (
 )
 from gputop.session.session import Options, Session
 from gputop.telemetry.history import History
-from gputop.telemetry.ring_buffers import _Table
+from gputop.telemetry.ring_buffers import SampleRing, Tier, _Table
 from tests.records import replace
 
 START_S = 1_800_000_000.0
 GIB = 2**30
+
+Ring = TypeVar("Ring", SampleRing, Tier)
 
 Change = Callable[[GpuSample, int], GpuSample]
 
@@ -97,21 +100,29 @@ def _copy(history: History) -> History:
     (rings,) = history._rings
     twin._rings = [copy(rings)]
     twin._slots = {uuid: replace(slot, rings=twin._rings[0]) for uuid, slot in history._slots.items()}
-    for own in rings._open:
-        rings._store(own)
-    twin._rings[0]._open = [copy(own) for own in rings._open]
-    for own in twin._rings[0]._open:
-        if own is not None:
-            own.levels = own.levels[:]
-    used = [row for row, slot in enumerate(rings._slots) if slot >= 0]  # the rest is untouched memory
-    for name, table in vars(rings).items():
+    twin._rings[0].samples = _with_own_tables(rings.samples, range(rings.samples.kept))
+    twin._rings[0]._tiers = [_copy_of_tier(tier) for tier in rings._tiers]
+    return twin
+
+
+def _copy_of_tier(tier: Tier) -> Tier:
+    tier._store()
+    twin = _with_own_tables(tier, [row for row, slot in enumerate(tier._slots) if slot >= 0])
+    twin._slots = tier._slots[:]
+    if tier._open is not None:
+        twin._open = replace(tier._open, levels=tier._open.levels[:])
+    return twin
+
+
+def _with_own_tables(ring: Ring, used: Iterable[int]) -> Ring:
+    """A copy whose tables hold the rows that are used; the rest is untouched memory."""
+    twin = copy(ring)
+    for name, table in vars(ring).items():
         if isinstance(table, _Table):
-            rows = len(table.cells) // max(1, table.width)
-            mine = _Table(rows, table.width, table._code)
-            for row in used if rows == len(rings._slots) else range(rings._kept):
-                mine[row] = table[row]
-            setattr(twin._rings[0], name, mine)
-    twin._rings[0]._slots = rings._slots[:]
+            own = _Table(len(table.cells) // max(1, table.width), table.width, table._code)
+            for row in used:
+                own[row] = table[row]
+            setattr(twin, name, own)
     return twin
 
 
@@ -147,24 +158,24 @@ class StillSession(Session):
         options = Options(logdir=logdir) if logdir else Options()
         super().__init__(StillSource(), options, clock=lambda: START_S + self.tick)
         if change is None and self.tick:
-            self.history = _copy(_still_history(self.tick, gpus, fine))
+            self.feed.history = _copy(_still_history(self.tick, gpus, fine))
             for tick in range(self.tick):
-                self.sample = self._make(tick)
-                self.sample_stored(self.sample)
+                self.feed.sample = self._make(tick)
+                self.sample_stored(self.feed.sample)
         else:
-            self.sample_feed.on_backfill([self._make(tick) for tick in range(self.tick)])
-        self.feed(ticks - self.tick)
-        self.servers_known = True
+            self.feed.on_backfill([self._make(tick) for tick in range(self.tick)])
+        self.advance(ticks - self.tick)
+        self.watch.servers_known = True
 
     def start(self) -> None: ...
 
     def holding(self, *processes: ProcessSample) -> StillSession:
         """The same, whose newest sample has these processes."""
-        assert self.sample is not None
-        self.sample = replace(self.sample, processes=processes)
+        assert self.feed.sample is not None
+        self.feed.sample = replace(self.feed.sample, processes=processes)
         return self
 
-    def feed(self, ticks: int = 1) -> None:
+    def advance(self, ticks: int = 1) -> None:
         for _ in range(ticks):
-            self.sample_feed.on_sample(self._make(self.tick))
+            self.feed.on_sample(self._make(self.tick))
             self.tick += 1

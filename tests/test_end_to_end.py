@@ -57,7 +57,7 @@ def test_fast_input_is_not_blamed(tf_fast_job: TfJob, tmp_path: Path) -> None:
 
 async def test_in_the_app_one_key_names_the_cause(tf_slow_job: TfJob, tmp_path: Path) -> None:
     session = StillSession(logdir=tmp_path)
-    session.options = type(session.options)(logdir=tmp_path, capture_s=2.0)
+    session.control.options = type(session.control.options)(logdir=tmp_path, capture_s=2.0)
     session.attach(tf_slow_job.address)
     session.update_servers()
     app = GputopApp(session)
@@ -65,9 +65,10 @@ async def test_in_the_app_one_key_names_the_cause(tf_slow_job: TfJob, tmp_path: 
         await pilot.press("c")
         watched = Watched(session)
         # The capture runs on its own thread; the app's loop must stay free meanwhile.
-        await asyncio.to_thread(watched.until, lambda: session.status and not session.status.running, 120.0)
+        control = session.control
+        await asyncio.to_thread(watched.until, lambda: control.status and not control.status.running, 120.0)
         await pilot.pause()
-        assert session.status is not None and session.status.phase == "done", session.status
+        assert session.control.status is not None and session.control.status.phase == "done", session.control.status
         shown = ["".join(text for text, _ in line) for line in app.query_one(ActionsPanel)._lines]
         assert any("input" in line.lower() for line in shown), shown
         assert "step time" in "".join(text for text, _ in app.query_one("#job", LinesWidget)._lines[0])

@@ -23,16 +23,10 @@ BUDGET = {
     "core/samples.py:ProcessSample": 23,
     "goodput/model.py:Report": 21,
     "replay/snapshot_document.py:Process": 24,
-    "session/session.py:Session": 38,
     "simulation/job.py:Job": 87,
-    "sources/dcgm/client.py:DcgmClient": 34,
-    "telemetry/ring_buffers.py:Rings": 23,
-    "telemetry/sampler.py:Sampler": 27,
     "timeline/reader.py:Timeline": 28,
     "trace/model.py:Trace": 29,
     "trace/readers/xspace/reader.py:_XSpace": 33,
-    "tui/app.py:GputopApp": 22,
-    "tui/monitor/gpu_table.py:GpuTable": 30,
     "tui/timeline/picture.py:TimelinePicture": 21,
 }
 
@@ -64,7 +58,7 @@ def test_no_class_has_more_attributes_than_today():
 # Records that are not Structs, by package: the rule is in docs/contributing/architecture.md. A number may only fall.
 DATACLASSES = {
     "advice": 1, "analysis": 18, "core": 4, "diagnosis": 4, "doctor": 2, "goodput": 7, "launch": 7, "profiler": 5,
-    "rules": 14, "simulation": 14, "sources": 17, "telemetry": 11, "trace": 28, "tui": 10,
+    "rules": 14, "simulation": 14, "sources": 17, "telemetry": 10, "trace": 28, "tui": 10,
 }
 NAMED_TUPLES = {
     "advice": 4, "analysis": 65, "cluster": 1, "commands": 1, "comparison": 2, "core": 3, "diagnosis": 4, "export": 3,

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
         raise GputopError("--force cannot be combined with --on-dip: nobody is there to accept its cost",
                           "Leave out --force or --on-dip.", EXIT_USAGE)
     session = Session(source_of(args), replace(options, capture_s=args.seconds))
-    auto_capture = session.auto_capture
+    auto_capture = session.control.auto_capture
     assert auto_capture is not None
     stop, ended = threading.Event(), threading.Event()
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
         stop.set()
 
     def changed(change: Change) -> None:
-        status = session.status
+        status = session.control.status
         if change == "failed" or (change == "capture" and status is not None and not status.running):
             ended.set()
 
@@ -49,13 +49,13 @@ def run(args: argparse.Namespace, options: Options) -> int:
         session.listen(changed)
         session.start()
         say(f"waiting for {options.auto_capture.rule.text}; ctrl-c ends it")
-        reported, last_reported = "", session.last_capture
+        reported, last_reported = "", session.results.last_capture
         while session.failure is None:
             ended.wait(_POLL_PERIOD_S)
             if auto_capture.note != reported:
                 reported = auto_capture.note
                 say(reported)
-            running = session.status is not None and session.status.running
+            running = session.control.status is not None and session.control.status.running
             if stop.is_set() and not (running and not ended.is_set()):
                 return EXIT_OK
             if stop.is_set():
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
             if ended.is_set() and not running:
                 ended.clear()
                 _report(session, last_reported, as_json=args.json, full=args.full)
-                last_reported = session.last_capture
+                last_reported = session.results.last_capture
                 if auto_capture.done:
                     return EXIT_OK
         raise session.failure
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
 
 def _report(session: Session, last_reported: CaptureRecord | None, *, as_json: bool, full: bool) -> None:
     """Print the result of a capture newer than ``last_reported``, or why it failed; the command goes on waiting."""
-    status, record = session.status, session.last_capture
+    status, record = session.control.status, session.results.last_capture
     if record is None or record is last_reported:
         assert status is not None
         say(sentences(status.message, status.fix))

@@ -111,7 +111,7 @@ def start(session: Session, seconds: float) -> None:
     ready = threading.Event()
 
     def listener(change: str) -> None:
-        sample, history = session.sample, session.history
+        sample, history = session.feed.sample, session.feed.history
         sampled = False
         if history is not None and sample is not None and sample.interval_s is not None:
             # A GPU whose driver was late for just this sample is waited for; one that hangs is not.
@@ -123,7 +123,7 @@ def start(session: Session, seconds: float) -> None:
 
     session.listen(listener)
     session.start()
-    timeout_s = max(seconds, 2 * session.interval_s) + 30.0
+    timeout_s = max(seconds, 2 * session.feed.interval_s) + 30.0
     if not ready.wait(timeout_s):
         raise GputopError(f"no sample within {timeout_s:.0f} s: the driver does not answer",
                           "Check whether nvidia-smi returns; a hung driver needs a GPU reset or a reboot.")

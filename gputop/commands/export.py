@@ -84,7 +84,7 @@ def _textfile_folder(path: Path, session: Session) -> Iterator[Folder]:
     """
     from gputop.core.files import writable_folder
 
-    if session.source.simulated:
+    if session.feed.source.simulated:
         raise GputopError("simulated values are not written for node_exporter, which would report them as real",
                           "Use --listen, or leave out --demo.", EXIT_USAGE)
     try:

@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     session = Session(source_of(args), options_of(args))
     with contextlib.closing(session):
         start(session, args.seconds)
-        if not session.servers_known or args.attach:
+        if not session.watch.servers_known or args.attach:
             try:
                 _within(SERVERS_S, "looking for profiler servers", session.update_servers)
             except _TooLong as error:
                 say(f"without the profiler servers: {error}")
-        for server in session.servers:
+        for server in session.watch.servers:
             if server.problem is not None:
                 say(f"no profiler server at {server.address}: {server.problem}")
         kind = args.format or format_of(args.output or Path())

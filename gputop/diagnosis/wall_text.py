@@ -28,6 +28,7 @@ _NAMED_BY: dict[str, tuple[str, ...]] = {
     "prediction": ("evaluation_share",),
     "start": ("retracing",),
 }
+_UNRECORDED = WALL_PARTS["unrecorded"][0]
 SEE_MORE = "A longer recording shows it (key C, or gputop capture --seconds 60)."
 
 
@@ -79,12 +80,14 @@ def wall_title(wall: WallTime) -> str:
 
 
 def wall_sentence(wall: WallTime) -> str:
-    """"10.0 s recorded: training steps 5.0 s, evaluation 3.0 s, between steps 2.0 s (train.py:11 Save.on_epoch_end)."
+    """"10.0 s recorded: training steps 5.0 s, evaluation 3.0 s, between steps 2.0 s (train.py:11 Save.on_epoch_end).",
+    with what was not recorded "10.0 s of 10.8 s recorded: ..."
     """
-    rows = sorted(wall_rows(wall), key=lambda row: -row.time_s)
+    whole = f" of {seconds(wall.total_s)}" if any(row.name == _UNRECORDED for row in wall_rows(wall)) else ""
+    rows = sorted((row for row in wall_rows(wall) if row.name != _UNRECORDED), key=lambda row: -row.time_s)
     shown = [row for i, row in enumerate(rows) if row.share >= (0.01 if i < _SENTENCE_PARTS else WORTH_SAYING)]
     listed = ", ".join(f"{row.name} {seconds(row.time_s)}" + (f" ({row.what})" if row.what else "") for row in shown)
-    return f"{seconds(wall.recorded_s)} recorded: {listed}."
+    return f"{seconds(wall.recorded_s)}{whole} recorded: {listed}."
 
 
 def worth_saying(wall: WallTime | None) -> bool:

@@ -141,32 +141,32 @@ class Exporter:
     @property
     def sample(self) -> NodeSample | None:
         """The newest one."""
-        return self._session.sample
+        return self._session.feed.sample
 
     @property
     def has_rates(self) -> bool:
         """Return whether there are two samples, between which rates can be told."""
-        return self._session.sample is not None and self._session.sample.interval_s is not None
+        return self._session.feed.sample is not None and self._session.feed.sample.interval_s is not None
 
     def _count(self, change: str) -> None:
-        status = self._session.status
+        status = self._session.control.status
         if change == "capture" and status is not None and not status.running:
             self._captures[status.phase] += 1
 
     def figures(self) -> Iterator[Figure]:
         """Every sample that is known: its family, its labels and its value in the family's unit."""
         session = self._session
-        sample = session.sample
+        sample = session.feed.sample
         yield _BUILD, {"version": __version__, "source": sample.source if sample else ""}, 1
-        yield _INTERVAL, {}, session.interval_s
+        yield _INTERVAL, {}, session.feed.interval_s
         if sample is not None:
             yield _SAMPLE_TIME, {}, sample.time_s
-            if session.clock() - sample.time_s <= max(STALE_S, 5 * session.interval_s):
+            if session.feed.clock() - sample.time_s <= max(STALE_S, 5 * session.feed.interval_s):
                 yield from _of_node(sample)
                 yield from self._of_job()
         for result, count in self._captures.items():
             yield _CAPTURES, {"result": result}, count
-        record = session.last_capture
+        record = session.results.last_capture
         if record is not None:
             yield _CAPTURE_TIME, {}, record.time_s
             if record.step_s is not None:
@@ -176,11 +176,11 @@ class Exporter:
             yield _REQUESTS, {"code": str(code)}, count
 
     def _of_job(self) -> Iterator[Figure]:
-        period = self._session.step_period
+        period = self._session.feed.step_period
         if period is not None and period.period_s is not None:
             yield _PERIOD, {}, period.period_s
             yield _CONFIDENCE, {}, period.confidence
-        for finding in self._session.findings:
+        for finding in self._session.results.findings:
             yield _FINDING, {"finding": finding.id, "severity": finding.severity, "origin": finding.origin}, 1
             if finding.gain.step_time is not None:
                 yield _SAVING, {"finding": finding.id, "per": finding.gain.per}, finding.gain.step_time

@@ -54,23 +54,23 @@ def document(session: Session) -> dict[str, Any]:
 
 def _document(session: Session) -> form.Document:
     sample = _sample(session)
-    record = session.last_capture
+    record = session.results.last_capture
     return document_of(
-        form.Document, sample, gputop=__version__, interval_s=session.interval_s, host=form.Host.of(sample.host),
+        form.Document, sample, gputop=__version__, interval_s=session.feed.interval_s, host=form.Host.of(sample.host),
         gpus=tuple(map(form.Gpu.of, sample.gpus)), processes=tuple(map(form.Process.of, sample.processes)),
-        history=_history(session.history, sample),
-        spectrogram=_spectrogram(session.history, sample, session.interval_s),
-        step_period=_step_period(session.step_period, session.history),
+        history=_history(session.feed.history, sample),
+        spectrogram=_spectrogram(session.feed.history, sample, session.feed.interval_s),
+        step_period=_step_period(session.feed.step_period, session.feed.history),
         servers=tuple(document_of(form.Server, s, description=redaction.command(s.description))
-                      for s in session.servers),
+                      for s in session.watch.servers),
         capture=None if record is None else form.Capture.of(record),
-        findings=session.findings, limit=session.live.limit, abstained=session.live.abstained)
+        findings=session.results.findings, limit=session.results.live.limit, abstained=session.results.live.abstained)
 
 
 def _sample(session: Session) -> NodeSample:
-    if session.sample is None:
+    if session.feed.sample is None:
         raise GputopError("nothing was sampled yet", "Wait a second and try again.")
-    return redaction.sample(session.sample)
+    return redaction.sample(session.feed.sample)
 
 
 def _history(history: History | None, sample: NodeSample) -> form.History | None:
@@ -136,7 +136,7 @@ def to_json(doc: Mapping[str, Any]) -> str:
 def to_text(session: Session) -> str:
     """The snapshot as plain text to paste into a ticket: prose and the analysis within 80 columns; names of
     GPUs, commands and paths are not wrapped."""
-    sample, record = _sample(session), session.last_capture
+    sample, record = _sample(session), session.results.last_capture
     out = ["*** SIMULATED: no hardware was measured ***"] if sample.simulated else []
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sample.time_s))
     out += [f"gputop {__version__}  {printable(sample.host.hostname)}  {stamp}  {printable(sample.source)}", "",
@@ -146,23 +146,23 @@ def to_text(session: Session) -> str:
     for other in sample.busy_without_gpu:
         out.append(f"  pid {other.pid}  {printable(other.user or '?')}  no GPU, CPU {other.cpu_cores.value:.1f} cores  "
                    f"{printable(short_command(other.command) if other.command is not None else 'N/A')}")
-    for server in session.servers:
+    for server in session.watch.servers:
         what = server.problem or short_description(server.description)
         out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
     if record is not None:
         out += ["", *_capture_lines(record)]
-    return "\n".join([*out, *_not_judged_lines(session.live.abstained)]) + "\n"
+    return "\n".join([*out, *_not_judged_lines(session.results.live.abstained)]) + "\n"
 
 
 def _finding_lines(session: Session) -> list[str]:
     """Return what to do; where nothing was found, what bounds the job."""
-    record = session.last_capture
-    nothing = ": no problem visible yet" if session.live.abstained else ": no problem visible"
-    unread = unread_text(session.sample)
-    out = ["What to do" + ("" if session.findings or unread else nothing), *wrap(unread, _COLUMNS)]
-    if not session.findings:
-        out += wrap(record.limit if record is not None else session.live.limit, _COLUMNS)
-    for f in session.findings:
+    record = session.results.last_capture
+    nothing = ": no problem visible yet" if session.results.live.abstained else ": no problem visible"
+    unread = unread_text(session.feed.sample)
+    out = ["What to do" + ("" if session.results.findings or unread else nothing), *wrap(unread, _COLUMNS)]
+    if not session.results.findings:
+        out += wrap(record.limit if record is not None else session.results.live.limit, _COLUMNS)
+    for f in session.results.findings:
         gain = gain_text(f, record.step_s if record is not None else None)
         title = f.title + (f" ({gain})" if gain else "")
         out += [*wrap(title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
@@ -183,9 +183,9 @@ def _host_lines(session: Session, sample: NodeSample) -> Iterator[str]:
     yield (f"Host  CPU {reading(h['cpu_ratio'])}{_cores(h)}  RAM {reading(h['memory_used_bytes'])}/"
            f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
            f"  net in {reading(h['net_rx_bytes_per_s'])}")
-    if session.step_period is not None and session.step_period.period_s is not None:
-        yield (f"Step period, an estimate from the load: {seconds(session.step_period.period_s)}, "
-               f"confidence {session.step_period.confidence:.1f}")
+    if session.feed.step_period is not None and session.feed.step_period.period_s is not None:
+        yield (f"Step period, an estimate from the load: {seconds(session.feed.step_period.period_s)}, "
+               f"confidence {session.feed.step_period.confidence:.1f}")
     yield from map(_adapter_line, h.adapters)
     nodes: dict[int, list[int]] = {}
     for g in sample.gpus:

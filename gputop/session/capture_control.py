@@ -78,7 +78,7 @@ class CaptureControl:
     def __init__(self, source: Source | Player, options: Options, clock: Callable[[], float],
                  receiver: CaptureReceiver) -> None:
         self.options = options
-        self.server_watch = ServerWatch(source, options, receiver.servers_changed)
+        self.watch = ServerWatch(source, options, receiver.servers_changed)
         self.status: CaptureStatus | None = None
         self.auto_capture: AutoCapture | None = None
         self._node = WatchedNode()
@@ -100,14 +100,14 @@ class CaptureControl:
         """Start to look for servers, and for dips. A recording has neither: its processes run no longer."""
         if isinstance(self._source, Player):
             return
-        self.server_watch.start()
+        self.watch.start()
         if self.auto_capture is not None:
             self.auto_capture.start()
 
     def close(self) -> None:
         """End the threads and the capture under way; returns at once."""
         self._closing.set()
-        self.server_watch.close()
+        self.watch.close()
         self._stop_capture.set()
         self._hurry.set()
         if self.auto_capture is not None:
@@ -115,12 +115,12 @@ class CaptureControl:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        return self.server_watch.servers
+        return self.watch.servers
 
     def update_node(self, node: WatchedNode) -> None:
         """This is known of the node now."""
         self._node = node
-        self.server_watch.update_sample(node.sample)
+        self.watch.update_sample(node.sample)
 
     # -- captures -----------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class CaptureControl:
         if request.process is not None:
             self.start_server(request.process, request)
             return None
-        watch = self.server_watch
+        watch = self.watch
         if not watch.servers and not watch.servers_known:
             raise GputopError("gputop is still looking for profiler servers", "Press c again in a moment.")
         if request.job is not None:
@@ -272,10 +272,10 @@ class CaptureControl:
         name = f"process {pid}"
         try:
             ready = make_ready(pid, self._stop_capture, hold=request.hold, started=request.process_started)
-            self.server_watch.update()
+            self.watch.update()
             server = next((s for s in self.servers if ready.address == s.address or s.pid == pid), None)
             if server is not None and not server.asked:
-                self.server_watch.choose_job(server)
+                self.watch.choose_job(server)
             if self._stop_capture.is_set():
                 self.set_status(CaptureStatus("failed", name, request.seconds, message=f"stopped; {ready.line}"))
             else:
@@ -321,7 +321,7 @@ class CaptureControl:
 
     def _set_status(self, status: CaptureStatus | None) -> None:
         self.status = status
-        self.server_watch.busy = self._captured if status is not None and status.running else ()
+        self.watch.busy = self._captured if status is not None and status.running else ()
 
     def _fail(self, name: str, asked_s: float, error: Exception, goes_on: str = "the job itself continues") -> None:
         """The capture ``name`` ended by this error, which is a bug unless it is a GputopError."""
@@ -349,7 +349,7 @@ class CaptureControl:
             self._fail(name, asked_s, error)
             return
         record = replace(record, notices=(*request.notices, *record.notices),
-                         uncaptured=left_out(self.servers, servers, job_chosen=self.server_watch.job.chosen))
+                         uncaptured=left_out(self.servers, servers, job_chosen=self.watch.job.chosen))
         self._receiver.capture_ended(record, servers)
         if record.problem is None:
             self.set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
@@ -365,7 +365,7 @@ class CaptureControl:
 
         prepare()  # a second that is not in the way later
         while not wait.over(self._clock(), self._node.expected_idle(servers)):
-            if self.server_watch.ended_server in servers:
+            if self.watch.ended_server in servers:
                 break
             self._tell_wait(wait, servers)
             if self._hurry.wait(min(_WAIT_POLL_S, max(0.0, wait.start_s - self._clock()))):
@@ -379,7 +379,7 @@ class CaptureControl:
     def _capture(self, servers: Sequence[Server], request: CaptureRequest) -> CaptureRecord:
         """Capture and analyze; raises GputopError where there is no trace."""
         auto = self.auto_capture if request.reason else None
-        agreed = [s.pid for s in servers if s.pid is not None and s.address in self.server_watch.job.agreed]
+        agreed = [s.pid for s in servers if s.pid is not None and s.address in self.watch.job.agreed]
         run = CaptureRun(self._stop_capture, self._closing, self.set_status,
                          StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
                          lambda record, of: self._node.counters(record, of), self._node.live_steps())

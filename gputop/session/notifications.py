@@ -85,19 +85,19 @@ class News:
         self._last_s: dict[tuple[Kind, str], float] = {}
         self._recent: deque[float] = deque(maxlen=MOST_AN_HOUR)
         self._left_out = 0
-        self._events_s = session.clock()
+        self._events_s = session.feed.clock()
         self._capture_s = 0.0
         self._ended: object = None
 
     def of(self, change: Change) -> list[Notification]:
-        now_s = self._session.clock()
+        now_s = self._session.feed.clock()
         news = [*self._findings(now_s), *self._faults(now_s), *self._job()]
         if change in ("capture", "failed"):
             news += self._capture()
         return [new for kind, title, text in news if (new := self._limited(kind, title, text, now_s)) is not None]
 
     def _findings(self, now_s: float) -> Iterator[tuple[Kind, str, str]]:
-        for finding in self._session.live.findings:
+        for finding in self._session.results.live.findings:
             held = self._held.get(finding.id)
             if held is None or now_s - held.seen_s > HOLD_S:
                 held = self._held[finding.id] = _Held(now_s, now_s)
@@ -107,19 +107,19 @@ class News:
                 yield "finding", finding.title, f"{finding.why} {finding.action}"
 
     def _faults(self, now_s: float) -> Iterator[tuple[Kind, str, str]]:
-        for event in self._session.events.between(self._events_s, now_s + 1):
+        for event in self._session.results.events.between(self._events_s, now_s + 1):
             if event.kind in _FAULTS and event.begin_s > self._events_s:
                 yield "fault", f"GPU {event.gpu}: {event.text}", f"{event.uuid}"
         self._events_s = now_s
 
     def _job(self) -> Iterator[tuple[Kind, str, str]]:
-        ended = self._session.ended_server
+        ended = self._session.watch.ended_server
         if ended is not None and ended != self._ended:
             yield "job", f"the job of process {ended.pid} has ended", f"{ended.address} {ended.description}"
         self._ended = ended
 
     def _capture(self) -> Iterator[tuple[Kind, str, str]]:
-        status, record = self._session.status, self._session.last_capture
+        status, record = self._session.control.status, self._session.results.last_capture
         if status is None or status.running or status.time_s <= self._capture_s:
             return
         self._capture_s = status.time_s
@@ -140,6 +140,6 @@ class News:
         self._last_s = recent_s | {(kind, title): now_s}
         self._recent.append(now_s)
         left_out, self._left_out = self._left_out, 0
-        sample = self._session.sample
+        sample = self._session.feed.sample
         host = sample.host.hostname if sample is not None else ""
-        return Notification.of(kind, now_s, host, title, text, self._session.source.simulated, left_out)
+        return Notification.of(kind, now_s, host, title, text, self._session.feed.source.simulated, left_out)

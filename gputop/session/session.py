@@ -3,9 +3,9 @@
 A :class:`Session` owns every thread that touches hardware, sockets or files, by its parts: a
 :class:`~gputop.session.sample_feed.SampleFeed` brings samples, a
 :class:`~gputop.session.capture_control.CaptureControl` finds servers and captures, a
-:class:`~gputop.session.finding_store.FindingStore` keeps what was found out. Views read the attributes of the session,
-which are replaced and never changed in place, and ask it for actions. After each change it calls the listeners,
-from the thread on which the change was made.
+:class:`~gputop.session.finding_store.FindingStore` keeps what was found out. Views read the attributes of these parts,
+which are replaced and never changed in place, and ask the session for actions. After each change it calls the
+listeners, from the thread on which the change was made.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from signal import Signals
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
-from gputop.core.findings import Advice, Finding
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
 from gputop.replay.player import Player
 from gputop.session.capture_control import CaptureControl
-from gputop.session.event_log import EventLog
 from gputop.session.finding_store import FindingStore
-from gputop.session.gpu_numbers import GpuNumbers
 from gputop.session.options import Options
 from gputop.session.rank_watch import RankWatch
 from gputop.session.sample_feed import Arrival, SampleFeed
@@ -40,13 +37,9 @@ from gputop.telemetry.sampler import Sampler
 if TYPE_CHECKING:
     from gputop.ranks.stacks import ProcessStacks
     from gputop.replay.snapshot import Snapshot
-    from gputop.session.auto_capture.controller import AutoCapture
     from gputop.session.simulated_ranks import SimulatedRanks
-    from gputop.telemetry.history import History
-    from gputop.telemetry.step_period import StepPeriodEstimate
 
 Change = Literal["sample", "servers", "capture", "failed"]
-_T = TypeVar("_T")
 
 
 def _simulated_ranks(source: Source | Player) -> SimulatedRanks | None:
@@ -62,52 +55,8 @@ def _simulated_ranks(source: Source | Player) -> SimulatedRanks | None:
     return SimulatedRanks(source)
 
 
-class _Delegated(Generic[_T]):
-    """An attribute of a session that one of its parts has under the same name."""
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, session: Session, owner: Any = None) -> _T:
-        value: _T = getattr(getattr(session, self._part), self._name)
-        return value
-
-    def __set__(self, session: Session, value: _T) -> None:
-        setattr(getattr(session, self._part), self._name, value)
-
-
 class Session:
     """Everything that is known about the node, kept up to date by background threads."""
-
-    source: _Delegated[Source | Player] = _Delegated("sample_feed")
-    player: _Delegated[Player | None] = _Delegated("sample_feed")
-    clock: _Delegated[Callable[[], float]] = _Delegated("sample_feed")
-    sample: _Delegated[NodeSample | None] = _Delegated("sample_feed")
-    known_gpus: _Delegated[NodeSample | None] = _Delegated("sample_feed")
-    history: _Delegated[History | None] = _Delegated("sample_feed")
-    step_period: _Delegated[StepPeriodEstimate | None] = _Delegated("sample_feed")
-    interval_s: _Delegated[float] = _Delegated("sample_feed")
-
-    options: _Delegated[Options] = _Delegated("capture_control")
-    servers: _Delegated[tuple[Server, ...]] = _Delegated("server_watch")
-    servers_known: _Delegated[bool] = _Delegated("server_watch")
-    discovery_notes: _Delegated[tuple[str, ...]] = _Delegated("server_watch")
-    ended_server: _Delegated[Server | None] = _Delegated("server_watch")
-    status: _Delegated[CaptureStatus | None] = _Delegated("capture_control")
-    auto_capture: _Delegated[AutoCapture | None] = _Delegated("capture_control")
-
-    live: _Delegated[Advice] = _Delegated("finding_store")
-    findings: _Delegated[tuple[Finding, ...]] = _Delegated("finding_store")
-    events: _Delegated[EventLog] = _Delegated("finding_store")
-    last_capture: _Delegated[CaptureRecord | None] = _Delegated("finding_store")
-    captures: _Delegated[tuple[CaptureRecord, ...]] = _Delegated("finding_store")
-    baseline: _Delegated[CaptureRecord | None] = _Delegated("finding_store")
-    captures_this_run: _Delegated[tuple[CaptureRecord, ...]] = _Delegated("finding_store")
-    gpu_numbers: _Delegated[GpuNumbers] = _Delegated("finding_store")
-    earlier_captures: _Delegated[int] = _Delegated("server_watch")
 
     def __init__(self, source: Source | Player, options: Options | None = None,
                  clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
@@ -120,25 +69,26 @@ class Session:
         self.replayed_snapshot = replayed_snapshot
         self.failure: GputopError | None = None
         self.ring: Callable[[str], None] | None = None  # how the terminal is reached, where there is a screen
-        self.sample_feed = SampleFeed(source, options.interval_s, clock, sampler, self,
-                                      estimate_step_period=replayed_snapshot is None)
-        self.capture_control = CaptureControl(source, options, self._now_s, self)
-        self.server_watch = self.capture_control.server_watch
-        self.finding_store = FindingStore(self._now_s, replayed_snapshot)
+        # The parts: samples, captures, profiler servers and their jobs, findings and finished captures.
+        self.feed = SampleFeed(source, options.interval_s, clock, sampler, self,
+                               estimate_step_period=replayed_snapshot is None)
+        self.control = CaptureControl(source, options, self._now_s, self)
+        self.watch = self.control.watch
+        self.results = FindingStore(self._now_s, replayed_snapshot)
         # Of a job of this node and of now.
         self._simulated_ranks = simulated = _simulated_ranks(source)
         self.rank_watch = RankWatch(simulated.ask, simulated.hosts, simulated.earlier) if simulated is not None else (
             None if isinstance(source, Player) or source.simulated else RankWatch())
         if replayed_snapshot is not None:
-            self.servers, self.servers_known = replayed_snapshot.servers, True
-        self.started_s = self.clock()
+            self.watch.servers, self.watch.servers_known = replayed_snapshot.servers, True
+        self.started_s = self.feed.clock()
         self._job_restarted_s: float | None = None  # the simulated one, by the user
         self._listeners: list[Callable[[Change], None]] = []
         self._started = False
         self._closing = threading.Event()
 
     def _now_s(self) -> float:
-        return self.sample_feed.clock()
+        return self.feed.clock()
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -151,16 +101,16 @@ class Session:
         if self._started:
             return
         self._started = True
-        self.sample_feed.start()
-        self.capture_control.start()
+        self.feed.start()
+        self.control.start()
 
     def close(self) -> None:
         """Stop everything; returns within half a second, whatever a driver or a server is doing."""
         self._closing.set()
-        self.capture_control.close()
+        self.control.close()
         if self.rank_watch is not None:
             self.rank_watch.close()
-        self.sample_feed.stop()
+        self.feed.stop()
 
     def _notify(self, change: Change) -> None:
         if not self._closing.is_set():
@@ -174,64 +124,65 @@ class Session:
     # -- actions ------------------------------------------------------------------------------
 
     def set_interval(self, seconds: float) -> None:
-        self.sample_feed.set_interval(seconds)
+        self.feed.set_interval(seconds)
 
     def attach(self, address: str) -> str:
         """See :meth:`ServerWatch.attach`."""
-        return self.server_watch.attach(address)
+        return self.watch.attach(address)
 
     def update_servers(self) -> None:
         """See :meth:`ServerWatch.update`."""
-        self.server_watch.update()
+        self.watch.update()
 
     def capture_request(self, *, force: bool = False) -> CaptureRequest:
         """See :meth:`CaptureControl.request`."""
-        return self.capture_control.request(force=force)
+        return self.control.request(force=force)
 
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
         """See :meth:`CaptureControl.start_capture`; None: a capture as the options have it."""
-        return self.capture_control.start_capture(request or self.capture_request())
+        return self.control.start_capture(request or self.capture_request())
 
     def capture_now(self, force: bool = False) -> bool:
         """See :meth:`CaptureControl.capture_now`."""
-        return self.capture_control.capture_now(force)
+        return self.control.capture_now(force)
 
     def take_question(self) -> CaptureQuestion | None:
         """See :meth:`CaptureControl.take_question`."""
-        return self.capture_control.take_question()
+        return self.control.take_question()
 
     def start_server(self, pid: int, request: CaptureRequest) -> None:
         """See :meth:`CaptureControl.start_server`."""
-        self.capture_control.start_server(pid, request)
+        self.control.start_server(pid, request)
 
     @property
     def processes_to_serve(self) -> tuple[ProcessSample, ...]:
         """The processes of the newest sample in which a profiler server could be wanted: none answers yet, and they
         are of this node and of now."""
-        served = bool(usable(self.servers)) or not self.servers_known  # or not known to be without
-        if self.player is not None or self.source.simulated or served:
+        served = bool(usable(self.watch.servers)) or not self.watch.servers_known  # or not known to be without
+        if self.feed.player is not None or self.feed.source.simulated or served:
             return ()
-        return tuple(p for p in self.sample.processes if p.reason not in (ENDED, ZOMBIE)) if self.sample else ()
+        sample = self.feed.sample
+        return tuple(p for p in sample.processes if p.reason not in (ENDED, ZOMBIE)) if sample is not None else ()
 
     def watch_job(self, server: Server) -> None:
         """See :meth:`ServerWatch.choose_job`."""
-        self.server_watch.choose_job(server)
+        self.watch.choose_job(server)
 
     def expect_restart(self, addresses: Sequence[str]) -> None:
         """See :meth:`ServerWatch.expect_restart`."""
-        self.server_watch.expect_restart(addresses)
+        self.watch.expect_restart(addresses)
 
     @property
     def captured_before_restart(self) -> bool:
         """Return whether the last capture is of another job than the one that is watched now, or of an earlier start of
         it. False where that is not known."""
-        record, answering = self.last_capture, usable(self.servers)
-        if record is None or self.player is not None or not answering:
+        record, answering = self.results.last_capture, usable(self.watch.servers)
+        if record is None or self.feed.player is not None or not answering:
             return False
-        if self.source.simulated:  # its jobs end with gputop
-            taken = any(one.path == record.path for one in self.captures_this_run)
+        if self.feed.source.simulated:  # its jobs end with gputop
+            taken = any(one.path == record.path for one in self.results.captures_this_run)
             return not taken or (self._job_restarted_s is not None and record.time_s < self._job_restarted_s)
-        processes = self.sample.processes if self.sample is not None else ()
+        processes = self.feed.sample.processes if self.feed.sample is not None else ()
         starts = (p.started_s for p in processes if (p.local_pid or p.pid) == answering[0].pid)
         return (any(start_s is not None and start_s > record.time_s for start_s in starts)
                 or is_of_earlier_job(record, answering))
@@ -239,8 +190,8 @@ class Session:
     @property
     def restarted_s(self) -> float | None:
         """Unix time at which the watched job was started again while it was watched; None: it was not."""
-        restarted = self.server_watch.job.restarted
-        first = next(iter(usable(self.servers)), None)
+        restarted = self.watch.job.restarted
+        first = next(iter(usable(self.watch.servers)), None)
         if restarted is None or first is None or (first.address, first.pid) != (restarted.address, restarted.pid):
             return None
         return restarted.started_s
@@ -249,13 +200,13 @@ class Session:
     def pids_to_read(self) -> tuple[int, ...]:
         """The processes of the newest sample whose stacks can be read, by their PIDs in here; raises GputopError where
         they are not of this node and of now."""
-        if self.player is not None:
+        if self.feed.player is not None:
             raise GputopError("a recording has no stacks", "Run gputop on the node itself.")
         if self._simulated_ranks is not None and self._simulated_ranks.pids:
             return self._simulated_ranks.pids
-        if self.source.simulated:
+        if self.feed.source.simulated:
             raise GputopError("simulated processes have no stacks", "gputop --demo hang has some.")
-        return tuple(p.local_pid or p.pid for p in self.sample.processes) if self.sample is not None else ()
+        return tuple(p.local_pid or p.pid for p in self.feed.sample.processes) if self.feed.sample is not None else ()
 
     def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
         """Read where these processes stand, by py-spy or else by PyTorch's debug servers. Blocks; raises GputopError
@@ -276,31 +227,31 @@ class Session:
 
     def forget_failure(self) -> None:
         """The user has read why the last capture failed."""
-        if self.status is not None and self.status.phase == "failed":
-            self.status = replace(self.status, time_s=0.0)
+        if self.control.status is not None and self.control.status.phase == "failed":
+            self.control.status = replace(self.control.status, time_s=0.0)
             self._notify("capture")
 
     def stop_capture(self) -> bool:
         """See :meth:`CaptureControl.stop_capture`."""
-        return self.capture_control.stop_capture()
+        return self.control.stop_capture()
 
     def capture_read(self, record: CaptureRecord) -> None:
         """An earlier capture has been read for a comparison; it is not read again to be opened or compared."""
-        self.finding_store.capture_read(record)
+        self.results.capture_read(record)
 
     def set_baseline(self, record: CaptureRecord | None) -> None:
         """Make ``record`` the capture that later ones are compared with; None: no longer any."""
-        self.baseline = record
+        self.results.baseline = record
 
     def open_capture(self, record: CaptureRecord) -> None:
         """Show a capture as the last one is shown; one that is not analyzed is analyzed first, in the background.
 
         Raises GputopError where that cannot be.
         """
-        if self.replayed_snapshot is not None and record is not self.last_capture:
+        if self.replayed_snapshot is not None and record is not self.results.last_capture:
             raise GputopError("a snapshot has no other capture", "Run gputop to open the capture.")
         if record.analysis is None:
-            self.capture_control.open_saved(record)
+            self.control.open_saved(record)
         else:
             self.capture_opened(record)
             self._notify("capture")
@@ -308,12 +259,12 @@ class Session:
     def compare_captures(self, a: CaptureRecord, b: CaptureRecord) -> None:
         """Take two captures, of which one or both may be of the logdir, among those that are compared; ``a`` is A."""
         for record in (a, b):
-            self.finding_store.keep_capture(record)
+            self.results.keep_capture(record)
         self.set_baseline(a)
 
     def drop_capture(self, record: CaptureRecord) -> None:
         """Forget a capture whose files are deleted."""
-        self.finding_store.drop_capture(record.path)
+        self.results.drop_capture(record.path)
         self._notify("capture")
 
     def run_next_job(self) -> str:
@@ -323,19 +274,19 @@ class Session:
         """
         from gputop.sources.simulated import SimulatedSource
 
-        if self.status is not None and self.status.running:
+        if self.control.status is not None and self.control.status.running:
             raise GputopError("a capture is running", "Wait for its end, or press x: it stops and its data is kept.")
-        title = self.source.next_job() if isinstance(self.source, SimulatedSource) else None
+        title = self.feed.source.next_job() if isinstance(self.feed.source, SimulatedSource) else None
         if title is None:
             raise GputopError("this demo has no other job to run", "gputop --demo input-bound has a fix to try.")
-        self._job_restarted_s = self.clock()
+        self._job_restarted_s = self.feed.clock()
         return title
 
     def signal(self, process: ProcessSample, number: Signals) -> None:
         """Send a signal to a process of the newest sample; raises GputopError where it must not or cannot be sent."""
-        if self.player is not None:
+        if self.feed.player is not None:
             raise GputopError("no signal was sent: this is a recording", "Its processes are from the past.")
-        if self.source.simulated:
+        if self.feed.source.simulated:
             raise GputopError("no signal was sent: this process is simulated", "Run gputop without --demo.")
         from gputop.session.process_signals import send
 
@@ -344,26 +295,26 @@ class Session:
     @property
     def watched_node(self) -> WatchedNode:
         """State of the node now."""
-        return WatchedNode(self.sample, self.history, self.interval_s, self.live.findings,
-                           self.finding_store.rules_ran_s)
+        return WatchedNode(self.feed.sample, self.feed.history, self.feed.interval_s, self.results.live.findings,
+                           self.results.rules_ran_s)
 
     # -- what the parts tell ------------------------------------------------------------------
 
     def sample_stored(self, sample: NodeSample) -> None:
-        self.events.note_sample(sample)
+        self.results.events.note_sample(sample)
 
     def sample_updated(self, sample: NodeSample, arrival: Arrival) -> None:
-        self.server_watch.drop_ended()
-        self.finding_store.mark_earlier(self.captured_before_restart)
-        history = self.history
+        self.watch.drop_ended()
+        self.results.mark_earlier(self.captured_before_restart)
+        history = self.feed.history
         if arrival != "before_backfill" and history is not None:
             ranks = self.rank_watch.report if self.rank_watch is not None else None
-            self.finding_store.run_live_rules(history, sample, self.interval_s, ranks, self.server_watch.unprotected)
+            self.results.run_live_rules(history, sample, self.feed.interval_s, ranks, self.watch.unprotected)
             if self.rank_watch is not None and arrival == "live":
-                self.rank_watch.check(self.live.findings, sample)
-        self.capture_control.update_node(self.watched_node)
-        if arrival == "live" and history is not None and self.auto_capture is not None:
-            self.auto_capture.check(history, sample)
+                self.rank_watch.check(self.results.live.findings, sample)
+        self.control.update_node(self.watched_node)
+        if arrival == "live" and history is not None and self.control.auto_capture is not None:
+            self.control.auto_capture.check(history, sample)
         self._notify("sample")
 
     def sampling_failed(self, error: GputopError) -> None:
@@ -371,20 +322,20 @@ class Session:
         self._notify("failed")
 
     def servers_changed(self) -> None:
-        self.finding_store.mark_earlier(self.captured_before_restart)
+        self.results.mark_earlier(self.captured_before_restart)
         self._notify("servers")
 
     def capture_changed(self, status: CaptureStatus) -> None:
-        self.events.note_capture(status)
+        self.results.events.note_capture(status)
         self._notify("capture")
 
     def capture_ended(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
-        self.finding_store.add_capture(record, servers, self.sample)
-        self.finding_store.mark_earlier(self.captured_before_restart)
+        self.results.add_capture(record, servers, self.feed.sample)
+        self.results.mark_earlier(self.captured_before_restart)
 
     def capture_opened(self, record: CaptureRecord) -> None:
-        self.finding_store.open_capture(record)
-        self.finding_store.mark_earlier(self.captured_before_restart)
+        self.results.open_capture(record)
+        self.results.mark_earlier(self.captured_before_restart)
 
     def capture_waits(self) -> None:
         self._notify("capture")

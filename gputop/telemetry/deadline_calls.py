@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+_WAKEUP = object()  # a message that only ends the scheduler's wait
 HANG_TIMEOUT_S = 2.0  # a call that takes longer is reported as hanging; the usual ones take microseconds
 
 
@@ -40,18 +41,20 @@ class Batch:
 
 class Worker:
     """A thread that makes the calls of one batch after the other and posts ``(worker, batch)`` to ``results`` after
-    each. ``idle`` belongs to the scheduler thread."""
+    each. It begins with the first batch. ``idle`` belongs to the scheduler thread."""
 
     def __init__(self, name: str, results: queue.SimpleQueue[Any], clock: Callable[[], float]) -> None:
         self.idle = True
         self._requests: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._results = results
         self._clock = clock
-        threading.Thread(target=self._run, name=f"gputop-{name}", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=f"gputop-{name}", daemon=True)
 
     def submit(self, batch: Batch) -> None:
         self.idle = False
         self._requests.put(batch)
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         """End the thread after the requests that wait; returns at once."""
@@ -108,3 +111,67 @@ class Call:
         else:
             self._last = result
         return result
+
+
+class Workers:
+    """The threads and the calls of one scheduler thread, which receives here what they have done.
+
+    Only :meth:`wake` and :meth:`stop` may be called on another thread. ``stopping``: :meth:`wait_for` no longer waits.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.stopping = False
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._workers: list[Worker] = []
+        self._calls: list[Call] = []
+
+    def worker(self, name: str) -> Worker:
+        """One more thread."""
+        self._workers.append(Worker(name, self._results, self.clock))
+        return self._workers[-1]
+
+    def call(self, function: Callable[..., Any]) -> Call:
+        """One more call for the threads to make."""
+        self._calls.append(Call(function))
+        return self._calls[-1]
+
+    def receive(self, until_s: float | None) -> bool:
+        """Receive the results of one batch; False if none came by ``until_s`` (monotonic; None: wait forever)."""
+        try:
+            message = self._results.get(timeout=None if until_s is None else max(0.0, until_s - self.clock()))
+        except queue.Empty:
+            return False
+        if message is not _WAKEUP:
+            worker, batch = message
+            worker.idle = True
+            batch.collect()
+        return True
+
+    def wait_for(self, calls: Sequence[Call], timeout_s: float) -> None:
+        """Receive results until none of ``calls`` is pending, at most for ``timeout_s``."""
+        until_s = self.clock() + timeout_s
+        while not self.stopping and any(call.pending for call in calls):
+            if not self.receive(until_s):
+                return
+
+    def wake(self) -> None:
+        """End the wait that is under way in :meth:`receive`."""
+        self._results.put(_WAKEUP)
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.wake()
+
+    def end(self, timeout_s: float) -> bool:
+        """End the threads; returns whether none was in a call any longer after ``timeout_s`` at most.
+
+        The stop may have come in the middle of a tick, just before the last results.
+        """
+        for worker in self._workers:
+            worker.stop()
+        until_s = self.clock() + timeout_s
+        while any(call.pending for call in self._calls):
+            if not self.receive(until_s):
+                return False
+        return True

@@ -241,8 +241,8 @@ class History:
             return [], []
         end_s = self._newest_s if end_s is None else end_s
         with self._lock:
-            return (slot.rings.times(end_s - seconds, end_s),
-                    slot.rings.values(slot.gpu, column, end_s - seconds, end_s))
+            return (slot.rings.samples.times(end_s - seconds, end_s),
+                    slot.rings.samples.values(slot.gpu, column, end_s - seconds, end_s))
 
     def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[Series, list[Series]]:
         """Windows as :meth:`window` of all GPUs at once: times[n], values[gpu][n] in the order of :attr:`uuids`.
@@ -258,10 +258,10 @@ class History:
         end_s = self._newest_s if end_s is None else end_s
         with self._lock:
             # All rings got every sample since they began: a younger ring has the last of these times.
-            times = self._rings[0].times(end_s - seconds, end_s)
+            times = self._rings[0].samples.times(end_s - seconds, end_s)
             values = []
             for rings in self._rings:
-                for part in rings.all_values(column, end_s - seconds, end_s, scale):
+                for part in rings.samples.all_values(column, end_s - seconds, end_s, scale):
                     values.append([math.nan] * (len(times) - len(part)) + part if len(part) < len(times) else part)
         return times, values
 
@@ -316,7 +316,7 @@ class History:
             return None
         with self._lock:
             wanted = sum(self._reason_bits.get(reason, 0) for reason in set(reasons))
-            flags = slot.rings.flags(slot.gpu, self._newest_s - seconds, self._newest_s)
+            flags = slot.rings.samples.flags(slot.gpu, self._newest_s - seconds, self._newest_s)
         judged = len(flags) - flags.count(0)
         # Unknown flags are 0; the others have few values.
         return sum(flags.count(active) for active in set(flags) if active & wanted) / judged if judged else None

@@ -1,9 +1,9 @@
 """The arrays behind :mod:`gputop.telemetry.history`: ring buffers of a fixed set of GPUs at several resolutions.
 
-One ring keeps every sample; each tier keeps count, sum, minimum, maximum and a histogram of
+A :class:`SampleRing` keeps every sample; each :class:`Tier` keeps count, sum, minimum, maximum and a histogram of
 levels per slice of time. A slice's number is ``floor(time / length)`` and its row that number
 modulo the ring's size, so nothing is shifted and a gap in time costs nothing: a row whose
-stored number differs from the requested one is empty.
+stored number differs from the requested one is empty. :class:`Rings` chooses what is written and read.
 
 The finest tier is not written as long as the single samples reach as far back as it would: at one sample a second it
 never is, and would be three quarters of what an hour takes.
@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import add, truediv
 from typing import Any, Literal
+
+from msgspec import Struct
 
 LEVELS = 8
 
@@ -96,15 +98,6 @@ class Columns:
         return len(self.constants) + len(self.scale_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """``rows`` slices of ``slice_s`` seconds, kept in rows ``offset`` and up of the common tables."""
-
-    slice_s: float
-    rows: int
-    offset: int
-
-
 class _Table:
     """Rows of ``width`` numbers of one type (array's code), zero at first. A page takes memory when it is written."""
 
@@ -132,6 +125,37 @@ class _Table:
         return out
 
 
+def _nbytes(ring: SampleRing | Tier) -> int:
+    """Bytes of all tables of a ring."""
+    return sum(table.nbytes for table in vars(ring).values() if isinstance(table, _Table))
+
+
+class _Addend(Struct, frozen=True):
+    """Figures of one sample, as they are added to a slice of any length."""
+
+    values: Sequence[float]  # NaN: missing
+    count: list[bool]
+    sum: Series  # 0: missing
+    scale_sum: Series
+    cells: list[int]  # of the histograms: those that the sample falls into
+
+    @classmethod
+    def of(cls, values: Sequence[float], scales: Sequence[float], columns: Columns) -> _Addend:
+        """The addend of the values and scales of all GPUs. A scale is 0 if its metric has no value: the means of both
+        are then means of the same samples."""
+        constants, metrics, per_gpu = columns.constants, len(columns.ids), len(columns.scale_ids)
+        ratios: Series = []
+        scaled: Series = []
+        for gpu in range(len(values) // metrics):
+            of_gpu = scales[gpu * per_gpu: (gpu + 1) * per_gpu]
+            ratios += map(truediv, values[gpu * metrics: (gpu + 1) * metrics], (*constants, *of_gpu))
+            scaled += [scale if ratio == ratio else 0.0
+                       for scale, ratio in zip(of_gpu, ratios[len(ratios) - per_gpu:], strict=True)]
+        return cls(values, [v == v for v in values], [v if v == v else 0.0 for v in values], scaled,
+                   [cell + level_of(ratio) for cell, ratio in zip(range(0, len(ratios) * LEVELS, LEVELS), ratios,
+                                                                  strict=True) if ratio == ratio])
+
+
 @dataclass(slots=True)
 class _OpenSlice:
     """The slice of a tier that samples are added to. Lists are quicker to add to than tables, in which it is stored
@@ -148,171 +172,76 @@ class _OpenSlice:
     samples: int = 0
     stored: bool = False
 
+    def add(self, addend: _Addend) -> None:
+        if self.samples == _MAX_COUNT:  # a clock that stands still
+            return
+        self.samples, self.stored = self.samples + 1, False
+        self.count = [*map(add, self.count, addend.count)]
+        self.sum = [*map(add, self.sum, addend.sum)]
+        # Nothing is less or more than NaN, so that what is missing changes nothing.
+        self.min = [b if b < a else a for a, b in zip(self.min, addend.values, strict=True)]
+        self.max = [b if b > a else a for a, b in zip(self.max, addend.values, strict=True)]
+        self.scale_sum = [*map(add, self.scale_sum, addend.scale_sum)]
+        levels = self.levels
+        for cell in addend.cells:
+            levels[cell] += 1
+
 
 def level_of(ratio: float) -> int:
     """Level 0 to LEVELS-1 of a finite ratio; one above full scale has the highest level."""
     return LEVELS - 1 if ratio >= 1 else int(ratio * LEVELS) if ratio > 0 else 0
 
 
-class Rings:
-    """History of ``gpus`` GPUs. Not locked: :class:`gputop.telemetry.history.History` does that."""
+class SampleRing:
+    """The newest ``size`` single samples of ``gpus`` GPUs, in order of time.
 
-    def __init__(self, gpus: int, columns: Columns, raw_samples: int, tiers: Sequence[tuple[float, int]]) -> None:
-        metrics, scales, histogram_columns = len(columns.ids), len(columns.scale_ids), columns.histogram_columns
-        self.columns = columns
-        self.gpus = gpus
-        self.first_s = math.inf
-        self.newest_s = -math.inf
+    ``kept`` of the rows hold one; ``overwritten_s`` is the time of the newest sample that gave way to another.
+    """
 
-        self._raw_samples = raw_samples
-        self._times = _Table(raw_samples, 1, "d")
-        self._values = _Table(raw_samples, gpus * metrics, "f")
-        self._scales = _Table(raw_samples, gpus * scales, "f")
-        self._flags = _Table(raw_samples, gpus, "I")
+    def __init__(self, size: int, gpus: int, columns: Columns) -> None:
+        self.size = size
+        self.kept = 0
+        self.overwritten_s = -math.inf
+        self._columns = columns
         self._head = 0  # where the next sample goes
-        self._kept = 0
-        self._overwritten_s = -math.inf  # time of the newest sample the ring has lost
-
-        offset = 0
-        self._tiers: list[Tier] = []
-        for slice_s, rows in tiers:
-            self._tiers.append(Tier(slice_s, rows, offset))
-            offset += rows
-        self._lagging = 0  # of the single samples the newest ones, which the finest tier does not hold yet
-        self._slots = array("q", [_EMPTY]) * offset
-        self._open: list[_OpenSlice | None] = [None] * len(self._tiers)
-        self._count = _Table(offset, gpus * metrics, "H")
-        self._sum = _Table(offset, gpus * metrics, "f")
-        self._min = _Table(offset, gpus * metrics, "f")
-        self._max = _Table(offset, gpus * metrics, "f")
-        self._levels = _Table(offset, gpus * histogram_columns * LEVELS, "H")
-        self._scale_sum = _Table(offset, gpus * scales, "f")
-        self.reserved_bytes = 8 * offset + sum(t.nbytes for t in vars(self).values() if isinstance(t, _Table))
-
-    # -- writing ------------------------------------------------------------------------------
+        self._times = _Table(size, 1, "d")
+        self._values = _Table(size, gpus * len(columns.ids), "f")
+        self._scales = _Table(size, gpus * len(columns.scale_ids), "f")
+        self._flags = _Table(size, gpus, "I")
+        self.nbytes = _nbytes(self)
 
     def append(self, time_s: float, values: Sequence[float], scales: Sequence[float], flags: Sequence[int]) -> None:
-        """Add one sample: the values of all columns GPU by GPU, the scales likewise, flags; NaN is missing."""
-        if time_s < self.newest_s:
-            self._forget_from(time_s)
-        finest = self._tiers[0]
-        samples_reach_s = (time_s - self.newest_s) * self._raw_samples  # at this interval
-        self.first_s = min(self.first_s, time_s)
-        self.newest_s = time_s
-        if samples_reach_s < finest.slice_s * finest.rows:
-            self._catch_up(_CAUGHT_UP_AT_ONCE)
-        elif self._lagging == self._raw_samples:
-            self._catch_up(1)
+        """Add a sample that is not older than the newest, see :meth:`Rings.append`."""
         head = self._head
-        if self._kept == self._raw_samples:
-            self._overwritten_s = self._times.cells[head]
+        if self.kept == self.size:
+            self.overwritten_s = self._times.cells[head]
         self._times.cells[head] = time_s
         self._values[head] = values
         self._scales[head] = scales
         self._flags[head] = flags
-        self._head = (head + 1) % self._raw_samples
-        self._kept = min(self._raw_samples, self._kept + 1)
-        lags = self._lagging > 0 or samples_reach_s >= finest.slice_s * finest.rows
-        self._lagging += lags
-        # As the tables hold them, in 32 bits: so all resolutions give the same figures.
-        self._add_to_tiers(time_s, self._values[head], self._scales[head], range(int(lags), len(self._tiers)))
+        self._head = (head + 1) % self.size
+        self.kept = min(self.size, self.kept + 1)
 
-    def _catch_up(self, samples: int) -> None:
-        """Add to the finest tier the oldest ``samples`` of those that it lacks, as far as it reaches."""
-        for _ in range(min(samples, self._lagging)):
-            row = (self._head - self._lagging) % self._raw_samples
-            time_s = self._times.cells[row]
-            if time_s >= self._reach_s(self._tiers[0]):
-                self._add_to_tiers(time_s, self._values[row], self._scales[row], range(1))
-            self._lagging -= 1
+    def time_s(self, number: int) -> float:
+        """The time of the ``number``-th sample from the end."""
+        return float(self._times.cells[(self._head - number) % self.size])
 
-    def _add_to_tiers(self, time_s: float, values: Sequence[float], scales: Sequence[float], tiers: range) -> None:
-        places, scaled = self._levels_of(values, scales)
-        present = [v == v for v in values]
-        counted = [v if v == v else 0.0 for v in values]
-        low = [v if v == v else math.inf for v in values]
-        high = [v if v == v else -math.inf for v in values]
-        for number in tiers:
-            tier, open_slice = self._tiers[number], self._open[number]
-            slot = math.floor(time_s / tier.slice_s)
-            if open_slice is None or open_slice.slot != slot:
-                self._store(open_slice)
-                open_slice = self._open[number] = self._begin(tier, slot)
-            if open_slice.samples == _MAX_COUNT:  # a clock that stands still
-                continue
-            open_slice.samples, open_slice.stored = open_slice.samples + 1, False
-            open_slice.count = [*map(add, open_slice.count, present)]
-            open_slice.sum = [*map(add, open_slice.sum, counted)]
-            open_slice.min = [a if a < b else b for a, b in zip(open_slice.min, low, strict=True)]
-            open_slice.max = [a if a > b else b for a, b in zip(open_slice.max, high, strict=True)]
-            open_slice.scale_sum = [*map(add, open_slice.scale_sum, scaled)]
-            levels = open_slice.levels
-            for cell in places:
-                levels[cell] += 1
+    def readings(self, number: int) -> tuple[Sequence[float], Sequence[float]]:
+        """Values and scales of the ``number``-th sample from the end, in the 32 bits that are kept of them."""
+        row = (self._head - number) % self.size
+        return self._values[row], self._scales[row]
 
-    def _begin(self, tier: Tier, slot: int) -> _OpenSlice:
-        """The slice of this number, as far as it is known."""
-        row = tier.offset + slot % tier.rows
-        if self._slots[row] == slot:
-            levels = [*map(int, self._levels[row])]
-            return _OpenSlice(slot, row, self._count[row], self._sum[row], self._min[row], self._max[row],
-                              self._scale_sum[row], levels, int(max(self._count[row], default=0)))
-        self._slots[row] = slot
-        width = self._sum.width
-        return _OpenSlice(slot, row, [0] * width, [0.0] * width, [math.inf] * width, [-math.inf] * width,
-                          [0.0] * self._scale_sum.width, [0] * self._levels.width)
+    def forget_from(self, time_s: float) -> None:
+        """Drop the samples from ``time_s`` on."""
+        oldest = self._head - self.kept
+        self.kept = sum(stop - start for start, stop in self._parts(-math.inf, time_s))
+        self._head = (oldest + self.kept) % self.size
 
-    def _store(self, stored: _OpenSlice | None) -> None:
-        if stored is not None and not stored.stored:
-            for table, values in ((self._count, stored.count), (self._sum, stored.sum), (self._min, stored.min),
-                                  (self._max, stored.max), (self._scale_sum, stored.scale_sum),
-                                  (self._levels, stored.levels)):
-                table[stored.row] = values
-            stored.stored = True
-
-    def _levels_of(self, values: Sequence[float], scales: Sequence[float]) -> tuple[list[int], list[float]]:
-        """The cells of the histograms that a sample falls into, and its scales, 0 where its metric has no value: both
-        are then means of the same samples."""
-        constants, metrics, per_gpu = self.columns.constants, len(self.columns.ids), len(self.columns.scale_ids)
-        places: list[int] = []
-        scaled: list[float] = []
-        first_cell = 0
-        for gpu in range(self.gpus):
-            of_gpu = scales[gpu * per_gpu: (gpu + 1) * per_gpu]
-            ratios = [*map(truediv, values[gpu * metrics: (gpu + 1) * metrics], (*constants, *of_gpu))]
-            for ratio in ratios:
-                if ratio == ratio:
-                    places.append(first_cell + level_of(ratio))
-                first_cell += LEVELS
-            scaled += [scale if ratio == ratio else 0.0
-                       for scale, ratio in zip(of_gpu, ratios[len(constants):], strict=True)]
-        return places, scaled
-
-    def _forget_from(self, time_s: float) -> None:
-        """Drop what is later than ``time_s``, to which the clock was set back: it would hide the next samples.
-
-        Slices that began before ``time_s`` stay.
-        """
-        oldest = self._head - self._kept
-        self._kept = sum(stop - start for start, stop in self._raw_parts(-math.inf, time_s))
-        self._head = (oldest + self._kept) % self._raw_samples
-        self._lagging = min(self._lagging, self._kept)
-        for number, tier in enumerate(self._tiers):
-            self._store(self._open[number])
-            self._open[number] = None
-            last = math.floor(time_s / tier.slice_s)
-            for row in range(tier.offset, tier.offset + tier.rows):
-                if self._slots[row] > last:
-                    self._slots[row] = _EMPTY
-        self.first_s = min(self.first_s, time_s)
-
-    # -- reading ------------------------------------------------------------------------------
-
-    def _raw_parts(self, begin_s: float, end_s: float, closed: bool = False) -> list[tuple[int, int]]:
+    def _parts(self, begin_s: float, end_s: float, closed: bool = False) -> list[tuple[int, int]]:
         """The index ranges with begin_s <= time < end_s (<= with ``closed``), in order of time."""
-        size, times = self._raw_samples, self._times.cells
-        oldest = (self._head - self._kept) % size
-        stop = oldest + self._kept
+        size, times = self.size, self._times.cells
+        oldest = (self._head - self.kept) % size
+        stop = oldest + self.kept
         parts = [(oldest, stop)] if stop <= size else [(oldest, size), (0, stop - size)]
         out = []
         for start, stop in parts:
@@ -324,77 +253,31 @@ class Rings:
 
     def times(self, begin_s: float, end_s: float) -> Series:
         """Times of the samples kept between ``begin_s`` and ``end_s``, both included."""
-        return self._times.column(0, self._raw_parts(begin_s, end_s, closed=True))
+        return self._times.column(0, self._parts(begin_s, end_s, closed=True))
 
     def values(self, gpu: int, column: int, begin_s: float, end_s: float) -> Series:
         """The readings at :meth:`times`."""
-        cell = gpu * len(self.columns.ids) + column
-        return self._values.column(cell, self._raw_parts(begin_s, end_s, closed=True))
+        cell = gpu * len(self._columns.ids) + column
+        return self._values.column(cell, self._parts(begin_s, end_s, closed=True))
 
     def all_values(self, column: int, begin_s: float, end_s: float, scale: bool = False) -> list[Series]:
         """The readings at :meth:`times` of each GPU; with ``scale`` those of ``scale_ids[column]``."""
-        parts, table = self._raw_parts(begin_s, end_s, closed=True), self._scales if scale else self._values
-        step = table.width // self.gpus
-        return [table.column(gpu * step + column, parts) for gpu in range(self.gpus)]
-
-    def tier_means(self, column: int, slice_s: float, slots: range) -> list[Series]:
-        """The means of each GPU in these slices of the tier with slices of that length; NaN without a reading, and
-        where no tier has such slices."""
-        number = next((i for i, tier in enumerate(self._tiers) if tier.slice_s == slice_s), None)
-        if number is None:
-            return [[math.nan] * len(slots)] * self.gpus
-        tier = self._tiers[number]
-        if number == 0:
-            self._catch_up(self._lagging)
-        self._store(self._open[number])
-        width, step = self._sum.width, len(self.columns.ids)
-        cells = [row * width + column if self._slots[row := tier.offset + slot % tier.rows] == slot else None
-                 for slot in slots]
-        counts, sums = self._count.cells, self._sum.cells
-        return [[sums[cell + first] / n if cell is not None and (n := counts[cell + first]) else math.nan
-                 for cell in cells]
-                for first in range(0, self.gpus * step, step)]
+        parts, table = self._parts(begin_s, end_s, closed=True), self._scales if scale else self._values
+        step = table.width // self._flags.width
+        return [table.column(first + column, parts) for first in range(0, table.width, step)]
 
     def flags(self, gpu: int, begin_s: float, end_s: float) -> list[int]:
         """The flags at :meth:`times`."""
-        return self._flags.column(gpu, self._raw_parts(begin_s, end_s, closed=True))
-
-    @property
-    def oldest_s(self) -> float:
-        """Start of the oldest slice kept at any resolution, or the time of the first sample."""
-        return max(self.first_s, min(self._reach_s(tier) for tier in self._tiers))
-
-    def _reach_s(self, tier: Tier) -> float:
-        """The time from which on this tier is complete."""
-        return (math.floor(self.newest_s / tier.slice_s) - tier.rows + 1) * tier.slice_s
+        return self._flags.column(gpu, self._parts(begin_s, end_s, closed=True))
 
     def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
-        """See :meth:`gputop.telemetry.history.History.lane`."""
-        has_levels = column < self.columns.histogram_columns
-        begin_s = max(grid.begin_s, self.first_s)
-        raw_covers = begin_s > self._overwritten_s
-        if raw_covers and not has_levels:
-            return self._lane_of_samples(gpu, column, grid, full_scale)
-        covering = [tier for tier in self._tiers if begin_s >= self._reach_s(tier)]
-        if self._lagging and raw_covers:
-            covering = [tier for tier in covering if tier is not self._tiers[0]]
-        elif self._tiers[0] in covering:
-            self._catch_up(self._lagging)
-        for tier in reversed(covering):
-            parts = grid.slice_s / tier.slice_s
-            if parts > 1 - _SLICE_TOLERANCE and abs(parts - round(parts)) < _SLICE_TOLERANCE:
-                return self._lane_of_tier(gpu, column, grid, full_scale, tier)
-        if raw_covers:
-            return self._lane_of_samples(gpu, column, grid, full_scale)
-        return self._lane_of_tier(gpu, column, grid, full_scale, covering[0] if covering else self._tiers[-1])
-
-    def _lane_of_samples(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
+        """The lane of the samples that are kept, see :meth:`gputop.telemetry.history.History.lane`."""
         end_s = (grid.first + grid.slices) * grid.slice_s
-        parts = self._raw_parts(grid.begin_s - _SLICE_TOLERANCE, end_s + _SLICE_TOLERANCE)
-        constants, histogram_columns = self.columns.constants, self.columns.histogram_columns
-        values = self._values.column(gpu * len(self.columns.ids) + column, parts)
+        parts = self._parts(grid.begin_s - _SLICE_TOLERANCE, end_s + _SLICE_TOLERANCE)
+        constants, histogram_columns = self._columns.constants, self._columns.histogram_columns
+        values = self._values.column(gpu * len(self._columns.ids) + column, parts)
         own_scale = len(constants) <= column < histogram_columns
-        scales = (self._scales.column(gpu * len(self.columns.scale_ids) + column - len(constants), parts) if own_scale
+        scales = (self._scales.column(gpu * len(self._columns.scale_ids) + column - len(constants), parts) if own_scale
                   else [math.nan] * len(values))
 
         slices: list[Series] = [[] for _ in range(grid.slices)]
@@ -419,11 +302,90 @@ class Rings:
                     [min(one, default=math.nan) for one in slices], high,
                     [_histogram(one, scale) for one, scale in zip(slices, slice_scales, strict=True)], mean_scale, 0.0)
 
-    def _lane_of_tier(self, gpu: int, column: int, grid: Grid, full_scale: float | None, tier: Tier) -> Lane:
-        constants, histogram_columns = self.columns.constants, self.columns.histogram_columns
-        self._store(self._open[self._tiers.index(tier)])
-        rows = [*self._tier_rows(grid, tier)]
-        width, offset = self._sum.width, gpu * len(self.columns.ids) + column
+
+class Tier:
+    """The newest ``rows`` slices of ``slice_s`` seconds of ``gpus`` GPUs."""
+
+    def __init__(self, slice_s: float, rows: int, gpus: int, columns: Columns) -> None:
+        self.slice_s = slice_s
+        self.rows = rows
+        self._columns = columns
+        self._slots = array("q", [_EMPTY]) * rows  # the number of the slice in each row
+        self._open: _OpenSlice | None = None
+        width = gpus * len(columns.ids)
+        self._count = _Table(rows, width, "H")
+        self._sum = _Table(rows, width, "f")
+        self._min = _Table(rows, width, "f")
+        self._max = _Table(rows, width, "f")
+        self._levels = _Table(rows, gpus * columns.histogram_columns * LEVELS, "H")
+        self._scale_sum = _Table(rows, gpus * len(columns.scale_ids), "f")
+        self.nbytes = _nbytes(self) + 8 * rows
+
+    def reach_s(self, newest_s: float) -> float:
+        """The time from which on the tier is complete, if the newest sample is of ``newest_s``."""
+        return (math.floor(newest_s / self.slice_s) - self.rows + 1) * self.slice_s
+
+    def divides(self, slice_s: float) -> bool:
+        """Return whether slices of ``slice_s`` seconds consist of whole ones of this tier."""
+        parts = slice_s / self.slice_s
+        return parts > 1 - _SLICE_TOLERANCE and abs(parts - round(parts)) < _SLICE_TOLERANCE
+
+    def add(self, time_s: float, addend: _Addend) -> None:
+        """Add a sample of this time to its slice; those before are over."""
+        slot = math.floor(time_s / self.slice_s)
+        if self._open is None or self._open.slot != slot:
+            self._store()
+            self._open = self._begin(slot)
+        self._open.add(addend)
+
+    def _begin(self, slot: int) -> _OpenSlice:
+        """The slice of this number, as far as it is known."""
+        row = slot % self.rows
+        if self._slots[row] == slot:
+            levels = [*map(int, self._levels[row])]
+            return _OpenSlice(slot, row, self._count[row], self._sum[row], self._min[row], self._max[row],
+                              self._scale_sum[row], levels, int(max(self._count[row], default=0)))
+        self._slots[row] = slot
+        width = self._sum.width
+        return _OpenSlice(slot, row, [0] * width, [0.0] * width, [math.inf] * width, [-math.inf] * width,
+                          [0.0] * self._scale_sum.width, [0] * self._levels.width)
+
+    def _store(self) -> None:
+        """Write the open slice to the tables, in which it is read."""
+        unstored = self._open
+        if unstored is not None and not unstored.stored:
+            for table, values in ((self._count, unstored.count), (self._sum, unstored.sum), (self._min, unstored.min),
+                                  (self._max, unstored.max), (self._scale_sum, unstored.scale_sum),
+                                  (self._levels, unstored.levels)):
+                table[unstored.row] = values
+            unstored.stored = True
+
+    def forget_from(self, time_s: float) -> None:
+        """Drop the slices that begin after ``time_s``; the one that it lies in stays as it is."""
+        self._store()
+        self._open = None
+        last = math.floor(time_s / self.slice_s)
+        for row, slot in enumerate(self._slots):
+            if slot > last:
+                self._slots[row] = _EMPTY
+
+    def means(self, column: int, slots: range) -> list[Series]:
+        """The means of each GPU in these slices; NaN without a reading."""
+        self._store()
+        width, step = self._sum.width, len(self._columns.ids)
+        cells = [row * width + column if self._slots[row := slot % self.rows] == slot else None for slot in slots]
+        counts, sums = self._count.cells, self._sum.cells
+        return [[sums[cell + first] / n if cell is not None and (n := counts[cell + first]) else math.nan
+                 for cell in cells]
+                for first in range(0, width, step)]
+
+    def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None, sampled: tuple[float, float]) -> Lane:
+        """The lane of the slices that are kept, see :meth:`gputop.telemetry.history.History.lane`. ``sampled`` are the
+        times of the first and of the newest sample."""
+        constants, histogram_columns = self._columns.constants, self._columns.histogram_columns
+        self._store()
+        rows = [*self._rows_of(grid, *sampled)]
+        width, offset = self._sum.width, gpu * len(self._columns.ids) + column
         counts, sums, least, most = self._count.cells, self._sum.cells, self._min.cells, self._max.cells
         count, mean, low, high = [], [], [], []
         for group in rows:
@@ -442,7 +404,7 @@ class Rings:
             for group in rows:
                 means = [(sums[row * width + offset] / n, n) for row in group if (n := counts[row * width + offset])]
                 levels.append(_histogram([v for v, _ in means], [scale or 1.0] * len(means), [n for _, n in means]))
-            return Lane(grid.starts_s(), count, mean, low, high, levels, scale, tier.slice_s)
+            return Lane(grid.starts_s(), count, mean, low, high, levels, scale, self.slice_s)
 
         shares, first, step = self._levels.cells, (gpu * histogram_columns + column) * LEVELS, self._levels.width
         filled = [[sum(level) for level in zip(*(shares[row * step + first: row * step + first + LEVELS].tolist()
@@ -450,30 +412,131 @@ class Rings:
         if column < len(constants):
             scale = constants[column]
         else:
-            per_gpu = len(self.columns.scale_ids)
+            per_gpu = len(self._columns.scale_ids)
             column_of_scale = gpu * per_gpu + column - len(constants)
             readings = sum(map(sum, filled))
             scale = sum(self._scale_sum.cells[row * self._scale_sum.width + column_of_scale]
                         for row in chain.from_iterable(rows))
             scale = scale / readings if readings else None
-        return Lane(grid.starts_s(), count, mean, low, high, [*map(_shares, filled)], scale, tier.slice_s)
+        return Lane(grid.starts_s(), count, mean, low, high, [*map(_shares, filled)], scale, self.slice_s)
 
-    def _tier_rows(self, grid: Grid, tier: Tier) -> Iterator[list[int]]:
-        """Yield, for each slice of the grid, the rows of the tier that belong to it and hold something."""
-        coarse = grid.slice_s <= tier.slice_s * (1 - _SLICE_TOLERANCE)
-        ratio = grid.slice_s / tier.slice_s
+    def _rows_of(self, grid: Grid, first_s: float, newest_s: float) -> Iterator[list[int]]:
+        """Yield, for each slice of the grid, the rows that belong to it and hold something."""
+        coarse = grid.slice_s <= self.slice_s * (1 - _SLICE_TOLERANCE)
+        ratio = grid.slice_s / self.slice_s
         for number in range(grid.first, grid.first + grid.slices):
             if not coarse:
                 # A stored slice belongs to the slice it starts in: exact where the lengths divide.
                 slots = range(math.ceil(number * ratio - _SLICE_TOLERANCE),
                               math.ceil((number + 1) * ratio - _SLICE_TOLERANCE))
-            elif self.first_s - grid.slice_s < number * grid.slice_s <= self.newest_s:
+            elif first_s - grid.slice_s < number * grid.slice_s <= newest_s:
                 # Finer than the stored slices: each slice shows the stored one it lies in.
                 slot = math.floor((number + 0.5) * ratio)
                 slots = range(slot, slot + 1)
             else:
                 slots = range(0)
-            yield [row for slot in slots if self._slots[row := tier.offset + slot % tier.rows] == slot]
+            yield [row for slot in slots if self._slots[row := slot % self.rows] == slot]
+
+
+class Rings:
+    """History of ``gpus`` GPUs: ``raw_samples`` single samples, and ``tiers`` as pairs of slice length in seconds and
+    number of slices, finest first. Not locked: :class:`gputop.telemetry.history.History` does that.
+    """
+
+    def __init__(self, gpus: int, columns: Columns, raw_samples: int, tiers: Sequence[tuple[float, int]]) -> None:
+        self.columns = columns
+        self.gpus = gpus
+        self.first_s = math.inf
+        self.newest_s = -math.inf
+        self.samples = SampleRing(raw_samples, gpus, columns)
+        self._tiers = [Tier(slice_s, rows, gpus, columns) for slice_s, rows in tiers]
+        self._lagging = 0  # of the single samples the newest ones, which the finest tier does not hold yet
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The most memory it can take."""
+        return self.samples.nbytes + sum(tier.nbytes for tier in self._tiers)
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def append(self, time_s: float, values: Sequence[float], scales: Sequence[float], flags: Sequence[int]) -> None:
+        """Add one sample: the values of all columns GPU by GPU, the scales likewise, flags; NaN is missing."""
+        if time_s < self.newest_s:
+            self._forget_from(time_s)
+        samples, finest = self.samples, self._tiers[0]
+        samples_reach_s = (time_s - self.newest_s) * samples.size  # at this interval
+        needs_finest = samples_reach_s < finest.slice_s * finest.rows
+        self.first_s = min(self.first_s, time_s)
+        self.newest_s = time_s
+        if needs_finest:
+            self._catch_up(_CAUGHT_UP_AT_ONCE)
+        elif self._lagging == samples.size:
+            self._catch_up(1)
+        samples.append(time_s, values, scales, flags)
+        lags = self._lagging > 0 or not needs_finest
+        self._lagging += lags
+        self._add_to_tiers(1, self._tiers[lags:])
+
+    def _catch_up(self, samples: int) -> None:
+        """Add to the finest tier the oldest ``samples`` of those that it lacks, as far as it reaches."""
+        for _ in range(min(samples, self._lagging)):
+            if self.samples.time_s(self._lagging) >= self._tiers[0].reach_s(self.newest_s):
+                self._add_to_tiers(self._lagging, self._tiers[:1])
+            self._lagging -= 1
+
+    def _add_to_tiers(self, number: int, tiers: Sequence[Tier]) -> None:
+        """Add the ``number``-th sample from the end to these tiers, as it is kept: so all resolutions give the same
+        figures."""
+        time_s, addend = self.samples.time_s(number), _Addend.of(*self.samples.readings(number), self.columns)
+        for tier in tiers:
+            tier.add(time_s, addend)
+
+    def _forget_from(self, time_s: float) -> None:
+        """Drop what is later than ``time_s``, to which the clock was set back: it would hide the next samples.
+
+        Slices that began before ``time_s`` stay.
+        """
+        self.samples.forget_from(time_s)
+        self._lagging = min(self._lagging, self.samples.kept)
+        for tier in self._tiers:
+            tier.forget_from(time_s)
+        self.first_s = min(self.first_s, time_s)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    @property
+    def oldest_s(self) -> float:
+        """Start of the oldest slice kept at any resolution, or the time of the first sample."""
+        return max(self.first_s, min(tier.reach_s(self.newest_s) for tier in self._tiers))
+
+    def tier_means(self, column: int, slice_s: float, slots: range) -> list[Series]:
+        """The means of each GPU in these slices of the tier with slices of that length; NaN without a reading, and
+        where no tier has such slices."""
+        tier = next((tier for tier in self._tiers if tier.slice_s == slice_s), None)
+        if tier is None:
+            return [[math.nan] * len(slots)] * self.gpus
+        if tier is self._tiers[0]:
+            self._catch_up(self._lagging)
+        return tier.means(column, slots)
+
+    def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
+        """See :meth:`gputop.telemetry.history.History.lane`."""
+        begin_s = max(grid.begin_s, self.first_s)
+        raw_covers = begin_s > self.samples.overwritten_s
+        if raw_covers and column >= self.columns.histogram_columns:
+            return self.samples.lane(gpu, column, grid, full_scale)
+        covering = [tier for tier in self._tiers if begin_s >= tier.reach_s(self.newest_s)]
+        if self._tiers[0] in covering and self._lagging:
+            if raw_covers:
+                covering.remove(self._tiers[0])
+            else:
+                self._catch_up(self._lagging)
+        tier = next((tier for tier in reversed(covering) if tier.divides(grid.slice_s)), None)
+        if tier is None:
+            if raw_covers:
+                return self.samples.lane(gpu, column, grid, full_scale)
+            tier = covering[0] if covering else self._tiers[-1]
+        return tier.lane(gpu, column, grid, full_scale, (self.first_s, self.newest_s))
 
 
 def lane_of(grid: Grid, values: Sequence[Series]) -> Lane:

@@ -17,7 +17,6 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
-from gputop.render.palette import DIM
 from gputop.session.session import Change, Session
 from gputop.text.console import say
 from gputop.tui import open_screens
@@ -25,13 +24,14 @@ from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, co
 from gputop.tui.monitor import messages, status_lines
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
-from gputop.tui.monitor.gpu_table import GpuTable
-from gputop.tui.monitor.layout import SIZE_CLASSES, layout
+from gputop.tui.monitor.gpu_table import GpuTable, HiddenGpus
+from gputop.tui.monitor.layout import SIZE_CLASSES, LayoutInput, layout
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.monitor.stacked_lanes import unread_lanes
 from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
+from gputop.tui.terminal.textual_private import DrawnOnce, one_frame
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gputop.tui.widgets.key_line import KeyLine
 
 _ANSWERABLE_S = 60.0  # age up to which a question that nobody could be asked yet is still the right one
+_GPUS_UNTIL_KNOWN = 8  # for which the screen is laid out before the first sample
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -49,6 +50,18 @@ def _palette() -> type[Provider]:
     from gputop.tui.screens.palette import Commands
 
     return Commands
+
+
+class _MainScreen(Screen[None], DrawnOnce):
+    """The ground of the monitor."""
+
+
+class _Box(VerticalScroll, DrawnOnce):
+    """The lines of the GPU table that are shown."""
+
+
+class _Panels(Container, DrawnOnce):
+    """The recommendations and the processes."""
 
 
 class GputopApp(TerminalApp):
@@ -76,9 +89,7 @@ class GputopApp(TerminalApp):
         self._quitting = False
         self._postponed: tuple[float, CaptureQuestion] | None = None  # when it came up
         self._terminal_size = self.size
-        self._fitted_processes = 0  # that the layout is for
-        self._unread: frozenset[str] = frozenset()  # lanes for which the layout has a line only
-        self._table_lines = 0  # that are shown
+        self._laid_out: LayoutInput | None = None  # for the main screen as it is
         self._attaching: str | None = None
         self._refused: NoDataError | None = None  # why there was nothing to capture from when it was asked for
         self.error: GputopError | None = None
@@ -87,13 +98,16 @@ class GputopApp(TerminalApp):
         # Attributes, because a query by name for each sample costs as much as drawing some of them.
         self._header, self._host, self._job = (LinesWidget(id=name) for name in ("header", "host", "job"))
         self._table = GpuTable(id="gpus")
-        self._table_box = VerticalScroll(id="gpus-box", can_focus=False)
-        self._more = LinesWidget(id="more")  # of the GPUs that the screen has no room for
+        self._table_box = _Box(id="gpus-box", can_focus=False)
+        self._more = HiddenGpus(self._table_box)
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
-        self._actions.no_line = lambda finding: open_screens.no_line(finding, session.last_capture)
+        self._actions.no_line = lambda finding: open_screens.no_line(finding, session.results.last_capture)
         self._keys: KeyLine | None = None
 
     # -- building -----------------------------------------------------------------------------
+
+    def get_default_screen(self) -> Screen[None]:
+        return _MainScreen(id="_default")
 
     def compose(self) -> ComposeResult:
         yield self._header
@@ -102,7 +116,7 @@ class GputopApp(TerminalApp):
         yield self._more
         yield self._host
         yield self._job
-        with Container(id="panels"):
+        with _Panels(id="panels"):
             yield self._actions
             yield self._processes
 
@@ -116,8 +130,7 @@ class GputopApp(TerminalApp):
             self.call_next(self.action_quit)
         table = self._table
         table.metric = self.preferences.metric or table.metric
-        table.span_s = self.preferences.span_s or table.span_s
-        self.watch(self._table_box, "scroll_y", self._show_hidden, init=False)
+        table.time.span_s = self.preferences.span_s or table.time.span_s
         self.session.listen(self._session_changed)
         self.session.start()
         self.call_after_refresh(self._after_first_frame)
@@ -132,6 +145,7 @@ class GputopApp(TerminalApp):
         await self.mount(self._keys)
         self._actions.focus()
         self._refresh_all()
+        self.call_after_refresh(self.take_over)
         self.show_preference_warnings()
         self.session.ring = self.ring
         gc.enable()
@@ -157,7 +171,8 @@ class GputopApp(TerminalApp):
             pass  # the screen is being closed
         elif message.change == "sample":
             if self.frame_due():
-                self._refresh_all()
+                with one_frame(self):
+                    self._refresh_all()
         else:
             self._refresh_job()
             if message.change == "capture":
@@ -172,51 +187,49 @@ class GputopApp(TerminalApp):
         self._fit()
         self._refresh_all()
 
+    @property
+    def _layout_input(self) -> LayoutInput:
+        """Terminal and node to lay the main screen out for."""
+        sample, known_gpus = self.session.feed.sample, self.session.feed.known_gpus
+        processes = len(sample.processes) if sample is not None else 0
+        if known_gpus is None:
+            return LayoutInput(self._terminal_size, _GPUS_UNTIL_KNOWN, processes)
+        return LayoutInput(self._terminal_size, len(known_gpus.gpus), processes, unread_lanes(known_gpus.gpus))
+
     def _fit(self) -> None:
-        """Lay the main screen out for the size of the terminal."""
-        session = self.session
-        self._fitted_processes = len(session.sample.processes) if session.sample else 0
-        gpus = session.known_gpus.gpus if session.known_gpus else ()
-        self._unread = unread_lanes(gpus)
-        fitted = layout(*self._terminal_size, gpus=len(gpus) if session.known_gpus else 8,
-                        processes=self._fitted_processes, unread=self._unread)
+        """Lay the main screen out, if it is for something else."""
+        needed = self._layout_input
+        if needed == self._laid_out:
+            return
+        self._laid_out = needed
+        fitted = layout(*needed.terminal, needed.gpus, needed.processes, needed.unread)
         for size in SIZE_CLASSES:
             self.screen_stack[0].set_class(size.name in fitted.classes, size.name)
         self._table.take_layout(fitted)
         self._processes.styles.height = fitted.process_lines
         self._processes.set_class(fitted.bare_processes, "bare")
-        self._table_lines = self._table_box.styles.max_height = fitted.table_lines
-        self._more.display = bool(fitted.hidden_gpus)
-        self._show_hidden()
-
-    def _show_hidden(self) -> None:
-        """Show the number of GPUs above and below those that the screen has room for."""
-        above, below = self._table.hidden(self._table_box.scroll_offset.y, self._table_lines)
-        runs = [(f"{above} more ↑", DIM)] * bool(above) + [(f"{below} more ↓", DIM)] * bool(below)
-        self._more.show([[(" ", DIM), *[part for run in runs for part in (run, ("   ", DIM))]]])
+        self._more.fit(fitted, needed.gpus if self.session.feed.known_gpus is not None else 0)
 
     def _refresh_all(self) -> None:
         session = self.session
-        sample = session.known_gpus
-        replay = (session.player.badge, session.player.state()) if session.player is not None else None
+        sample = session.feed.known_gpus
+        replay = (session.feed.player.badge, session.feed.player.state()) if session.feed.player is not None else None
         width = self._terminal_size.width
         self._header.show([
-            status_lines.header(sample, session.interval_s, self.paused, width, replay, self.drawn_every_s)])
+            status_lines.header(sample, session.feed.interval_s, self.paused, width, replay, self.drawn_every_s)])
         self._refresh_job()
         if self.paused or sample is None:
             return
         update_screen = getattr(self.screen, "update_view", None)  # of a box over the monitor that shows live figures
         if update_screen is not None:
             update_screen()
-        if (self._table.sample is None or len(sample.processes) != self._fitted_processes
-                or len(sample.gpus) != len(self._table.gpus) or unread_lanes(sample.gpus) != self._unread):
-            self._fit()
-        self._table.interval_s = session.interval_s
-        self._table.update_view(sample, session.history, session.events)
-        if session.sample is None:
+        self._fit()
+        self._table.time.note_interval(session.feed.interval_s)
+        self._table.update_view(sample, session.feed.history, session.results.events)
+        if session.feed.sample is None:
             return  # the host and its processes have not answered yet
         self._host.show([status_lines.host(sample, width)])
-        attached = frozenset(s.pid for s in session.servers if s.pid is not None)
+        attached = frozenset(s.pid for s in session.watch.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
         none = "no process holds a GPU" if sample.gpus else "no process with a profiler server on this node"
         self._processes.update_view(sample, attached, "; ".join(sorted(reasons)) or none)
@@ -224,19 +237,19 @@ class GputopApp(TerminalApp):
 
     def _refresh_actions(self) -> None:
         session = self.session
-        record = session.last_capture
+        record = session.results.last_capture
         title = "What to do"
         if record is not None:
             earlier = ", of an earlier job" if session.captured_before_restart else ""
-            title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)}{earlier} + live"
+            title += f" · capture {status_lines.time_ago(session.feed.clock(), record.time_s)}{earlier} + live"
         analysis = record.analysis if record is not None else None
         if self._refused is not None and messages.has_server(session):
             self._refused = None
         intro = (messages.panel_intro(session, self.no_server_hint()) if self._refused is None
                  else messages.refused(self._refused, self.no_server_hint()))
         panel = self._actions
-        panel.numbers, panel.keyed = session.gpu_numbers, session.player is None
-        reserved = [finding for finding in session.findings if finding.id in messages.OF_MEMORY_COLUMN]
+        panel.numbers, panel.keyed = session.results.gpu_numbers, session.feed.player is None
+        reserved = [finding for finding in session.results.findings if finding.id in messages.OF_MEMORY_COLUMN]
         self._table.note_reserved({gpu for finding in reserved for gpu in finding.gpus})
         capture = None
         if record is not None:
@@ -244,7 +257,7 @@ class GputopApp(TerminalApp):
             capture = CaptureView(step_s=record.step_s, earlier=earlier_lines) if analysis is None else CaptureView(
                 {} if analysis.breakdown is None else analysis.breakdown.known, record.step_s, analysis.what_if,
                 bool(analysis.abstained), earlier_lines)
-        panel.update_view(tuple(f for f in session.findings if f not in reserved), title, intro, capture,
+        panel.update_view(tuple(f for f in session.results.findings if f not in reserved), title, intro, capture,
                           answer=self._refused is not None)
 
     def no_server_hint(self) -> tuple[str, ...]:
@@ -253,9 +266,9 @@ class GputopApp(TerminalApp):
 
     def _refresh_keys(self) -> None:
         if self._keys is not None:
-            known_gpus = self.session.known_gpus
+            known_gpus = self.session.feed.known_gpus
             lanes = known_gpus is None or bool(known_gpus.gpus)
-            hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.findings})
+            hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.results.findings})
             here = {"S": hangs, "l": self.has_output, "R": self.has_output, "D": self._is_demo, "m": lanes,
                     "v": lanes or self._mode() == "Processes"}
             keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
@@ -264,17 +277,17 @@ class GputopApp(TerminalApp):
     def _mode(self) -> str:
         """Mode of the main screen, which decides which keys are named."""
         session, panel = self.session, getattr(self.screen_stack[0].focused, "PANEL", "")
-        if self._table.time.time_s is not None:
+        if self._table.time.cursor.time_s is not None:
             return "cursor"
         if panel != self._actions.PANEL and panel in FOOTERS:
             return str(panel)
-        if self._table.end_s is not None:
+        if self._table.time.end_s is not None:
             return "past"
-        if session.player is not None:
+        if session.feed.player is not None:
             return "replay" if session.replayed_snapshot is None else "snapshot"
-        if session.status is not None and session.status.running:
-            return "capturing" if session.status.begun else "waiting"
-        return "start" if session.last_capture is None else "captured"
+        if session.control.status is not None and session.control.status.running:
+            return "capturing" if session.control.status.begun else "waiting"
+        return "start" if session.results.last_capture is None else "captured"
 
     def on_descendant_focus(self) -> None:
         self._refresh_keys()
@@ -283,27 +296,28 @@ class GputopApp(TerminalApp):
         self._refresh_keys()
         session = self.session
         job = self._job
-        if session.player is not None:
-            place_s = session.player.place_s if session.replayed_snapshot is None else None
-            job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.step_period)])
+        if session.feed.player is not None:
+            place_s = session.feed.player.place_s if session.replayed_snapshot is None else None
+            job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.feed.step_period)])
             return
-        record = None if session.captured_before_restart else session.last_capture
+        record = None if session.captured_before_restart else session.results.last_capture
         state = status_lines.JobState(
-            session.servers, session.servers_known, messages.status_shown(session), record, session.step_period,
-            session.auto_capture.state() if session.auto_capture is not None else "",
-            session.ended_server, session.restarted_s)
-        job.show([status_lines.job(state, session.clock(), self._terminal_size.width)])
+            session.watch.servers, session.watch.servers_known, messages.status_shown(session), record,
+            session.feed.step_period,
+            session.control.auto_capture.state() if session.control.auto_capture is not None else "",
+            session.watch.ended_server, session.restarted_s)
+        job.show([status_lines.job(state, session.feed.clock(), self._terminal_size.width)])
 
     def _show_attached(self) -> None:
         """Show whether there is a server at the address that was entered last."""
-        for server in self.session.servers:
+        for server in self.session.watch.servers:
             if server.address == self._attaching:
                 self._attaching = None
-                self.notify(messages.attached(server, self.session.servers),
+                self.notify(messages.attached(server, self.session.watch.servers),
                             severity="information" if server.problem is None else "error")
 
     def _show_capture_progress(self) -> None:
-        status = self.session.status
+        status = self.session.control.status
         if status is not None and status.running:
             return
         if self._quitting:
@@ -324,7 +338,7 @@ class GputopApp(TerminalApp):
         if question is None:
             return
         if len(self.screen_stack) > 1:  # whose keys are not for this question
-            self._postponed = self.session.clock(), question
+            self._postponed = self.session.feed.clock(), question
             self.notify("No capture has begun: it may end the job. Press c again to decide."
                         if question.kind == "risk" else
                         "The live figures of the workers are here: press c again to see which workers gputop proposes.")
@@ -336,7 +350,7 @@ class GputopApp(TerminalApp):
             return
         self._watch_selected_process()
         postponed, self._postponed = self._postponed, None
-        if postponed is not None and self.session.clock() - postponed[0] <= _ANSWERABLE_S:
+        if postponed is not None and self.session.feed.clock() - postponed[0] <= _ANSWERABLE_S:
             open_screens.ask_before_capture(self, postponed[1])
             return
         self.start_capture(self.session.capture_request(force=force))
@@ -362,14 +376,14 @@ class GputopApp(TerminalApp):
         if self.screen.focused is not self._processes or chosen is None:
             return
         pid = chosen.local_pid or chosen.pid
-        for server in self.session.servers:
+        for server in self.session.watch.servers:
             if server.pid == pid and server.problem is None and not server.owner and not server.asked:
                 self.session.watch_job(server)
                 return
 
     async def action_quit(self) -> None:
         """Quit; a running capture is ended first and its data kept, unless the user quits a second time."""
-        status = self.session.status
+        status = self.session.control.status
         if status is None or not status.running or self._quitting:
             self.exit(EXIT_OK)
             return
@@ -390,19 +404,20 @@ class GputopApp(TerminalApp):
     @property
     def _phase(self) -> str:
         """Phase of the capture under way, or of the last one."""
-        return self.session.status.phase if self.session.status is not None else ""
+        return self.session.control.status.phase if self.session.control.status is not None else ""
 
     @property
     def shows_simulated(self) -> bool:
         """Return whether the values on the screen are simulated: of a demo, or of its recording or capture."""
         session = self.session
-        record = session.last_capture
-        return (session.source.simulated or (session.known_gpus is not None and session.known_gpus.simulated)
+        record = session.results.last_capture
+        known_gpus = session.feed.known_gpus
+        return (session.feed.source.simulated or (known_gpus is not None and known_gpus.simulated)
                 or (record is not None and record.analysis is not None and record.analysis.simulated))
 
     @property
     def _is_demo(self) -> bool:
-        return self.session.player is None and self.session.source.simulated
+        return self.session.feed.player is None and self.session.feed.source.simulated
 
     def action_next_job(self) -> None:
         open_screens.run_next_job(self)
@@ -480,37 +495,37 @@ class GputopApp(TerminalApp):
         self._redraw_table()
 
     def action_interval(self, by: int) -> None:
-        if self.session.player is not None:
-            self.session.player.change_speed(-by)
+        if self.session.feed.player is not None:
+            self.session.feed.player.change_speed(-by)
             self._refresh_all()
             return
-        nearest = min(range(len(INTERVALS_S)), key=lambda i: abs(INTERVALS_S[i] - self.session.interval_s))
+        nearest = min(range(len(INTERVALS_S)), key=lambda i: abs(INTERVALS_S[i] - self.session.feed.interval_s))
         self.session.set_interval(INTERVALS_S[min(len(INTERVALS_S) - 1, max(0, nearest + by))])
         self._refresh_all()
 
     def action_seek(self, by_s: float) -> None:
         """Move in a recording; a live session has none."""
-        if self.session.player is not None:
-            self.session.player.seek(by_s)
+        if self.session.feed.player is not None:
+            self.session.feed.player.seek(by_s)
 
     def action_pause(self) -> None:
-        if self.session.player is not None:
-            self.session.player.toggle_pause()
+        if self.session.feed.player is not None:
+            self.session.feed.player.toggle_pause()
         else:
             self.paused = not self.paused
         covered = not all(screen.is_modal for screen in self.screen_stack[1:])
         if covered:  # what it holds is not to be seen
-            halted = self.paused if self.session.player is None else self.session.player.paused
+            halted = self.paused if self.session.feed.player is None else self.session.feed.player.paused
             self.notify("The monitor is frozen: p continues." if halted else "The monitor continues.")
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:
-        self._table.scroll_in_time(by)
-        self._refresh_keys()
+        self._table.time.scroll(by)
+        self._redraw_table()
 
     def action_step_back(self) -> None:
         """Escape on the main screen: back to now; where that is shown, every process again."""
-        if self._table.time.time_s is None and self._table.end_s is None:
+        if self._table.time.cursor.time_s is None and self._table.time.end_s is None:
             if self._phase == "asking":
                 self.action_stop_capture()
             self.session.capture_now()
@@ -521,19 +536,22 @@ class GputopApp(TerminalApp):
         self.action_scroll_to_now()
 
     def action_scroll_to_now(self) -> None:
-        self._table.follow()
-        self._refresh_keys()
+        self._table.time.follow()
+        self._redraw_table()
 
     def action_zoom(self, by: int) -> None:
-        self._table.zoom(by)
+        self._table.time.zoom(by)
+        self._redraw_table()
 
     def action_cursor(self, by: int = 0) -> None:
         """Move the time cursor; with 0, switch it on or off."""
-        self._table.cursor(by)
-        self._refresh_keys()
+        self._table.time.move_cursor(by)
+        self._redraw_table()
 
     def _redraw_table(self) -> None:
-        self._table.update_view(self._table.sample, self.session.history, self.session.events)
+        """Show what the user has changed in the table; the keys depend on the time that it shows."""
+        self._table.update_view(self._table.sample, self.session.feed.history, self.session.results.events)
+        self._refresh_keys()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that change the main screen have no effect while another screen covers it."""
@@ -552,7 +570,7 @@ class GputopApp(TerminalApp):
 
 def tell_where_captures_are(session: Session) -> None:
     """A line on the terminal, once the screen is gone: the captures of this session, and how to see them again."""
-    taken = session.captures_this_run
+    taken = session.results.captures_this_run
     if taken:
         from gputop.launch.xprof import logdir_of
 

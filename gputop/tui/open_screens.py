@@ -61,15 +61,15 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
     from gputop.tui.screens.finding import FindingPopup
 
     def go(_: Finding) -> None:
-        record = app.session.last_capture
+        record = app.session.results.last_capture
         # As the trace's analysis has it: the timeline has the job's own GPU numbers.
         from_trace = next((f for f in record.findings if f.id in chosen.ids), chosen) if record is not None else chosen
         open_timeline(app, from_trace)
 
-    numbers = None if app.session.replayed_snapshot is not None else app.session.gpu_numbers
-    record = app.session.last_capture
+    numbers = None if app.session.replayed_snapshot is not None else app.session.results.gpu_numbers
+    record = app.session.results.last_capture
     app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None,
-                                 simulated=app.session.source.simulated, no_line=no_line(chosen, record)))
+                                 simulated=app.session.feed.source.simulated, no_line=no_line(chosen, record)))
 
 
 def no_line(finding: Finding, record: CaptureRecord | None) -> str:
@@ -91,7 +91,7 @@ def open_timeline(
 ) -> None:
     """The timeline of the last capture, at the place of ``finding`` or at ``find_range``; where there is no trace, the
     capture's text."""
-    record = app.session.last_capture
+    record = app.session.results.last_capture
     if record is None:
         tell_no_capture(app, no_capture(app.session))
     elif app.session.replayed_snapshot is not None or record.problem is not None:
@@ -112,7 +112,7 @@ def open_gpu(app: MonitorApp, chosen: GpuSample) -> None:
     from gputop.tui.screens.dialogs import LivePopup
 
     def now() -> GpuSample:
-        sample = app.session.sample
+        sample = app.session.feed.sample
         return next((g for g in sample.gpus if g.info.uuid == chosen.info.uuid), chosen) if sample else chosen
 
     app.push_screen(LivePopup(f"GPU {chosen.info.label}", lambda width: gpu_text(now(), width)))
@@ -123,7 +123,7 @@ def open_process(app: MonitorApp, chosen: ProcessSample) -> None:
     from gputop.tui.screens.process_screens import ProcessPopup
 
     def now() -> ProcessSample | None:
-        sample = app.session.sample
+        sample = app.session.feed.sample
         if sample is None:
             return chosen
         return next((p for p in sample.processes
@@ -131,7 +131,7 @@ def open_process(app: MonitorApp, chosen: ProcessSample) -> None:
 
     def text(width: int) -> Text:
         current = now()
-        return process_text(current or chosen, app.session.clock(), current is None, width)
+        return process_text(current or chosen, app.session.feed.clock(), current is None, width)
 
     app.push_screen(ProcessPopup(chosen, text, lambda: open_signal(app, chosen)))
 
@@ -162,9 +162,9 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
     if question.kind == "job":
         from gputop.tui.screens.choose_job import ChooseJob
 
-        sample = app.session.sample
+        sample = app.session.feed.sample
         app.push_screen(ChooseJob(question.servers, question.details, sample.processes if sample is not None else (),
-                                  app.session.clock()),
+                                  app.session.feed.clock()),
                         lambda server: start(server.address if server else None))
     elif question.choice is not None:
         from gputop.tui.screens.workers import WorkersQuestion
@@ -184,7 +184,7 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
     """Ask, where no profiler server answers but processes hold GPUs, whether to start one in one of them, and then to
     capture. Returns whether there is such a process."""
     processes = app.session.processes_to_serve
-    if not processes or (app.session.status is not None and app.session.status.running):
+    if not processes or (app.session.control.status is not None and app.session.control.status.running):
         return False
     from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
 
@@ -192,10 +192,11 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
 
     def obsolete() -> str:
         session = app.session
-        for server in usable(session.servers):
+        for server in usable(session.watch.servers):
             if server.asked or server.pid in pids:  # not that of another job
                 return f"{short_description(server.description) or server.address} has a profiler server now: press c."
-        running = session.sample is None or any((p.local_pid or p.pid) in pids for p in session.sample.processes)
+        sample = session.feed.sample
+        running = sample is None or any((p.local_pid or p.pid) in pids for p in sample.processes)
         return "" if running else "The job has ended."
 
     def answered(pid: int | None) -> None:
@@ -212,7 +213,7 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
 
 def tell_no_capture(app: MonitorApp, message: str) -> None:
     """Notify that there is no capture yet: the way to one, if only a server is missing; else ``message``."""
-    if app.session.last_capture is not None or not offer_server(app):
+    if app.session.results.last_capture is not None or not offer_server(app):
         app.notify(message)
 
 
@@ -221,8 +222,8 @@ def open_host(app: MonitorApp) -> None:
     from gputop.tui.screens.dialogs import LivePopup
 
     def text(width: int) -> Text:
-        sample = app.session.sample
-        history = app.session.history
+        sample = app.session.feed.sample
+        history = app.session.feed.history
         if sample is None or history is None:
             return Text("No sample yet.")
         return host_text(sample, width, history.host(_HOST_HISTORY_S))
@@ -274,7 +275,7 @@ def _read_stacks(app: MonitorApp, pids: Sequence[int], native: bool) -> None:
             processes = ()
         dumps = app.session.read_flight_recorder(pids)
         if processes or dumps:
-            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep), dumps)
+            popup = StacksPopup(processes, app.session.results.findings, lambda deep: open_stacks(app, deep), dumps)
             app.call_from_thread(app.push_screen, popup)
 
     app.notify("Reading the stacks…")
@@ -289,7 +290,7 @@ def open_captures(app: MonitorApp) -> None:
 
 def open_tables(app: MonitorApp) -> None:
     """The last capture as tables."""
-    record = app.session.last_capture
+    record = app.session.results.last_capture
     if record is None:
         tell_no_capture(app, no_capture(app.session, "Its kernels, memory and layers are then shown here."))
         return
@@ -300,7 +301,7 @@ def open_tables(app: MonitorApp) -> None:
 
         open_timeline(app, find_range=lambda timeline: place_of_row(timeline, table, row))
 
-    app.push_screen(TablesScreen(record, go, app.session.options.logdir))
+    app.push_screen(TablesScreen(record, go, app.session.control.options.logdir))
 
 
 def open_comparison(app: MonitorApp) -> None:
@@ -332,7 +333,7 @@ def write_snapshot(app: MonitorApp) -> None:
         from gputop.export.snapshot import write_snapshot
 
         try:
-            paths = write_snapshot(app.session, app.session.options.logdir)
+            paths = write_snapshot(app.session, app.session.control.options.logdir)
         except GputopError as error:
             show_error(app, error)
         else:
@@ -363,9 +364,9 @@ def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None
     if chosen.snippet and not as_markdown:
         copy(app, chosen.snippet, "The code of the finding")
         return
-    record = app.session.last_capture
+    record = app.session.results.last_capture
     step_s = record.step_s if record is not None and chosen.origin == "trace" else None
-    copy(app, finding_markdown(chosen, step_s, simulated=app.session.source.simulated), "The finding as Markdown")
+    copy(app, finding_markdown(chosen, step_s, simulated=app.session.feed.source.simulated), "The finding as Markdown")
 
 
 def open_not_judged(app: MonitorApp) -> None:
@@ -373,7 +374,7 @@ def open_not_judged(app: MonitorApp) -> None:
     from gputop.diagnosis.report import missing_figures
     from gputop.tui.screens.dialogs import Popup
 
-    record = app.session.last_capture
+    record = app.session.results.last_capture
     if record is None or record.analysis is None:
         return
     out = Text()

@@ -97,9 +97,9 @@ class RunApp(GputopApp):
         return ("c captures a trace after the job has imported TensorFlow, JAX or PyTorch.",)
 
     def _refresh_job(self) -> None:
-        status = self.session.status
+        status = self.session.control.status
         capturing = status is not None and status.running
-        attached = any(s.asked or s.address in self.job.addresses for s in usable(self.session.servers))
+        attached = any(s.asked or s.address in self.job.addresses for s in usable(self.session.watch.servers))
         if capturing or (attached and not self.job.ended.is_set()):
             super()._refresh_job()
         else:
@@ -110,7 +110,7 @@ class RunApp(GputopApp):
         """Ask, then end the job if it runs, start it again, and capture it once it trains."""
         from gputop.tui.screens.dialogs import Confirm
 
-        job, status = self.job, self.session.status
+        job, status = self.job, self.session.control.status
         if status is not None and status.running:
             self.notify("A capture is running: x stops it.", severity="warning")
         elif self._restarting:
@@ -165,11 +165,11 @@ class RunApp(GputopApp):
     def _refresh_all(self) -> None:
         super()._refresh_all()
         waits = self._after_restart
-        if waits is None or self._restarting or self.session.sample is None:
+        if waits is None or self._restarting or self.session.feed.sample is None:
             return
-        server = next((s for s in usable(self.session.servers) if s.address in self.job.addresses), None)
-        activity = None if server is None else highest_activity(self.session.sample, server)
-        if waits.is_due(self.session.clock(), answers=server is not None, activity=activity):
+        server = next((s for s in usable(self.session.watch.servers) if s.address in self.job.addresses), None)
+        activity = None if server is None else highest_activity(self.session.feed.sample, server)
+        if waits.is_due(self.session.feed.clock(), answers=server is not None, activity=activity):
             self.action_capture()
 
     def action_capture(self, force: bool = False) -> None:

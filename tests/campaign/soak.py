@@ -207,18 +207,18 @@ def fast_clock(gpus: int, filled: int, more: int) -> dict[str, int]:
         nonlocal now_s
         for tick in range(first, first + count):
             now_s = START_S + tick * INTERVAL_S
-            session.sample_feed.on_sample(sample(tick))
+            session.feed.on_sample(sample(tick))
 
     tracemalloc.start()
-    session.sample_feed.on_backfill([sample(tick) for tick in range(filled)])
+    session.feed.on_backfill([sample(tick) for tick in range(filled)])
     feed(filled, 200)  # what is imported and cached at first
     gc.collect()
     before = tracemalloc.get_traced_memory()[0]
     feed(filled + 200, more)
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
-    assert session.history is not None
-    return {"grown_bytes": grown, "reserved_bytes_per_gpu": session.history.reserved_bytes // gpus}
+    assert session.feed.history is not None
+    return {"grown_bytes": grown, "reserved_bytes_per_gpu": session.feed.history.reserved_bytes // gpus}
 
 
 def hold_session(counted: Path) -> None:

@@ -153,8 +153,8 @@ def _replay(path: Path, choice: int) -> None:
         session = Session(player, replayed_snapshot=snapshot)
         samples = player.recording
         for index in range(min(len(samples), _SAMPLES)):
-            session.sample_feed.on_sample(samples.sample(index))
-        if session.sample is not None:
+            session.feed.on_sample(samples.sample(index))
+        if session.feed.sample is not None:
             _written(session, choice)
     finally:
         player.recording.close()
@@ -393,7 +393,7 @@ def _dcgm(folder: Path, data: bytes) -> None:
                 scene.now_s += next(choice)
             scene.step()
             gpus = tuple(gpu.read(scene.now_s) for gpu in source.gpus)
-            session.sample_feed.on_sample(replace(node_sample(0, 0), time_s=scene.now_s, gpus=gpus))
+            session.feed.on_sample(replace(node_sample(0, 0), time_s=scene.now_s, gpus=gpus))
         _written(session, next(choice))
     finally:
         scene.close()
@@ -449,7 +449,7 @@ def _nvml(folder: Path, data: bytes) -> None:
                 now_s += after_s
                 fake.set_time(now_s)
                 gpus = tuple(gpu.read(now_s) for gpu in source.gpus)
-                session.sample_feed.on_sample(replace(node_sample(0, 0), time_s=now_s, gpus=gpus))
+                session.feed.on_sample(replace(node_sample(0, 0), time_s=now_s, gpus=gpus))
             _written(session, next(choice))
         finally:
             source.close()

@@ -78,14 +78,14 @@ def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 
         return replace(gpu, readings=readings, xids=xids)
 
     out = StillSession(ticks=ticks, gpus=gpus, change=change)
-    assert out.sample is not None
-    process = replace(out.sample.processes[0], command=name or f"python train.py --api-key {SECRET} --lr 0.1",
+    assert out.feed.sample is not None
+    process = replace(out.feed.sample.processes[0], command=name or f"python train.py --api-key {SECRET} --lr 0.1",
                       container=name or None, note=name or None, user=name or "ana",
                       cuda_visible_devices=name or "0,1")
-    host = replace(out.sample.host, hostname=name or "node-07", core_ratios=(1.0, 0.3))
-    out.sample = replace(out.sample, processes=(process,), host=host, source=name or out.sample.source)
-    out.servers = (Server("localhost:6009", name or f"python train.py --token={SECRET}", 41231),
-                   Server("far:1", problem=name or "no answer", asked=True))
+    host = replace(out.feed.sample.host, hostname=name or "node-07", core_ratios=(1.0, 0.3))
+    out.feed.sample = replace(out.feed.sample, processes=(process,), host=host, source=name or out.feed.sample.source)
+    out.watch.servers = (Server("localhost:6009", name or f"python train.py --token={SECRET}", 41231),
+                         Server("far:1", problem=name or "no answer", asked=True))
     analysis, report = _analysis()
     finding = Finding(id="input_bound", severity="high", title=name or "Input wait takes 46% of the step",
                       why=name or "No GPU has work.",
@@ -94,7 +94,8 @@ def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 
                       source=name or "XProf", gain=Gain(0.46, name or "assuming it scales"), gpus=(0, 1),
                       snippet=name or "ds = ds.map(\n    fn)", consequences=())
     small = replace(finding, id="idle_gpu", severity="low", gain=Gain(None, "no figure"), origin="live", snippet=None)
-    out.findings = (replace(finding, consequences=(small,)), small)
-    out.last_capture = CaptureRecord("localhost:6009", Path("/traces/vm.xplane.pb"), out.sample.time_s - 30, 10.0, 10.2,
-                                     (name or "the server said so",), analysis, name or report, "The limit.")
+    out.results.findings = (replace(finding, consequences=(small,)), small)
+    out.results.last_capture = CaptureRecord(
+        "localhost:6009", Path("/traces/vm.xplane.pb"), out.feed.sample.time_s - 30, 10.0, 10.2,
+        (name or "the server said so",), analysis, name or report, "The limit.")
     return out

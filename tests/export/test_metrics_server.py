@@ -130,7 +130,7 @@ def test_many_scrapes_of_one_sample_are_rendered_once(server: MetricsServer, exp
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "_RENDERED_S", float("inf"))
     assert len({ask(server, HEAD + b"\r\n")[2] for _ in range(5)}) == 1
-    exporter._session.feed()
+    exporter._session.advance()
     assert b'gputop_http_requests_total{code="200"} 5.0' in ask(server, HEAD + b"\r\n")[2]
 
 

@@ -43,7 +43,7 @@ def test_names_end_with_the_base_unit_or_what_the_type_asks_for() -> None:
 def test_values_are_those_of_the_newest_sample() -> None:
     session = StillSession(gpus=2)
     power = samples(session, "gputop_gpu_power_watts")
-    assert power == {(str(g.info.index), g.info.uuid): g["power_w"].value for g in session.sample.gpus}
+    assert power == {(str(g.info.index), g.info.uuid): g["power_w"].value for g in session.feed.sample.gpus}
     assert samples(session, "gputop_host_memory_used_bytes") == {(): 212 * 2**30}
     assert samples(session, "gputop_gpu_processes") == {("0", "GPU-test-0"): 1, ("1", "GPU-test-1"): 1}
     assert samples(session, "gputop_gpu_info") == {
@@ -77,11 +77,11 @@ def test_before_the_first_sample_and_after_the_last_there_are_no_figures() -> No
     assert {f.name for f, _, _ in Exporter(session).figures()} == {
         "gputop_build_info", "gputop_sample_interval_seconds", "gputop_captures_total",
         "gputop_process_cpu_seconds_total", "gputop_process_resident_memory_bytes"}
-    session.feed(2)
+    session.advance(2)
     assert samples(session, "gputop_gpu_up")
     session.tick += int(STALE_S) + 1  # the clock goes on, no sample comes
     assert not samples(session, "gputop_gpu_up") and not samples(session, "gputop_host_cpu_ratio")
-    assert samples(session, "gputop_sample_timestamp_seconds")[()] == session.sample.time_s
+    assert samples(session, "gputop_sample_timestamp_seconds")[()] == session.feed.sample.time_s
 
 
 def test_slowdowns_and_faults_have_their_reason_and_number() -> None:
@@ -104,7 +104,7 @@ def test_an_rdma_adapter_has_its_traffic_and_whether_its_link_works() -> None:
     session = StillSession(gpus=1, ticks=2)
     port = AdapterSample("mlx5_0", "DOWN", "Ethernet", None, {"rdma_rx_bytes_per_s": reading(7e9, "bytes/s"),
                                                               "rdma_retransmits": reading(3, "count")})
-    session.sample = replace(session.sample, host=replace(session.sample.host, adapters=(port,)))
+    session.feed.sample = replace(session.feed.sample, host=replace(session.feed.sample.host, adapters=(port,)))
     assert samples(session, "gputop_rdma_up") == {("mlx5_0",): 0}
     assert samples(session, "gputop_rdma_rx_bytes_per_second") == {("mlx5_0",): 7e9}
     assert samples(session, "gputop_rdma_retransmits_total") == {("mlx5_0",): 3}
@@ -119,18 +119,18 @@ def test_a_mig_instance_has_its_number_and_a_slurm_job_its_gpus() -> None:
     session = StillSession(gpus=2, change=change, ticks=2)
     assert set(samples(session, "gputop_gpu_up")) == {("0", "3", "MIG-0"), ("0", "4", "MIG-1")}
     assert samples(session, "gputop_gpu_job_info") == {}
-    process = session.sample.processes[0]
-    session.sample = replace(session.sample, processes=(replace(process, container="slurm 4711"),
+    process = session.feed.sample.processes[0]
+    session.feed.sample = replace(session.feed.sample, processes=(replace(process, container="slurm 4711"),
                                                         replace(process, container="docker 0123456789ab")))
     assert samples(session, "gputop_gpu_job_info") == {("0", "4", "4711", "MIG-1"): 1}  # on the one that it names
 
 
 def test_a_pod_has_the_labels_of_dcgm_exporter_and_one_without_a_name_its_uid() -> None:
     session = StillSession(gpus=1, ticks=2)
-    process = session.sample.processes[0]
+    process = session.feed.sample.processes[0]
     named = PodContainer("u-1", "c" * 64, "llama-0", "ml", "train")
     unnamed = PodContainer("u-2", "d" * 64, reason="no link")
-    session.sample = replace(session.sample, processes=(
+    session.feed.sample = replace(session.feed.sample, processes=(
         replace(process, kubernetes=named), replace(process, kubernetes=unnamed),
         replace(process, container="docker 0123456789ab")))
     labels = [labels for family, labels, _ in Exporter(session).figures() if family.name == "gputop_gpu_job_info"]
@@ -145,9 +145,9 @@ def test_findings_and_captures() -> None:
     assert samples(session, "gputop_finding_active") == {
         ("input_bound", "trace", "high"): 1, ("idle_gpu", "live", "low"): 1}
     assert samples(session, "gputop_finding_saving_ratio") == {("input_bound", "step"): 0.46}
-    assert samples(session, "gputop_last_capture_step_seconds")[()] == session.last_capture.step_s
+    assert samples(session, "gputop_last_capture_step_seconds")[()] == session.results.last_capture.step_s
     for phase in ("recording", "done", "connecting", "failed", "recording", "done"):
-        session.capture_control.set_status(CaptureStatus(phase, "localhost:6009", 10.0))
+        session.control.set_status(CaptureStatus(phase, "localhost:6009", 10.0))
     counted = {labels["result"]: value for family, labels, value in exporter.figures()
                if family.name == "gputop_captures_total"}
     assert counted == {"done": 2, "failed": 1}
@@ -156,7 +156,7 @@ def test_findings_and_captures() -> None:
 def test_simulated_figures_say_so_in_each_sample() -> None:
     session = StillSession(gpus=1, ticks=2)
     real = Exporter(session).render(openmetrics=True)
-    session.sample = replace(session.sample, simulated=True)
+    session.feed.sample = replace(session.feed.sample, simulated=True)
     lines = [line for line in Exporter(session).render(openmetrics=True).decode().splitlines() if line[0] != "#"]
     assert lines and all('simulated="true"' in line for line in lines) and b"simulated" not in real
 

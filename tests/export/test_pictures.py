@@ -142,19 +142,19 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
 ])
 def test_evidence_is_in_the_unit_its_name_ends_in(name: str, value: float, shown: str) -> None:
     watched = session()
-    watched.findings = (replace(watched.findings[0], evidence={name: value}),)
+    watched.results.findings = (replace(watched.results.findings[0], evidence={name: value}),)
     assert f"<li>{shown}</li>" in to_html(document(watched))
 
 
 def test_the_text_keeps_its_prose_within_80_columns() -> None:
     watched = session()
     why = "For 46% of the step the training loop waits for its next batch and no GPU has work. " * 3
-    watched.findings = (replace(watched.findings[0], why=why, action=why),)
+    watched.results.findings = (replace(watched.results.findings[0], why=why, action=why),)
     text = to_text(watched)
     advice = text[text.index("\nWhat to do"):text.index("\nGPU ")].splitlines()
     assert max(map(len, advice)) <= 80 and sum("46%" in line for line in advice) >= 6
     assert "       ds = ds.map(" in advice and "           fn)" in advice
-    watched.findings = ()
+    watched.results.findings = ()
     assert to_text(watched).splitlines()[3:5] == ["The limit.", ""]
 
 
@@ -183,8 +183,8 @@ def test_a_page_of_16_gpus_with_wild_figures_stays_small() -> None:
 
 def test_a_simulated_node_says_so_in_every_form() -> None:
     watched = session()
-    assert watched.sample is not None
-    watched.sample = replace(watched.sample, simulated=True)
+    assert watched.feed.sample is not None
+    watched.feed.sample = replace(watched.feed.sample, simulated=True)
     page = Page(render(watched, "html"))
     assert page.count("div", "banner") == 1 and "SIMULATED" in page.text
     assert ">SIMULATED</text>" in render(watched, "svg")
@@ -192,9 +192,9 @@ def test_a_simulated_node_says_so_in_every_form() -> None:
 
 def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
     watched = StillSession(ticks=1)
-    assert watched.sample is not None
-    watched.sample = replace(watched.sample, gpus=(), processes=())
-    watched.history = None
+    assert watched.feed.sample is not None
+    watched.feed.sample = replace(watched.feed.sample, gpus=(), processes=())
+    watched.feed.history = None
     page = Page(to_html(document(watched)))
     assert page.count("section") == 2 and NOTHING_FOUND in page.text
     ElementTree.fromstring(to_svg(document(watched)))
@@ -202,8 +202,8 @@ def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
 
 def test_a_trace_that_could_not_be_analyzed_says_why() -> None:
     watched = session()
-    assert watched.last_capture is not None
-    watched.last_capture = replace(watched.last_capture, analysis=None, report="",
+    assert watched.results.last_capture is not None
+    watched.results.last_capture = replace(watched.results.last_capture, analysis=None, report="",
                                    problem=GputopError("the trace holds no event", "Capture while it trains."))
     text = to_html(document(watched))
     assert "the trace holds no event" in text and "Capture while it trains." in text and "/traces/vm.xplane.pb" in text

@@ -82,7 +82,7 @@ def test_gpus_that_cannot_be_read_are_no_lack_of_problems(place: range, message:
     text = " ".join(to_text(session).split())
     assert said in text and "no problem visible" not in text
     assert panel_intro(session)[0].startswith(said) and "No problem visible" not in " ".join(panel_intro(session))
-    assert unread_text(StillSession(ticks=3).sample) == ""
+    assert unread_text(StillSession(ticks=3).feed.sample) == ""
 
 
 def test_gpus_that_cannot_be_read_for_several_reasons() -> None:
@@ -90,14 +90,14 @@ def test_gpus_that_cannot_be_read_for_several_reasons() -> None:
         why = "the engine is gone" if gpu.info.index < 2 else f"other {gpu.info.index}"
         return replace(gpu, state=FAILED, readings={}, message=why) if gpu.info.index < 4 else gpu
 
-    sample = StillSession(ticks=3, change=fail).sample
+    sample = StillSession(ticks=3, change=fail).feed.sample
     assert unread_text(sample) == "GPU 0-1 cannot be read: the engine is gone. GPU 2-3 cannot be read either."
 
 
 def _with(session: StillSession, process: ProcessSample) -> StillSession:
-    assert session.sample is not None
-    host = replace(session.sample.host, core_ratios=(1.0, 0.97, 0.5), cpu_limit_cores=8.0)
-    session.sample = replace(session.sample, host=host, processes=(process,))
+    assert session.feed.sample is not None
+    host = replace(session.feed.sample.host, core_ratios=(1.0, 0.97, 0.5), cpu_limit_cores=8.0)
+    session.feed.sample = replace(session.feed.sample, host=host, processes=(process,))
     return session
 
 
@@ -149,16 +149,16 @@ def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written_a
                           memory_limit_bytes=64 * 2.0**30, memory_used_bytes=62 * 2.0**30, oom_kills=2.0)
     own = cgroup_sample("/user.slice", cpu_limit_cores=None, cpu_used_cores=0.1)
     session = _with(StillSession(), replace(_INSIDE, cgroup=group))
-    assert session.sample is not None
+    assert session.feed.sample is not None
     top = tuple(HostProcess(pid, "bob", f"make {pid}", Reading(cores, "count"), Reading(1e9, "bytes"))
                 for pid, cores in ((20, 6.4), (31, 2.5), (32, 0.2)))  # 20 holds a GPU, 32 does little
-    session.sample = replace(session.sample, host=replace(session.sample.host, cgroup=own, top_processes=top,
-                                                          top_reason=None))
+    host = replace(session.feed.sample.host, cgroup=own, top_processes=top, top_reason=None)
+    session.feed.sample = replace(session.feed.sample, host=host)
     doc = json.loads(to_json(document(session)))
     assert doc["processes"][0]["cgroup"]["readings"]["cpu_throttled_ratio"]["value"] == 0.41
     assert doc["host"]["cgroup"]["readings"]["cpu_limit_cores"]["reason"] == NO_LIMIT
     back = from_document(doc).sample
-    assert back.host == session.sample.host
+    assert back.host == session.feed.sample.host
     assert back.processes[0].cgroup == group and back.processes[0].cuda_device_order == "PCI_BUS_ID"
     text = to_text(session)
     assert ("control group: CPU 7.9 of 8 cores, throttled 41%, memory 62.0 GiB of 64.0 GiB, 2 OOM kills\n") in text
@@ -205,8 +205,8 @@ def test_text_names_memory_nodes_instances_and_faults() -> None:
 
 def test_a_simulated_snapshot_says_so_in_name_text_and_json(tmp_path: Path) -> None:
     session = StillSession()
-    assert session.sample is not None
-    session.sample = replace(session.sample, simulated=True)
+    assert session.feed.sample is not None
+    session.feed.sample = replace(session.feed.sample, simulated=True)
     paths = write_snapshot(session, tmp_path)
     assert all("SIMULATED" in p.name for p in paths)
     assert paths[1].read_text().startswith("*** SIMULATED")

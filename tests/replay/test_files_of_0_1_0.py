@@ -79,7 +79,7 @@ def test_a_snapshot_with_a_capture(snapshot: Snapshot) -> None:
 def test_a_snapshot_in_a_session(snapshot: Snapshot) -> None:
     player = SnapshotPlayer(snapshot)
     session = Session(player, replayed_snapshot=snapshot)
-    assert session.findings == snapshot.findings and session.last_capture is snapshot.capture
-    session.sample_feed.on_sample(player.recording.sample(len(player.recording) - 1))
-    assert session.sample is snapshot.sample and session.history is not None
-    assert session.findings == snapshot.findings, "the live rules leave them alone"
+    assert session.results.findings == snapshot.findings and session.results.last_capture is snapshot.capture
+    session.feed.on_sample(player.recording.sample(len(player.recording) - 1))
+    assert session.feed.sample is snapshot.sample and session.feed.history is not None
+    assert session.results.findings == snapshot.findings, "the live rules leave them alone"

@@ -170,14 +170,14 @@ def test_a_session_lives_in_recorded_time(tmp_path: Path) -> None:
     player = Player(Recording(path), start_s=60.0, speed=MAX_SPEED)
     session = Session(player, Options(discover=True))
     ended = threading.Event()
-    session.listen(lambda change: ended.set() if player.at_end and session.sample == last else None)
+    session.listen(lambda change: ended.set() if player.at_end and session.feed.sample == last else None)
     last = replace(node_sample(119, 2), simulated=True)
     session.start()
     assert ended.wait(DEADLINE_S)
-    assert session.source.simulated and session.sample is not None and session.sample.simulated
-    assert session.clock() == START_S + 119 and session.interval_s == 1.0
-    assert session.history is not None
-    assert session.history.oldest_s == START_S and session.history.newest_s == START_S + 119
+    assert session.feed.source.simulated and session.feed.sample is not None and session.feed.sample.simulated
+    assert session.feed.clock() == START_S + 119 and session.feed.interval_s == 1.0
+    assert session.feed.history is not None
+    assert session.feed.history.oldest_s == START_S and session.feed.history.newest_s == START_S + 119
     with pytest.raises(GputopError, match="recording"):
         session.start_capture()
     assert not [t for t in threading.enumerate() if t.name == "gputop-discovery"]
@@ -189,15 +189,15 @@ def test_going_back_forgets_what_comes_later(tmp_path: Path) -> None:
     player.paused = True
     session = Session(player)
     shown: queue.SimpleQueue[float] = queue.SimpleQueue()
-    session.listen(lambda change: shown.put(session.sample.time_s - START_S) if session.sample else None)
+    session.listen(lambda change: shown.put(session.feed.sample.time_s - START_S) if session.feed.sample else None)
     session.start()
     while shown.get(timeout=DEADLINE_S) != 90.0:
         pass
     player.seek(-50)
     while shown.get(timeout=DEADLINE_S) != 40.0:
         pass
-    assert session.history is not None and session.history.newest_s == START_S + 40
-    times, _ = session.history.window(0, "sm_active", 1000.0)
+    assert session.feed.history is not None and session.feed.history.newest_s == START_S + 40
+    times, _ = session.feed.history.window(0, "sm_active", 1000.0)
     assert times[-1] == START_S + 40 and len(times) == 41
     session.close()
 

@@ -34,27 +34,29 @@ def _document() -> dict[str, Any]:
 def test_what_is_written_is_read() -> None:
     watched = session()
     s = from_document(json.loads(to_json(document(watched))))
-    assert watched.sample is not None and watched.last_capture is not None
+    assert watched.feed.sample is not None and watched.results.last_capture is not None
     known = {m: r for g in s.sample.gpus for m, r in g.readings.items() if r.reason != "not sampled"}
-    assert set(known) == {*watched.sample.gpus[0].readings, TENSOR_FLOP_UTIL}
-    for read_back, gpu in zip(s.sample.gpus, watched.sample.gpus, strict=True):
+    assert set(known) == {*watched.feed.sample.gpus[0].readings, TENSOR_FLOP_UTIL}
+    for read_back, gpu in zip(s.sample.gpus, watched.feed.sample.gpus, strict=True):
         assert replace(read_back, readings=gpu.readings) == gpu
         assert all(read_back[m] == gpu[m] for m in known)
-    assert s.sample.processes == redaction.sample(watched.sample).processes
-    assert s.sample.host.core_ratios == (1.0, 0.3) and s.sample.host["cpu_ratio"] == watched.sample.host["cpu_ratio"]
-    assert s.findings == watched.findings and s.live.abstained == watched.live.abstained
-    assert s.capture is not None and s.capture.report == watched.last_capture.report
-    assert s.capture.analysis == watched.last_capture.analysis and s.remarks == watched.last_capture.remarks
+    assert s.sample.processes == redaction.sample(watched.feed.sample).processes
+    assert s.sample.host.core_ratios == (1.0, 0.3)
+    assert s.sample.host["cpu_ratio"] == watched.feed.sample.host["cpu_ratio"]
+    assert s.findings == watched.results.findings and s.live.abstained == watched.results.live.abstained
+    assert s.capture is not None and s.capture.report == watched.results.last_capture.report
+    last = watched.results.last_capture
+    assert s.capture.analysis == last.analysis and s.remarks == last.remarks
     assert [server.problem for server in s.servers] == [None, "no answer"]
 
 
 def test_adapters_and_numa_nodes_are_read_back_and_printed() -> None:
     watched = session()
-    assert watched.sample is not None
+    assert watched.feed.sample is not None
     adapter = AdapterSample("mlx5_0", "ACTIVE", "InfiniBand", 1, {
         m: Reading(7e9, metric.unit, "test") for m, metric in ADAPTER_METRICS.items()})
-    watched.sample = replace(watched.sample, host=replace(watched.sample.host, adapters=(adapter,)),
-                             processes=tuple(replace(p, numa_nodes=(1,)) for p in watched.sample.processes))
+    watched.feed.sample = replace(watched.feed.sample, host=replace(watched.feed.sample.host, adapters=(adapter,)),
+                             processes=tuple(replace(p, numa_nodes=(1,)) for p in watched.feed.sample.processes))
     s = from_document(json.loads(to_json(document(watched))))
     assert s.sample.host.adapters == (adapter,) and s.sample.processes[0].numa_nodes == (1,)
     text = to_text(watched)
@@ -78,12 +80,12 @@ def test_a_number_that_is_none_is_refused_wherever_it_stands(number: str, tmp_pa
 
 def test_a_sample_that_holds_such_a_number_is_written_without_it() -> None:
     watched = session()
-    assert watched.sample is not None
-    gpu = watched.sample.gpus[0]
+    assert watched.feed.sample is not None
+    gpu = watched.feed.sample.gpus[0]
     readings = {**gpu.readings, "power_w": replace(gpu["power_w"], value=float("inf"))}
-    host = replace(watched.sample.host, core_ratios=(0.5, float("nan")))
-    watched.sample = replace(watched.sample, host=host,
-                             gpus=(replace(gpu, readings=readings), *watched.sample.gpus[1:]))
+    host = replace(watched.feed.sample.host, core_ratios=(0.5, float("nan")))
+    watched.feed.sample = replace(watched.feed.sample, host=host,
+                             gpus=(replace(gpu, readings=readings), *watched.feed.sample.gpus[1:]))
     read_back = from_document(json.loads(to_json(document(watched))))
     assert read_back.sample.gpus[0]["power_w"].value is None and read_back.sample.host.core_ratios == ()
 

@@ -37,7 +37,7 @@ def shown(snapshot: Snapshot) -> Session:
     out, done = Session(player, replayed_snapshot=snapshot), threading.Event()
 
     def listener(change: str) -> None:
-        if out.sample is not None and out.sample.time_s == snapshot.sample.time_s:
+        if out.feed.sample is not None and out.feed.sample.time_s == snapshot.sample.time_s:
             done.set()
 
     out.listen(listener)
@@ -51,9 +51,10 @@ def test_the_sample_the_findings_and_the_capture_are_the_snapshots() -> None:
     snapshot = snapshot_of(watched)
     out = shown(snapshot)
     try:
-        assert out.sample == snapshot.sample and out.interval_s == 1.0
-        assert out.findings == watched.findings and out.servers[0].address == "localhost:6009"
-        assert out.last_capture is not None and out.last_capture.step_s == watched.last_capture.step_s  # type: ignore[union-attr]
+        assert out.feed.sample == snapshot.sample and out.feed.interval_s == 1.0
+        assert out.results.findings == watched.results.findings and out.watch.servers[0].address == "localhost:6009"
+        last, before = out.results.last_capture, watched.results.last_capture
+        assert last is not None and before is not None and last.step_s == before.step_s
         with pytest.raises(GputopError, match="recording"):
             out.start_capture()
     finally:
@@ -64,11 +65,11 @@ def test_the_minutes_before_are_the_means_of_the_history() -> None:
     watched = StillSession(ticks=300)
     out = shown(snapshot_of(watched))
     try:
-        assert out.history is not None and watched.history is not None
-        end_s = watched.sample.time_s // 5 * 5  # type: ignore[union-attr]
+        assert out.feed.history is not None and watched.feed.history is not None
+        end_s = watched.feed.sample.time_s // 5 * 5  # type: ignore[union-attr]
         for metric in ("sm_active", "power_w", "memory_used_bytes"):
             lanes = [h.lane("GPU-test-3", metric, end_s=end_s, slice_s=5.0, slices=50)
-                     for h in (watched.history, out.history)]
+                     for h in (watched.feed.history, out.feed.history)]
             assert lanes[1].mean == pytest.approx(lanes[0].mean, rel=1e-4)
             assert lanes[1].full_scale == pytest.approx(lanes[0].full_scale)
         assert lanes[1].count == [5] * 50
@@ -106,7 +107,7 @@ def test_a_file_is_opened_by_what_is_in_it(tmp_path: Path, kind: str) -> None:
     watched = session()
     (tmp_path / "s").write_text(render(watched, kind))
     player, snapshot = open_player(tmp_path / "s", 0.0, 1.0, pytest.fail)
-    assert isinstance(player, SnapshotPlayer) and snapshot is not None and snapshot.findings == watched.findings
+    assert isinstance(player, SnapshotPlayer) and snapshot is not None and snapshot.findings == watched.results.findings
     writer = RecordingWriter(tmp_path / "r")
     writer.append(redaction.sample(node_sample(0)))
     writer.close()
@@ -133,7 +134,7 @@ async def test_the_screen_says_snapshot_and_shows_it(name: str) -> None:
     out = Session(SnapshotPlayer(snapshot), replayed_snapshot=snapshot)
     app = GputopApp(out)
     ready = threading.Event()
-    out.listen(lambda change: ready.set() if out.sample is not None else None)
+    out.listen(lambda change: ready.set() if out.feed.sample is not None else None)
     async with app.run_test(size=(140, 40)) as pilot:
         assert ready.wait(DEADLINE_S)
         await pilot.pause()

@@ -28,15 +28,15 @@ def captured(*gpus: int, end_s: float = START_S + 299, took_s: float = 9.0) -> C
 
 
 def visible(session: StillSession, text: str) -> NodeSample:
-    assert session.sample is not None
-    (process,) = session.sample.processes
+    assert session.feed.sample is not None
+    (process,) = session.feed.sample.processes
     held = {int(n): process.gpus[int(n)] for n in text.split(",")}
-    return replace(session.sample, processes=(replace(process, cuda_visible_devices=text, gpus=held),))
+    return replace(session.feed.sample, processes=(replace(process, cuda_visible_devices=text, gpus=held),))
 
 
 def test_the_samples_of_the_captured_seconds_by_the_jobs_numbers_of_its_gpus() -> None:
     session = StillSession()
-    found = counters_of(captured(0, 1), (SERVER,), visible(session, "5,2"), session.history, 1.0)
+    found = counters_of(captured(0, 1), (SERVER,), visible(session, "5,2"), session.feed.history, 1.0)
     assert found.times_s == tuple(START_S + tick for tick in range(287, 300)) and not found.reason
     for job, node in ((0, 5), (1, 2)):
         lanes = found.gpus[job]
@@ -52,7 +52,7 @@ def test_the_samples_of_the_captured_seconds_by_the_jobs_numbers_of_its_gpus() -
 def test_of_many_samples_each_nth_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gputop.session.counters.MAX_VALUES", 1_000)
     session = StillSession()
-    found = counters_of(captured(*range(8), took_s=1e4), (SERVER,), session.sample, session.history, 1.0)
+    found = counters_of(captured(*range(8), took_s=1e4), (SERVER,), session.feed.sample, session.feed.history, 1.0)
     lanes = [lane for of_gpu in found.gpus.values() for lane in of_gpu.values()]
     assert found.interval_s == 25.0 and found.times_s == tuple(START_S + 25 * i for i in range(12))
     assert len(lanes) == 80 and {len(lane.values) for lane in lanes} == {12}
@@ -61,12 +61,12 @@ def test_of_many_samples_each_nth_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
 def test_why_there_are_none() -> None:
     session = StillSession()
     for reason, args in {
-        "no GPU was sampled": (captured(0), (SERVER,), session.sample, None),
-        "no GPU can be read": (captured(0), (SERVER,), replace(session.sample, gpus=()), session.history),
-        "several workers": (captured(0), (SERVER, SERVER), session.sample, session.history),
-        "was not found": (captured(0), (Server("node:1", pid=7),), session.sample, session.history),
+        "no GPU was sampled": (captured(0), (SERVER,), session.feed.sample, None),
+        "no GPU can be read": (captured(0), (SERVER,), replace(session.feed.sample, gpus=()), session.feed.history),
+        "several workers": (captured(0), (SERVER, SERVER), session.feed.sample, session.feed.history),
+        "was not found": (captured(0), (Server("node:1", pid=7),), session.feed.sample, session.feed.history),
         "no GPU was sampled during the capture": (captured(0, end_s=START_S - 1e6), (SERVER,), visible(session, "0"),
-                                         session.history),
+                                         session.feed.history),
     }.items():
         found = counters_of(*args, 1.0)
         assert reason in found.reason and not found.gpus
@@ -112,15 +112,15 @@ def test_a_source_that_cannot_be_opened_is_a_reason() -> None:
 
 def test_of_several_workers_each_has_those_of_its_own_gpus() -> None:
     session = StillSession()
-    assert session.sample is not None
-    (process,) = session.sample.processes
+    assert session.feed.sample is not None
+    (process,) = session.feed.sample.processes
     both = tuple(replace(process, pid=pid, local_pid=None, cuda_visible_devices=str(gpu), gpus={gpu: process.gpus[gpu]})
                  for pid, gpu in ((7, 5), (8, 2)))
-    sample = replace(session.sample, processes=both)
+    sample = replace(session.feed.sample, processes=both)
     record = replace(captured(0, 1), workers=(Outcome("127.0.0.1:1", "a"), Outcome("127.0.0.1:2", "b")))
     for pid, node in ((7, 5), (8, 2)):
-        found = counters_of(record, (Server("127.0.0.1:1", pid=pid),), sample, session.history, 1.0)
+        found = counters_of(record, (Server("127.0.0.1:1", pid=pid),), sample, session.feed.history, 1.0)
         assert list(found.gpus) == [0] and found.gpus[0]["power_w"].values[0] == pytest.approx(
             gpu_sample(node, 287)["power_w"].value, rel=1e-3)
-    away = counters_of(record, (Server("node2:1"),), sample, session.history, 1.0)
+    away = counters_of(record, (Server("node2:1"),), sample, session.feed.history, 1.0)
     assert not away.gpus and "node2:1 is on another machine" in away.reason

@@ -105,13 +105,14 @@ def test_a_session_keeps_marks_and_step_period() -> None:
         return replace(gpu, clock_event_reasons=("thermal",)) if tick == 100 and gpu.info.index == 2 else gpu
 
     session = StillSession(change=throttle)
-    assert [(m.kind, m.gpu) for m in session.events.between(START_S + 99, START_S + 101)] == [("thermal", "2")]
-    assert session.step_period is not None and session.step_period.period_s == pytest.approx(20.0, rel=0.02)
-    session.capture_control.set_status(CaptureStatus("recording", "h:1", 10.0, 1.0))
-    assert [m.kind for m in session.events.between(session.clock(), session.clock() + 1)].count("capture") == 1
+    assert [(m.kind, m.gpu) for m in session.results.events.between(START_S + 99, START_S + 101)] == [("thermal", "2")]
+    assert session.feed.step_period is not None and session.feed.step_period.period_s == pytest.approx(20.0, rel=0.02)
+    session.control.set_status(CaptureStatus("recording", "h:1", 10.0, 1.0))
+    now_s, events = session.feed.clock(), session.results.events
+    assert [m.kind for m in events.between(now_s, now_s + 1)].count("capture") == 1
     for phase in ("receiving", "overview", "analyzing"):  # two recordings
-        session.capture_control.set_status(CaptureStatus(phase, "h:1", 10.0, 1.0))
-    assert [m.kind for m in session.events.between(session.clock(), session.clock() + 1)].count("capture") == 2
+        session.control.set_status(CaptureStatus(phase, "h:1", 10.0, 1.0))
+    assert [m.kind for m in events.between(now_s, now_s + 1)].count("capture") == 2
 
 
 def test_an_engine_that_fails_does_not_mark_its_gpus_as_lost() -> None:

@@ -63,14 +63,14 @@ class WaitingSession:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *findings: Finding, risk: str = "") -> None:
         self.session = session = StillSession()
-        session.servers_known = True
-        session.servers = (Server("127.0.0.1:6009", asked=True),)
-        session.finding_store.live = replace(session.live, findings=findings or (returning(),))
-        session.finding_store.rules_ran_s = session.clock()
+        session.watch.servers_known = True
+        session.watch.servers = (Server("127.0.0.1:6009", asked=True),)
+        session.results.live = replace(session.results.live, findings=findings or (returning(),))
+        session.results.rules_ran_s = session.feed.clock()
         self.watched, self.taken, self.risk = Watched(session), list[bool](), risk
         monkeypatch.setattr(capture_control, "capture_and_analyze", self.capture)
         monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda _: self.risk or None)
-        session.capture_control.update_node(session.watched_node)
+        session.control.update_node(session.watched_node)
 
     def capture(self, servers: Sequence[Server], request: CaptureRequest, *_: object) -> CaptureRecord:
         self.taken.append(request.force)
@@ -78,7 +78,7 @@ class WaitingSession:
 
     @property
     def status(self) -> CaptureStatus | None:
-        return self.session.status
+        return self.session.control.status
 
     def until_captured(self) -> None:
         self.watched.until(lambda: self.status is not None and self.status.message == "captured")
@@ -129,7 +129,7 @@ def test_a_job_that_ends_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = WaitingSession(monkeypatch)
     monkeypatch.setattr(capture_control, "_WAIT_POLL_S", 0.01)
     waiting.session.start_capture()
-    waiting.session.ended_server = waiting.session.servers[0]
+    waiting.session.watch.ended_server = waiting.session.watch.servers[0]
     waiting.until_captured()  # which says what is wrong
 
 
@@ -139,13 +139,13 @@ def test_these_do_not_wait(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
                                                     (7,) if case == "another job" else tuple(range(8))))
     session = waiting.session
     if case == "another job":
-        assert session.sample is not None
-        first = session.sample.processes[0]
+        assert session.feed.sample is not None
+        first = session.feed.sample.processes[0]
         session.holding(replace(first, gpus={gpu: own for gpu, own in first.gpus.items() if gpu != 7}))
-        session.servers = (Server("127.0.0.1:6009", pid=first.local_pid or first.pid, asked=True),)
+        session.watch.servers = (Server("127.0.0.1:6009", pid=first.local_pid or first.pid, asked=True),)
     elif case == "another node":
-        session.servers = (Server("n1:6009", asked=True),)
-    session.capture_control.update_node(session.watched_node)
+        session.watch.servers = (Server("n1:6009", asked=True),)
+    session.control.update_node(session.watched_node)
     if case == "automatic":
         session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))
     else:

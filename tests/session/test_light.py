@@ -13,12 +13,12 @@ import gputop.session.finding_store, gputop.sources.dcgm.connection, gputop.tui.
 import gputop.session.session, gputop.session.capture_control
 session = StillSession(ticks=200)
 from gputop.advice.live.advise import live_advice
-live_advice(session.history, session.sample)
+live_advice(session.feed.history, session.feed.sample)
 assert {{"gputop.advice.live.activity", "gputop.advice.live.user_rules"}} < sys.modules.keys()
 from gputop.telemetry.step_period import estimate_step_period
-found = estimate_step_period(session.history)
+found = estimate_step_period(session.feed.history)
 assert found.reason or found.period_s
-assert session.history.lane(0, "sm_active", end_s=session.sample.time_s, slice_s=5.0, slices=10).count
+assert session.feed.history.lane(0, "sm_active", end_s=session.feed.sample.time_s, slice_s=5.0, slices=10).count
 sys.exit(f"imported: {{large}}" if (large := [m for m in {_LARGE} if m in sys.modules]) else 0)
 """
 

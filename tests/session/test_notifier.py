@@ -37,12 +37,12 @@ class Told(StillSession):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 1_000.0
-        self.clock = lambda: self.now_s
+        self.feed.clock = lambda: self.now_s
         self.news = News(self)
 
     def after(self, seconds: float, *findings: object) -> list[str]:
         self.now_s += seconds
-        self.live = Advice(findings)  # type: ignore[arg-type]
+        self.results.live = Advice(findings)  # type: ignore[arg-type]
         return [told.title for told in self.news.of("sample")]
 
 
@@ -75,9 +75,9 @@ def test_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Told()
     session.after(0)
     for pid in range(5):
-        session.ended_server = Server("127.0.0.1:1", "train.py", pid)
+        session.watch.ended_server = Server("127.0.0.1:1", "train.py", pid)
         assert len(session.after(1)) == (pid < 2)
-    session.ended_server = Server("127.0.0.1:1", "train.py", 9)
+    session.watch.ended_server = Server("127.0.0.1:1", "train.py", 9)
     session.now_s += 3600
     (told,) = session.news.of("sample")
     assert told.left_out == 3 and "3 more not sent" in told.line
@@ -85,9 +85,9 @@ def test_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_end_of_a_capture_is_told_once() -> None:
     session = Told()
-    session.status = CaptureStatus("recording", "127.0.0.1:6009", 10.0, time_s=1_001.0)
+    session.control.status = CaptureStatus("recording", "127.0.0.1:6009", 10.0, time_s=1_001.0)
     assert session.news.of("capture") == []
-    session.status = CaptureStatus("failed", "127.0.0.1:6009", 10.0, message="it \x1b[2Jended", time_s=1_011.0)
+    session.control.status = CaptureStatus("failed", "127.0.0.1:6009", 10.0, message="it \x1b[2Jended", time_s=1_011.0)
     (told,) = session.news.of("capture")
     assert told.kind == "capture" and "failed" in told.title and "\x1b" not in told.details
     assert session.news.of("capture") == []
@@ -194,7 +194,7 @@ def test_a_command_that_fails_or_is_missing_stops_nobody(tmp_path: Path) -> None
     done, session = threading.Event(), Told()
     session.ring = lambda _: done.set()
     notifier = Notifier(session, Ways(True, (("/no/such/command",), ("false",))))
-    session.ended_server = Server("127.0.0.1:1", "train.py", 7)
+    session.watch.ended_server = Server("127.0.0.1:1", "train.py", 7)
     notifier._changed("sample")
     assert done.is_set()
     threads = [t for t in threading.enumerate() if t.name == "gputop-notify"]
@@ -207,7 +207,7 @@ def test_a_command_that_fails_or_is_missing_stops_nobody(tmp_path: Path) -> None
 def test_what_is_told_last_is_waited_for(tmp_path: Path) -> None:
     session, file = Told(), tmp_path / "told"
     notifier = Notifier(session, Ways(False, (("sh", "-c", f"cat > {file}"),)))
-    session.ended_server = Server("127.0.0.1:1", "train.py", 7)
+    session.watch.ended_server = Server("127.0.0.1:1", "train.py", 7)
     notifier._changed("sample")
     notifier.close(60)
     assert json.loads(file.read_text())["kind"] == "job" and not notifier.problem

@@ -37,16 +37,17 @@ class Loop:
         deadline_s = time.monotonic() + 60
         while True:
             self.session.update_servers()
-            for server in self.session.servers:
+            for server in self.session.watch.servers:
                 if server.pid == job.pid:
                     return server
-            assert time.monotonic() < deadline_s, self.session.servers
+            assert time.monotonic() < deadline_s, self.session.watch.servers
 
     def captured(self) -> CaptureRecord:
         """The record of a capture that needs no question."""
         assert self.session.start_capture() is None
-        self.watched.until(lambda: self.session.status is not None and not self.session.status.running, 120.0)
-        status, record = self.session.status, self.session.last_capture
+        control = self.session.control
+        self.watched.until(lambda: control.status is not None and not control.status.running, 120.0)
+        status, record = self.session.control.status, self.session.results.last_capture
         assert status is not None and status.phase == "done" and record is not None, status
         return record
 
@@ -69,16 +70,17 @@ def test_a_job_that_is_started_again_is_captured_and_compared_without_a_question
         session.set_baseline(before)
         assert not session.captured_before_restart
         loop.see_end(job.kill)
-        assert session.ended_server is not None and session.ended_server.pid == job.pid
+        assert session.watch.ended_server is not None and session.watch.ended_server.pid == job.pid
     with start_tf_job("slow input", port=port) as again:  # another option of the same script, as a change is
         loop.pids[:] = [again.pid]
         server = loop.found(again)
-        assert session.ended_server is None and session.restarted_s == server.started_s
+        assert session.watch.ended_server is None and session.restarted_s == server.started_s
         assert session.captured_before_restart, "what was captured is of the job before"
         after = loop.captured()
         assert after.pid == again.pid and not session.captured_before_restart
         assert {one.record.pid for one in saved_captures(tmp_path)} == {job.pid, again.pid}
-        assert session.baseline is before and [one.path for one in session.captures] == [before.path, after.path]
+        assert session.results.baseline is before
+        assert [one.path for one in session.results.captures] == [before.path, after.path]
 
 
 def test_of_two_jobs_the_other_is_not_captured_in_the_place_of_the_one_that_ended(
@@ -93,9 +95,9 @@ def test_of_two_jobs_the_other_is_not_captured_in_the_place_of_the_one_that_ende
         assert question is not None and question.kind == "job"
         assert {server.pid for server in question.servers} == {job.pid, other.pid}
         session.watch_job(loop.found(job))
-        assert session.servers[0].pid == job.pid
+        assert session.watch.servers[0].pid == job.pid
         loop.see_end(job.kill)
         session.update_servers()
         question = session.start_capture()
         assert question is not None and question.kind == "job" and question.details.endswith("has ended.")
-        assert [server.pid for server in question.servers] == [other.pid] and session.status is None
+        assert [server.pid for server in question.servers] == [other.pid] and session.control.status is None

@@ -94,16 +94,17 @@ def test_an_opened_capture_is_shown_as_the_last_one_and_a_deleted_one_is_forgott
                 for name, time_s in (("old", 1.0), ("new", 2.0)))
     session.capture_ended(new, ())
     session.open_capture(old)
-    assert session.last_capture is old and session.captures == (old, new) and session.captures_this_run == (new,)
+    results = session.results
+    assert results.last_capture is old and results.captures == (old, new) and results.captures_this_run == (new,)
     unread = CaptureRecord("", Path("unread/vm.xplane.pb"), 3.0, 0.0, 0.0)
     session.compare_captures(unread, new)
-    assert session.captures == (old, new, unread) and session.baseline is unread and session.last_capture is old
+    assert results.captures == (old, new, unread) and results.baseline is unread and results.last_capture is old
     session.drop_capture(old)
-    assert session.last_capture is new and session.captures == (new, unread)
+    assert session.results.last_capture is new and session.results.captures == (new, unread)
     session.drop_capture(unread)
-    assert session.baseline is None
+    assert session.results.baseline is None
     session.drop_capture(new)
-    assert session.last_capture is None and session.findings == () and session.captures_this_run == ()
+    assert results.last_capture is None and results.findings == () and results.captures_this_run == ()
 
 
 def test_a_capture_that_could_not_be_analyzed_says_so() -> None:

@@ -16,6 +16,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, answered, require_no_question
+from gputop.profiler.kineto import jobs as kineto_jobs
 from gputop.session import capture_control, node_figures, server_watch
 from gputop.session.captures import FoundServers, choose_servers, find_servers, server_question
 from gputop.session.options import FigureOptions
@@ -41,19 +42,20 @@ def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
     watched = Watched(session)
     session.start()
     try:
-        watched.until(lambda: session.sample is not None and session.servers)
+        watched.until(lambda: session.feed.sample is not None and session.watch.servers)
         phases: list[str] = []
-        session.listen(lambda change: phases.append(session.status.phase) if session.status else None)
+        session.listen(lambda change: phases.append(session.control.status.phase) if session.control.status else None)
         session.start_capture()
         with pytest.raises(GputopError, match="a capture is running"):
             session.start_capture()
-        watched.until(lambda: session.status is not None and not session.status.running)
-        assert session.status is not None and session.status.phase == "done", session.status
+        watched.until(lambda: session.control.status is not None and not session.control.status.running)
+        assert session.control.status is not None and session.control.status.phase == "done", session.control.status
         assert {"recording", "analyzing", "done"} <= set(phases)
-        record = session.last_capture
+        record = session.results.last_capture
         assert record is not None and record.path.is_file() and record.step_s is not None
-        assert session.findings[0].id == "gpu0_oversubscribed" and session.findings[0].severity == "high"
-        assert [f.id for f in session.findings].count("gpu0_oversubscribed") == 1, "live and trace are one entry"
+        findings = session.results.findings
+        assert findings[0].id == "gpu0_oversubscribed" and findings[0].severity == "high"
+        assert [f.id for f in findings].count("gpu0_oversubscribed") == 1, "live and trace are one entry"
     finally:
         session.close()
 
@@ -63,13 +65,13 @@ def test_a_stopped_capture_keeps_its_data(tmp_path: Path) -> None:
     watched = Watched(session)
     session.start()
     try:
-        watched.until(lambda: session.servers)
+        watched.until(lambda: session.watch.servers)
         session.start_capture()
-        watched.until(lambda: session.status is not None and session.status.elapsed_s > 1.0)
+        watched.until(lambda: session.control.status is not None and session.control.status.elapsed_s > 1.0)
         assert session.stop_capture()
-        watched.until(lambda: session.status is not None and not session.status.running)
-        assert session.status is not None and session.status.phase == "done", session.status
-        assert session.last_capture is not None and session.last_capture.took_s < 30
+        watched.until(lambda: session.control.status is not None and not session.control.status.running)
+        assert session.control.status is not None and session.control.status.phase == "done", session.control.status
+        assert session.results.last_capture is not None and session.results.last_capture.took_s < 30
         assert not session.stop_capture()
     finally:
         session.close()
@@ -81,13 +83,13 @@ def test_a_logdir_that_cannot_be_written_fails_the_capture_and_nothing_else(tmp_
     watched = Watched(session)
     session.start()
     try:
-        watched.until(lambda: session.servers)
+        watched.until(lambda: session.watch.servers)
         session.start_capture()
-        watched.until(lambda: session.status is not None and not session.status.running)
-        assert session.status is not None and session.status.phase == "failed"
-        assert "file" in session.status.message and session.status.fix
-        before = session.sample
-        watched.until(lambda: session.sample is not before)
+        watched.until(lambda: session.control.status is not None and not session.control.status.running)
+        assert session.control.status is not None and session.control.status.phase == "failed"
+        assert "file" in session.control.status.message and session.control.status.fix
+        before = session.feed.sample
+        watched.until(lambda: session.feed.sample is not before)
     finally:
         session.close()
 
@@ -109,26 +111,26 @@ def test_the_backfill_enters_the_history_and_no_rule_runs_on_it() -> None:
     session = StillSession(ticks=0)
     changes: list[str] = []
     session.listen(changes.append)
-    session.clock = lambda: session.started_s + 1000
-    session.feed(10)
-    assert session.history is not None and session.history.newest_s is not None
+    session.feed.clock = lambda: session.started_s + 1000
+    session.advance(10)
+    assert session.feed.history is not None and session.feed.history.newest_s is not None
     assert changes == []
 
 
 def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     session = StillSession(ticks=0)
     first, second, *backfill = (node_sample(tick) for tick in (10, 11, 7, 8, 9, 12))
-    session.clock = lambda: first.time_s
-    session.sample_feed._backfill_expected = True
+    session.feed.clock = lambda: first.time_s
+    session.feed._backfill_expected = True
     changes: list[str] = []
     session.listen(changes.append)
-    session.sample_feed.on_sample(first)
-    session.sample_feed.on_sample(second)  # the source is slow to tell
-    assert session.sample is second and session.history is None and changes == ["sample"] * 2
-    session.sample_feed.on_backfill(backfill)
-    assert session.sample is second and session.history is not None
-    assert session.history.newest_s == second.time_s  # a sample later than the first is no backfill
-    lane = session.history.lane(0, "sm_active", end_s=second.time_s + 1, slice_s=1.0, slices=6)
+    session.feed.on_sample(first)
+    session.feed.on_sample(second)  # the source is slow to tell
+    assert session.feed.sample is second and session.feed.history is None and changes == ["sample"] * 2
+    session.feed.on_backfill(backfill)
+    assert session.feed.sample is second and session.feed.history is not None
+    assert session.feed.history.newest_s == second.time_s  # a sample later than the first is no backfill
+    lane = session.feed.history.lane(0, "sm_active", end_s=second.time_s + 1, slice_s=1.0, slices=6)
     assert [int(n) for n in lane.count] == [0, 1, 1, 1, 1, 1]
     assert changes == ["sample"] * 3
 
@@ -162,12 +164,12 @@ def test_a_fault_of_gputop_ends_the_capture_and_not_the_session(monkeypatch: pyt
 
     monkeypatch.setattr("gputop.session.capture_control.capture_and_analyze", broken)
     session = StillSession()
-    session.servers = (Server("127.0.0.1:6009"),)
+    session.watch.servers = (Server("127.0.0.1:6009"),)
     watched = Watched(session)
     for _ in range(2):  # the second shows that another capture is possible
         session.start_capture()
-        watched.until(lambda: session.status is not None and not session.status.running)
-        assert session.status is not None and "no way" in session.status.message
+        watched.until(lambda: session.control.status is not None and not session.control.status.running)
+        assert session.control.status is not None and "no way" in session.control.status.message
 
 
 def test_a_fault_of_the_discovery_of_servers_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +179,14 @@ def test_a_fault_of_the_discovery_of_servers_is_a_note(monkeypatch: pytest.Monke
     monkeypatch.setattr("gputop.session.server_watch.find_servers", broken)
     session = StillSession()
     session.update_servers()
-    assert session.servers == () and "label too long" in session.discovery_notes[0]
+    assert session.watch.servers == () and "label too long" in session.watch.discovery_notes[0]
 
 
 def test_several_servers_are_attached_at_once() -> None:
     session = StillSession(1)
     assert session.attach("localhost:6009, node[1-2]:7") == "127.0.0.1:6009"
     session.attach("node1:7")
-    assert session.server_watch.attached == ["127.0.0.1:6009", "node1:7", "node2:7"]
+    assert session.watch.attached == ["127.0.0.1:6009", "node1:7", "node2:7"]
     for nothing in (" ", ","):
         with pytest.raises(GputopError, match="not an address"):
             session.attach(nothing)
@@ -195,7 +197,7 @@ def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) 
     found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
     monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers(found))
     session.update_servers()
-    assert session.servers[0].description == "python train.py --password ***"
+    assert session.watch.servers[0].description == "python train.py --password ***"
 
 
 class TestServersOfOtherUsers:
@@ -225,7 +227,7 @@ class TestServersOfOtherUsers:
         monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers(tuple(found)))
         session.update_servers()
         begun: list[Server] = []
-        monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.extend(servers))
+        monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.extend(servers))
         question = session.start_capture()
         assert question is not None and question.kind == "other user" and not begun
         assert session.start_capture(answered(question, "y")) is None and len(begun) == 1
@@ -241,6 +243,7 @@ class TestServersOfOtherUsers:
     def test_discovery_marks_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         server = discovery.ProfilerServer("127.0.0.1:6009", 7, "bob", "python train.py", uid=os.geteuid() + 1)
         monkeypatch.setattr(discovery, "find_servers", lambda _pids: discovery.Discovery((server,)))
+        monkeypatch.setattr(kineto_jobs, "find_jobs", lambda: kineto_jobs.Jobs((), ()))  # whatever runs here
         assert [s.owner for s in find_servers((), {}, True)[0]] == ["bob"]
         (named,) = find_servers(("127.0.0.1:6009",), {}, True)[0]
         assert named.asked and choose_servers([named]) == (named,)
@@ -250,21 +253,22 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     session = StillSession()
     addresses = [f"n{number}:6009" for number in range(9)]
     begun: list[tuple[list[str], tuple[str, ...]]] = []
-    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, request: begun.append(
+    monkeypatch.setattr(session.control, "_begin_capture", lambda servers, request: begun.append(
         ([s.address for s in servers], request.notices)))
-    session.servers_known = True
-    session.servers = tuple(Server(address, asked=True) for address in addresses)
+    session.watch.servers_known = True
+    session.watch.servers = tuple(Server(address, asked=True) for address in addresses)
     question = session.start_capture()
     assert question is not None and question.kind == "workers" and "there are 9 workers" in question.problem
     session.start_capture(answered(question, "few"))
     session.start_capture(answered(question, "all"))
     session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))  # there is nobody to ask
-    session.servers = session.servers[:8]
+    session.watch.servers = session.watch.servers[:8]
     session.start_capture()
     few = [addresses[0], addresses[4], addresses[8]]
     assert [captured for captured, _ in begun] == [few, addresses, few, addresses[:8]]
     assert [bool(notices) for _, notices in begun] == [True, False, True, False]
-    session.servers = tuple(replace(server, problem="down") for server in session.servers[:1]) + session.servers[1:]
+    first, *others = session.watch.servers
+    session.watch.servers = (replace(first, problem="down"), *others)
     with pytest.raises(NoDataError, match="answers now"):
         session.start_capture(structs.replace(session.capture_request(), workers=frozenset(addresses[:1])))
 
@@ -280,22 +284,24 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
 
     monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda _: "it was seen to")
-    session.servers_known = True
-    session.servers = (Server("a:1", asked=True), Server("b:1", asked=True), Server("c:1", problem="down", asked=True))
+    session.watch.servers_known = True
+    down = Server("c:1", problem="down", asked=True)
+    session.watch.servers = (Server("a:1", asked=True), Server("b:1", asked=True), down)
     request = structs.replace(session.capture_request(force=True), reason=reason, workers=frozenset(("a:1", "b:1")),
                               notices=("why these",))
     session.start_capture(request)
     if reason:  # there is nobody to ask
-        watched.until(lambda: session.status is not None and session.status.phase == "failed")
-        assert session.status is not None and session.status.message == "a capture may end the job: it was seen to"
+        watched.until(lambda: session.control.status is not None and session.control.status.phase == "failed")
+        status = session.control.status
+        assert status is not None and status.message == "a capture may end the job: it was seen to"
         assert session.take_question() is None and not taken
         return
-    watched.until(lambda: session.status is None)
+    watched.until(lambda: session.control.status is None)
     question = session.take_question()
     assert question is not None and (question.kind, question.details) == ("risk", "it was seen to") and not taken
     assert answered(question, "y") == structs.replace(request, accept_risk=True)
     session.start_capture(answered(question, "y"))
-    watched.until(lambda: session.status is not None and session.status.message == "captured")
+    watched.until(lambda: session.control.status is not None and session.control.status.message == "captured")
     assert taken == [["a:1", "b:1"]]
 
 
@@ -304,15 +310,15 @@ class AskedWorkers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, way: str = "ssh") -> None:
         self.session = session = StillSession()
-        session.options = structs.replace(session.options, worker_figures=FigureOptions(way))
+        session.control.options = structs.replace(session.control.options, worker_figures=FigureOptions(way))
         self.addresses = [f"n{number}:6009" for number in range(9)]
-        session.servers_known = True
-        session.servers = tuple(Server(address, asked=True) for address in self.addresses)
+        session.watch.servers_known = True
+        session.watch.servers = tuple(Server(address, asked=True) for address in self.addresses)
         self.may_answer, self.ways = threading.Event(), list[str]()
         self.captured: list[tuple[list[str], tuple[str, ...]]] = []
         self.watched = Watched(session)
         monkeypatch.setattr(node_figures, "ask", self.ask)
-        monkeypatch.setattr(session.capture_control, "_begin_capture", self.begin)
+        monkeypatch.setattr(session.control, "_begin_capture", self.begin)
 
     def ask(self, servers: Sequence[Server], how: FigureOptions, stop: threading.Event,
             progress: Callable[[int, int], None]) -> AskedFigures:
@@ -326,23 +332,23 @@ class AskedWorkers:
 
     def begin(self, servers: Sequence[Server], request: CaptureRequest) -> None:
         self.captured.append(([s.address for s in servers], request.notices))
-        self.session.capture_control.set_status(CaptureStatus("done", "", 1.0))
+        self.session.control.set_status(CaptureStatus("done", "", 1.0))
 
     @property
     def phase(self) -> str | None:
-        return self.session.status.phase if self.session.status is not None else None
+        return self.session.control.status.phase if self.session.control.status is not None else None
 
 
 def test_the_nodes_of_many_workers_are_asked_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = AskedWorkers(monkeypatch)
     session = workers.session
     session.start_capture(session.capture_request(force=True))
-    workers.watched.until(lambda: session.status is not None and "9 nodes" in session.status.address)
+    workers.watched.until(lambda: session.control.status is not None and "9 nodes" in session.control.status.address)
     assert workers.phase == "asking" and session.take_question() is None
     with pytest.raises(GputopError, match="a capture is running"):
         session.start_capture()
     workers.may_answer.set()
-    workers.watched.until(lambda: session.status is None)
+    workers.watched.until(lambda: session.control.status is None)
     question = session.take_question()
     assert question is not None and question.choice is not None and session.take_question() is None
     choice = question.choice
@@ -364,7 +370,7 @@ def test_who_stops_waiting_is_asked_by_what_is_known(monkeypatch: pytest.MonkeyP
     session.start_capture(answered(question, "ask"))
     workers.watched.until(lambda: workers.ways)
     assert session.stop_capture()
-    workers.watched.until(lambda: session.status is None)
+    workers.watched.until(lambda: session.control.status is None)
     question = session.take_question()
     assert question is not None and question.choice is not None
     assert "fewer than three" in question.choice.by and not question.choice.others_unasked
@@ -392,7 +398,7 @@ def test_a_bug_while_asking_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(node_figures, "ask", lambda *_: 1 / 0)
     workers.session.start_capture()
     workers.watched.until(lambda: workers.phase == "failed")
-    assert workers.session.status is not None and "a bug in gputop" in workers.session.status.message
+    assert workers.session.control.status is not None and "a bug in gputop" in workers.session.control.status.message
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -400,42 +406,42 @@ def test_a_job_that_has_ended_is_known_with_the_next_sample(chosen: bool, monkey
     """Not only with the next search for servers, up to ten seconds later. Of one that nobody chose and that is not on
     the GPUs nothing is told."""
     session, job = StillSession(), subprocess.Popen(["sleep", "600"])
-    watch, server = session.server_watch, Server("127.0.0.1:6009", "train.py", job.pid)
+    watch, server = session.watch, Server("127.0.0.1:6009", "train.py", job.pid)
     found = [server]
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
     session.update_servers()
     if chosen:
         session.watch_job(server)
-    session.feed()
-    assert session.servers == (server,) and session.ended_server is None
+    session.advance()
+    assert session.watch.servers == (server,) and session.watch.ended_server is None
     job.kill()
     os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # ended, and its parent has yet to take notice
-    session.feed()
-    assert session.servers == () and session.ended_server == (server if chosen else None)
+    session.advance()
+    assert session.watch.servers == () and session.watch.ended_server == (server if chosen else None)
     assert watch._search_now.is_set()
     job.wait()
     found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
     session.update_servers()
-    assert session.ended_server is None and session.servers == tuple(found), "it was started again"
-    assert (session.server_watch.job.restarted == found[0]) is chosen
+    assert session.watch.ended_server is None and session.watch.servers == tuple(found), "it was started again"
+    assert (session.watch.job.restarted == found[0]) is chosen
 
 
 def test_the_end_of_the_job_on_the_gpus_is_told_until_another_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     session, job = StillSession(), subprocess.Popen(["sleep", "600"])
     sample = node_sample(1)
     held = replace(sample.processes[0], pid=job.pid)
-    session.capture_control.update_node(replace(session.watched_node, sample=replace(sample, processes=(held,))))
+    session.control.update_node(replace(session.watched_node, sample=replace(sample, processes=(held,))))
     on_gpus, other = Server("127.0.0.1:2", "train.py", job.pid), Server("127.0.0.1:1", "eval.py", os.getpid())
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other, on_gpus)))
     session.update_servers()
-    assert session.servers == (on_gpus, other), "the line of the job shows the job on the GPUs"
+    assert session.watch.servers == (on_gpus, other), "the line of the job shows the job on the GPUs"
     job.kill()
     job.wait()
-    session.server_watch.drop_ended()
-    assert session.ended_server == on_gpus and session.servers == (other,)
+    session.watch.drop_ended()
+    assert session.watch.ended_server == on_gpus and session.watch.servers == (other,)
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other,)))
     session.update_servers()
-    assert session.ended_server is None, "nobody chose it"
+    assert session.watch.ended_server is None, "nobody chose it"
 
 
 def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,16 +452,16 @@ def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytes
     session.update_servers()
     job.kill()
     job.wait()
-    session.feed()
-    assert session.ended_server == named and usable(session.servers) == ()
+    session.advance()
+    assert session.watch.ended_server == named and usable(session.watch.servers) == ()
     found[0] = replace(named, problem="nothing listens there", pid=None)
     session.update_servers()
-    assert session.ended_server == named and usable(session.servers) == ()
+    assert session.watch.ended_server == named and usable(session.watch.servers) == ()
 
 
 def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     session, begun = StillSession(), []
-    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
+    monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
     train, worker, evaluate = (Server("127.0.0.1:2", "train.py", 8), Server("127.0.0.1:3", "train.py", 9),
                                Server("127.0.0.1:4", "eval.py", 10))
     found = [train, worker, evaluate]
@@ -467,7 +473,7 @@ def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.Monkey
     session.start_capture(structs.replace(session.capture_request(), reason="a dip"))
     assert begun == [train.address], "the auto-capture has nobody to ask"
     session.start_capture(answered(question, evaluate.address))
-    assert session.servers[0] == evaluate, "the line of the job shows it"
+    assert session.watch.servers[0] == evaluate, "the line of the job shows it"
     found.insert(0, Server("127.0.0.1:1", "new.py", 11))
     session.update_servers()
     session.start_capture()
@@ -476,7 +482,7 @@ def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.Monkey
 
 def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
     session, begun = StillSession(), []
-    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
+    monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
     found = [Server("127.0.0.1:2", "train.py", 8)]
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
     session.update_servers()
@@ -494,7 +500,7 @@ class Jobs:
         self.session = session = StillSession()
         self.begun: list[str] = []
         self._patch = monkeypatch
-        monkeypatch.setattr(session.capture_control, "_begin_capture",
+        monkeypatch.setattr(session.control, "_begin_capture",
                             lambda servers, *_: self.begun.append(servers[0].address))
 
     def search(self, *found: Server) -> None:
@@ -526,7 +532,7 @@ def test_a_restarted_job_is_gone_on_with(again: dict[str, Any], monkeypatch: pyt
     assert jobs.session.restarted_s is None
     restarted = replace(TRAIN, started_s=1e9, **again)
     jobs.search(beside, restarted)
-    assert jobs.session.servers[0] == restarted and jobs.session.restarted_s == 1e9
+    assert jobs.session.watch.servers[0] == restarted and jobs.session.restarted_s == 1e9
     assert jobs.capture() is None and jobs.begun == [TRAIN.address, restarted.address]
 
 
@@ -607,11 +613,11 @@ def test_the_only_job_on_the_gpus_is_meant(monkeypatch: pytest.MonkeyPatch) -> N
     jobs = Jobs(monkeypatch)
     sample = node_sample(1)
     on_gpus = replace(TRAIN, address="127.0.0.1:7", pid=sample.processes[0].pid, description="python big.py")
-    jobs.session.capture_control.update_node(replace(jobs.session.watched_node, sample=sample))
+    jobs.session.control.update_node(replace(jobs.session.watched_node, sample=sample))
     jobs.search(TRAIN, on_gpus)
-    assert jobs.capture() is None and jobs.begun == [on_gpus.address] and jobs.session.servers[0] == on_gpus
+    assert jobs.capture() is None and jobs.begun == [on_gpus.address] and jobs.session.watch.servers[0] == on_gpus
     jobs.search(TRAIN, on_gpus, replace(TRAIN, address="127.0.0.1:8", pid=700008, description="python c.py"))
-    assert jobs.session.server_watch.job.chosen is False
+    assert jobs.session.watch.job.chosen is False
 
 
 def test_an_address_at_which_nothing_answers_does_not_cost_the_job_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -627,21 +633,21 @@ def test_an_address_at_which_nothing_answers_does_not_cost_the_job_that_does(mon
     session.update_servers()
     session.attach("localhost:5")
     session.update_servers()
-    assert usable(session.servers) == (TRAIN,) and session.server_watch.attached == []
-    (typo,) = (s for s in session.servers if s.address == "127.0.0.1:5")
-    assert messages.attached(typo, session.servers) == (
+    assert usable(session.watch.servers) == (TRAIN,) and session.watch.attached == []
+    (typo,) = (s for s in session.watch.servers if s.address == "127.0.0.1:5")
+    assert messages.attached(typo, session.watch.servers) == (
         "Could not attach to 127.0.0.1:5: nothing listens. Still at 127.0.0.1:1.")
     session.update_servers()
-    assert session.servers == (TRAIN,)
+    assert session.watch.servers == (TRAIN,)
     session.attach("localhost:1")
     session.attach("localhost:6")
     session.update_servers()
-    assert [s.address for s in usable(session.servers)] == ["127.0.0.1:1"] and session.server_watch.attached == [
+    assert [s.address for s in usable(session.watch.servers)] == ["127.0.0.1:1"] and session.watch.attached == [
         "127.0.0.1:1"], "one that was named stays, too"
     answers.add("127.0.0.1:7")
     session.attach("localhost:7")
     session.update_servers()
-    assert [s.address for s in usable(session.servers)] == ["127.0.0.1:1", "127.0.0.1:7"]
+    assert [s.address for s in usable(session.watch.servers)] == ["127.0.0.1:1", "127.0.0.1:7"]
 
 
 def test_a_listener_that_fails_ends_neither_the_others_nor_the_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,6 +662,6 @@ def test_a_listener_that_fails_ends_neither_the_others_nor_the_sampling(monkeypa
     session.listen(fails)
     session.listen(heard.append)
     for tick in (1, 2):
-        session.sample_feed.on_sample(node_sample(tick, 1))
+        session.feed.on_sample(node_sample(tick, 1))
     assert heard.count("sample") >= 2
     assert [str(fault) for fault in faults] == ["[Errno 28] No space left on device"] * len(heard)

@@ -19,8 +19,7 @@ from gputop.core.samples import (
 )
 from gputop.sources.base import Source
 from gputop.sources.nvml.source import NvmlSource
-from gputop.telemetry import deadline_calls
-from gputop.telemetry import sampler as sampler_module
+from gputop.telemetry import deadline_calls, gpu_reader
 from gputop.telemetry.sampler import MIN_INTERVAL_S, OwnCpu, Sampler, next_tick
 from tests.nvml_fake import FakeNvml, build
 from tests.telemetry.node_doubles import WAIT_S, Node
@@ -101,11 +100,11 @@ def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
 
 def test_gpus_that_answer_at_once_are_read_by_one_thread(run: Callable[..., Run],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_module, "STAGGER_S", WAIT_S)  # a loaded machine is no slow driver
+    monkeypatch.setattr(gpu_reader, "STAGGER_S", WAIT_S)  # a loaded machine is no slow driver
     going = run(Node(8))
     for _ in range(3):
         assert all(gpu["power_w"].value is not None for gpu in going.sample().gpus)
-    assert len(going.sampler._gpu_workers) == 1
+    assert len(going.sampler._gpus.threads) == 1
 
 
 def test_each_gpu_that_hangs_takes_one_thread(run: Callable[..., Run]) -> None:
@@ -115,7 +114,7 @@ def test_each_gpu_that_hangs_takes_one_thread(run: Callable[..., Run]) -> None:
     going = run(node)
     for _ in range(3):
         going.until(lambda sample: [gpu["power_w"].value is None for gpu in sample.gpus] == [False, True, True, False])
-    assert len(going.sampler._gpu_workers) <= 4
+    assert len(going.sampler._gpus.threads) <= 4
     for probe in node.gpus:
         probe.gate.set()
     assert going.until(complete)

@@ -11,7 +11,8 @@ import pytest
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import HostSample, NodeSample
 from gputop.telemetry import sampler as sampler_module
-from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
+from gputop.telemetry.deadline_calls import Workers
+from gputop.telemetry.sampler import MIN_INTERVAL_S, Backfill, Sampler
 from tests.telemetry.node_doubles import WAIT_S, Node
 
 
@@ -92,6 +93,19 @@ def test_a_slow_backfill_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> No
         pass
     assert got == (backfill,)
     sampler.stop(WAIT_S)
+
+
+def test_a_backfill_is_computed_on_its_thread_and_given_up_at_its_deadline() -> None:
+    """The clock stands still but for the test; samples that come after the deadline are dropped."""
+    now_s, node, gate, workers = [0.0], Node(), threading.Event(), Workers(lambda: now_s[0])
+    late = NodeSample(1.0, (), HostSample("node", {}))
+    node.backfill = lambda now_s, interval_s: gate.wait(WAIT_S) and [late]  # type: ignore[method-assign, assignment]
+    backfill = Backfill(node, 100.0, 1.0, workers, workers.worker("open"))
+    assert backfill.wait(0.0) is None
+    now_s[0] = sampler_module.BACKFILL_TIMEOUT_S
+    assert backfill.wait(1e6) == ()
+    gate.set()
+    assert workers.end(WAIT_S)
 
 
 @pytest.fixture

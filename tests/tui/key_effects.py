@@ -161,8 +161,8 @@ class UnservedSession(AskedSession):
 
     @property
     def processes_to_serve(self) -> tuple[ProcessSample, ...]:
-        assert self.sample is not None
-        return tuple(replace(self.sample.processes[0], pid=pid) for pid in (8, 9))
+        assert self.feed.sample is not None
+        return tuple(replace(self.feed.sample.processes[0], pid=pid) for pid in (8, 9))
 
     def start_server(self, pid: int, request: CaptureRequest) -> None:
         self.asked.append(("start", pid))
@@ -190,14 +190,14 @@ def two_savings() -> AskedSession:
     assert record.analysis is not None
     findings = (*record.findings, *second.findings)
     session.capture_ended(replace(record, time_s=session.now_s - 12.0, analysis=structs.replace(
-        record.analysis, findings=findings)), session.servers)
+        record.analysis, findings=findings)), session.watch.servers)
     return session
 
 
 def three_captures() -> AskedSession:
     session = monitor_session()
     session.capture("healthy", 200.0)
-    session.captures = (session.captures[-1], *session.captures[:-1])  # in their order in time
+    session.results.captures = (session.results.captures[-1], *session.results.captures[:-1])  # in their order in time
     return session
 
 
@@ -292,13 +292,13 @@ class Stage:
 CLOSES = Effect(depth, by(-1))
 HELPS = Effect(title, to("Help"))
 MONITOR_EFFECTS = {
-    "next_job": Effect(lambda app: app.session.source.label, other),
+    "next_job": Effect(lambda app: app.session.feed.source.label, other),
     "capture": Effect(last_asked, to(("capture", False))),
     "capture(True)": Effect(last_asked, to(("capture", True))),
     "stop_capture": Effect(last_asked, to("stop")),
     "last_capture": Effect(screen, to(TimelineScreen)),
     "open('tables')": Effect(screen, to(TablesScreen)),
-    "open('mark')": Effect(lambda app: app.session.baseline is app.session.captures[-1], to(True)),
+    "open('mark')": Effect(lambda app: app.session.results.baseline is app.session.results.captures[-1], to(True)),
     "open('comparison')": Effect(screen, to(CompareScreen)),
     "open('host')": Effect(title, to("Host")),
     "open('job')": Effect(title, to("Job")),
@@ -309,18 +309,18 @@ MONITOR_EFFECTS = {
     "metric(1)": Effect(lambda app: METRICS.index(table(app).metric), by(1)),
     "metric(-1)": Effect(lambda app: METRICS.index(table(app).metric), by(-1), ("m",)),
     "attach": Effect(title, to("Attach to HOST:PORT")),
-    "interval(-1)": Effect(lambda app: app.session.interval_s, less),
-    "interval(1)": Effect(lambda app: app.session.interval_s, more),
+    "interval(-1)": Effect(lambda app: app.session.feed.interval_s, less),
+    "interval(1)": Effect(lambda app: app.session.feed.interval_s, more),
     "pause": Effect(lambda app: app.paused, other, ("tab",)),
-    "cursor": Effect(lambda app: table(app).time.time_s is None, other),
-    "cursor(-10)": Effect(lambda app: table(app).time.time_s, less, ("end", "v")),
-    "cursor(10)": Effect(lambda app: table(app).time.time_s, more, ("end", "v", "shift+left", "shift+left")),
-    "scroll(-1)": Effect(lambda app: table(app).end_s is None, to(False), ("end",)),
-    "scroll(1)": Effect(lambda app: table(app).end_s, more, ("end", "left", "left")),
-    "scroll_to_now": Effect(lambda app: table(app).end_s is None, to(True), ("left",)),
-    "step_back": Effect(lambda app: table(app).end_s is None, to(True), ("left",)),
-    "zoom(1)": Effect(lambda app: table(app).span_s, more),
-    "zoom(-1)": Effect(lambda app: table(app).span_s, less),
+    "cursor": Effect(lambda app: table(app).time.cursor.time_s is None, other),
+    "cursor(-10)": Effect(lambda app: table(app).time.cursor.time_s, less, ("end", "v")),
+    "cursor(10)": Effect(lambda app: table(app).time.cursor.time_s, more, ("end", "v", "shift+left", "shift+left")),
+    "scroll(-1)": Effect(lambda app: table(app).time.end_s is None, to(False), ("end",)),
+    "scroll(1)": Effect(lambda app: table(app).time.end_s, more, ("end", "left", "left")),
+    "scroll_to_now": Effect(lambda app: table(app).time.end_s is None, to(True), ("left",)),
+    "step_back": Effect(lambda app: table(app).time.end_s is None, to(True), ("left",)),
+    "zoom(1)": Effect(lambda app: table(app).time.span_s, more),
+    "zoom(-1)": Effect(lambda app: table(app).time.span_s, less),
     "sort": Effect(lambda app: processes(app).sort, other),
     "filter": Effect(title, to("Filter processes")),
     "open('stacks')": Effect(notes, other),  # those of the demo have none
@@ -329,11 +329,11 @@ MONITOR_EFFECTS = {
     "suspend_process": Effect(last_asked, to("suspend")),  # what comes of it: test_terminal_manners
 }
 REPLAY_EFFECTS = {
-    "seek(-60)": Effect(lambda app: app.session.player._seek_to, less, ("full_stop",)),
-    "seek(60)": Effect(lambda app: app.session.player._seek_to, more, ("comma",)),
-    "interval(-1)": Effect(lambda app: app.session.player.speed, more),
-    "interval(1)": Effect(lambda app: app.session.player.speed, less),
-    "pause": Effect(lambda app: app.session.player.paused, other),
+    "seek(-60)": Effect(lambda app: app.session.feed.player._seek_to, less, ("full_stop",)),
+    "seek(60)": Effect(lambda app: app.session.feed.player._seek_to, more, ("comma",)),
+    "interval(-1)": Effect(lambda app: app.session.feed.player.speed, more),
+    "interval(1)": Effect(lambda app: app.session.feed.player.speed, less),
+    "pause": Effect(lambda app: app.session.feed.player.paused, other),
 }
 POPUP_EFFECTS = {"app.help": HELPS, "dismiss": CLOSES}
 
@@ -511,7 +511,7 @@ STAGES: dict[type, Stage] = {
         "dismiss": CLOSES,
         "app.help": HELPS}, ("B", "c")),
     CapturesScreen: Stage({
-        "open": Effect(lambda app: (len(app.screen_stack), app.session.last_capture), other, ("down",)),
+        "open": Effect(lambda app: (len(app.screen_stack), app.session.results.last_capture), other, ("down",)),
         "mark('A')": Effect(on_screen(lambda s: s._list.marks.get("A")), other),
         "mark('B')": Effect(on_screen(lambda s: s._list.marks.get("B")), other),
         "delete": Effect(screen, to(Confirm)),

@@ -39,7 +39,7 @@ Change = Callable[[NodeSample], NodeSample]
 
 
 class Scene(Session):
-    """The simulated node after five minutes of watching; further samples come by :meth:`feed` alone."""
+    """The simulated node after five minutes of watching; further samples come by :meth:`advance` alone."""
 
     def __init__(self, scenario: str = "gpu0-oversubscribed", change: Change = lambda sample: sample, *,
                  served: bool = True, watched: bool = True, logdir: Path = Path("traces")) -> None:
@@ -52,16 +52,16 @@ class Scene(Session):
         if watched:
             for sample in self.simulation.backfill(START_S + 1, 1.0):
                 self._taken(sample)
-        self.servers_known = watched
+        self.watch.servers_known = watched
         if served and watched:
-            self.servers = (Server(ADDRESS, f"{COMMAND} (SIMULATED)", PID),)
+            self.watch.servers = (Server(ADDRESS, f"{COMMAND} (SIMULATED)", PID),)
 
     def _taken(self, sample: NodeSample) -> None:
-        self.sample_feed.on_sample(self._change(replace(sample, own_cpu_ratio=0.008)))
+        self.feed.on_sample(self._change(replace(sample, own_cpu_ratio=0.008)))
 
     def start(self) -> None: ...
 
-    def feed(self, ticks: int = 1) -> None:
+    def advance(self, ticks: int = 1) -> None:
         """That many more seconds."""
         for _ in range(ticks):
             self.now_s += 1
@@ -71,7 +71,7 @@ class Scene(Session):
     def capture(self, scenario: str = "", ago_s: float = 12.0, *, epoch: bool = False) -> CaptureRecord:
         """Keep a capture of the node, or of another scenario's; ``epoch``: of ten seconds around an epoch's end."""
         record = replace(capture_of(scenario or scenario_of(self), epoch=epoch), time_s=self.now_s - ago_s)
-        self.capture_ended(record, self.servers)
+        self.capture_ended(record, self.watch.servers)
         return record
 
 
@@ -231,10 +231,10 @@ class Replayed(Session):
 
     def __init__(self, player: Player, at: int, snapshot: Snapshot | None = None) -> None:
         super().__init__(player, replayed_snapshot=snapshot)
-        assert self.player is not None
+        assert self.feed.player is not None
         for index in range(at + 1):
-            self.player._index = index
-            self.sample_feed.on_sample(self.player.recording.sample(index))
+            self.feed.player._index = index
+            self.feed.on_sample(self.feed.player.recording.sample(index))
 
     def start(self) -> None: ...
 

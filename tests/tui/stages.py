@@ -30,10 +30,10 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
     """The app of a stage; what would end or suspend it is noted."""
     session = session_of(stage.session)
     session._listeners.clear()
-    session.baseline = None
+    session.results.baseline = None
     session._job_restarted_s = None  # a test before may have restarted the job of the demo
-    if session.captures:
-        session.open_capture(session.captures[-1])  # a test before may have opened another one
+    if session.results.captures:
+        session.open_capture(session.results.captures[-1])  # a test before may have opened another one
     started = Job(["sleep", "600"], os.environ, folder / "output.log") if stage.app is RunApp else None
     app = stage.app(session, started) if started is not None else stage.app(session)
     app.ends = False
@@ -48,8 +48,8 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
     try:
         async with app.run_test(size=(100, 30), notifications=True) as pilot:
             await pilot.pause()
-            if session.last_capture is not None:
-                record = session.last_capture
+            if session.results.last_capture is not None:
+                record = session.results.last_capture
                 app.trace = TraceFile((str(record.path),), "node", record.findings, analyzed=True,
                                       timeline=timeline_of(job(steps=12)))
             yield app, pilot

@@ -79,20 +79,20 @@ async def test_keys_change_metric_interval_zoom_scroll_and_pause() -> None:
         assert table.metric == METRICS[-1]
         await pilot.press("m")
         await pilot.press("plus")
-        assert session.interval_s == 0.5
+        assert session.feed.interval_s == 0.5
         await pilot.press("minus", "minus")
-        assert session.interval_s == 2.0
-        span = table.span_s
+        assert session.feed.interval_s == 2.0
+        span = table.time.span_s
         await pilot.press("left_square_bracket")
-        assert table.span_s > span
+        assert table.time.span_s > span
         await pilot.press("right_square_bracket", "right_square_bracket")
-        assert table.span_s < span
+        assert table.time.span_s < span
         await pilot.press("left")
-        assert table.end_s is not None and table.end_s < START_S + session.tick
+        assert table.time.end_s is not None and table.time.end_s < START_S + session.tick
         await pilot.press("right", "right")
-        assert table.end_s is None
+        assert table.time.end_s is None
         await pilot.press("left", "end")
-        assert table.end_s is None
+        assert table.time.end_s is None
         shown = text_of(app.query_one("#header", LinesWidget))
         assert "PAUSED" not in shown
         await pilot.press("p")
@@ -108,12 +108,12 @@ async def test_new_samples_reach_the_screen_and_pausing_holds_it() -> None:
         await pilot.pause()
         table = app.query_one(GpuTable)
         first = table.sample
-        session.feed()
+        session.advance()
         await pilot.pause()
         assert table.sample is not first
         held = table.sample
         await pilot.press("space")
-        session.feed()
+        session.advance()
         await pilot.pause()
         assert table.sample is held
 
@@ -129,7 +129,8 @@ async def test_the_axis_is_made_only_where_it_changes(monkeypatch: pytest.Monkey
         app._redraw_table()
         app._redraw_table()
         assert made == []
-        table.zoom(1)
+        table.time.zoom(1)
+        app._redraw_table()
         assert len(made) == 1
 
 
@@ -152,10 +153,10 @@ async def test_selecting_findings_and_opening_one() -> None:
 async def test_what_if_the_chosen_findings_were_cured(size: tuple[int, int]) -> None:
     session = FoundSession()
     findings = [replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL)]
-    session.last_capture = replace(session.last_capture, analysis=make_analysis(
+    session.results.last_capture = replace(session.results.last_capture, analysis=make_analysis(
         steps={"median_s": 0.412}, findings=findings, what_if=COMBINED))
-    session.finding_store.last_capture = session.last_capture
-    session.finding_store.refresh()
+    session.results.last_capture = session.results.last_capture
+    session.results.refresh()
     app = GputopApp(session)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -276,7 +277,7 @@ async def test_every_size_draws_and_quits(size: tuple[int, int]) -> None:
 
 async def test_a_resized_terminal_is_laid_out_like_a_fresh_one() -> None:
     def layout(app: GputopApp) -> list[object]:
-        return [app.query_one(GpuTable).rows_per_gpu, *(app.query_one(name).region for name in (
+        return [app.query_one(GpuTable).rows.per_gpu, *(app.query_one(name).region for name in (
             "#host", "#job", "#actions", "#processes"))]
 
     fresh = {}
@@ -343,24 +344,24 @@ async def test_a_sample_that_comes_while_the_screen_is_taken_down_is_harmless() 
 
 async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None:
     session = FoundSession()
-    session.last_capture = None
+    session.results.last_capture = None
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)):
-        session.live = Advice(limit="GPUs 0-7 work at 92% SM active: compute bound.")
-        session.finding_store.refresh()
+        session.results.live = Advice(limit="GPUs 0-7 work at 92% SM active: compute bound.")
+        session.results.refresh()
         nothing, press = messages.panel_intro(session)
         assert nothing.endswith("visible yet. GPUs 0-7 work at 92% SM active: compute bound.") and "Press c" in press
-        session.earlier_captures = 2
+        session.watch.earlier_captures = 2
         assert messages.panel_intro(session)[2].startswith("J: 2 captures taken before, in ")
-        session.earlier_captures = 0
-        session.status = CaptureStatus("analyzing", "run", 10.0)
+        session.watch.earlier_captures = 0
+        session.control.status = CaptureStatus("analyzing", "run", 10.0)
         assert messages.panel_intro(session)[1].startswith("The trace is being analyzed")
-        session.status = None
-        session.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),))
-        session.finding_store.refresh()
+        session.control.status = None
+        session.results.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),))
+        session.results.refresh()
         assert messages.panel_intro(session)[0] == "No problem visible yet."
-        session.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
-        session.finding_store.refresh()
+        session.results.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
+        session.results.refresh()
         assert messages.panel_intro(session) == (press,)  # time is lost: only why is not known
 
 
@@ -381,7 +382,7 @@ async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert session.sample is None and app.query_one(GpuTable).sample is sampler.first_gpus
+        assert session.feed.sample is None and app.query_one(GpuTable).sample is sampler.first_gpus
         assert "2×H100" in text_of(app.query_one("#header", LinesWidget))
         assert not text_of(app.query_one("#host", LinesWidget)).strip()
         answers.set()

@@ -57,7 +57,8 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         await pilot.press("v")
         await pilot.press("escape")
         await pilot.pause()
-        assert not messages(app) and app.query_one(GpuTable).time.time_s is None, "one press clears and steps back"
+        cursor = app.query_one(GpuTable).time.cursor
+        assert not messages(app) and cursor.time_s is None, "one press clears and steps back"
         await pilot.press("escape")
         assert "HOST:PORT" not in text_of(panel) and "No profiler server found" in text_of(panel)
         await pilot.press("question_mark", "y")
@@ -69,10 +70,10 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
 @pytest.mark.parametrize("findings", [True, False])
 async def test_why_there_was_nothing_to_capture_from_is_told_whole_until_there_is(findings: bool) -> None:
     session = FoundSession().holding()
-    server, session.servers = session.servers, ()
+    server, session.watch.servers = session.watch.servers, ()
     if not findings:
-        session.last_capture = None
-        session.finding_store.refresh()
+        session.results.last_capture = None
+        session.results.refresh()
     app = GputopApp(session)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.pause()
@@ -81,8 +82,8 @@ async def test_why_there_was_nothing_to_capture_from_is_told_whole_until_there_i
         await pilot.pause()
         told = " ".join(text_of(panel).split())
         assert "gputop --attach HOST:PORT." in told and "esc: close" in str(panel.border_subtitle)
-        assert not findings or session.findings[0].title in told, "the finding keeps what is left"
-        session.servers = server
+        assert not findings or session.results.findings[0].title in told, "the finding keeps what is left"
+        session.watch.servers = server
         await pilot.pause()
         app._refresh_all()
         assert "HOST:PORT" not in text_of(panel) and "esc: close" not in str(panel.border_subtitle)
@@ -91,9 +92,9 @@ async def test_why_there_was_nothing_to_capture_from_is_told_whole_until_there_i
 async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a_question(
         monkeypatch: pytest.MonkeyPatch) -> None:
     session = FoundSession()
-    session.servers = (replace(session.servers[0], owner="bob"),)
+    session.watch.servers = (replace(session.watch.servers[0], owner="bob"),)
     started: list[object] = []
-    monkeypatch.setattr(session.capture_control, "_run_capture", lambda servers, *_: started.extend(servers))
+    monkeypatch.setattr(session.control, "_run_capture", lambda servers, *_: started.extend(servers))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.pause()
@@ -108,7 +109,7 @@ async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a
         assert not isinstance(app.screen, Confirm) and not started, "only y means yes"
         await pilot.press("c", "y")
         await pilot.pause()
-        assert session.status is not None and session.status.running
+        assert session.control.status is not None and session.control.status.running
         assert "belongs to user bob" not in str(job_text(session))
 
 
@@ -116,9 +117,9 @@ async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a
 async def test_the_screen_lives_while_the_nodes_of_many_workers_are_asked(way: str,
                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
-    session.options = structs.replace(session.options, worker_figures=FigureOptions("ssh"))
-    session.servers_known = True
-    session.servers = tuple(Server(f"n{number}:6009", asked=True) for number in range(9))
+    session.control.options = structs.replace(session.control.options, worker_figures=FigureOptions("ssh"))
+    session.watch.servers_known = True
+    session.watch.servers = tuple(Server(f"n{number}:6009", asked=True) for number in range(9))
     may_answer, answered = threading.Event(), threading.Event()
 
     def ask(servers: object, how: object, stop: threading.Event, progress: object) -> AskedFigures:
@@ -129,7 +130,7 @@ async def test_the_screen_lives_while_the_nodes_of_many_workers_are_asked(way: s
         return AskedFigures(figures, "asked by ssh", 5.0)
 
     monkeypatch.setattr(node_figures, "ask", ask)
-    session.listen(lambda change: answered.set() if session.status is None else None)
+    session.listen(lambda change: answered.set() if session.control.status is None else None)
     app = GputopApp(session)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.pause()
@@ -173,7 +174,8 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
     answered = threading.Event()
     monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", crash_risk)
-    session.listen(lambda change: answered.set() if session.status is None or session.status.message else None)
+    control = session.control
+    session.listen(lambda change: answered.set() if control.status is None or control.status.message else None)
     app = GputopApp(session)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.pause()
@@ -203,11 +205,11 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
 
 async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FoundSession()
-    train = replace(session.servers[0], pid=1)
+    train = replace(session.watch.servers[0], pid=1)
     evaluate = replace(train, address="127.0.0.1:6010", description="eval.py")
-    session.servers = (train, evaluate)
+    session.watch.servers = (train, evaluate)
     begun: list[str] = []
-    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
+    monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -218,7 +220,7 @@ async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monke
         await pilot.press("escape")
         panel = app.query_one(ProcessPanel)
         assert panel.selected is not None
-        session.servers = (train, replace(evaluate, pid=panel.selected.pid))
+        session.watch.servers = (train, replace(evaluate, pid=panel.selected.pid))
         panel.focus()
         await pilot.press("c")
         await pilot.pause()
@@ -230,13 +232,13 @@ async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monke
 async def test_the_list_of_jobs_says_whose_they_are_what_they_hold_and_since_when(
         monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
-    now_s = session.clock()
+    now_s = session.feed.clock()
     other = Server("127.0.0.1:6011", "JAX: python /home/bob/eval.py", 11, owner="bob", user="bob", started_s=now_s - 60)
     train = Server("127.0.0.1:6009", "TensorFlow 2.21.0: python train.py --lr 1", 41231, user="ana",
                    started_s=now_s - 7200)
     idle = Server("127.0.0.1:6010", "python prepare.py", 10, user="ana")
     ended = Server("127.0.0.1:6012", "python old.py", 12, user="ana")
-    session.server_watch.job.watch(ended)
+    session.watch.job.watch(ended)
     monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers((other, idle, train)))
     session.update_servers()
     app = GputopApp(session)
@@ -255,11 +257,11 @@ async def test_the_list_of_jobs_says_whose_they_are_what_they_hold_and_since_whe
 
 async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> None:
     session = FoundSession()
-    session.last_capture, session.live = None, Advice()
+    session.results.last_capture, session.results.live = None, Advice()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
-        session.finding_store.refresh()
+        session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+        session.results.refresh()
         await pilot.pause()
         assert "running" in panel_intro(session)[-1]
         for key in ("t", "T", "A", "B"):
@@ -271,18 +273,18 @@ async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> No
 
 def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
     session = FoundSession()
-    record = session.last_capture
+    record = session.results.last_capture
     assert record is not None
-    session.last_capture = replace(
+    session.results.last_capture = replace(
         record, notices=("b:1 did not answer",), cost=Cost(6.5, 3.9),
         plan=Plan(10.0, 3.9, "about 100 steps are enough", notes=("n",), enough=True))
     done = CaptureStatus("done", "a:1", 10.0)
     assert of_note(session, done) == ("b:1 did not answer\n3.9 s: about 100 steps are enough",)
-    both = replace(session.last_capture, plan=replace(session.last_capture.plan, overview_s=6.1))
-    session.last_capture = both
+    both = replace(session.results.last_capture, plan=replace(session.results.last_capture.plan, overview_s=6.1))
+    session.results.last_capture = both
     assert of_note(session, done) == (
         "b:1 did not answer\n3.9 s in detail: about 100 steps are enough; then 6.1 s of overview",)
-    session.last_capture = replace(session.last_capture, notices=(), plan=None)
+    session.results.last_capture = replace(session.results.last_capture, notices=(), plan=None)
     assert of_note(session, done) == (), "the panel says what was found"
 
 
@@ -292,27 +294,27 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         job = app.query_one("#job", LinesWidget)
-        session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+        session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
         await pilot.pause()
         assert "4.2 of 10 s" in text_of(job) and "x: stop" in text_of(job)
-        session.capture_control.set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
+        session.control.set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
         await pilot.pause()
         assert "a short test capture of 127.0.0.1:6009" in text_of(job)
-        session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
+        session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
                                           why="this job makes 240 k events/s"))
         await pilot.pause()
         assert "2.0 of 4.1 s" in text_of(job) and "(this job makes 240 k events/s)" in text_of(job)
         both = CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=2.2, overview_s=7.8,
                              why="about 810 steps are enough, this job makes 44 k events/s")
-        session.capture_control.set_status(both)
+        session.control.set_status(both)
         await pilot.pause()
         assert "2.0 of 2.2 s" in text_of(job)
         assert "(then 7.8 s of overview)" in text_of(job)
-        session.capture_control.set_status(replace(both, phase="overview", elapsed_s=3.1))
+        session.control.set_status(replace(both, phase="overview", elapsed_s=3.1))
         await pilot.pause()
         assert "recording an overview of 127.0.0.1:6009" in text_of(job)
         assert "3.1 of 7.8 s" in text_of(job) and "x: stop" in text_of(job) and "(" not in text_of(job)
-        session.capture_control.set_status(
+        session.control.set_status(
             CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
         await pilot.pause()
         assert "capture failed: the job died. Restart it." in text_of(job)
@@ -328,20 +330,21 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press(key)
         assert asked == [force]
-        assert session.last_capture is not None
-        session.last_capture = replace(
-            session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
-        session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
+        assert session.results.last_capture is not None
+        session.results.last_capture = replace(
+            session.results.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
+        session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
         await pilot.pause()
         (message,) = messages(app)
         assert "4.1 s: this job makes 240 k events/s" in message and "the call took" not in message
-        session.last_capture = replace(session.last_capture, plan=Plan(10.0, 10.0, "as asked"))
-        session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
+        session.results.last_capture = replace(session.results.last_capture, plan=Plan(10.0, 10.0, "as asked"))
+        session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()
         assert messages(app) == [message], "no word of a capture as asked: the panel has its findings"
         assert "t: timeline   T: tables   B: compare" in str(app.query_one(ActionsPanel).border_subtitle)
-        session.last_capture = replace(session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"))
-        assert "240 k events/s" in str(capture_text(session.last_capture))
+        plan = Plan(10.0, 4.1, "this job makes 240 k events/s")
+        session.results.last_capture = replace(session.results.last_capture, plan=plan)
+        assert "240 k events/s" in str(capture_text(session.results.last_capture))
 
 
 async def test_the_last_capture_opens() -> None:
@@ -357,12 +360,12 @@ async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("a", *"no:port", "enter")
         await pilot.pause()
-        assert session.server_watch.attached == []
+        assert session.watch.attached == []
         assert isinstance(app.screen, Ask), "the dialog stays, with what is wrong"
         await pilot.press("escape")
         await pilot.press("a", *"localhost:6009", "enter")
         await pilot.pause()
-        assert len(session.server_watch.attached) == 1
+        assert len(session.watch.attached) == 1
 
 
 async def test_attaching_to_a_dead_address_is_answered() -> None:
@@ -379,7 +382,7 @@ async def test_attaching_to_a_dead_address_is_answered() -> None:
 
 async def test_a_typo_in_an_address_keeps_the_job_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FoundSession()
-    (server,) = session.servers
+    (server,) = session.watch.servers
 
     def find(attached: tuple[str, ...], *_: object) -> FoundServers:
         return FoundServers((*(Server(a, problem="nothing listens there", asked=True) for a in attached), server))
@@ -397,37 +400,39 @@ async def test_a_typo_in_an_address_keeps_the_job_that_answers(monkeypatch: pyte
 
 async def test_a_restarted_job_says_so_until_it_is_captured() -> None:
     session = FoundSession()
-    (before,) = session.servers
-    again = replace(before, pid=before.pid + 1, started_s=session.clock() - 11.8)
-    session.server_watch.job.watch(before)
-    session.server_watch.job.follow((again,))
-    session.servers = (again,)
+    (before,) = session.watch.servers
+    again = replace(before, pid=before.pid + 1, started_s=session.feed.clock() - 11.8)
+    session.watch.job.watch(before)
+    session.watch.job.follow((again,))
+    session.watch.servers = (again,)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         assert text_of(app._job).rstrip().endswith("restarted 12 s ago  c: capture a trace")
-        record = replace(session.last_capture, time_s=session.clock(), pid=again.pid, started_s=again.started_s)
-        session.capture_ended(record, session.servers)
+        record = replace(session.results.last_capture, time_s=session.feed.clock(), pid=again.pid,
+                         started_s=again.started_s)
+        session.capture_ended(record, session.watch.servers)
         app._refresh_all()
         assert "restarted" not in text_of(app._job) and "captured 0 s ago" in text_of(app._job)
 
 
 async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_does_now() -> None:
     session = FoundSession()
-    (server,), record = session.servers, session.last_capture
+    (server,), record = session.watch.servers, session.results.last_capture
     assert record is not None
     live = replace(HEAVY, title="The GPUs are idle now", origin="live", gain=Gain(None, ""))
-    session.finding_store.live = Advice((live,))
-    session.finding_store.rules_ran_s = session.clock()
-    session.finding_store.last_capture = replace(record, pid=server.pid, started_s=session.clock() - 99)
-    session.finding_store.refresh()
-    assert [f.title for f in session.findings] == [HEAVY.title, SMALL.title], "of the same job the trace knows more"
-    session.servers = (replace(server, started_s=session.clock() - 5),)
+    session.results.live = Advice((live,))
+    session.results.rules_ran_s = session.feed.clock()
+    session.results.last_capture = replace(record, pid=server.pid, started_s=session.feed.clock() - 99)
+    session.results.refresh()
+    titles = [f.title for f in session.results.findings]
+    assert titles == [HEAVY.title, SMALL.title], "of the same job the trace knows more"
+    session.watch.servers = (replace(server, started_s=session.feed.clock() - 5),)
     session.servers_changed()
-    opened = session.last_capture
+    opened = session.results.last_capture
     assert opened is not None
-    session.capture_ended(opened, session.servers)
-    assert [f.title for f in session.findings] == [live.title, HEAVY.title, SMALL.title]
+    session.capture_ended(opened, session.watch.servers)
+    assert [f.title for f in session.results.findings] == [live.title, HEAVY.title, SMALL.title]
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -442,19 +447,21 @@ async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_doe
         await pilot.press("down")
         assert panel.selected is not None and panel.selected.title == SMALL.title
         session.open_capture(opened)
-        assert [f.title for f in session.findings] == [HEAVY.title, SMALL.title, live.title], "it is what was asked for"
+        titles = [f.title for f in session.results.findings]
+        assert titles == [HEAVY.title, SMALL.title, live.title], "it is what was asked for"
 
 
 def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> None:
     session = FoundSession()
-    (server,), record = session.servers, session.last_capture
+    (server,), record = session.watch.servers, session.results.last_capture
     assert record is not None
-    session.last_capture = replace(record, analysis=make_analysis(findings=[]), limit="No problem found: busy 89%.",
+    session.results.last_capture = replace(
+        record, analysis=make_analysis(findings=[]), limit="No problem found: busy 89%.",
                                    pid=server.pid, started_s=1.0)
-    session.finding_store.refresh()
-    session.servers = (replace(server, started_s=1.0),)
+    session.results.refresh()
+    session.watch.servers = (replace(server, started_s=1.0),)
     assert panel_intro(session)[-1] == "No problem found: busy 89%." and not earlier_verdict(session)
-    session.servers = (replace(server, pid=server.pid + 1, started_s=2.0),)
+    session.watch.servers = (replace(server, pid=server.pid + 1, started_s=2.0),)
     said = " ".join(panel_intro(session))
     assert "89%" not in said and "Press c to see" in said
     assert earlier_verdict(session) == ("The earlier job: No problem found: busy 89%.",)
@@ -463,9 +470,9 @@ def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> Non
 def test_what_else_runs_covers_no_verdict() -> None:
     session = FoundSession()
     others = "4 other jobs with a profiler server were not captured: a:1, …; --attach captures another one."
-    session.last_capture = replace(session.last_capture, uncaptured=others)
+    session.results.last_capture = replace(session.results.last_capture, uncaptured=others)
     assert of_note(session, CaptureStatus("done", "a:1", 10.0)) == ()
-    assert others in str(capture_text(session.last_capture))
+    assert others in str(capture_text(session.results.last_capture))
 
 
 async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
@@ -473,18 +480,18 @@ async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        session.capture_control.set_status(
+        session.control.set_status(
             CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
         await pilot.pause()
         assert "the job died" in text_of(app.query_one("#job", LinesWidget))
-        session.feed(40)
+        session.advance(40)
         await pilot.pause()
         assert "the job died" not in text_of(app.query_one("#job", LinesWidget))
 
 
 def test_a_failing_capture_start_is_an_error_of_ours() -> None:
     session = StillSession()
-    session.status = CaptureStatus("recording", "127.0.0.1:1", 10.0)
+    session.control.status = CaptureStatus("recording", "127.0.0.1:1", 10.0)
     with pytest.raises(GputopError, match="a capture is running"):
         session.start_capture()
 
@@ -495,13 +502,13 @@ async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> 
         app = GputopApp(session)
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+            session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
             await pilot.press("q")
-            assert app.is_running and session.capture_control._stop_capture.is_set()
+            assert app.is_running and session.control._stop_capture.is_set()
             if twice:
                 await pilot.press("q")
             else:
-                session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
+                session.control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
             await pilot.pause()
         assert app.return_code == 0
 
@@ -509,12 +516,12 @@ async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> 
 @pytest.mark.parametrize("later", [False, True])
 async def test_a_capture_of_an_earlier_job_is_not_told_as_that_of_the_one_that_runs(later: bool) -> None:
     session = FoundSession()
-    record = session.last_capture
-    assert session.sample is not None and record is not None
-    first, *others = session.sample.processes
+    record = session.results.last_capture
+    assert session.feed.sample is not None and record is not None
+    first, *others = session.feed.sample.processes
     started = replace(first, started_s=record.time_s + (5 if later else -5))
-    session.servers = (replace(session.servers[0], pid=started.local_pid or started.pid),)
-    session.sample = replace(session.sample, processes=(started, *others))
+    session.watch.servers = (replace(session.watch.servers[0], pid=started.local_pid or started.pid),)
+    session.feed.sample = replace(session.feed.sample, processes=(started, *others))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -525,8 +532,8 @@ async def test_a_capture_of_an_earlier_job_is_not_told_as_that_of_the_one_that_r
 
 async def test_escape_clears_why_a_capture_failed() -> None:
     session = FoundSession()
-    session.status = CaptureStatus("failed", "127.0.0.1:6009", 10.0, message="it is busy", fix="Wait.",
-                                   time_s=session.clock())
+    session.control.status = CaptureStatus("failed", "127.0.0.1:6009", 10.0, message="it is busy", fix="Wait.",
+                                   time_s=session.feed.clock())
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -542,17 +549,17 @@ class ReturningIdle(FoundSession):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.taken: list[bool] = []  # whether at full length
-        self.finding_store.live = Advice((returning(),))
-        self.finding_store.rules_ran_s = self.clock()
+        self.results.live = Advice((returning(),))
+        self.results.rules_ran_s = self.feed.clock()
         monkeypatch.setattr(capture_control, "capture_and_analyze", self.note)
-        self.capture_control.update_node(self.watched_node)
+        self.control.update_node(self.watched_node)
 
     def note(self, _: object, request: CaptureRequest, *__: object) -> CaptureRecord:
         self.taken.append(request.force)
         raise GputopError("noted", "")
 
     async def over(self, pilot: Pilot[object]) -> None:
-        while self.status is not None and self.status.running:
+        while self.control.status is not None and self.control.status.running:
             await pilot.pause()
         await pilot.pause()
 

@@ -98,14 +98,14 @@ class Screen:
 
 
 def capturing(app: GputopApp) -> None:
-    app.session.capture_control.set_status(CaptureStatus("recording", ADDRESS, 10.0, 3.2, chosen_s=4.1,
+    app.session.control.set_status(CaptureStatus("recording", ADDRESS, 10.0, 3.2, chosen_s=4.1,
                                           why="this job makes 240 k events/s"))
 
 
 def compared(_: Path) -> Scene:
     scene = Scene("healthy")
     scene.capture("input-bound", 95.0)
-    scene.set_baseline(scene.captures[0])
+    scene.set_baseline(scene.results.captures[0])
     scene.capture("healthy", 12.0)
     return scene
 
@@ -125,7 +125,7 @@ def hanging(_: Path) -> Scene:
     answer = replace(scene._simulated_ranks.ask((), frozenset()), time_s=scene.now_s)
     first = replace(answer, time_s=scene.now_s - 90.0)
     scene.rank_watch.report = Report(first, answer, hosts=scene._simulated_ranks.hosts())
-    scene.feed()
+    scene.advance()
     return scene
 
 
@@ -137,11 +137,11 @@ def asked_which(app: GputopApp) -> None:
 
 
 def asking_nodes(app: GputopApp) -> None:
-    app.session.capture_control.set_status(CaptureStatus("asking", "64 nodes for live figures, 12 answered", 10.0))
+    app.session.control.set_status(CaptureStatus("asking", "64 nodes for live figures, 12 answered", 10.0))
 
 
 def waiting_for_idle(app: GputopApp) -> None:
-    app.session.capture_control.set_status(CaptureStatus("waiting", "a:6009", 10.0,
+    app.session.control.set_status(CaptureStatus("waiting", "a:6009", 10.0,
                                                          message="the idle time in about 40 s"))
 
 
@@ -166,10 +166,10 @@ def asked_which_of_nodes_that_fail(app: GputopApp) -> None:
 
 def with_stacks(app: GputopApp) -> None:
     """As if the capture had been of a job on this node, and py-spy were there."""
-    record = app.session.last_capture
+    record = app.session.results.last_capture
     assert record is not None and record.analysis is not None
     stacks = from_document(STACKS, HostStacks, "stacks")
-    app.session.finding_store.last_capture = replace(
+    app.session.results.last_capture = replace(
         record, analysis=structs.replace(record.analysis, stacks=stacks))
 
 
@@ -263,8 +263,8 @@ async def app_of(screen: Screen, folder: Path) -> AsyncIterator[tuple[GputopApp,
     app = GputopApp(session)
     async with app.run_test(size=USUAL, notifications=screen.notices) as pilot:
         await pilot.pause()
-        if session.last_capture is not None and session.replayed_snapshot is None:
-            app.trace = trace_of(session.last_capture)
+        if session.results.last_capture is not None and session.replayed_snapshot is None:
+            app.trace = trace_of(session.results.last_capture)
         yield app, pilot
     if app.trace is not None and app.trace.timeline is not None:
         app.trace.timeline.close()

@@ -61,7 +61,7 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
         await _until(pilot, lambda: "RuntimeError: why" in _line(app))
         job.set_server("127.0.0.1:6009", "")
-        app.session.servers = (Server("127.0.0.1:6009", "python train.py", job.pid),)
+        app.session.watch.servers = (Server("127.0.0.1:6009", "python train.py", job.pid),)
         app.session._notify("servers")
         await _until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
         job.send(signal.SIGTERM)
@@ -158,11 +158,11 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
             await _until(pilot, lambda: any(f"started again (pid {started.pid})" in m for m in messages(app)))
             # The capture waits for the job to train.
             started.set_server("127.0.0.1:6010", "")
-            app.session.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)
-            app.session.feed(2)
+            app.session.watch.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)
+            app.session.advance(2)
             app._refresh_all()
             assert captures == []
-            app.session.feed(70)
+            app.session.advance(70)
             app._refresh_all()
             assert len(captures) == 1
             app._refresh_all()

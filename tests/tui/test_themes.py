@@ -131,7 +131,7 @@ async def test_metric_and_span_begin_as_the_settings_say() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         table = app.query_one(GpuTable)
-        assert table.metric == "tensor_active" and table.span_s == 600.0
+        assert table.metric == "tensor_active" and table.time.span_s == 600.0
 
 
 async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +145,13 @@ async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch:
         for _ in range(20):
             now_s += 1.0
             before = text_of(header)
-            session.feed()
+            session.advance()
             await pilot.pause()
             drawn += text_of(header) != before
         assert drawn == 20 / LOW_BANDWIDTH_PERIOD_S
         assert "LOW BANDWIDTH, drawn every 5 s" in text_of(header)
         await pilot.press("L")
-        session.feed()
+        session.advance()
         await pilot.pause()
         assert "LOW BANDWIDTH" not in text_of(header)
 
@@ -187,14 +187,15 @@ class Hostile(FoundSession):
             return replace(sample, host=replace(sample.host, hostname=HOSTILE), processes=(process,), source=HOSTILE)
 
         self._make = named
-        self.feed(3)
-        assert self.last_capture is not None
-        self.servers = (replace(self.servers[0], description=HOSTILE),)
-        self.last_capture = replace(self.last_capture, path=Path("/tmp") / HOSTILE, report=HOSTILE, notes=(HOSTILE,))
-        self.findings = tuple(replace(f, title=HOSTILE, why=HOSTILE, action=HOSTILE, snippet=HOSTILE,
-                                      evidence={HOSTILE: 1.0}) for f in self.findings)
-        self.live = Advice(limit=HOSTILE)
-        self.finding_store.refresh = lambda: None  # type: ignore[method-assign]  # the findings stay as they are
+        self.advance(3)
+        assert self.results.last_capture is not None
+        self.watch.servers = (replace(self.watch.servers[0], description=HOSTILE),)
+        self.results.last_capture = replace(self.results.last_capture, path=Path("/tmp") / HOSTILE, report=HOSTILE,
+                                            notes=(HOSTILE,))
+        self.results.findings = tuple(replace(f, title=HOSTILE, why=HOSTILE, action=HOSTILE, snippet=HOSTILE,
+                                      evidence={HOSTILE: 1.0}) for f in self.results.findings)
+        self.results.live = Advice(limit=HOSTILE)
+        self.results.refresh = lambda: None  # type: ignore[method-assign]  # the findings stay as they are
 
 
 @pytest.mark.parametrize("keys", [
@@ -246,9 +247,9 @@ def hostile_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_hostile_names_of_a_trace_are_shown_literally_on_every_screen(keys: tuple[str, ...],
                                                                             hostile_trace: Path) -> None:
     session = Hostile()
-    assert session.last_capture is not None
-    session.last_capture = replace(session.last_capture, analysis=analyze_trace(load([hostile_trace])))
-    session.findings = session.last_capture.findings
+    assert session.results.last_capture is not None
+    session.results.last_capture = replace(session.results.last_capture, analysis=analyze_trace(load([hostile_trace])))
+    session.results.findings = session.results.last_capture.findings
     app = GputopApp(session)
     async with app.run_test(size=(180, 60), notifications=True) as pilot:
         await pilot.pause()

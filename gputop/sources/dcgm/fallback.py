@@ -20,7 +20,8 @@ from gputop.sources.dcgm.fields import BY_METRIC, PROFILING, PROFILING_IDS, inst
 from gputop.sources.dcgm.readings import dcgm_reading, engine_name
 
 if TYPE_CHECKING:
-    from gputop.sources.dcgm.client import DcgmClient, Snapshot
+    from gputop.sources.dcgm.client import DcgmClient
+    from gputop.sources.dcgm.engine_reader import Snapshot
 
 TICKS_BEFORE_DCGM = 3  # GPM has no value at its first ticks, and may miss one at any time
 _PROFILING_METRICS = frozenset(field.metric for field in PROFILING)

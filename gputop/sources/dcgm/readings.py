@@ -12,7 +12,7 @@ from gputop.sources.dcgm.fields import BY_METRIC, FieldValue, in_metric_unit
 from gputop.sources.nvml.plausibility import plausible_reading
 
 if TYPE_CHECKING:
-    from gputop.sources.dcgm.client import Snapshot
+    from gputop.sources.dcgm.engine_reader import Snapshot
 
 _GPM_DRIVER = 520  # the first driver with GPM
 WATCH_HINT = "start gputop with --dcgm-watch, or dcgm-exporter"

@@ -32,8 +32,9 @@ from gputop.core.samples import (
 )
 from gputop.sources.base import HostProbe
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.client import DcgmClient, Snapshot
+from gputop.sources.dcgm.client import DcgmClient
 from gputop.sources.dcgm.connection import EngineGpu
+from gputop.sources.dcgm.engine_reader import Snapshot
 from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason, reads_through_gpm
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.mig import divided_reason

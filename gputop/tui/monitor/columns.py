@@ -15,7 +15,7 @@ from gputop.tui.monitor.status_lines import bar
 
 ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
 METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))
-SECOND = "/2"  # key of a column's second line
+Figures = dict[tuple[str, int], dict[str, StyledText]]  # by lane and row of the lane, then by field
 _TONES = {"strong": BOLD, "text": PLAIN, "dim": DIM, "warn": WARN, "bad": BAD}
 
 
@@ -174,7 +174,7 @@ def mean_text(gpu: GpuSample, metric: str, mean: float, full_scale: float | None
 def second_line(
     gpu: GpuSample, mean: float | None, metric: str = ACTIVITY, full_scale: float | None = None,
 ) -> dict[str, StyledText]:
-    """Figures of a GPU's second line: means and limits.
+    """Figures of a GPU's second line, by column: means and limits.
 
     ``mean`` is that of the main lane, 0-1; ``full_scale`` 100% of a metric without a scale of its own.
     """
@@ -182,13 +182,13 @@ def second_line(
     if gpu.state != OK:
         return out
     if mean is not None:
-        out["now" + SECOND] = (f"ø {mean_text(gpu, metric, mean, full_scale)}", DIM)
+        out["now"] = (f"ø {mean_text(gpu, metric, mean, full_scale)}", DIM)
     limit, clock_max = gpu["power_limit_w"].value, gpu["sm_clock_max_hz"].value
     if limit is not None:
-        out["power" + SECOND] = (f"/{limit:.0f}W", DIM)
+        out["power"] = (f"/{limit:.0f}W", DIM)
     if clock_max is not None:
-        out["clock" + SECOND] = (f"/{clock_max / 1e6:.0f}MHz", DIM)
+        out["clock"] = (f"/{clock_max / 1e6:.0f}MHz", DIM)
     gen, width = gpu["pcie_gen"].value, gpu["pcie_width"].value
     if gen is not None and width is not None:
-        out["pcie" + SECOND] = (f"gen{gen:.0f} x{width:.0f}", DIM)
+        out["pcie"] = (f"gen{gen:.0f} x{width:.0f}", DIM)
     return out

@@ -28,7 +28,6 @@ from gputop.tui.monitor.stacked_lanes import (
     LANES,
     MAIN,
     fields_of,
-    figure_key,
     figures_of_gpu,
     main_name,
     unread_lanes,
@@ -89,11 +88,8 @@ def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> li
         places = [lane for lane, _ in fitted.lanes]
         figures = figures_of_gpu(gpu, ACTIVITY, places, shown)
         for lane, height_of_lane in fitted.lanes:
-            of_lane = {field.key: figures[key] for field in fields if (key := figure_key(lane, field.key)) in figures}
-            of_lane["name"] = (main_name(ACTIVITY, gpu) if lane == MAIN else LANES[lane].name, DIM)
-            if "message" in figures and lane == MAIN:
-                of_lane["message"] = figures["message"]
-            lines.append(_gpu_line(fields, of_lane, width))
+            name = main_name(ACTIVITY, gpu) if lane == MAIN else LANES[lane].name
+            lines.append(_gpu_line(fields, {**figures.get((lane, 0), {}), "name": (name, DIM)}, width))
             lines += [[]] * (height_of_lane - 1)
     return lines
 

@@ -168,19 +168,21 @@ class LaneCache:
         behind, self._last_index = index - self._last_index, index
         self._drawn_s = end_s
         if not same or not 0 <= behind < width or not self._means:
-            behind, count, newest = width, width, None
+            count, before = width, []
             self.columns, self._means = deque(maxlen=width), deque(maxlen=width)
         else:
             # The newest slice may have been incomplete when it was drawn: it is drawn again.
-            count, newest = behind + 1, self.columns.pop()
+            count, before = behind + 1, [*self.columns]
+            self.columns.pop()
             self._means.pop()
         lane_end_s = (index + 1) * view.slice_s
         self._extend([history.lane(signal.gpu, metric, end_s=lane_end_s, slice_s=view.slice_s, slices=count,
                                    full_scale=signal.full_scale) for metric in signal.metrics]
                      or [history.host_cpu_lane(end_s=lane_end_s, slice_s=view.slice_s, slices=count)], rows, filled)
-        if behind:
-            return width
-        return 0 if self.columns[-1] == newest else 1
+        if not behind and before:
+            return 0 if self.columns[-1] == before[-1] else 1
+        same_columns = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, self.columns, strict=False))
+        return width - sum(1 for _ in same_columns)
 
     def _extend(self, lanes: Sequence[Lane], rows: int, filled: int) -> None:
         """Append the slices, taking the lane with the higher mean level where there are several; a slice also fills

@@ -8,7 +8,10 @@ processes, to the recommendations and to the lane of the host's CPUs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
 
@@ -57,6 +60,15 @@ class LaneLines(NamedTuple):
     lines: int
 
 
+class LayoutInput(Struct, frozen=True):
+    """Terminal and node that the main screen is laid out for."""
+
+    terminal: tuple[int, int]  # columns, lines
+    gpus: int
+    processes: int = 0
+    unread: frozenset[str] = frozenset()  # see :func:`layout`
+
+
 class Layout(NamedTuple):
     """The main screen at one size."""
 
@@ -76,6 +88,54 @@ class Layout(NamedTuple):
     def bare_processes(self) -> bool:
         """Return whether the process panel has neither frame nor heading."""
         return self.process_lines is not None and self.process_lines <= _BARE_ROWS
+
+
+class TableRows(Struct, frozen=True, dict=True):
+    """The lines of the GPU table: what stands above the GPUs, those of each GPU, and the host's below them."""
+
+    lanes: tuple[LaneLines, ...] = (LaneLines(MAIN, 1),)
+    host_lines: int = 0
+    has_axis: bool = False
+
+    @classmethod
+    def of(cls, fitted: Layout) -> TableRows:
+        return cls(fitted.lanes, fitted.host_lines, fitted.has_axis)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Return whether each GPU has further lanes."""
+        return len(self.lanes) > 1
+
+    @cached_property
+    def of_gpu(self) -> tuple[tuple[str, int], ...]:
+        """The lane of each line of a GPU, and its row in that lane."""
+        return tuple((lane, row) for lane, lines in self.lanes for row in range(lines))
+
+    @property
+    def per_gpu(self) -> int:
+        return len(self.of_gpu)
+
+    @property
+    def top(self) -> int:
+        """Lines above the first GPU: the title, and the axis of time."""
+        return 1 + self.has_axis
+
+    def lines(self, gpus: int) -> int:
+        """Lines of the whole table; without GPUs their place says so."""
+        return self.top + max(1, gpus) * self.per_gpu + self.host_lines
+
+    def y_of(self, gpu: int) -> int:
+        """The first line of a GPU, or of the host below the last one."""
+        return self.top + gpu * self.per_gpu
+
+    def gpu_at(self, y: int) -> int:
+        """The GPU whose line this is: -1 above the first, and beyond the last one below it."""
+        return max(-1, (y - self.top) // self.per_gpu)
+
+    def hidden(self, gpus: int, scrolled: int, shown: int) -> tuple[int, int]:
+        """Number of GPUs above and below the ``shown`` lines of the table, ``scrolled`` lines down."""
+        above = max(0, -((self.top - scrolled) // self.per_gpu)) if scrolled > self.top else 0
+        return above, max(0, gpus - (scrolled + shown - self.top) // self.per_gpu)
 
 
 def layout(columns: int, lines: int, gpus: int, processes: int, unread: frozenset[str] = frozenset()) -> Layout:

@@ -25,13 +25,13 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     """The lines above the findings: that nothing is wrong and what limits the job, or how to learn more."""
     status, earlier = status_shown(session), session.captured_before_restart
     # The verdict on an earlier job says nothing of the one that runs.
-    record = None if earlier else session.last_capture
-    findings = tuple(f for f in session.findings if not earlier or f.origin == "live")
+    record = None if earlier else session.results.last_capture
+    findings = tuple(f for f in session.results.findings if not earlier or f.origin == "live")
     if status is not None and status.phase == "failed":
         return (sentences(f"The capture failed: {status.message}"), status.fix)
     if record is not None and record.analysis is None:
         return ("The trace could not be analyzed; it is kept on disk. t: why.",)
-    unread = tuple(filter(None, (unread_text(session.sample),)))
+    unread = tuple(filter(None, (unread_text(session.feed.sample),)))
     analysis = record.analysis if record is not None else None
     wall = analysis.wall_time if analysis is not None else None
     if any(f.severity != "low" for f in findings):
@@ -40,10 +40,10 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     if record is not None:
         return (*unread, record.limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))
     nothing = unread
-    watched = session.sample is not None and session.sample.gpus
+    watched = session.feed.sample is not None and session.feed.sample.gpus
     if watched and not unread and all(f.id in EXPLANATIONS for f in findings):
-        nothing = (f"No problem visible yet. {session.live.limit}".rstrip(),)
-    if session.player is not None:
+        nothing = (f"No problem visible yet. {session.results.live.limit}".rstrip(),)
+    if session.feed.player is not None:
         return nothing  # there is no job to capture from
     if _under_way(session):
         assert status is not None
@@ -51,19 +51,20 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
             return nothing
         what = "The trace is being analyzed" if status.phase == "analyzing" else "A capture is running"
         return (*nothing, f"{what}: its findings will appear here.")
-    if usable(session.servers):
-        before = (f"J: {_captures(session.earlier_captures)} taken before, in {session.options.logdir}",)
+    if usable(session.watch.servers):
+        count = session.watch.earlier_captures
+        before = (f"J: {_captures(count)} taken before, in {session.control.options.logdir}",)
         # A finding that names the key says what it shows, too.
         press = () if any(f.unknown for f in findings) else ("Press c to see where the step's time goes.",)
         return (*nothing, *press,
-                *(before if session.earlier_captures and session.last_capture is None and not findings else ()))
+                *(before if count and session.results.last_capture is None and not findings else ()))
     offered = no_server is NO_SERVER and session.processes_to_serve
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
 
 
 def earlier_verdict(session: Session) -> tuple[str, ...]:
     """Limit of an earlier job, where the capture that is shown is of one and names nothing to do."""
-    record = session.last_capture
+    record = session.results.last_capture
     if not session.captured_before_restart or record is None or any(f.severity != "low" for f in record.findings):
         return ()
     if record.analysis is None:
@@ -73,7 +74,7 @@ def earlier_verdict(session: Session) -> tuple[str, ...]:
 
 def has_server(session: Session) -> bool:
     """Return whether there is a server to capture from, or a capture under way."""
-    return bool(usable(session.servers)) or _under_way(session)
+    return bool(usable(session.watch.servers)) or _under_way(session)
 
 
 def refused(error: GputopError, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
@@ -101,27 +102,27 @@ def attached(server: Server, servers: Iterable[Server] = ()) -> str:
 def status_shown(session: Session) -> CaptureStatus | None:
     """The state of the capture under way or of the last one. A failure is shown for a while: after that it matters
     whether there is a server."""
-    status = session.status
-    if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
+    status = session.control.status
+    if status is not None and status.phase == "failed" and session.feed.clock() - status.time_s > FAILURE_SHOWN_S:
         return None
     return status
 
 
 def of_note(session: Session, status: CaptureStatus) -> tuple[str, ...]:
     """Notice on a capture that has ended, besides its findings; the rest is behind J."""
-    record = session.last_capture
+    record = session.results.last_capture
     if status.phase == "failed" or record is None:
         return ()
     shorter = record.plan is not None and record.plan.shortened
     lines = [*record.remarks[:len(record.notices) + shorter], *compared_to_baseline(session)]
-    if session.player is None and session.source.simulated and len(session.captures) == 1:
+    if session.feed.player is None and session.feed.source.simulated and len(session.results.captures) == 1:
         lines.append("D restarts the simulated job with the fix of the first finding; then c and B.")
     return ("\n".join(map(printable, lines)),) if lines else ()
 
 
 def compared_to_baseline(session: Session) -> tuple[str, ...]:
     """Step time of a capture beside that of A, the baseline; nothing where no capture is A."""
-    before, record = session.baseline, session.last_capture
+    before, record = session.results.baseline, session.results.last_capture
     if before is None or record is None or record is before or before.step_s is None or record.step_s is None:
         return ()
     return (f"{seconds(before.step_s)}/step in A, {seconds(record.step_s)} now. B: what changed.",)
@@ -131,8 +132,8 @@ def no_capture(session: Session, then: str = "") -> str:
     """Reason why there is no capture, and how to take one; ``then`` says what it is needed for."""
     if _under_way(session):
         first = "The first capture is running."
-    elif session.earlier_captures:  # they are on the disk: nobody is told that there is none
-        first = f"No capture in this session yet: press c; J opens {_captures(session.earlier_captures)} taken before."
+    elif earlier := session.watch.earlier_captures:  # they are on the disk: nobody is told that there is none
+        first = f"No capture in this session yet: press c; J opens {_captures(earlier)} taken before."
     else:
         first = "No capture yet: press c."
     return f"{first} {then}".rstrip()
@@ -143,4 +144,4 @@ def _captures(number: int) -> str:
 
 
 def _under_way(session: Session) -> bool:
-    return session.status is not None and session.status.running
+    return session.control.status is not None and session.control.status.running

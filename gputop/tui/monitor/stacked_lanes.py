@@ -16,7 +16,7 @@ from gputop.render.gpu_columns import COLUMNS, NVLINK, PCIE, Figure, flags_of
 from gputop.render.palette import DIM, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import NA, percent, printable
-from gputop.tui.monitor.columns import SECOND, Field, figures_of, styled
+from gputop.tui.monitor.columns import ACTIVITY, Field, Figures, figures_of, mean_text, styled
 
 MAIN = "main"
 HOST = "host_cpu"  # of the node, below its GPUs
@@ -92,6 +92,11 @@ def unread_lanes(gpus: Sequence[GpuSample]) -> frozenset[str]:
         gpu[metric].value is not None for gpu in answering for metric in LANES[key].metrics))
 
 
+def name_of(lane: str, main_metric: str, gpu: GpuSample) -> str:
+    """The short name of the lane in this place."""
+    return main_name(main_metric, gpu) if lane == MAIN else LANES[lane_shown(lane, main_metric)].name
+
+
 def reason_text(gpu: GpuSample, lane: str) -> str:
     """Reason why a further lane has no value; "" where it has one."""
     readings = [gpu[metric] for metric in LANES[lane].metrics]
@@ -100,34 +105,34 @@ def reason_text(gpu: GpuSample, lane: str) -> str:
     return printable(f"N/A: {readings[0].reason}")
 
 
-def figure_key(lane: str, field: str, mark: str = "") -> str:
-    """The key of a figure in those of a GPU: of a further lane or the host with its name, of a second line with its
-    ``mark``."""
-    return field + mark if lane == MAIN else f"{lane}.{field}{mark}"
-
-
-def figures_of_gpu(gpu: GpuSample, metric: str, places: Sequence[str],
-                   fields: Mapping[str, Field]) -> dict[str, StyledText]:
-    """The figures next to the lanes of a GPU in these ``places``, by :func:`figure_key`; ``metric`` is the main one."""
+def figures_of_gpu(gpu: GpuSample, metric: str, places: Sequence[str], fields: Mapping[str, Field]) -> Figures:
+    """The figures next to the lanes of a GPU in these ``places``; ``metric`` is the main one."""
     main = figures_of(gpu, metric, {"now": fields["value"], "bar": fields["bar"]})
     if gpu.state != OK:
-        return main
+        return {(MAIN, 0): main}
     lanes = {slot: lane_shown(slot, metric) for slot in places}
     first, second = _main_notes(gpu, fields["note"].width, lanes.values())
-    out = {"gpu": main["gpu"], "bar": main["bar"], "value": main["now"], "note": first, "note" + SECOND: second}
+    out = {(MAIN, 0): {"gpu": main["gpu"], "bar": main["bar"], "value": main["now"], "note": first},
+           (MAIN, 1): {"note": second}}
     for slot, lane in lanes.items():
         if slot != MAIN:
-            lane_figures = figures_of_lane(gpu, lane, fields)
-            out |= {figure_key(slot, key): text for key, text in lane_figures.items()}
+            out[slot, 0] = figures_of_lane(gpu, lane, fields)
     return out
 
 
+def mean_figure(gpu: GpuSample, slot: str, main_metric: str, mean: float, full_scale: float | None) -> StyledText:
+    """The mean of what the lane in this place shows, a share of its full height, in the metric's unit."""
+    lane = lane_shown(slot, main_metric)
+    metric = main_metric if slot == MAIN else (LANES[lane].metrics or (ACTIVITY,))[0]
+    return f"mean {mean_text(gpu, metric, mean, full_scale)}", DIM
+
+
 def figures_of_lane(gpu: GpuSample, lane: str, fields: Mapping[str, Field]) -> dict[str, StyledText]:
-    """The figures of a further lane by field."""
+    """The figures of a further lane by field; the ``reason`` why it has none takes the place of the lane."""
     entry, note_cells = LANES[lane], fields["note"].width
     column = _COLUMNS[entry.column]
     figure: Figure = column.figure(gpu, entry.unit or column.heading) if column.figure is not None else ("", "text")
-    out = {"value": styled(figure)}
+    out = {"value": styled(figure), "reason": (reason_text(gpu, lane), DIM)}
     if figure[0] != NA and (note := _first_that_fits(_notes(gpu, lane, entry), note_cells - _GAP)):
         out["note"] = (" " + note.ljust(note_cells - _GAP), DIM)
     return out

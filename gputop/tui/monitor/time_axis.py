@@ -12,11 +12,12 @@ from gputop.core.samples import OK, GpuSample
 from gputop.render.gpu_columns import COARSE_MARK
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, WARN
 from gputop.render.styled_text import StyledText
-from gputop.session.event_log import Kind, LoggedEvent
+from gputop.session.event_log import EventLog, Kind, LoggedEvent
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.monitor.columns import ACTIVITY
 from gputop.tui.monitor.lanes import Window
 from gputop.tui.monitor.time_cursor import Slice
+from gputop.tui.monitor.visible_time import VisibleTime
 
 # Of each kind of event: the letter where it begins, the line for as long as it lasts, the style, the name in the
 # legend. Letter and line make it readable without color. In one cell the gravest event, the last in this order, wins.
@@ -54,6 +55,30 @@ def title(name: str, span_s: float, end_s: float | None, width: int) -> str:
         begin, end = (time.strftime("%H:%M:%S", time.localtime(t)) for t in (end_s - span_s, end_s))
         long, short = f"{name}, {begin} to {end} (end: back to now)", f"{name} to {end}"
     return long if len(long) <= width else short
+
+
+class AxisLine:
+    """The line of the axis: its ticks and marks under the main lane's columns, and behind them what they mean."""
+
+    def __init__(self) -> None:
+        self.runs: list[StyledText] = []
+        self._made_of: tuple[object, ...] = ()
+
+    def update(self, time: VisibleTime, events: EventLog | None, x: int, width: int) -> bool:
+        """Make the line of ``width`` cells for a lane that begins at ``x``; returns whether it may look different."""
+        window = time.window
+        if window is None:
+            self.runs, self._made_of = [], ()
+            return False
+        marks = events.between(window.begin_s(0), window.begin_s(window.columns)) if events else []
+        following, cursor = time.end_s is None, time.cursor
+        made_of = (window, marks, following, cursor.time_s, cursor.slice, x, width)
+        if made_of == self._made_of:
+            return False
+        self._made_of = made_of
+        line = axis(window, marks, following, cursor.time_s)
+        self.runs = append_notes([(" " * x, DIM), *line], axis_notes(marks, cursor.slice), x + window.columns, width)
+        return True
 
 
 def axis(window: Window, marks: Iterable[LoggedEvent], following: bool, cursor_s: float | None) -> list[StyledText]:

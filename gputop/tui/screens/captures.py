@@ -85,7 +85,7 @@ class SavedCaptures(DrawnLines, can_focus=True):
 
     def draw(self) -> None:
         width, height = self.size.width, self.size.height
-        now_s, shown = self._session.clock(), self._session.last_capture
+        now_s, shown = self._session.feed.clock(), self._session.results.last_capture
         job_columns = _JOB_COLUMNS if width >= _JOB_FROM_COLUMNS else 0
         lines: list[list[StyledText]] = []
         for i, one in enumerate(self.captures[self._top:self._top + height], self._top):
@@ -153,8 +153,8 @@ class CapturesScreen(ModalScreen[None]):
         super().__init__()
         self._session = session
         self._list = SavedCaptures(session)
-        if session.baseline is not None:
-            self._list.marks["A"] = session.baseline
+        if session.results.baseline is not None:
+            self._list.marks["A"] = session.results.baseline
         self._saved: dict[Path, ListedCapture] = {}  # of the logdir, by the run's folder
         self._own: tuple[object, ...] = ()  # what of the session is shown
         self._pattern = ""
@@ -187,7 +187,7 @@ class CapturesScreen(ModalScreen[None]):
     @work(thread=True, exclusive=True)
     def _read_logdir(self) -> None:
         batch: list[ListedCapture] = []
-        for one in saved_captures(self._session.options.logdir):
+        for one in saved_captures(self._session.control.options.logdir):
             if self._stop.is_set():
                 return
             batch.append(one)
@@ -206,13 +206,13 @@ class CapturesScreen(ModalScreen[None]):
     def update_view(self) -> None:
         """List what there is by now, where that has changed; the same capture stays selected."""
         session = self._session
-        shown = (session.captures_this_run, session.captures, session.last_capture)
+        shown = (session.results.captures_this_run, session.results.captures, session.results.last_capture)
         if shown == self._own or not self.is_attached:
             return
         self._own = shown
         chosen = self._list.selected
         by_place = dict(self._saved)
-        for one in map(listed, (*session.captures_this_run, *session.captures)):
+        for one in map(listed, (*session.results.captures_this_run, *session.results.captures)):
             saved = by_place.get(_place(one))
             if one.record.analysis is not None or saved is None:
                 by_place[_place(one)] = one if saved is None else replace(one, name=saved.name)
@@ -230,7 +230,7 @@ class CapturesScreen(ModalScreen[None]):
         if one is None and self._pattern:
             return out.append(f"No capture contains “{printable(self._pattern)}”: / changes the filter.", DIM)
         if one is None:
-            logdir = printable(str(self._session.options.logdir))
+            logdir = printable(str(self._session.control.options.logdir))
             return out.append(f"Reading {logdir} …" if self._reading else
                               f"No captures in {logdir} yet: c captures a trace.", DIM)
         record = one.record
@@ -336,7 +336,7 @@ class CapturesScreen(ModalScreen[None]):
             self._add([])
 
         self.app.push_screen(Confirm(
-            "Delete", f"Delete the capture of {when(one.record.time_s, self._session.clock())}? y/N",
+            "Delete", f"Delete the capture of {when(one.record.time_s, self._session.feed.clock())}? y/N",
             f"The traces in {run} and the files that gputop wrote next to them are removed from disk."), answered)
 
 

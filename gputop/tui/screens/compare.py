@@ -195,8 +195,8 @@ class CompareScreen(ModalScreen[None]):
         """The session must have two captures at least. ``b``: which of them is B; else the newest."""
         super().__init__()
         self._session = session
-        captures = session.captures
-        self._a = session.baseline if session.baseline in captures else captures[-2]
+        captures = session.results.captures
+        self._a = session.results.baseline if session.results.baseline in captures else captures[-2]
         self._b = b or (captures[-1] if captures[-1] is not self._a else captures[-2])
         self._again: dict[Name, tuple[CaptureRecord, ...]] = {"a": (), "b": ()}
         self._awaited: tuple[Name, CaptureRecord | None] | None = None  # whose capture runs, and the last one before it
@@ -208,7 +208,7 @@ class CompareScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with DialogFrame(TITLE, *self._keys(), id="compare", can_focus=False, has_data=True):
-            yield CaptureList(self._session.captures, id="captures")
+            yield CaptureList(self._session.results.captures, id="captures")
             with Changes(id="changes"):
                 yield WrappedText(Text())
 
@@ -275,7 +275,7 @@ class CompareScreen(ModalScreen[None]):
 
     async def _capture_again(self, side: Name | None) -> None:
         if side is not None:
-            self._awaited = side, next(reversed(self._session.captures_this_run), None)
+            self._awaited = side, next(reversed(self._session.results.captures_this_run), None)
             await self.app.run_action("capture")
 
     def update_view(self) -> None:
@@ -283,11 +283,11 @@ class CompareScreen(ModalScreen[None]):
         if self._awaited is None:
             return
         side, before = self._awaited
-        last, status = next(reversed(self._session.captures_this_run), None), self._session.status
+        last, status = next(reversed(self._session.results.captures_this_run), None), self._session.control.status
         if last is not None and last.problem is None and (before is None or last.path != before.path):
             self._awaited = None
             self._again[side] += (last,)
-            self.query_one(CaptureList).show_captures(self._session.captures)
+            self.query_one(CaptureList).show_captures(self._session.results.captures)
             self._compare()
         elif status is not None and status.phase == "failed":
             self._awaited = None
@@ -332,7 +332,7 @@ class CompareScreen(ModalScreen[None]):
             self._again = {name: tuple(record if one.path == record.path else one for one in records)
                            for name, records in self._again.items()}
             captures = self.query_one(CaptureList)
-            captures.show_captures(self._session.captures, captures.selected.path)
+            captures.show_captures(self._session.results.captures, captures.selected.path)
             captures.draw()
         self._compare_read()
 
@@ -374,14 +374,15 @@ class CompareScreen(ModalScreen[None]):
         from gputop.tui.screens.csv_file import write_csv
 
         if self._shown is not None and self._shown.rows:
-            write_csv(self.app, self._session.options.logdir, "comparison", self._shown.titles, self._shown.rows,
+            folder = self._session.control.options.logdir
+            write_csv(self.app, folder, "comparison", self._shown.titles, self._shown.rows,
                       simulated=self._shown.simulated)
         else:
             self.notify("There is no comparison to export yet.")
 
     def _show_progress(self) -> None:
         """Show which traces are being read, and where a capture that was asked for here stands."""
-        status = self._session.status
+        status = self._session.control.status
         capturing = self._awaited is not None and status is not None and status.running
         frame = self.query_one(DialogFrame)
         frame.set_title(TITLE + (f" · capturing again: {status.phase}" if capturing and status else ""))
@@ -458,10 +459,10 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
 
 def mark_last(session: Session) -> str:
     """Make the last capture A, the baseline; returns what to do next."""
-    captures = session.captures
+    captures = session.results.captures
     if not captures:
         return no_capture(session, "Then A marks it as the one to compare with.")
-    if session.baseline is captures[-1]:
+    if session.results.baseline is captures[-1]:
         return f"The capture of {label(captures[-1])} is A already. Change the job, capture again (c), then press B."
     session.set_baseline(captures[-1])
     return (f"A is the capture of {label(captures[-1])}. Now follow a recommendation, restart the job and press c: "
@@ -470,10 +471,11 @@ def mark_last(session: Session) -> str:
 
 def why_not(session: Session) -> str | None:
     """Reason why there is nothing to compare, and what to do; None where there is."""
-    if len(session.captures) >= 2:
+    captures = session.results.captures
+    if len(captures) >= 2:
         return None
-    if not session.captures:
+    if not captures:
         return no_capture(session, "This compares two captures, from before and after a change of the job.")
-    earlier = " J compares it with one taken before (a, b)." if session.earlier_captures else ""
-    return (f"One capture so far ({label(session.captures[-1])}), two are needed. Change the job and press c again: "
+    earlier = " J compares it with one taken before (a, b)." if session.watch.earlier_captures else ""
+    return (f"One capture so far ({label(captures[-1])}), two are needed. Change the job and press c again: "
             f"B then shows what changed.{earlier}")

@@ -308,26 +308,26 @@ def job_text(session: Session) -> Text:
     """The job: its profiler servers and its step period."""
     out = Text()
     out.append("Profiler servers\n", BOLD)
-    for server in session.servers:
+    for server in session.watch.servers:
         out.append("✗ " if server.problem else "● ", BAD if server.problem else ACCENT)
         about = server.problem or short_description(server.description)
         out.append(f"{printable(server.address)}  {printable(about)}")
         out.append(f"  PID {server.pid}\n" if server.pid is not None else "\n", DIM)
         if server.owner and not server.asked:
             out.append(f"  it belongs to user {printable(server.owner)}: c asks before it captures\n", WARN)
-    if not session.servers:
-        out.append("none found. " if session.servers_known else "still looking. ", WARN)
+    if not session.watch.servers:
+        out.append("none found. " if session.watch.servers_known else "still looking. ", WARN)
         out.append(HOW_TO_SERVE + "\n", DIM)
-    for note in session.discovery_notes:
+    for note in session.watch.discovery_notes:
         out.append(printable(note) + "\n", DIM)
-    if session.step_period is not None:
+    if session.feed.step_period is not None:
         out.append("\nStep period\n", BOLD)
-        step_s = None if session.last_capture is None else session.last_capture.step_s
-        if session.sample is not None and not session.sample.gpus:
+        step_s = None if session.results.last_capture is None else session.results.last_capture.step_s
+        if session.feed.sample is not None and not session.feed.sample.gpus:
             by_capture = "" if step_s is None else f" By the last capture a step takes {seconds(step_s)}."
             out.append(f"unknown: gputop estimates it from the load of GPUs, and there are none here.{by_capture}\n")
         else:
-            out.append(printable(_period(session.step_period, step_s)) + "\n")
+            out.append(printable(_period(session.feed.step_period, step_s)) + "\n")
     return out
 
 

@@ -43,6 +43,7 @@ _CURSOR_QUERY_PERIOD_S = 1.0
 # An answer may be lost, as when a session was detached: after this time the next update is sent without it.
 _ANSWER_TIMEOUT_S, _ANSWER_TIMEOUT_MAX_S = 4.0, 60.0
 _EXIT_TIMEOUT_S = 0.3  # how long the end may wait for the terminal
+_TAKE_OVER_S = 2.0  # how long the first frame stays if nobody says that the app has drawn its own
 _LAST_TIMEOUT_S = 2.0  # the same for a signal that ends the process, perhaps because the node is overloaded
 # For a terminal that has not taken everything: cancel a torn sequence, end a synchronized frame, reset colors, restore
 # modes and screen as LinuxDriver.stop_application_mode does.
@@ -97,6 +98,7 @@ class StallProofDriver(OpenLinuxDriver):
         self._lock = threading.RLock()  # Textual's input thread and its signal handlers write, too
         self._writer: TerminalWriter | None = None
         self._leaving = False  # from now on only modes are sent, no cells
+        self._keeps_first_frame = False  # until the app has drawn all of its own: Textual begins with an empty screen
         self._scheduled = False
         self._retry: asyncio.TimerHandle | None = None
         self._answers = False  # the terminal has answered once
@@ -122,7 +124,9 @@ class StallProofDriver(OpenLinuxDriver):
         super().start_application_mode()
         frame = getattr(self.app, "first_frame", None)
         if frame is not None and frame.taken():
-            self.cells.withdraw("\x1b[?1049h")  # the first frame stays until Textual draws over it
+            self.cells.withdraw("\x1b[?1049h")
+            self._keeps_first_frame = True
+            self.event_loop.call_later(_TAKE_OVER_S, self.take_over)
 
     def stop_application_mode(self) -> None:
         if self._answers:
@@ -185,6 +189,12 @@ class StallProofDriver(OpenLinuxDriver):
             self._scheduled = True
         self._in_loop(self._send)
 
+    def take_over(self) -> None:
+        """Draw over the first frame, which stays until then; without one there is nothing to do."""
+        if self._keeps_first_frame:
+            self._keeps_first_frame = False
+            self._send()
+
     def redraw(self) -> None:
         """Draw the whole screen again, after something else has written on it."""
         with self._lock:
@@ -196,7 +206,7 @@ class StallProofDriver(OpenLinuxDriver):
         with self._lock:
             self._scheduled = False
             writer = self._writer
-            if writer is None or writer.busy or self._leaving or not self.cells.due:
+            if writer is None or writer.busy or self._leaving or self._keeps_first_frame or not self.cells.due:
                 return  # where the writer is busy, this is called again when it has drained
             now_s = time.monotonic()
             if not self._answered.is_set():

@@ -71,6 +71,11 @@ class TerminalApp(FaultReportingApp):
         self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
         self._apply_theme(self.current_theme)
 
+    def take_over(self) -> None:
+        """Draw over the first frame, once the app's own is complete."""
+        if isinstance(driver := driver_of(self), StallProofDriver):
+            driver.take_over()
+
     def show_preference_warnings(self) -> None:
         """Show what is wrong with the preferences, once there is a screen; from then on a new theme is saved."""
         warnings = list(self.preferences.warnings)
@@ -168,8 +173,7 @@ class TerminalApp(FaultReportingApp):
 
     def ring(self, text: str) -> None:
         """Ring the terminal's bell, and hand it a text for its notifications (OSC 9). From any thread."""
-        driver = driver_of(self)
-        if isinstance(driver, StallProofDriver):
+        if isinstance(driver := driver_of(self), StallProofDriver):
             driver.write(bell(text))
 
     def copy_to_clipboard(self, text: str) -> None:
@@ -181,6 +185,5 @@ class TerminalApp(FaultReportingApp):
 
     def action_redraw(self) -> None:
         """Draw everything again, after something else has written on the terminal."""
-        driver = driver_of(self)
-        if isinstance(driver, StallProofDriver):
+        if isinstance(driver := driver_of(self), StallProofDriver):
             driver.redraw()

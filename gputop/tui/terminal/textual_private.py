@@ -7,8 +7,10 @@ one. Seen to work: Textual 6.0.0 and 8.2.8, the oldest and the newest allowed on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from textual._xterm_parser import XTermParser
@@ -16,11 +18,74 @@ from textual.app import App
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Key
+from textual.filter import LineFilter
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
 
 
 def driver_of(app: App[Any]) -> Driver | None:
     """Driver that draws the app; None before it runs."""
     return app._driver
+
+
+_refreshed: ContextVar[set[Widget] | None] = ContextVar("refreshed", default=None)  # for the frame that is being made
+
+
+@contextlib.contextmanager
+def one_frame(app: App[Any]) -> Iterator[None]:
+    """Draw what is refreshed meanwhile in one frame, at the end.
+
+    Textual wakes the task of each widget, which posts a message to the screen, whose task starts a timer that draws:
+    of a monitor with a frame a second that is a fifth of the CPU time.
+    """
+    refreshed: set[Widget] = set()
+    token = _refreshed.set(refreshed)
+    try:
+        yield
+    finally:
+        _refreshed.reset(token)
+    screen = app.screen
+    for widget in refreshed:
+        more = (widget._layout_required or widget._scroll_required or widget._recompose_required
+                or widget._refresh_styles_required or app._batch_count)
+        if more or widget not in screen._compositor:
+            widget.check_idle()
+        elif widget._repaint_required:
+            widget._repaint_required = False
+            if widget.display:
+                screen._dirty_widgets.add(widget)
+    screen._on_timer_update()
+
+
+class DrawnOnce(Widget):
+    """A widget that keeps its lines until it is refreshed, and is drawn by :func:`one_frame`.
+
+    For each frame, Textual asks all widgets for their lines, and makes the borders and empty grounds among them anew.
+    """
+
+    _kept: tuple[Region, Sequence[LineFilter], list[Strip]] | None = None
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        filters = self.get_line_filters()
+        if self._kept is None or self._kept[:2] != (crop, filters):
+            self._kept = crop, filters, super().render_lines(crop)
+        return self._kept[2]
+
+    def notify_style_update(self) -> None:
+        self._kept = None
+        super().notify_style_update()
+
+    def _set_dirty(self, *regions: Region) -> None:
+        self._kept = None
+        super()._set_dirty(*regions)
+
+    def check_idle(self) -> None:
+        refreshed = _refreshed.get()
+        if refreshed is None:
+            super().check_idle()
+        else:
+            refreshed.add(self)
 
 
 class FaultReportingApp(App[int]):

@@ -17,10 +17,10 @@ from rich.segment import Segment
 from textual.color import Color as Background
 from textual.geometry import Region, Size
 from textual.strip import Strip
-from textual.widget import Widget
 
 from gputop.render.palette import on
 from gputop.render.styled_text import StyledText
+from gputop.tui.terminal.textual_private import DrawnOnce
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,7 +42,7 @@ class DrawnLine(Strip):
         return part if part is self else DrawnLine(part, part.cell_length)
 
 
-class CachedLinesWidget(Widget):
+class CachedLinesWidget(DrawnOnce):
     """A widget that caches its lines. Its text has its own colors; only the ground comes from the style sheet.
 
     Textual caches lines as well, but for each frame it asks the style sheet for the border, title, padding and opacity

@@ -33,6 +33,16 @@ def test_the_end_of_an_epoch_is_found_with_its_line():
     assert wall is not None and "between steps 1.2" in wall_sentence(wall) and "on_epoch_end" in wall_sentence(wall)
 
 
+def test_what_was_not_recorded_is_told_apart_from_what_was():
+    b = Builder(gpus=0)
+    train(b, 0, 20)
+    train(b, 1000 * MS, 20)
+    wall = analyze_trace(replace(b.build(), unrecorded_ns=((int(0.2e9), int(1.0e9)),))).wall_time
+    assert wall is not None
+    sentence = wall_sentence(wall)
+    assert sentence.startswith("400 ms of 1.20 s recorded: training steps ") and "not recorded" not in sentence
+
+
 def test_without_stacks_it_is_found_without_a_name():
     finding = findings(epochs())["time_outside_steps"]
     assert finding.severity == "high" and finding.culprits == () and "no events" in finding.title

@@ -38,17 +38,17 @@ class Fed(Session):
         self.now_s = START_S
         options = Options(logdir=logdir, auto_capture=dips, capture_s=0.2)
         super().__init__(StillSource(), options, clock=lambda: self.now_s)
-        self.servers, self.servers_known = servers, True
-        self.finding_store.run_live_rules = lambda *_: None  # dips need none, and they took most of the time
+        self.watch.servers, self.watch.servers_known = servers, True
+        self.results.run_live_rules = lambda *_: None  # dips need none, and they took most of the time
         self.ended = threading.Event()
-        self.listen(lambda change: change == "capture" and not self.status.running and self.ended.set())
+        self.listen(lambda change: change == "capture" and not self.control.status.running and self.ended.set())
 
     def go(self, seconds: int, *levels: float) -> None:
         for _ in range(seconds):
             self.now_s += 1
             gpus = tuple(GpuSample(GpuInfo(i, f"GPU-{i}", "H100"), {"sm_active": Reading(v, "ratio")})
                          for i, v in enumerate(levels))
-            self.sample_feed.on_sample(NodeSample(self.now_s, gpus, HostSample("node", {}), interval_s=1.0))
+            self.feed.on_sample(NodeSample(self.now_s, gpus, HostSample("node", {}), interval_s=1.0))
 
     def wait(self) -> None:
         assert self.ended.wait(DEADLINE_S)
@@ -66,11 +66,11 @@ def captured(monkeypatch):
 def test_a_dip_is_captured_and_reported(tmp_path, captured):
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9, 0.9)
-    assert session.auto_capture.state() == "auto-capture 0/20: sm<0.6*median for 5s"
+    assert session.control.auto_capture.state() == "auto-capture 0/20: sm<0.6*median for 5s"
     session.go(10, 0.9, 0.3)
     (reason,) = captured
     assert reason.startswith("GPU 1: SM active 30% for 5 s, usually 90% (since ")
-    assert "1/20" in session.auto_capture.state() and "GPU 1" in session.auto_capture.note
+    assert "1/20" in session.control.auto_capture.state() and "GPU 1" in session.control.auto_capture.note
 
 
 def test_seldom_and_not_for_ever(tmp_path, captured):
@@ -78,13 +78,13 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
     for _ in range(4):  # a dip every 100 s
         session.go(60, 0.9)
         session.go(40, 0.2)
-    assert len(captured) == 1 and "the last capture was" in session.auto_capture.note
+    assert len(captured) == 1 and "the last capture was" in session.control.auto_capture.note
     session.go(600, 0.9)
     session.go(10, 0.2)
-    assert len(captured) == 2 and session.auto_capture.done
+    assert len(captured) == 2 and session.control.auto_capture.done
     session.go(700, 0.9)
     session.go(10, 0.2)
-    assert len(captured) == 2 and "limit of captures" in session.auto_capture.note
+    assert len(captured) == 2 and "limit of captures" in session.control.auto_capture.note
 
 
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
@@ -92,9 +92,9 @@ def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured)
 
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9)
-    session.status = CaptureStatus("recording", "a:1", 10.0)
+    session.control.status = CaptureStatus("recording", "a:1", 10.0)
     session.go(10, 0.2)
-    session.status = replace(session.status, phase="done")
+    session.control.status = replace(session.control.status, phase="done")
     session.go(int(SETTLE_S) - 2, 0.2)
     assert captured == []
     session.go(60, 0.9)
@@ -108,20 +108,22 @@ def test_a_dip_just_after_a_capture_is_counted(tmp_path, captured):
 
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9, 0.9)
-    session.status = CaptureStatus("recording", "a:1", 10.0)
+    session.control.status = CaptureStatus("recording", "a:1", 10.0)
     session.go(1, 0.9, 0.9)
-    session.status = replace(session.status, phase="done")
+    session.control.status = replace(session.control.status, phase="done")
     session.go(8, 0.9, 0.2)
-    assert captured == [] and session.auto_capture.missed == 1
-    assert "GPU 1" in session.auto_capture.note and "not captured: a capture was running" in session.auto_capture.note
-    assert session.auto_capture.state().startswith("auto-capture 0/20, 1 during captures: ")
+    assert captured == [] and session.control.auto_capture.missed == 1
+    note = session.control.auto_capture.note
+    assert "GPU 1" in note and "not captured: a capture was running" in note
+    assert session.control.auto_capture.state().startswith("auto-capture 0/20, 1 during captures: ")
 
 
 def test_without_a_server_the_dip_is_reported(tmp_path):
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9)
     session.go(10, 0.2)
-    assert session.auto_capture.count == 0 and "not captured, no profiler server found" in session.auto_capture.note
+    auto_capture = session.control.auto_capture
+    assert auto_capture.count == 0 and "not captured, no profiler server found" in auto_capture.note
 
 
 def test_a_recording_has_none(tmp_path):
@@ -133,7 +135,7 @@ def test_a_recording_has_none(tmp_path):
     player = Player.__new__(Player)
     player.connect = lambda *_: None
     player.now_s = lambda: 0.0
-    assert Replay(player, Options(auto_capture=AutoCaptureOptions(RULE))).auto_capture is None
+    assert Replay(player, Options(auto_capture=AutoCaptureOptions(RULE))).control.auto_capture is None
 
 
 def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
@@ -142,7 +144,7 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
         session.go(120, 0.9)
         session.go(8, 0.2)
         session.wait()
-    record = session.last_capture
+    record = session.results.last_capture
     assert record.path.is_relative_to(tmp_path / FOLDER / "plugins" / "profile")
     assert record.notices[0].startswith("automatic capture: GPU 0: SM active 20%")
     assert record.notices[0] in record.remarks
@@ -158,7 +160,7 @@ class TestTheTimeBefore:
         asked = tuple(Server(s.address, asked=len(servers) > 1) for s in servers)
         session = Fed(AutoCaptureOptions(RULE, before_s=2.0), tmp_path, asked)
         session.go(120, 0.9)
-        session.auto_capture.start()
+        session.control.auto_capture.start()
         return session
 
     def until(self, condition) -> None:
@@ -176,14 +178,14 @@ class TestTheTimeBefore:
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path, server)
             self.until(lambda: server.continuous_calls[-1:] == ["start"]
-                       and "recording" in session.auto_capture.state())
+                       and "recording" in session.control.auto_capture.state())
             assert len(server.requests) == 1, "one probe tells how much the job bears"
             session.go(8, 0.2)
             session.wait()
             assert "snapshot" in server.continuous_calls and not server.recording_all_the_time
             assert len(server.requests) == 1, "nothing was captured besides"
             session.close()
-        assert (session.last_capture.path.parent / MARK).is_file()
+        assert (session.results.last_capture.path.parent / MARK).is_file()
 
     def test_at_least_so_much_is_kept_whenever_the_dip_comes(self, tmp_path):
         """A part is handed over just before the dip: it is in the trace all the same."""
@@ -193,7 +195,7 @@ class TestTheTimeBefore:
             session.go(8, 0.2)
             session.wait()
             session.close()
-        data = session.last_capture.path.read_bytes()
+        data = session.results.last_capture.path.read_bytes()
         begin, end = recorded_window_ns(data)
         assert data.count(b"Task Environment") == 2 and (end - begin) / 1e9 >= 2.0
 
@@ -202,14 +204,14 @@ class TestTheTimeBefore:
         with serve(a), serve(b), serve(FakeProfiler()) as without:
             session = self.begin(tmp_path, a, b, without)
             self.until(lambda: a.recording_all_the_time and b.recording_all_the_time and a.requests and b.requests
-                       and "recording" in session.auto_capture.state())
-            assert f"{without.address} has no continuous profiling" in session.auto_capture.note
-            session.servers = (*session.servers, Server("late:1", asked=True))
+                       and "recording" in session.control.auto_capture.state())
+            assert f"{without.address} has no continuous profiling" in session.control.auto_capture.note
+            session.watch.servers = (*session.watch.servers, Server("late:1", asked=True))
             session.go(8, 0.2)
             session.wait()
             assert not a.recording_all_the_time and not b.recording_all_the_time
             session.close()
-        record = session.last_capture
+        record = session.results.last_capture
         assert [w.result is not None for w in record.workers] == [True, True, False] and record.path.is_dir()
         assert (record.path / MARK).is_file() and any("recorded continuously" in r for r in record.remarks)
         assert any(without.address in r for r in record.remarks) and any("late:1" in r for r in record.remarks)
@@ -222,12 +224,12 @@ class TestTheTimeBefore:
             session = self.begin(tmp_path, *profilers)
             few = [profilers[0], profilers[4], profilers[8]]
             self.until(lambda: all(profiler.recording_all_the_time for profiler in few)
-                       and "recording" in session.auto_capture.state())
+                       and "recording" in session.control.auto_capture.state())
             session.go(8, 0.2)
             session.wait()
             session.close()
         assert not any(profiler.requests or profiler.continuous_calls for profiler in profilers if profiler not in few)
-        record = session.last_capture
+        record = session.results.last_capture
         assert [w.address for w in record.workers] == [profiler.address for profiler in few]
         assert all("snapshot" in profiler.continuous_calls for profiler in few), "it is of the time before"
         assert any("3 of 9 workers" in remark for remark in record.remarks)
@@ -236,19 +238,19 @@ class TestTheTimeBefore:
         monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "it was seen to")
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path, server)
-            self.until(lambda: "a capture may end the job: it was seen to" in session.auto_capture.note)
+            self.until(lambda: "a capture may end the job: it was seen to" in session.control.auto_capture.note)
             session.go(8, 0.2)
             session.wait()
             session.close()
-            assert session.status.phase == "failed" and not server.requests and not server.continuous_calls
+            assert session.control.status.phase == "failed" and not server.requests and not server.continuous_calls
 
     def test_a_capture_by_hand_has_the_server_for_itself(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path, server)
-            self.until(lambda: "recording" in session.auto_capture.state())
+            self.until(lambda: "recording" in session.control.auto_capture.state())
             session.start_capture()
             session.wait()
-            assert session.last_capture is not None and session.status.phase != "connecting"
+            assert session.results.last_capture is not None and session.control.status.phase != "connecting"
             self.until(lambda: server.recording_all_the_time)
             session.close()
             self.until(lambda: not server.recording_all_the_time)
@@ -256,25 +258,25 @@ class TestTheTimeBefore:
     def test_a_server_without_it_is_captured_after_the_dip_and_that_is_said(self, tmp_path):
         with serve(FakeProfiler()) as server:
             session = self.begin(tmp_path, server)
-            self.until(lambda: "no continuous profiling" in session.auto_capture.note)
+            self.until(lambda: "no continuous profiling" in session.control.auto_capture.note)
             assert server.requests == [], "it was not probed for nothing"
             session.go(8, 0.2)
             session.wait()
             session.close()
-        assert len(server.requests) == 1 and session.last_capture.path.is_relative_to(tmp_path / FOLDER)
+        assert len(server.requests) == 1 and session.results.last_capture.path.is_relative_to(tmp_path / FOLDER)
 
     def test_a_server_that_is_found_late_is_recorded_at_once(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path)
-            self.until(lambda: "no continuous recording yet: no profiler server" in session.auto_capture.note)
-            session.servers = (Server(server.address, asked=True),)
-            self.until(lambda: "recording: sm<" in session.auto_capture.state())
+            self.until(lambda: "no continuous recording yet: no profiler server" in session.control.auto_capture.note)
+            session.watch.servers = (Server(server.address, asked=True),)
+            self.until(lambda: "recording: sm<" in session.control.auto_capture.state())
             session.close()
 
     def test_closing_ends_it(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path, server)
-            self.until(lambda: "recording" in session.auto_capture.state())
+            self.until(lambda: "recording" in session.control.auto_capture.state())
             session.close()
             self.until(lambda: not server.recording_all_the_time)
 
@@ -345,6 +347,6 @@ class TestTheFolder:
 
 def test_samples_that_wait_for_the_backfill_are_not_checked(tmp_path, captured):
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
-    session.sample_feed._backfill_expected = True
+    session.feed._backfill_expected = True
     session.go(10, 0.2)
-    assert isinstance(session.auto_capture, AutoCapture) and session.history is None and captured == []
+    assert isinstance(session.control.auto_capture, AutoCapture) and session.feed.history is None and captured == []

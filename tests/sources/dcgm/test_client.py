@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, REFUSED_RETRY_S, DcgmClient
+from gputop.sources.dcgm.backoff import MAX_RETRY_S
+from gputop.sources.dcgm.client import HANG_TIMEOUT_S, DcgmClient
 from gputop.sources.dcgm.connection import Address, parse_address
 from gputop.sources.dcgm.fields import PROFILING_IDS
+from gputop.sources.dcgm.lost_gpus import REFUSED_RETRY_S
 from gputop.sources.dcgm.staleness import BLANK_S, clock_text
 from gputop.sources.dcgm.unwatched import CHECK_S
 from tests.dcgm_double import PROFILING, install_library
@@ -361,12 +363,10 @@ def test_watches_follow_the_pace_of_the_ticks(scene: Scene) -> None:
         return min(period_us for period_us, _, _ in scene.engine.clients[0].watches.values()) / 1e6
 
     assert period_s() == 1.0
-    scene.client._gaps_s = [0.1, 0.1]
-    scene.step(0.1)
-    assert period_s() == 1.0
-    scene.client._gaps_s = [0.1, 0.11, 0.1]
-    scene.step(0.1)
-    assert period_s() == 0.1
+    for tick_s, expected_s in ((0.0, 1.0), (0.1, 1.0), (0.21, 1.0), (0.31, 0.1)):
+        scene.client._pace.note(tick_s)
+        scene.step(0.1)
+        assert period_s() == expected_s
 
 
 def test_an_unknown_field_costs_only_itself(scene: Scene) -> None:
@@ -473,7 +473,7 @@ def test_an_engine_that_hangs_holds_up_nobody_and_is_named(scene: Scene) -> None
 
 
 def test_a_fault_of_gputop_itself_is_said(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scene.client, "_poll", lambda engine: 1 / 0)
+    monkeypatch.setattr(scene.client, "_poll", lambda reader: 1 / 0)
     scene.client.request_update(1.0)
     assert scene.client.wait(10.0)
     assert "ZeroDivisionError" in (scene.client.snapshot().error or "")

@@ -265,8 +265,8 @@ async def test_in_the_monitor(fake: FakeNvml, tmp_path: Path) -> None:
         async with app.run_test(size=(140, 30)) as pilot:
             screen = ""
             for _ in range(100):
-                before = session.sample
-                await asyncio.to_thread(watched.until, lambda before=before: session.sample is not before)
+                before = session.feed.sample
+                await asyncio.to_thread(watched.until, lambda before=before: session.feed.sample is not before)
                 await pilot.pause()
                 screen = html.unescape(re.sub("<[^>]*>", " ", app.export_screenshot())).replace("\xa0", " ")
                 if "73%" in screen:

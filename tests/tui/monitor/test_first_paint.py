@@ -68,10 +68,13 @@ def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
 @pytest.mark.parametrize("ending", ["q", "ctrl-c", signal.SIGTERM, signal.SIGHUP])
 def test_the_program_in_a_terminal_starts_draws_quits_and_gives_the_screen_back(ending: str | int) -> None:
     with terminal((120, 40), "--demo", "healthy") as there:
-        there.until("What to do")
+        there.until("GPU SM active")
+        with_table: list[bool] = []
+        there.until(lambda text: with_table.append("GPU SM active" in text) or "What to do" in text)
         there.until("SIMULATED")
         there.until("snapshot")  # the footer: keys are read by now
         assert there.raw.count(b"\x1b[?1049h") == 1, "Textual takes over the screen that is there"
+        assert all(with_table), "and its first update is no empty screen"
         if isinstance(ending, str):
             there.press("q" if ending == "q" else "\x03")
         else:

@@ -3,18 +3,19 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from textual.geometry import Region
 
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
 from gputop.render.gpu_names import short_gpu_name
 from gputop.render.palette import BAD, WARN
-from gputop.telemetry.history import History
-from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
-from gputop.tui.monitor.gpu_table import GpuTable
+from gputop.tui.monitor.columns import ACTIVITY, figures_of, parts, plan
+from gputop.tui.monitor.gpu_table import GpuTable, Pane
 from gputop.tui.monitor.status_lines import header, host
 from tests.fakes import gpu_sample, node_sample
 from tests.records import replace
 
 FIELDS = {field.key: field for width in (120, 160) for field in plan(width)}
+FIELDS_120 = {field.key: field for field in plan(120)}
 
 
 @pytest.mark.parametrize("width", [10, 20, 30, 49, 50, 79, 80, 99, 100, 110, 149, 150, 200, 400])
@@ -51,24 +52,6 @@ def test_the_bar_is_as_long_as_the_present_value_of_the_lane_s_metric() -> None:
     assert figures_of(gpu, "power_w", FIELDS)["bar"][0].count("█") == int(10 * watts / most)
     assert "bar" not in figures_of(gpu, ACTIVITY, {})
     assert figures_of(_without(gpu, "power_w"), "power_w", FIELDS)["bar"][0] == ""
-
-
-def test_the_picture_is_as_short_as_the_history_until_the_user_zooms() -> None:
-    table, history = GpuTable(), History()
-    table._fields = {field.key: field for field in plan(80)}
-    table._history = history
-    width, spans = table._main_width, []
-    for tick in range(400):
-        history.append(node_sample(tick, 1))
-        spans.append(table.span_shown_s)
-        assert 0.8 * tick <= table.span_shown_s or table.span_shown_s >= 0.8 * table.span_s
-    assert spans[0] == width, "a sample takes a column at first"
-    assert spans == sorted(spans) and spans[-1] == width * 10.0
-    table.end_s = 1.0
-    assert table.span_shown_s == width * 10.0, "scrolled back"
-    for columns in range(80, 160):
-        table.end_s, table._fields = None, {field.key: field for field in plan(columns)}
-        assert table.span_shown_s <= 1.1 * 400, "hardly a column is for a time before the first sample"
 
 
 def test_what_is_not_known_is_na() -> None:
@@ -137,3 +120,29 @@ def test_full_cores_are_reported() -> None:
 ])
 def test_short_gpu_names(name: str, short: str) -> None:
     assert short_gpu_name(name) == short
+
+
+def test_a_pane_repaints_the_figures_that_changed_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane, newest = (Pane(GpuTable()) for _ in range(2))
+    painted: list[tuple[Pane, Region]] = []
+    monkeypatch.setattr(Pane, "refresh", lambda pane, *regions: painted.extend((pane, region) for region in regions))
+    lane.part, newest.part, *_ = parts(plan(120))
+    power, temperature = FIELDS_120["power"], FIELDS_120["temperature"]
+
+    def changes(columns: int, *figures: tuple[int, set[str]]) -> list[tuple[Pane, Region]]:
+        painted.clear()
+        for pane in (lane, newest):
+            pane.note_changes(4, 2, columns, figures)
+            pane.repaint()
+        return painted
+
+    assert changes(0) == []
+    x = power.x - newest.part.x
+    assert changes(0, (5, {"power"})) == [(newest, Region(x, 5, power.width, 1))]
+    end = temperature.x + temperature.width - power.x
+    assert changes(0, (4, {"power", "temperature"})) == [(newest, Region(x, 4, end, 1))]
+    assert changes(1) == [(newest, Region(0, 4, 1, 2))], "the newest slice alone"
+    assert changes(9) == [(lane, Region(0, 4, lane.part.width, 2)), (newest, Region(0, 4, 1, 2))]
+    assert changes(0, (4, {"reason"})) == [(lane, Region(0, 4, lane.part.width, 2))], "in the place of the lane"
+    whole = [(pane, Region(0, 0, pane.part.width, 2)) for pane in (lane, newest) if pane.part is not None]
+    assert changes(0, (4, {"message", "power"})) == whole, "a message takes the place of all figures"

@@ -7,7 +7,6 @@ from gputop.core.samples import GpuSample
 from gputop.render.palette import SHADES, STEPS, level_rgb
 from gputop.render.time_slices import slice_for
 from gputop.telemetry.history import History
-from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.lanes import LaneCache, LaneSignal, TimeView, blank_column, column
 from tests.fakes import START_S, node_sample
 from tests.records import replace
@@ -59,7 +58,9 @@ def test_only_the_newest_columns_change_within_a_slice() -> None:
     assert lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1) == 20
     before = list(lane.columns)
     history.append(node_sample(60, 1))  # START_S is a multiple of 5 s: a new slice begins
-    assert lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1) == 20
+    blank = 8  # before the first sample
+    assert before[:blank] == [blank_column(1)] * blank
+    assert lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1) == 20 - (blank - 1)
     assert list(lane.columns)[:-2] == before[1:-1]
     for tick in range(61, 71):
         history.append(node_sample(tick, 1))
@@ -71,20 +72,6 @@ def test_only_the_newest_columns_change_within_a_slice() -> None:
         changed.append(lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1))
     assert set(changed) == {0, 1}
     assert list(lane.columns)[:-1] == before[:-1] and lane.columns[-1] != before[-1]
-
-
-def test_lanes_move_by_a_share_of_the_history_and_by_some_seconds_at_most() -> None:
-    history, table = History(), GpuTable()
-    table._history = history
-    ends = []
-    for tick in range(40):
-        history.append(node_sample(tick, 1))
-        table._lanes_end_s = table._lanes_end()
-        ends.append(round(table._lanes_end_s - START_S))  # type: ignore[operator]
-    assert ends[:8] == [0, 1, 2, 3, 4, 5, 6, 6]
-    assert {ends[25 + i] - ends[20 + i] for i in range(15)} == {5}  # never more than five seconds behind
-    table.time.time_s = START_S + 10.0  # with the cursor on them, lanes and figures are of the same moment
-    assert table._lanes_end() == START_S + 39
 
 
 def test_a_cached_lane_equals_one_drawn_at_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.tui.monitor.layout import MAX_LANE_LINES, Layout, layout
+from gputop.tui.monitor.layout import MAX_LANE_LINES, LaneLines, Layout, TableRows, layout
 from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
 
 GPUS = (1, 2, 4, 8, 16)
@@ -99,3 +99,21 @@ def test_one_process_takes_a_line_and_no_columns_from_the_recommendations() -> N
 def test_without_gpus_the_lines_are_for_the_processes_and_the_recommendations() -> None:
     found = layout(120, 40, gpus=0, processes=30)
     assert (found.process_lines, found.has_axis, found.hidden_gpus) == (13, False, 0)
+
+
+def test_each_line_of_the_table_belongs_to_the_title_a_gpu_or_the_host() -> None:
+    rows = TableRows((LaneLines(MAIN, 2), LaneLines("power", 1)), host_lines=2, has_axis=True)
+    assert rows.is_stacked and rows.of_gpu == ((MAIN, 0), (MAIN, 1), ("power", 0))
+    assert (rows.top, rows.lines(4), rows.lines(0)) == (2, 2 + 4 * 3 + 2, 2 + 3 + 2)
+    assert [rows.gpu_at(y) for y in range(9)] == [-1, -1, 0, 0, 0, 1, 1, 1, 2]
+    assert [rows.y_of(gpu) for gpu in range(3)] == [2, 5, 8]
+    assert TableRows.of(layout(120, 40, 8, 1)) == TableRows.of(layout(120, 40, 8, 3)), "the same lines, other panels"
+
+
+def test_gpus_above_and_below_the_shown_lines_are_counted() -> None:
+    rows = TableRows((LaneLines(MAIN, 2),), has_axis=True)
+    assert rows.hidden(16, scrolled=0, shown=10) == (0, 12)
+    assert rows.hidden(16, scrolled=2, shown=10) == (0, 11)
+    assert rows.hidden(16, scrolled=3, shown=10) == (1, 11), "half of one counts as hidden"
+    assert rows.hidden(16, scrolled=24, shown=10) == (11, 0)
+    assert rows.hidden(2, scrolled=0, shown=10) == (0, 0)

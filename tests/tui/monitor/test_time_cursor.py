@@ -107,25 +107,25 @@ async def test_keys_move_the_cursor_over_all_gpus_and_esc_takes_it_away() -> Non
     async with app.run_test(size=(80, 30)) as pilot:
         await pilot.pause()
         table = app.query_one(GpuTable)
-        now = figures_of(session.sample.gpus[0], ACTIVITY, FIELDS)["now"][0]  # type: ignore[union-attr]
+        now = figures_of(session.feed.sample.gpus[0], ACTIVITY, FIELDS)["now"][0]  # type: ignore[union-attr]
         assert now in _glyphs(table, 2) and "now" in _glyphs(table, 0)
         await pilot.press("v", "left", "left")
-        window, begin = table.window, table.time.slice
+        window, begin = table.time.window, table.time.cursor.slice
         assert window is not None and begin is not None and window.column(begin.begin_s) == window.columns - 4
-        assert table.end_s is None, "the picture goes on under it"
+        assert table.time.end_s is None, "the picture goes on under it"
         assert "mean" in _glyphs(table, 0) and "▲" in _glyphs(table, 1)
-        columns = {_glyphs(table, 2 + y).index("┃") for y in range(3 * table.rows_per_gpu)}
+        columns = {_glyphs(table, 2 + y).index("┃") for y in range(3 * table.rows.per_gpu)}
         assert columns == {_glyphs(table, 1).index("▲")}
-        past, _ = gpu_in_slice(session.history, session.sample.gpus[0], begin.begin_s, begin.slice_s, ())  # type: ignore
+        past, _ = gpu_in_slice(session.feed.history, session.feed.sample.gpus[0], begin.begin_s, begin.slice_s, ())  # type: ignore
         assert figures_of(past, ACTIVITY, FIELDS)["now"][0] in _glyphs(table, 2)
         await pilot.press("escape")
-        assert table.time.slice is None and now in _glyphs(table, 2) and "┃" not in _glyphs(table, 2)
+        assert table.time.cursor.slice is None and now in _glyphs(table, 2) and "┃" not in _glyphs(table, 2)
         await pilot.press("shift+left")
-        assert table.time.time_s is not None
+        assert table.time.cursor.time_s is not None
         await pilot.press("v")
-        assert table.time.time_s is None
+        assert table.time.cursor.time_s is None
         await pilot.press("v", "end")
-        assert table.time.time_s is None and table.end_s is None
+        assert table.time.cursor.time_s is None and table.time.end_s is None
 
 
 async def test_it_stays_in_its_slice_while_time_goes_on_and_holds_the_picture_at_the_edge() -> None:
@@ -135,19 +135,21 @@ async def test_it_stays_in_its_slice_while_time_goes_on_and_holds_the_picture_at
         await pilot.pause()
         table = app.query_one(GpuTable)
         await pilot.press("v")
-        begin_s = table.time.slice.begin_s if table.time.slice else 0.0
-        session.feed(100)
+        begin_s = table.time.cursor.slice.begin_s if table.time.cursor.slice else 0.0
+        session.advance(100)
         await pilot.pause()
-        assert table.time.slice is not None and table.time.slice.begin_s == begin_s and table.end_s is None
-        session.feed(1000)
+        assert table.time.cursor.slice is not None and table.time.cursor.slice.begin_s == begin_s
+        assert table.time.end_s is None
+        session.advance(1000)
         await pilot.pause()
-        assert table.time.slice.begin_s == begin_s and table.end_s is not None
-        assert table.window is not None and table.window.column(begin_s) == 0
+        assert table.time.cursor.slice.begin_s == begin_s and table.time.end_s is not None
+        assert table.time.window is not None and table.time.window.column(begin_s) == 0
         await pilot.press("right_square_bracket", "right_square_bracket")
-        assert 0 <= table.window.column(table.time.time_s or 0) < table.window.columns, "zooming keeps it in view"
-        assert table.time.slice.slice_s < 5.0
+        window = table.time.window
+        assert 0 <= window.column(table.time.cursor.time_s or 0) < window.columns, "zooming keeps it in view"
+        assert table.time.cursor.slice.slice_s < 5.0
         await pilot.press("end")
-        assert table.end_s is None and table.time.time_s is None
+        assert table.time.end_s is None and table.time.cursor.time_s is None
 
 
 async def test_beyond_the_edge_the_cursor_scrolls() -> None:
@@ -156,10 +158,11 @@ async def test_beyond_the_edge_the_cursor_scrolls() -> None:
         await pilot.pause()
         table = app.query_one(GpuTable)
         await pilot.press("v", *["shift+left"] * 8)
-        window = table.window
-        assert table.end_s is not None and window is not None and window.column(table.time.time_s or 0) == 0
+        window = table.time.window
+        assert table.time.end_s is not None and window is not None
+        assert window.column(table.time.cursor.time_s or 0) == 0
         await pilot.press(*["shift+right"] * 12)
-        assert table.end_s is None, "back at the newest sample it follows again"
+        assert table.time.end_s is None, "back at the newest sample it follows again"
 
 
 async def test_a_click_puts_it_there_and_a_second_one_opens_the_gpu() -> None:
@@ -167,18 +170,18 @@ async def test_a_click_puts_it_there_and_a_second_one_opens_the_gpu() -> None:
     async with app.run_test(size=(120, 30)) as pilot:
         await pilot.pause()
         table = app.query_one(GpuTable)
-        await pilot.click(GpuTable, offset=(30, 2 + table.rows_per_gpu))
-        window = table.window
-        assert window is not None and table.time.slice is not None and table.selected == 1
-        assert window.column(table.time.slice.begin_s) == 30 - 4
-        await pilot.click(GpuTable, offset=(25, 2 + table.rows_per_gpu))
-        assert window.column(table.time.slice.begin_s) == 25 - 4 and not isinstance(app.screen, Popup)
-        await pilot.click(GpuTable, offset=(25, 2 + table.rows_per_gpu))
+        await pilot.click(GpuTable, offset=(30, 2 + table.rows.per_gpu))
+        window = table.time.window
+        assert window is not None and table.time.cursor.slice is not None and table.selected == 1
+        assert window.column(table.time.cursor.slice.begin_s) == 30 - 4
+        await pilot.click(GpuTable, offset=(25, 2 + table.rows.per_gpu))
+        assert window.column(table.time.cursor.slice.begin_s) == 25 - 4 and not isinstance(app.screen, Popup)
+        await pilot.click(GpuTable, offset=(25, 2 + table.rows.per_gpu))
         assert isinstance(app.screen, Popup)
         await pilot.press("escape", "escape")
-        assert table.time.slice is None
+        assert table.time.cursor.slice is None
         await pilot.click(GpuTable, offset=(10, 1))
-        assert table.time.slice is not None and table.selected == 1, "the axis takes it, too"
+        assert table.time.cursor.slice is not None and table.selected == 1, "the axis takes it, too"
 
 
 async def test_the_axis_shows_marks_with_a_legend_and_under_the_cursor_words() -> None:
@@ -193,7 +196,7 @@ async def test_the_axis_shows_marks_with_a_legend_and_under_the_cursor_words() -
         assert "T" in line[:62] and "══" in line and " T heat" in line
         await pilot.press("v", *["left"] * 6)
         assert "T GPU 0-1: thermal" in _glyphs(table, 1)
-        assert "hot" in _glyphs(table, 2) and "hot" not in _glyphs(table, 2 + 2 * table.rows_per_gpu)
+        assert "hot" in _glyphs(table, 2) and "hot" not in _glyphs(table, 2 + 2 * table.rows.per_gpu)
 
 
 async def test_without_room_for_an_axis_the_cursor_works_all_the_same() -> None:
@@ -202,11 +205,11 @@ async def test_without_room_for_an_axis_the_cursor_works_all_the_same() -> None:
         await pilot.pause()
         table = app.query_one(GpuTable)
         await pilot.press("v")
-        assert table.axis_lines == 0 and "mean" in _glyphs(table, 0) and "┃" in _glyphs(table, 1)
+        assert not table.rows.has_axis and "mean" in _glyphs(table, 0) and "┃" in _glyphs(table, 1)
 
 
 async def test_before_the_first_sample_its_keys_do_nothing() -> None:
     app = GputopApp(StillSession(ticks=0))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("v", "shift+left", "left", "escape", "left_square_bracket", "end")
-        assert app.query_one(GpuTable).time.time_s is None
+        assert app.query_one(GpuTable).time.cursor.time_s is None

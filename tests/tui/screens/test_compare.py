@@ -54,7 +54,7 @@ class Captured(FoundSession):
 
     def __init__(self, *records: CaptureRecord) -> None:
         super().__init__()
-        self.last_capture = None
+        self.results.last_capture = None
         for one in records:
             self.capture_ended(one, [SERVER])
 
@@ -77,14 +77,14 @@ async def test_marking_says_what_to_do_next() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("A")
         await pilot.pause()
-        assert "No capture yet: press c" in messages(app) and session.baseline is None
+        assert "No capture yet: press c" in messages(app) and session.results.baseline is None
         await pilot.press("B")
         await pilot.pause()
         assert "This compares two captures" in messages(app)
         session.capture_ended(record(1, 0.4), [SERVER])
         await pilot.press("A")
         await pilot.pause()
-        assert "B then shows what changed" in messages(app) and session.baseline is session.captures[0]
+        assert "B then shows what changed" in messages(app) and session.results.baseline is session.results.captures[0]
         await pilot.press("A")
         await pilot.pause()
         assert "is A already" in messages(app)
@@ -95,7 +95,7 @@ async def test_marking_says_what_to_do_next() -> None:
 
 async def test_a_capture_after_a_is_offered_beside_it() -> None:
     session = Captured(record(1, 0.4))
-    session.set_baseline(session.captures[0])
+    session.set_baseline(session.results.captures[0])
     assert compared_to_baseline(session) == ()
     session.capture_ended(record(2, 0.3), [SERVER])
     assert compared_to_baseline(session) == ("400 ms/step in A, 300 ms now. B: what changed.",)
@@ -109,7 +109,7 @@ def marks(app: GputopApp) -> list[str]:
 
 async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
     session = Captured(*(record(n, 0.4 - 0.05 * n) for n in range(1, 4)))
-    first, second, third = session.captures
+    first, second, third = session.results.captures
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
@@ -118,7 +118,7 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         captures = screen.query_one(CaptureList)
         assert marks(app) == ["", "A", "B"]  # without a mark the last two
         await pilot.press("tab", "up", "up", "a")
-        assert marks(app) == ["A", "", "B"] and session.baseline is first
+        assert marks(app) == ["A", "", "B"] and session.results.baseline is first
         assert " A " in text_of(captures) and "350 ms/step" in text_of(captures)
         await pilot.press("down", "b")
         assert (screen._a, screen._b) == (first, second)
@@ -183,7 +183,8 @@ async def test_two_real_traces_side_by_side_are_read_once(
         await pilot.press("x", "escape", "B")
         await shown(app)
         assert sorted(read) == sorted((str(SLOW), str(FAST)))
-        assert session.last_capture is session.captures[-1] and session.last_capture.compared is not None
+        last = session.results.last_capture
+        assert last is session.results.captures[-1] and last.compared is not None
 
 
 async def test_captures_that_were_analyzed_are_compared_without_reading_them(
@@ -226,7 +227,7 @@ def test_only_so_many_captures_keep_what_a_comparison_needs() -> None:
     session, some = Captured(), ComparedTrace(gpu_names=("H100",))
     for n in range(MAX_COMPARED + 2):
         session.capture_ended(replace(record(n, 0.4), compared=some), [SERVER])
-    for records in (session.captures, session.captures_this_run):
+    for records in (session.results.captures, session.results.captures_this_run):
         assert [one.compared is some for one in records] == [False] * 2 + [True] * MAX_COMPARED
 
 
@@ -276,6 +277,6 @@ def test_verdicts_are_colored_and_said_in_words() -> None:
 
 def test_only_so_many_captures_are_kept_and_failed_ones_are_not() -> None:
     session = Captured(*(record(n, 0.4) for n in range(60)))
-    assert len(session.captures) == 50 and session.captures[-1].time_s == START_S + 59
+    assert len(session.results.captures) == 50 and session.results.captures[-1].time_s == START_S + 59
     session.capture_ended(replace(record(99, 0.4), analysis=None, problem=GputopError("broken", "mend it")), [SERVER])
-    assert session.captures[-1].time_s == START_S + 59 and session.last_capture is not None
+    assert session.results.captures[-1].time_s == START_S + 59 and session.results.last_capture is not None

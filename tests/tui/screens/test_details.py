@@ -89,20 +89,20 @@ async def test_a_refused_signal_is_reported_with_its_reason() -> None:
 def test_neither_recordings_nor_simulations_get_signals() -> None:
     session = StillSession()
     process = node_sample(1).processes[0]
-    session.source = type("Simulated", (), {"simulated": True})()
+    session.feed.source = type("Simulated", (), {"simulated": True})()
     with pytest.raises(GputopError, match="simulated"):
         session.signal(process, signal.SIGTERM)
-    session.player = object()  # type: ignore[assignment]
+    session.feed.player = object()  # type: ignore[assignment]
     with pytest.raises(GputopError, match="recording"):
         session.signal(process, signal.SIGTERM)
 
 
 async def test_the_details_of_a_process_and_its_copied_command_hide_secrets() -> None:
     session = StillSession()
-    assert session.sample is not None
-    process = replace(session.sample.processes[0], command=f"python train.py --hf-token {SECRET}", parent_pid=7,
+    assert session.feed.sample is not None
+    process = replace(session.feed.sample.processes[0], command=f"python train.py --hf-token {SECRET}", parent_pid=7,
                       cuda_visible_devices="0,1", container="docker 0123")
-    session.sample = replace(session.sample, processes=(process,))
+    session.feed.sample = replace(session.feed.sample, processes=(process,))
     app = GputopApp(session)
     async with app.run_test(size=(200, 40)) as pilot:
         await pilot.pause()
@@ -150,8 +150,9 @@ async def test_host_and_job_open_by_key_and_by_mouse_and_follow_the_samples() ->
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("h")
         assert isinstance(app.screen, LivePopup) and "I/O wait" in box_text(app)
-        assert session.sample is not None
-        session.sample = replace(session.sample, host=replace(session.sample.host, hostname="other-node"))
+        assert session.feed.sample is not None
+        sample = session.feed.sample
+        session.feed.sample = replace(sample, host=replace(sample.host, hostname="other-node"))
         app._refresh_all()
         assert "other-node" in box_text(app)
         await pilot.press("escape")
@@ -217,7 +218,7 @@ def test_control_groups_show_what_is_used_of_what_is_granted_and_what_is_straine
 def test_the_job_without_a_server_says_how_to_start_one() -> None:
     session = StillSession()
     assert "server.start(6009)" in str(job_text(session))
-    session.servers = (Server("127.0.0.1:1", problem="it does not answer", asked=True),)
+    session.watch.servers = (Server("127.0.0.1:1", problem="it does not answer", asked=True),)
     assert "it does not answer" in str(job_text(session))
 
 
@@ -242,10 +243,10 @@ async def test_the_question_about_another_job_at_a_named_address_names_its_scrip
 async def test_what_is_pasted_types_nothing(written: str, copied: str) -> None:
     """A snapshot of somebody else's, whose findings have code."""
     session = FoundSession()
-    assert session.last_capture is not None
+    assert session.results.last_capture is not None
     heavy = replace(HEAVY, snippet=written)
-    session.last_capture = replace(session.last_capture, analysis=make_analysis(findings=[heavy]))
-    session.finding_store.refresh()
+    session.results.last_capture = replace(session.results.last_capture, analysis=make_analysis(findings=[heavy]))
+    session.results.refresh()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("r", "y")
@@ -274,7 +275,7 @@ async def test_the_code_of_a_finding_is_copied_from_the_panel_and_from_its_detai
         await pilot.press("escape")
         clear_notifications(app)
         session = app.session
-        session.findings = (replace(SMALL, snippet=None),)
+        session.results.findings = (replace(SMALL, snippet=None),)
         app._refresh_actions()
         await pilot.press("y")
         await pilot.pause()
@@ -321,21 +322,21 @@ def test_the_saving_reads_as_one_in_the_details_too() -> None:
 
 async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
     session = FoundSession()
-    assert session.last_capture is not None and session.last_capture.analysis is not None
-    assert session.sample is not None
-    process = replace(session.sample.processes[0], cuda_visible_devices="3",
-                      gpus={3: session.sample.processes[0].gpus[3]})
-    session.sample = replace(session.sample, processes=(process,))
-    found = make_analysis(gpus=[{"gpu": 0}], findings=session.last_capture.findings)
-    session.capture_ended(replace(session.last_capture, analysis=found), session.servers)
-    assert next(f for f in session.findings if f.id == HEAVY.id).gpus == (3,)
+    assert session.results.last_capture is not None and session.results.last_capture.analysis is not None
+    assert session.feed.sample is not None
+    process = replace(session.feed.sample.processes[0], cuda_visible_devices="3",
+                      gpus={3: session.feed.sample.processes[0].gpus[3]})
+    session.feed.sample = replace(session.feed.sample, processes=(process,))
+    found = make_analysis(gpus=[{"gpu": 0}], findings=session.results.last_capture.findings)
+    session.capture_ended(replace(session.results.last_capture, analysis=found), session.watch.servers)
+    assert next(f for f in session.results.findings if f.id == HEAVY.id).gpus == (3,)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("r", "enter")
         assert "GPU 0 of the process = GPU 3 of the node" in box_text(app)
-    session.capture_ended(replace(session.last_capture, analysis=found), [*session.servers, *session.servers])
-    assert "several workers" in (session.gpu_numbers.reason or "")
-    assert next(f for f in session.findings if f.id == HEAVY.id).gpus == HEAVY.gpus
+    session.capture_ended(replace(session.results.last_capture, analysis=found), 2 * [*session.watch.servers])
+    assert "several workers" in (session.results.gpu_numbers.reason or "")
+    assert next(f for f in session.results.findings if f.id == HEAVY.id).gpus == HEAVY.gpus
 
 
 # -- help and palette -------------------------------------------------------------------------
@@ -444,7 +445,7 @@ def test_rdma_stands_in_the_host_line_and_each_adapter_with_its_history_in_the_d
 
 def test_the_job_on_a_node_without_gpus_has_no_step_period_of_them() -> None:
     session = FoundSession()
-    assert session.sample is not None
-    session.sample = replace(session.sample, gpus=())
+    assert session.feed.sample is not None
+    session.feed.sample = replace(session.feed.sample, gpus=())
     text = str(job_text(session))
     assert "there are none here. By the last capture a step takes 412 ms." in text and "GPUs' load" not in text

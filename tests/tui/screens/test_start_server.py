@@ -31,8 +31,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> StillSession:
 
     monkeypatch.setattr(start_server, "examine", examine)
     session = StillSession()
-    assert session.sample is not None
-    (process,) = session.sample.processes
+    assert session.feed.sample is not None
+    (process,) = session.feed.sample.processes
     return session.holding(*(replace(process, pid=pid, command=f"/usr/bin/python3 /home/a/{name} --lr 1")
                              for pid, name in ((7, "other.py"), (7380, "train.py"))))
 
@@ -62,8 +62,8 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
 
 
 async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert session.sample is not None
-    forbidden, other = (replace(process, framework="pytorch") for process in session.sample.processes)
+    assert session.feed.sample is not None
+    forbidden, other = (replace(process, framework="pytorch") for process in session.feed.sample.processes)
     session.holding(forbidden)
     assert panel_intro(session)[-1] == OFFER
     app = GputopApp(session)
@@ -82,7 +82,7 @@ async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, mo
 
 def test_a_job_that_used_torch_profiler_is_captured_after_another_question(
         session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    control = session.capture_control
+    control = session.control
 
     def used(pid: int, stop: object, *, hold: bool, started: int | None) -> serve.Ready:
         raise kineto.UsedBefore("it holds the job", "a way out")
@@ -113,11 +113,12 @@ async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(sess
         await pilot.press("c")
         app._refresh_all()
         await pilot.pause()
-        session.servers = (Server("127.0.0.1:6010", "other.py", 99),)
+        session.watch.servers = (Server("127.0.0.1:6010", "other.py", 99),)
         app._refresh_all()
         await pilot.pause()
         assert isinstance(app.screen, StartServer), "that is another job's"
-        session.servers = (Server("127.0.0.1:6009", "TensorFlow 2.21.0: /usr/bin/python3 /home/a/train.py", 7380),)
+        server = Server("127.0.0.1:6009", "TensorFlow 2.21.0: /usr/bin/python3 /home/a/train.py", 7380)
+        session.watch.servers = (server,)
         app._refresh_all()
         await pilot.pause()
         assert not isinstance(app.screen, StartServer)
@@ -130,12 +131,12 @@ async def test_the_question_goes_with_its_job(session: StillSession) -> None:
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.pause()
         await pilot.press("c")
-        assert session.sample is not None
-        session.sample = replace(session.sample, processes=session.sample.processes[1:])
+        assert session.feed.sample is not None
+        session.feed.sample = replace(session.feed.sample, processes=session.feed.sample.processes[1:])
         app._refresh_all()
         await pilot.pause()
         assert isinstance(app.screen, StartServer)
-        session.sample = replace(session.sample, processes=())
+        session.feed.sample = replace(session.feed.sample, processes=())
         app._refresh_all()
         await pilot.pause()
         assert not isinstance(app.screen, StartServer)
@@ -144,10 +145,10 @@ async def test_the_question_goes_with_its_job(session: StillSession) -> None:
 
 def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSession,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    control, server = session.capture_control, Server("127.0.0.1:6009", "train.py", 7380)
+    control, server = session.control, Server("127.0.0.1:6009", "train.py", 7380)
     captured: list[object] = []
     monkeypatch.setattr(control, "_run_capture", lambda servers, *_: captured.extend(servers))
-    monkeypatch.setattr(control.server_watch, "update", lambda: setattr(control.server_watch, "servers", (server,)))
+    monkeypatch.setattr(control.watch, "update", lambda: setattr(control.watch, "servers", (server,)))
     monkeypatch.setattr(target, "examine", lambda pid, **_: pid)
     monkeypatch.setattr(attach, "start_server", lambda pid, port: Announcement(server.address, "profiler server at …"))
     statuses: list[CaptureStatus] = []
@@ -167,13 +168,13 @@ def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSess
 def test_no_process_is_offered_where_a_server_answers_or_nothing_is_real(
         session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.pid for p in session.processes_to_serve] == [7, 7380]
-    session.servers = (Server("127.0.0.1:6009"),)
+    session.watch.servers = (Server("127.0.0.1:6009"),)
     assert session.processes_to_serve == ()
-    session.servers = (Server("127.0.0.1:6009", problem="nothing listens"),)
+    session.watch.servers = (Server("127.0.0.1:6009", problem="nothing listens"),)
     assert session.processes_to_serve
-    assert session.sample is not None
-    session.sample = replace(session.sample, processes=tuple(
-        replace(p, reason=ZOMBIE if p.pid == 7 else None) for p in session.sample.processes))
+    assert session.feed.sample is not None
+    session.feed.sample = replace(session.feed.sample, processes=tuple(
+        replace(p, reason=ZOMBIE if p.pid == 7 else None) for p in session.feed.sample.processes))
     assert [p.pid for p in session.processes_to_serve] == [7380], "one that has ended can have none"
-    monkeypatch.setattr(session.source, "simulated", True)
+    monkeypatch.setattr(session.feed.source, "simulated", True)
     assert session.processes_to_serve == ()

@@ -185,7 +185,7 @@ async def test_keys_and_mouse_of_the_tables() -> None:
 
 async def test_a_table_is_written_as_csv(tmp_path: Path) -> None:
     session = TabledSession()
-    session.options = replace(session.options, logdir=tmp_path)
+    session.control.options = replace(session.control.options, logdir=tmp_path)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("T", "1", "e")
@@ -211,7 +211,7 @@ async def test_all_tabs_fit_one_line_and_name_their_keys(width: int) -> None:
 
 async def test_without_a_capture_the_key_says_what_to_do() -> None:
     session = FoundSession()
-    session.last_capture = None
+    session.results.last_capture = None
     app = GputopApp(session)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("T")

@@ -33,11 +33,11 @@ last = None
 
 def listener(change):
     global last
-    if change != "sample" or session.sample is last:
+    if change != "sample" or session.feed.sample is last:
         return
     if last is not None:
-        report["longest_gap_s"] = max(report["longest_gap_s"], session.sample.time_s - last.time_s)
-    last = session.sample
+        report["longest_gap_s"] = max(report["longest_gap_s"], session.feed.sample.time_s - last.time_s)
+    last = session.feed.sample
     report["samples"] += 1
     line = getattr(driver_of(app), "_writer", None)
     tables = app.screen_stack[0].query(GpuTable) if app.is_running and app.screen_stack else ()

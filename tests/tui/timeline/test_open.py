@@ -241,10 +241,10 @@ def test_without_a_gpu_the_place_of_waiting_for_input_is_the_longest_wait_for_a_
 class CapturedSession(StillSession):
     def __init__(self) -> None:
         super().__init__()
-        self.last_capture = CaptureRecord(
+        self.results.last_capture = CaptureRecord(
             "127.0.0.1:6009", Path("/traces/run/node.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
             analysis=make_analysis(findings=[LAUNCH_BOUND]), report="where the step goes")
-        self.finding_store.refresh()
+        self.results.refresh()
 
 
 async def test_from_the_monitor_and_from_a_finding() -> None:
@@ -253,13 +253,14 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
     timeline = timeline_of(job())
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert session.last_capture is not None
-        app.trace = trace_of(session.last_capture, None)
+        assert session.results.last_capture is not None
+        app.trace = trace_of(session.results.last_capture, None)
         app.trace.timeline = timeline
         await pilot.press("t")
         assert isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is timeline
-        assert trace_of(session.last_capture, app.trace) is app.trace and app.trace.title == "run/node.xplane.pb"
-        session.feed()
+        assert trace_of(session.results.last_capture, app.trace) is app.trace
+        assert app.trace.title == "run/node.xplane.pb"
+        session.advance()
         await pilot.press("r")
         assert isinstance(app.screen, Popup)
         await pilot.press("escape", "escape")
@@ -276,7 +277,7 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
         app.push_screen(FindingPopup(live, lambda f: pytest.fail("a live finding has no place")))
         await pilot.press("t")
         assert "live samples" in notes(pilot)
-        lost = replace(session.last_capture, path=Path("/other"))
+        lost = replace(session.results.last_capture, path=Path("/other"))
         assert trace_of(lost, app.trace).timeline is None
         with pytest.raises(AttributeError):  # the one before was closed
             timeline.coverage(0, 0, 1, 1)
@@ -284,15 +285,16 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
 
 async def test_without_a_trace_the_text_is_shown() -> None:
     session = CapturedSession()
-    assert session.last_capture is not None
-    session.last_capture = replace(session.last_capture, problem=GputopError("cut off", "again"))
+    assert session.results.last_capture is not None
+    session.results.last_capture = replace(session.results.last_capture, problem=GputopError("cut off", "again"))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("t")
         assert isinstance(app.screen, Popup) and not isinstance(app.screen, TimelineScreen)
         app.clear_notifications()  # esc would clear them first
         await pilot.press("escape")
-        session.last_capture, session.servers = None, (Server("127.0.0.1:6009", "python train.py", 41231),)
+        session.results.last_capture = None
+        session.watch.servers = (Server("127.0.0.1:6009", "python train.py", 41231),)
         await pilot.press("t")
         assert "No capture yet" in notes(pilot)
 

@@ -1,0 +1,145 @@
+"""The time that the lanes show, and the cursor in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gputop.core.samples import GpuSample
+from gputop.render.time_slices import slice_for
+from gputop.session.event_log import EventLog
+from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, TimeView, Window
+from gputop.tui.monitor.time_cursor import TimeCursor
+from gputop.tui.terminal.escape_codes import MAX_SHIFT_COLUMNS
+
+if TYPE_CHECKING:
+    from gputop.telemetry.history import History
+
+# Moving the lanes is most of what a young picture costs: they move once they have so much new to show, a share of the
+# history there is, and at the latest after so many seconds, as once a slice is that long, or columns that the terminal
+# still moves by itself. The bars and figures beside them follow each sample.
+_MOVE_SHARE, _MOVE_LATEST_S = 0.25, 5.0
+# Of the time in view, at least: to show all of it, slices of twice the length would leave half a lane empty.
+_COVERED = 0.8
+
+
+class VisibleTime:
+    """A span of the history up to now, or up to a time in the past, for a main lane of so many ``columns``.
+
+    While there is less history than the span, the picture is shorter; until the user zooms. The cursor stays in it.
+    """
+
+    def __init__(self) -> None:
+        self.history: History | None = None
+        self.columns = 1
+        self.span_s = DEFAULT_SPAN_S
+        self.end_s: float | None = None  # None follows the newest sample
+        self.lanes_end_s: float | None = None  # the newest sample that the lanes show, if they follow it
+        self.cursor = TimeCursor()  # with a cursor the figures are those of the slice under it
+        self.longest_interval_s = 0.0  # between samples so far: older ones may be further apart
+        self._interval_s = 1.0  # between samples now
+        self._stretches = True
+        self._view = TimeView()
+        self._view_made_of: tuple[object, ...] = ()
+
+    def note_interval(self, interval_s: float) -> None:
+        """Note how far apart the samples are that come now."""
+        self._interval_s = interval_s
+        self.longest_interval_s = max(self.longest_interval_s, interval_s)
+
+    @property
+    def view(self) -> TimeView:
+        """View of the main lane."""
+        history = self.history
+        newest_s = history.newest_s if history is not None else None
+        made_of = (self.span_s, self.columns, self.end_s, self._stretches, self._interval_s, newest_s, history)
+        if made_of != self._view_made_of:  # else it is asked for several times a frame
+            self._view, self._view_made_of = self._new_view(), made_of
+        return self._view
+
+    def _new_view(self) -> TimeView:
+        span_s, shortest_s, history = self.span_s, 0.0, self.history
+        oldest_s = history.oldest_s if history is not None and self._stretches and self.end_s is None else None
+        if history is not None and oldest_s is not None:
+            age_s = (history.newest_s or oldest_s) - oldest_s
+            span_s, shortest_s = min(span_s, age_s), min(self._interval_s, span_s / self.columns)
+        return TimeView(slice_for(_COVERED * span_s, self.columns, _COVERED * shortest_s), self.end_s)
+
+    @property
+    def shown_s(self) -> float:
+        """Seconds from the left to the right edge of the main lane."""
+        return self.view.slice_s * self.columns
+
+    def view_of(self, columns: int) -> TimeView:
+        """View of a lane of so many columns: a narrow lane shows the same time as the main one, in longer slices."""
+        return self.view if columns == self.columns else TimeView(slice_for(self.shown_s, columns), self.end_s)
+
+    def window_of(self, columns: int) -> Window | None:
+        """Window of a lane of so many columns; None before there is anything."""
+        return None if self.lanes_end_s is None else Window.of(self.view_of(columns), self.lanes_end_s, columns)
+
+    @property
+    def window(self) -> Window | None:
+        """Window of the main lane."""
+        return self.window_of(self.columns)
+
+    def cursor_column(self, columns: int) -> int | None:
+        """Column of the cursor in a lane of so many; outside of it if the cursor is not on screen."""
+        if self.cursor.time_s is None or (window := self.window_of(columns)) is None:
+            return None
+        return window.column(self.cursor.time_s)
+
+    def advance(self) -> None:
+        """Have the lanes show the newest sample, once they have so much new to show."""
+        history, shown_s = self.history, self.lanes_end_s
+        newest_s = history.newest_s if history is not None else None
+        if history is not None and newest_s is not None and shown_s is not None and self.cursor.time_s is None:
+            wait_s = min(_MOVE_LATEST_S, MAX_SHIFT_COLUMNS * self.view.slice_s,
+                         _MOVE_SHARE * (newest_s - (history.oldest_s or newest_s)))
+            if 0 <= newest_s - shown_s < wait_s - self._interval_s / 2:  # ticks jitter
+                return
+        self.lanes_end_s = newest_s
+
+    def update_cursor(self, events: EventLog | None, gpus: Sequence[GpuSample]) -> bool:
+        """Move the picture to where the cursor is in it, and read the slice there; returns whether it is another one.
+        """
+        cursor, history = self.cursor, self.history
+        if cursor.time_s is None and cursor.slice is None:
+            return False
+        window = self.window
+        if window is not None and history is not None and history.newest_s is not None:
+            end_s = cursor.keep_on_screen(window, history.newest_s)
+            if end_s is not None:
+                self.end_s = None if end_s >= history.newest_s else end_s
+        return cursor.update(self.window, history, events, gpus)
+
+    # -- what the user does -------------------------------------------------------------------
+
+    def scroll(self, by: int) -> None:
+        """Move the cursor a slice, or else the picture a quarter of it; past the newest sample it follows again."""
+        history = self.history
+        if self.cursor.time_s is not None:
+            self.move_cursor(by)
+        elif history is not None and history.newest_s is not None and history.oldest_s is not None:
+            newest_s, shown_s = history.newest_s, self.shown_s
+            end_s = (self.end_s if self.end_s is not None else newest_s) + by * shown_s / 4
+            self.end_s = None if end_s >= newest_s else max(end_s, min(newest_s, history.oldest_s + shown_s / 4))
+
+    def zoom(self, by: int) -> None:
+        """Show more time, or less."""
+        nearest = min(range(len(SPANS_S)), key=lambda i: abs(SPANS_S[i] - self.span_s))
+        self.span_s = SPANS_S[min(len(SPANS_S) - 1, max(0, nearest + by))]
+        self._stretches = False
+
+    def follow(self) -> None:
+        """Go back to now, picture and figures."""
+        self.end_s = self.cursor.time_s = None
+
+    def move_cursor(self, by: int) -> None:
+        """Move the cursor by slices; with 0, put it there or take it away."""
+        window, history = self.window, self.history
+        if by == 0 and self.cursor.time_s is not None:
+            self.follow()
+        elif window is not None and history is not None and history.newest_s is not None \
+                and history.oldest_s is not None:
+            self.cursor.move(by, window, history.oldest_s, history.newest_s)

@@ -1,0 +1,53 @@
+"""Requests between callers that must not wait and a thread that may hang."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from gputop.sources.dcgm.update_requests import UpdateRequests
+
+WAIT_S = 20.0
+
+
+def test_one_answer_serves_all_requests_before_it() -> None:
+    requests = UpdateRequests()
+    assert requests.make() and requests.make()
+    assert not requests.wait(0.0)
+    number = requests.take()
+    assert number == 2
+    requests.answer(number)
+    assert requests.wait(0.0)
+
+
+def test_a_request_made_meanwhile_waits_for_the_next_answer() -> None:
+    requests = UpdateRequests()
+    requests.make()
+    number = requests.take()
+    requests.make()
+    assert number is not None
+    requests.answer(number)
+    assert not requests.wait(0.0)
+    assert requests.take() == 2
+
+
+def test_nothing_is_waited_for_where_nothing_was_requested() -> None:
+    assert UpdateRequests().wait(0.0)
+
+
+def test_the_end_wakes_the_thread_and_takes_no_request_any_more() -> None:
+    requests, taken = UpdateRequests(), queue.SimpleQueue[object]()
+    threading.Thread(target=lambda: taken.put(requests.take()), daemon=True).start()
+    requests.end()
+    assert taken.get(timeout=WAIT_S) is None
+    assert not requests.make() and requests.take() is None
+
+
+def test_a_caller_is_woken_by_the_answer() -> None:
+    requests, seen = UpdateRequests(), queue.SimpleQueue[bool]()
+    requests.make()
+    threading.Thread(target=lambda: seen.put(requests.wait(WAIT_S)), daemon=True).start()
+    number = requests.take()
+    assert number is not None
+    requests.answer(number)
+    assert seen.get(timeout=WAIT_S)

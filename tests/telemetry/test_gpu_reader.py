@@ -1,0 +1,70 @@
+"""Reading GPUs of which some answer, some fail and some hang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gputop.core.samples import FAILED, NOT_RESPONDING, OK, GpuSample, XidEvent
+from gputop.telemetry import deadline_calls, gpu_reader
+from gputop.telemetry.deadline_calls import Workers
+from gputop.telemetry.gpu_reader import GpuReader
+from tests.telemetry.node_doubles import WAIT_S, Probe
+
+
+class Gpus:
+    """Four probes and their reader, on a clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.probes = [Probe(i) for i in range(4)]
+        self.workers = Workers(lambda: self.now_s)
+        self.reader = GpuReader(self.probes, self.workers)
+
+    def read(self, timeout_s: float = WAIT_S) -> tuple[GpuSample, ...]:
+        return self.reader.read(1.0, timeout_s)
+
+
+@pytest.fixture
+def gpus() -> Iterator[Gpus]:
+    gpus = Gpus()
+    yield gpus
+    for probe in gpus.probes:
+        probe.gate.set()
+    assert gpus.workers.end(WAIT_S)
+
+
+def test_one_thread_reads_all_that_answer_at_once(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_reader, "STAGGER_S", WAIT_S)
+    for reads in (1.0, 2.0):
+        assert [sample["power_w"].value for sample in gpus.read()] == [reads] * 4
+    assert len(gpus.reader.threads) == 1
+
+
+def test_the_gpus_behind_one_that_hangs_are_read_by_another_thread(gpus: Gpus) -> None:
+    gpus.probes[1].gate.clear()
+    samples = gpus.read(timeout_s=0.0)
+    while samples[3]["power_w"].value is None:
+        samples = gpus.read(timeout_s=0.01)
+    assert samples[1].state == OK and "the driver has taken" in samples[1].message
+    assert gpus.probes[1].reads == 1, "no second call goes into the driver"
+    gpus.now_s = deadline_calls.HANG_TIMEOUT_S + 1
+    gpus.probes[1].faults = (XidEvent(1.0, 119),)
+    hanging = gpus.read(timeout_s=0.0)[1]
+    assert hanging.state == NOT_RESPONDING and "has hung for 3 s" in hanging.message
+    assert hanging.xids == gpus.probes[1].faults and hanging.processes_reason == hanging.message
+
+
+def test_a_probe_that_raises_is_a_failed_gpu(gpus: Gpus) -> None:
+    gpus.probes[2].fault = ValueError("odd")
+    samples = gpus.read()
+    assert [sample.state for sample in samples] == [OK, OK, FAILED, OK]
+    assert "GPU 2 could not be read: ValueError('odd')" in samples[2].message
+
+
+def test_no_gpu_is_no_thread() -> None:
+    workers = Workers(time.monotonic)
+    reader = GpuReader((), workers)
+    assert reader.read(1.0, 1.0) == () and not reader.threads
