@@ -12,7 +12,7 @@ from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.per_step import collectives_per_step
 from gputop.diagnosis.wall_text import not_enough, wall_rows, wall_sentence, wall_title, worth_saying
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis, gain_text
+from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis, gain_text, no_gain
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
 from gputop.render.styled_text import wrap_sentences
@@ -272,9 +272,9 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     if f.snippet:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
     per = {"sample": "time per sample", "recording": "recorded time"}.get(f.gain.per, basis)
-    saves = "not estimated" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
-    yield from wrap(f"saves: {saves}; {gain_basis(f)}" if f.gain.by is None else f"saves: {saves}. {gain_basis(f)}",
-                    width, "   ", "     ")
+    saves = f"{percent(f.gain.step_time)} of the {per}" if f.gain.step_time is not None else ""
+    saving = "; ".join(no_gain(f)) if not saves else f"{saves}{';' if f.gain.by is None else '.'} {gain_basis(f)}"
+    yield from wrap(f"saves: {saving}", width, "   ", "     ")
     figures = "; ".join(f"{label} {value}" for label, value in evidence(f))
     yield from wrap(f"evidence: {figures}", width, "   ", "     ")
     if f.consequences:

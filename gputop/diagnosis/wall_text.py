@@ -127,7 +127,8 @@ def not_enough(a: Analysis) -> str:
     if steps.phase not in ("training", "unknown"):
         return f"The {recorded} hold {steps.phase} and no training, so this is not a verdict on the training."
     if steps.unit == "period":
-        return (f"No training step is marked in the {recorded}: a sequence of kernels repeats "
+        work = "kernels" if a.gpus else "ops"
+        return (f"No training step is marked in the {recorded}: a sequence of {work} repeats "
                 f"{counted(steps.count, 'time')}, which may be a step or a layer. That is not a verdict on the job.")
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))

@@ -24,7 +24,7 @@ from gputop.diagnosis.report import limit_of, text_report
 from gputop.export import pictures, tables
 from gputop.export.tables import step_of
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import NOTHING_FOUND, PROFILE_KERNEL, culprits_text, gain_basis, gain_text
+from gputop.render.finding_text import NOTHING_FOUND, PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
@@ -275,8 +275,7 @@ def _finding(f: Finding) -> str:
     chips = "".join(f"<li>{esc(label)} <b>{esc(value)}</b></li>" for label, value in evidence(f))
     gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
     explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
-    expected = f"Gain {gain}" if gain else "Gain"
-    basis, culprits = gain_basis(f).removesuffix("."), culprits_text(f)
+    saving, culprits = gain_sentence(f).removesuffix("."), culprits_text(f)
     tag = f"{f.severity}{gpus} · {f.origin}{' · yours' if f.yours else ''}"
     return "".join((
         f'<article class="finding {esc(f.severity)}"><header><h3>{esc(f.title)}</h3>',
@@ -287,6 +286,6 @@ def _finding(f: Finding) -> str:
         f'<ul class="chips">{chips}</ul>' if chips else "",
         f'<p>{esc(PROFILE_KERNEL)}</p><div class="code"><pre>{esc(f.ncu)}</pre></div>' if f.ncu else "",
         f'<p class="fine">It also explains:</p><ul class="fine">{explained}</ul>' if explained else "",
-        f'<p class="fine">{esc(expected)}: {esc(basis)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
+        f'<p class="fine">{esc(saving)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
         "</article>"))
 

@@ -91,6 +91,24 @@ def gain_basis(finding: Finding) -> str:
     return text
 
 
+def no_gain(finding: Finding) -> tuple[str, str]:
+    """Words instead of a figure for the saving ("not estimated", or "nothing"), and the reason."""
+    reason = gain_basis(finding)
+    rest = reason.removeprefix("none: ")
+    return ("not estimated" if rest == reason else "nothing"), rest
+
+
+def gain_sentence(finding: Finding) -> str:
+    """"Saves up to 56% of the step. At most this: …", "Saves nothing: this explains a value", or "Saving not
+    estimated: …"."""
+    gain = gain_text(finding)
+    if gain:
+        end = ";" if finding.gain.by is None else "."
+        return f"{gain[0].upper()}{gain[1:]}{end} {gain_basis(finding)}"
+    words, reason = no_gain(finding)
+    return f"{'Saves nothing' if words == 'nothing' else 'Saving not estimated'}: {reason}"
+
+
 def culprits_text(finding: Finding, width: int | None = None) -> str:
     """Culprits of the finding by name: "Only on GPU 0: teacher/* 159 ms, compute_metrics/* 27 ms per step, and 14 more
     ops"; empty where no name is known, or where the finding's own words say all of it. ``width``: fewer names, one

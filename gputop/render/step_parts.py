@@ -96,8 +96,8 @@ def path_kind(id_: str) -> tuple[str, str]:
 WALL_PARTS: dict[str, tuple[str, str]] = {
     "steps": ("training steps", "Whole training steps, each up to the start of the next one, of another loop or of "
                                 "the end of an epoch."),
-    "periods": ("repeated kernels", "A sequence of kernels that a GPU repeats: the training step or a layer of the "
-                                    "model. The trace does not show which."),
+    "periods": ("repeated sequence", "A sequence of kernels or ops that repeats: the training step or a layer of the "
+                                     "model. The trace does not show which."),
     "evaluation": ("evaluation", "The loop of an evaluation (validation), from its first call to the end of its last."),
     "prediction": ("prediction", "The loop of a prediction, from its first call to the end of its last."),
     "iterations": ("other iterations", "A loop of calls other than that of the training steps."),

@@ -90,13 +90,14 @@ def plain(cls: Any, style: str, name: str) -> Any:
             CgroupSample: cgroup_sample("slurm 7", cpu_limit_cores=8.0)}[cls]
 
 
-def verdict_of(rule: Rule) -> type[Verdict]:
-    """The type of the verdict that the rule's words are written from."""
+def verdicts_of(rule: Rule) -> tuple[type[Verdict], ...]:
+    """The types of the verdicts that the rule's words are written from; most rules have one."""
     describe = rule.function("describe")
     first = next(iter(inspect.signature(describe).parameters))
     found = get_type_hints(describe)[first]
-    assert issubclass(found, Verdict)
-    return found
+    types = get_args(found) or (found,)
+    assert all(issubclass(each, Verdict) for each in types)
+    return types
 
 
 def same_as_golden(name: str, words: str, request: pytest.FixtureRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from gputop.advice.rule import Rule
+from gputop.advice.trace.embeddings import EmbeddingDense, TablesAsWhole
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, UNKNOWN
@@ -17,7 +19,7 @@ from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Explanation
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.trace.lookups import detect_framework
-from tests.advice.golden_words import JOBS, example, verdict_of
+from tests.advice.golden_words import JOBS, example, verdicts_of
 from tests.advice.trace.traces import STEP, STEPS, analyzed
 from tests.trace.build import Builder
 
@@ -29,6 +31,7 @@ OF_OTHERS = {
     "unknown": C_API,
 }
 LOOPS = {"tensorflow": (KERAS2, KERAS3, CUSTOM, EAGER), "jax": (JAX,), "pytorch": (PYTORCH,), "unknown": (UNKNOWN,)}
+ONLY_OF = {EmbeddingDense: "pytorch", TablesAsWhole: "tensorflow"}  # verdicts of one framework
 STRATEGY = {"tensorflow": "mirrored", "pytorch": "ddp"}
 # Names that two frameworks have: JAX reads this variable, too.
 SHARED = {("managed_memory", "jax"): "TF_FORCE_UNIFIED_MEMORY"}
@@ -42,10 +45,12 @@ def jobs(framework: str) -> Iterator[Job]:
             yield Job("step", 0.1, framework, loop, gpus, compiled, trains, graphs, STRATEGY.get(framework, ""))
 
 
-def examples(rule: Rule) -> Iterator[Any]:
+def examples(rule: Rule, framework: str) -> Iterator[Any]:
     """Verdicts of a rule with each choice that its sentences make, one at a time."""
-    for style in JOBS:
-        base = example(verdict_of(rule), style)
+    for kind, style in itertools.product(verdicts_of(rule), JOBS):
+        if ONLY_OF.get(kind, framework) != framework:
+            continue
+        base = example(kind, style)
         yield base
         for field in base.__struct_fields__:
             value = getattr(base, field)
@@ -72,7 +77,7 @@ def test_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str) -> N
     if (rule.id, framework) == ("managed_memory", "unknown"):
         return  # no framework allocates it by itself: the program calls CUDA
     for job in jobs(framework):
-        for verdict in examples(rule):
+        for verdict in examples(rule, framework):
             if (own := words(rule, verdict, job)) is None:
                 continue
             text = "\n".join((own.title, own.why, own.action, own.gain, own.snippet or ""))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import msgspec
@@ -15,7 +16,7 @@ from gputop.advice.registry import RULES
 from gputop.advice.rule import Rule
 from gputop.advice.verdict import Explanation
 from gputop.render.evidence_words import LABELS, PER
-from tests.advice.golden_words import FOLDER, JOBS, example, same_as_golden, verdict_of
+from tests.advice.golden_words import FOLDER, JOBS, example, same_as_golden, verdicts_of
 
 
 def text(words: Explanation) -> str:
@@ -28,8 +29,8 @@ def text(words: Explanation) -> str:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.origin}-{rule.id}")
 def test_the_words_of_a_rule(rule: Rule, request: pytest.FixtureRequest) -> None:
     written = []
-    for style, job in JOBS.items():
-        verdict = example(verdict_of(rule), style)
+    for kind, (style, job) in itertools.product(verdicts_of(rule), JOBS.items()):
+        verdict = example(kind, style)
         words = rule.function("describe")(verdict, *([job] if rule.origin == "trace" else []))
         assert all(isinstance(value, float) for value in words.evidence.values())
         for name in words.evidence:
@@ -49,7 +50,8 @@ OF_OTHERS = {"tensorflow": r"torch|DataLoader|\bJAX_|XLA_PYTHON|jnp\.",
 @pytest.mark.parametrize("rule", LIVE, ids=lambda rule: rule.id)
 @pytest.mark.parametrize("style", JOBS)
 def test_live_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str, style: str) -> None:
-    verdict = msgspec.structs.replace(example(verdict_of(rule), style), framework=framework)
+    (kind,) = verdicts_of(rule)
+    verdict = msgspec.structs.replace(example(kind, style), framework=framework)
     words = rule.function("describe")(verdict)
     found = re.search(OF_OTHERS[framework],
                       f"{words.why}\n{words.brief}\n{words.action}\n{words.gain}\n{words.snippet}")

@@ -214,7 +214,7 @@ def test_periods_that_may_be_layers_are_not_called_training_steps():
     assert found.steps is not None and found.steps.unit == "period"
     assert found.wall_time is not None
     rows = {row.name: row.often for row in wall_rows(found.wall_time)}
-    assert rows["repeated kernels"] == f"{found.steps.count} periods" and "training steps" not in rows
+    assert rows["repeated sequence"] == f"{found.steps.count} periods" and "training steps" not in rows
     assert "not a verdict" in not_enough(found)
 
 

@@ -6,7 +6,7 @@ from gputop.advice.registry import rule_of
 from gputop.advice.verdict import Explanation, Verdict, finding
 from gputop.core.findings import Culprit, Gain
 from gputop.render.evidence_words import evidence, evidence_label
-from gputop.render.finding_text import culprits_text, gain_basis, gain_texts, what_if_text
+from gputop.render.finding_text import culprits_text, gain_basis, gain_sentence, gain_texts, no_gain, what_if_text
 from tests.records import replace
 from tests.tui.found import COMBINED, HEAVY, SMALL
 
@@ -128,3 +128,13 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     most = finding(rule, replace(wait, gpus=(0,)), words)  # the step runs on a GPU, which needs no CPU
     assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40%"
     assert gain_basis(most) == "At most: the wait, if it were gone."
+
+
+def test_the_saving_is_a_sentence_with_and_without_a_figure() -> None:
+    replayed = replace(HEAVY, gain=Gain(0.38, "", by="replay", assumption="Kernels take half."))
+    assert gain_sentence(replayed).startswith("Saves 38% of the step. Estimated by replaying")
+    assert gain_sentence(replace(HEAVY, gain=Gain(None, "a capture shows it"))) == (
+        "Saving not estimated: a capture shows it")
+    nothing = replace(HEAVY, gain=Gain(None, "none: this explains a value"))
+    assert gain_sentence(nothing) == "Saves nothing: this explains a value"
+    assert no_gain(nothing) == ("nothing", "this explains a value")

@@ -12,9 +12,10 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
+from gputop.analysis.layers.table_updates import table_updates
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import MIN_SHARE
+from gputop.core.findings import MIN_SHARE, Culprit
 from gputop.text.units import count, percent, reads_zero, seconds
 from gputop.trace.intervals import union
 from gputop.trace.lookups import OPTIMIZER_CALL, host_rows, host_stat, launched_within
@@ -28,6 +29,28 @@ _SPARSE = (
     "table = torch.nn.Embedding(rows, width, sparse=True)\n"
     "of_table = torch.optim.SparseAdam(table.parameters())  # or SGD without momentum\n"
     "of_rest = torch.optim.AdamW(parameters_without_table)  # step both")
+_SHOWN_LOOKUPS = 3
+_LOOKUP = (
+    "class Lookup(keras.layers.Embedding):  # reads only the rows that it looks up\n"
+    "    def call(self, inputs):\n"
+    "        return tf.nn.embedding_lookup(self.embeddings.value, inputs)\n")
+# An Adam for Keras 3; benchmarks/embedding_jobs.py trains with it.
+LAZY_ADAM = _LOOKUP + """
+class LazyAdam(keras.optimizers.Adam):  # updates only the rows in use
+    def update_step(self, gradient, variable, learning_rate):
+        if not isinstance(gradient, tf.IndexedSlices):
+            return super().update_step(gradient, variable, learning_rate)
+        rows, which = tf.unique(gradient.indices)
+        g = tf.math.unsorted_segment_sum(gradient.values, which, tf.size(rows))
+        i = self._get_variable_index(variable)
+        m, v = self._momentums[i], self._velocities[i]
+        step = tf.cast(self.iterations + 1, g.dtype)
+        rate = learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
+        new_m = self.beta_1 * m.value.sparse_read(rows) + (1 - self.beta_1) * g
+        new_v = self.beta_2 * v.value.sparse_read(rows) + (1 - self.beta_2) * g * g
+        self.assign(m, tf.IndexedSlices(new_m, rows))
+        self.assign(v, tf.IndexedSlices(new_v, rows))
+        self.assign_sub(variable, tf.IndexedSlices(rate * new_m / (tf.sqrt(new_v) + self.epsilon), rows))"""
 _SHAPES = "the shapes of embedding tables and gradients: torch.profiler.profile(record_shapes=True)"
 _NS = 1e-9
 
@@ -43,7 +66,48 @@ class EmbeddingDense(Verdict, frozen=True, kw_only=True):
     optimizer_s: float  # per step: the optimizer's time for the tables
 
 
-def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | Missing | None:
+class TablesAsWhole(Verdict, frozen=True, kw_only=True):
+    """The same in TensorFlow, whose captures hold no shapes."""
+
+    lookups: tuple[str, ...]  # ops or layers that look rows up
+    optimizers: tuple[str, ...]
+    used: float
+    gradients_s: float  # per step
+    optimizer_s: float
+    copies_s: float
+    spent_s: float  # of all three; on CPUs some of them run at once
+    mixed: bool  # other variables of the optimizer are as large
+
+
+def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | TablesAsWhole | Missing | None:
+    """Embedding tables are read and written as wholes for the few rows that a step looks up."""
+    return _judge_tensorflow(facts) if facts.framework == "tensorflow" else _judge_pytorch(facts)
+
+
+def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
+    """Ops that take as long as what makes a table's gradient dense; see the module of the analysis."""
+    if facts.steps is None:
+        return None
+    gpus = max(len(facts.active), 1)
+    updates = table_updates(facts.trace, facts.steps, on_gpus=bool(facts.active))
+    if updates is None or updates.used > limit("embedding_dense.used"):
+        return None
+    per = max(updates.steps, 1) * gpus
+    share = savings.removed(updates.total_s / per * (1 - updates.used), facts.period_s)
+    if share < limit("embedding_dense.share"):
+        return None
+    return TablesAsWhole(
+        gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, lookups=updates.lookups,
+        optimizers=updates.optimizers,
+        used=updates.used, gradients_s=updates.gradients_s / per, optimizer_s=updates.optimizer_s / per,
+        copies_s=updates.copies_s / per, spent_s=updates.total_s / per, mixed=updates.mixed,
+        culprits=tuple(Culprit(lookup, "op") for lookup in updates.lookups),
+        events=Events(updates.rows) if facts.active else None,
+        cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), at_most=True, assumes=(
+            "The rows that a step looks up take their part of the table's time. Merging their indices takes no time.")))
+
+
+def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
     """Gradients of embedding tables fill the whole table, and the optimizer goes over all of it.
 
     1. Calls of the dense gradient within the steps, with their shapes: rows, width, and how many indices were looked
@@ -141,7 +205,9 @@ def _untied(trace: Trace, calls: I64) -> I64:
     return calls[~tied]
 
 
-def describe_embedding_dense(v: EmbeddingDense, job: Job) -> Explanation:
+def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole, job: Job) -> Explanation:
+    if isinstance(v, TablesAsWhole):
+        return _describe_tensorflow(v, job)
     spent = v.backward_s + v.optimizer_s
     return Explanation(
         title=f"Whole embedding tables are updated for {percent(v.used)} of their rows"
@@ -160,3 +226,34 @@ def describe_embedding_dense(v: EmbeddingDense, job: Job) -> Explanation:
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
 
+
+def _describe_tensorflow(v: TablesAsWhole, job: Job) -> Explanation:
+    tables = ", ".join(v.lookups[:_SHOWN_LOOKUPS]) + (", …" if len(v.lookups) > _SHOWN_LOOKUPS else "")
+    why = (f"The lookup in embedding tables ({tables}) takes about {percent(v.used)} of the time of one pass over a "
+           "table. ")
+    whole_update = v.gradients_s or v.optimizer_s
+    if v.gradients_s:
+        in_optimizer = f" and {seconds(v.optimizer_s)} for the update" if v.optimizer_s else ""
+        why += (f"The optimizer ({', '.join(v.optimizers)}) makes the tables' sparse gradients as large as the tables "
+                f"and updates all rows: {seconds(v.gradients_s)} per {job.basis} for the gradients{in_optimizer}. ")
+        if v.mixed:
+            why += "Other variables may be as large, so the rest of the optimizer's time is not counted. "
+    elif v.optimizer_s:
+        why += (f"The optimizer ({', '.join(v.optimizers)}) gets sparse gradients and still goes over all rows, "
+                f"{seconds(v.optimizer_s)} per {job.basis}. ")
+    if v.copies_s:
+        why += (f"Reading the tables copies them as wholes, {seconds(v.copies_s)} per {job.basis}: TensorFlow does so "
+                "with variables that an optimizer updates sparsely. ")
+    evidence = {"used_rows_ratio": v.used, "dense_gradients_s": v.gradients_s, "dense_optimizer_s": v.optimizer_s,
+                "table_copies_s": v.copies_s, "share_ratio": v.spent_s / job.period_s}
+    action = ("Look rows up by an op that reads only these. Give the tables an optimizer that updates only these rows: "
+              "SGD without momentum, or an Adam as below. It decays moments only of these rows, so compare the loss."
+              if whole_update else "Look rows up by an op that reads only these.")
+    takes = "updated" if whole_update else "copied"
+    return Explanation(
+        title=f"Whole embedding tables are {takes} for the rows of a batch: {percent(v.spent_s / job.period_s)} of the "
+              f"{job.basis}",
+        why=why.rstrip(), evidence=evidence, action=action, snippet=LAZY_ADAM if whole_update else _LOOKUP.rstrip(),
+        gain="at most: the time of the rows that are not in use; merging the indices of those in use takes some of it",
+        source=source("embedding_dense.share", "embedding_dense.used"),
+    )

@@ -26,6 +26,7 @@ from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the longest work
+_EQUAL_LENGTH_FACTOR = 2.0  # extra times within this factor are told as their mean, others as a range
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
@@ -47,6 +48,8 @@ class LongStepsFound(Verdict, frozen=True, kw_only=True):
     of: int  # whole steps of the window
     every: int | None  # the distance from one to the next, where it is always the same
     more_s: float  # than the usual step, mean of the long ones
+    range_s: tuple[float, float]  # of the same, the least and the most
+    longest: int  # number of the longest
     usual_s: float
     parts: Mapping[str, float]  # seconds more by part of the step, mean of the long ones
     work: Sequence[GapWork]  # what the host did more, per long step
@@ -87,8 +90,10 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
         gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
         # A single long step may be an accident.
         severity=None if len(long.indices) > 1 else "medium" if share >= HIGH_SHARE else "low",
-        every=long.every, more_s=float(long.more_s.mean()), usual_s=long.usual_s, parts=parts,
-        work=work, culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
+        every=long.every, more_s=float(long.more_s.mean()),
+        range_s=(float(long.more_s.min()), float(long.more_s.max())),
+        longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, work=work,
+        culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual),
     )
     most = max(parts, key=parts.__getitem__, default="host")
@@ -146,17 +151,24 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
              if len(v.steps) == 1 else f"{len(v.steps)} of {v.of} steps take")
     listed = ", ".join(map(str, v.steps[:_SHOWN])) + (", …" if len(v.steps) > _SHOWN else "")
     steps, take = ("Step", "takes") if len(v.steps) == 1 else ("Steps", "take")
-    why = (f"{steps} {listed} of the {v.of} in the window {take} {seconds(v.more_s)} longer than the usual "
-           f"{seconds(v.usual_s)}: {what}. On average that is {percent(v.share)} of the time.")
+    alike = v.range_s[1] <= _EQUAL_LENGTH_FACTOR * v.range_s[0]
+    more = seconds(v.more_s) if alike else f"{seconds(v.range_s[0])} to {seconds(v.range_s[1])}"
+    why = (f"{steps} {listed} of the {v.of} in the window {take} {more} longer than the usual "
+           f"{seconds(v.usual_s)}: {what}. {'On average that is' if alike else 'In all that is'} {percent(v.share)} of "
+           "the time.")
+    if not alike:
+        why += f" Step {v.longest} is the longest."
     if len(v.steps) == 1:
         why += " It occurs once in this recording: a longer capture shows whether it returns."
     evidence = {"more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share,
                 "long_steps": float(len(v.steps))}
+    if not alike:
+        evidence["longest_more_s"] = v.range_s[1]
     if v.every:
         evidence["every_steps"] = float(v.every)
     evidence |= {f"{name}_more_s": time for name, time in v.parts.items()}
     return Explanation(
-        title=f"{which} {seconds(v.more_s)} longer: {what}", why=why, evidence=evidence, action=action,
+        title=f"{which} {more} longer: {what}", why=why, evidence=evidence, action=action,
         snippet=snippet, gain="all of the extra time, if these steps were like the others",
         source=source("long_steps.share"),
     )

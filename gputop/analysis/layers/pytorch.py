@@ -57,12 +57,14 @@ def call_scopes(trace: Trace) -> CallScopes | None:
 
 def op_scopes(trace: Trace) -> tuple[I64, CallScopes] | None:
     """Rows of the host's ops that are in no other, and their scopes: of a job that computes on the CPU. None where the
-    trace is not of PyTorch."""
+    trace is not of PyTorch. An op without length is left out: in whole microseconds it can begin where the op around it
+    ends."""
     host = trace.host
     if not len(host_rows(trace, r"aten::")):
         return None
     rows = host_rows(trace, r"(?!autograd)[\w.]+::")
-    rows = rows[nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names).parent < 0]
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    rows = rows[(nesting.parent < 0) & (host.end_ns[rows] > host.start_ns[rows])]
     return rows, _scopes_at(trace, host.line[rows], host.start_ns[rows])
 
 

@@ -6,7 +6,7 @@ from gputop.advice.trace_rules import TRACE_RULES
 
 # The suite's jobs are TensorFlow's and JAX's: no PyTorch kernels, ops and settings, no managed memory, no work on a
 # default stream, no CUDA graph recorded at each step, no attention in FP32 (TF32 alone is a remark), no tables of
-# embeddings of PyTorch. Their steps follow one another: nothing lies around them. And their traces have no file of a
+# embeddings. Their steps follow one another: nothing lies around them. And their traces have no file of a
 # capture next to them, which has the CPU time of other programs and of the job's threads.
 NOT_SIMULATED = frozenset(("elementwise_unfused", "managed_memory", "default_stream", "cpu_contention",
                            "time_outside_steps", "evaluation_share", "unfinished_step", "sixteen_bit_unused",

@@ -1,4 +1,4 @@
-"""Embedding tables of PyTorch whose gradients and updates are as large as the table."""
+"""Embedding tables whose gradients, updates or reads are as large as the table."""
 
 from __future__ import annotations
 
@@ -67,3 +67,84 @@ def test_a_table_that_needs_its_gradient_or_that_costs_little(job: Builder) -> N
 def test_without_shapes_nothing_is_said() -> None:
     assert "record_shapes=True" in abstained(training(shapes=False))[ID]
     assert ID not in findings(training(shapes=False))
+
+
+# TensorFlow: the ops of a table and their times (ms), as captures of Keras 3 jobs with a million rows of 64 have them.
+LOOKUP, READ = "functional_1/items_1/GatherV2", "functional_1/items_1/GatherV2/ReadVariableOp"
+GATHER = {f"{LOOKUP}:GatherV2": 0.5, f"{READ}:ReadVariableOp": 0.01}
+SUMS = {"adam/UnsortedSegmentSum:UnsortedSegmentSum": 10.0, "adam/UnsortedSegmentSum_1:UnsortedSegmentSum": 10.0}
+OF_ADAM = {"adam/Sub_2:Sub": 9.0, "adam/Sqrt_1:Sqrt": 12.0, "adam/Mul_3:Mul": 11.0, "adam/truediv_1:RealDiv": 6.0,
+           "adam/AssignAddVariableOp:AssignAddVariableOp": 11.0,
+           "adam/AssignAddVariableOp_1:AssignAddVariableOp": 11.0, "adam/AssignSubVariableOp:AssignSubVariableOp": 8.0}
+OF_A_LAYER = {"adam/AssignAddVariableOp_2:AssignAddVariableOp": 0.2, "adam/Mul_7:Mul": 0.1,
+              "adam/AssignSubVariableOp_1:AssignSubVariableOp": 0.1}
+SCATTER = {"sgd_1/ResourceScatterSub:ResourceScatterSub": 0.3, "sgd_1/AssignSubVariableOp:AssignSubVariableOp": 0.1}
+MODEL = {"functional_1/tower_1/MatMul:MatMul": 9.0}
+
+
+def of_tensorflow(*parts: dict[str, float], gpu: bool = False) -> Builder:
+    """Steps of 100 ms with these ops (ms) one after the other, on the CPU or as kernels of a GPU."""
+    b, step = Builder(gpus=int(gpu)), 100_000.0
+    for i in range(12):
+        begin = i * step
+        b.host("EagerExecute", begin, step - 100, is_func=1, eager_op="__inference_multi_step_on_iterator_42")
+        b.host("FunctionRun", begin, step - 100)
+        start = begin + 1_000
+        for op, length_ms in (pair for part in parts for pair in part.items()):
+            length = 1e3 * length_ms
+            if gpu:
+                b.run(0, start, length, "EigenMetaKernel", launch=start - 10, op=op)
+            else:
+                b.host(f"StatefulPartitionedCall/{op}", start, length, line="tf_executor")
+            start += length + 20
+    return b
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_an_optimizer_of_tensorflow_that_goes_over_whole_tables(gpu: bool) -> None:
+    job = of_tensorflow(GATHER, MODEL, SUMS, OF_ADAM, OF_A_LAYER, gpu=gpu)
+    v = verdict(job, ID)
+    assert v.lookups == ("functional_1/items_1",) and v.optimizers == ("adam",)
+    assert v.gradients_s == pytest.approx(20e-3, rel=0.01)
+    assert v.optimizer_s == pytest.approx(1e-3 * sum(OF_ADAM.values()), rel=0.01)
+    assert v.used == pytest.approx(0.05, rel=0.01) and v.copies_s == 0
+    assert v.share == pytest.approx((20 + sum(OF_ADAM.values())) * 0.95 / 100, rel=0.02)
+    f = findings(job)[ID]
+    assert "LazyAdam" in (f.snippet or "") and "functional_1/items_1" in f.why and "updated" in f.title
+    assert f.gain.estimate != gpu  # without a GPU the fix frees CPUs and memory for the rest of the step
+
+
+def test_a_lookup_that_copies_the_table_and_an_optimizer_that_updates_rows() -> None:
+    job = of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER)
+    v = verdict(job, ID)
+    assert v.copies_s == pytest.approx(28e-3, rel=0.01) and v.gradients_s == v.optimizer_s == 0
+    f = findings(job)[ID]
+    assert "copied" in f.title and "embedding_lookup" in (f.snippet or "") and "LazyAdam" not in (f.snippet or "")
+    # Keras' Adagrad updates rows, and computes their steps from the whole table.
+    passes = {"sgd_1/IsNan:IsNan": 30.0, "sgd_1/Sqrt:Sqrt": 20.0}
+    v = verdict(of_tensorflow({**GATHER, f"{READ}:ReadVariableOp": 28.0}, MODEL, SCATTER, passes), ID)
+    assert v.optimizer_s == pytest.approx(50e-3, rel=0.01)
+
+
+def test_large_variables_that_are_no_tables_count_for_nothing() -> None:
+    dense = {name.replace(":", "_9:"): length for name, length in OF_ADAM.items()}
+    v = verdict(of_tensorflow(GATHER, SUMS, OF_ADAM, dense), ID)
+    assert v.mixed and v.optimizer_s == 0 and v.gradients_s == pytest.approx(20e-3, rel=0.01)
+    assert "Other variables" in findings(of_tensorflow(GATHER, SUMS, OF_ADAM, dense))[ID].why
+    # Rows are read with a copy, and a dense layer is as large as the table.
+    copied = {**GATHER, f"{READ}:ReadVariableOp": 12.0}
+    updated = {**SCATTER, "sgd_1/AssignSubVariableOp_1:AssignSubVariableOp": 12.0, "sgd_1/Mul:Mul": 12.0}
+    assert verdict(of_tensorflow(copied, updated), ID).optimizer_s == 0
+
+
+@pytest.mark.parametrize("parts", [
+    (GATHER, MODEL, OF_ADAM),  # dense layers alone
+    (MODEL, SUMS, OF_ADAM),  # sums without a lookup: nothing names a table
+    ({**GATHER, f"{LOOKUP}:GatherV2": 4.0}, SUMS, OF_ADAM),  # a small table, most of whose rows are in use
+    (GATHER, dict.fromkeys(SUMS, 0.05), OF_ADAM),  # a table far smaller than the dense layers
+    (GATHER, MODEL, SCATTER),  # rows are read and updated
+    (GATHER, SUMS, OF_ADAM, {"adam/Unique:Unique": 0.1}),  # sums of rows that were looked up twice, not of a table
+    (GATHER, {name.replace("adam", "gradient_tape/loss"): length for name, length in SUMS.items()}, OF_ADAM),
+])
+def test_other_work_of_tensorflow_is_no_table(parts: tuple[dict[str, float], ...]) -> None:
+    assert verdict(of_tensorflow(*parts), ID) is None

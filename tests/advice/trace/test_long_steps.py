@@ -46,6 +46,14 @@ def test_no_long_steps(long):
     assert "long_steps" not in findings(job(long))
 
 
+def test_long_steps_that_are_unlike_are_told_as_a_range_and_the_longest_is_named():
+    f = findings(job({4: 6_500.0, 9: 90_000.0}))["long_steps"]
+    assert f.title.startswith("2 of 30 steps take 6.5 ms to 90.0 ms longer") and "Step 10 is the longest." in f.why
+    assert f.evidence["longest_more_s"] == pytest.approx(0.09)
+    alike = findings(job({4: 60_000.0, 9: 70_000.0}))["long_steps"]
+    assert alike.title.startswith("2 of 30 steps take 65.0 ms longer") and "longest" not in alike.why
+
+
 @pytest.mark.parametrize(("more", "severity"), [(50_000.0, "low"), (100_000.0, "medium")])
 def test_one_long_step_is_told_and_may_be_an_accident(more, severity):
     f = findings(job({7: more}))["long_steps"]

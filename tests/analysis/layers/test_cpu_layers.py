@@ -90,6 +90,16 @@ def test_what_names_no_layer_has_its_own_row() -> None:
     assert rows[COMPILED].device_s == pytest.approx(90e-6) and "jit_compile" in rows[COMPILED].reason
 
 
+def test_ops_of_pytorch_without_length_do_not_count() -> None:
+    """In whole microseconds an allocation begins where the op around it ends."""
+    b = Builder(gpus=0)
+    for i in range(4):
+        b.host("aten::conv2d", 100 * i, 60).host("aten::empty", 100 * i + 60, 0)
+    table = cpu_layers(b.build(), None)
+    assert table is not None and {row.name: row.kernels for row in table.rows if row.kernels} == {
+        "forward": 4, "aten::conv2d": 4}
+
+
 def test_traces_with_a_gpu_or_without_ops_have_no_such_table() -> None:
     assert cpu_layers(Builder().run(0, 0, 10).host("a/x:MatMul", 0, 10, line="tf_Compute/1").build(), None) is None
     assert cpu_layers(Builder(gpus=0).host("some call", 0, 10).build(), None) is None
