@@ -307,7 +307,7 @@ class GputopApp(TerminalApp):
         job.show([status_lines.job(state, session.feed.clock(), self._terminal_size.width)])
 
     def coming_capture(self) -> str:
-        """What a capture that begins by itself waits for; "" where none is to come."""
+        """State of a capture that is to begin by itself; "" if there is none."""
         auto_capture = self.session.control.auto_capture
         return auto_capture.state() if auto_capture is not None else ""
 

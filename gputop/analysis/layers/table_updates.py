@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import re
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.steps.membership import in_steps, work_of_steps
 from gputop.analysis.steps.model import Steps
@@ -37,7 +37,7 @@ _SAME_SIZE_FACTOR = 5.0  # times of ops over tensors of one size lie within it: 
 _NS = 1e-9
 
 
-class TableUpdates(NamedTuple):
+class TableUpdates(Struct, frozen=True):
     """Times are of all steps and GPUs. ``rows`` are the trace's device events or, without GPUs, host events."""
 
     lookups: tuple[str, ...]  # ops or layers, "functional_1/items_1"
@@ -52,7 +52,7 @@ class TableUpdates(NamedTuple):
     steps: int
 
 
-class _Op(NamedTuple):
+class _Op(Struct, frozen=True):
     scope: str
     op: str
     type: str
@@ -79,10 +79,10 @@ def table_updates(trace: Trace, steps: Steps, *, on_gpus: bool) -> TableUpdates 
     updating = {op.scope for op in ops.values() if op.type.startswith("ResourceScatter")}
     whole, mixed = (_table_sized(ops, gradients, {ops[number].scope for number in gradients}, len(lookups)) if gradients
                     else _table_sized(ops, copies, updating & assigning, 0))
-    found = gradients | whole | copies
-    if not found:
+    table_sized = gradients | whole | copies
+    if not table_sized:
         return None
-    chosen = rows[np.isin(name[rows], list(found))]
+    chosen = rows[np.isin(name[rows], list(table_sized))]
     begin, end = (trace.device.start_ns, trace.device.end_ns) if on_gpus else (trace.host.start_ns, trace.host.end_ns)
     total = float((end[chosen] - begin[chosen]).sum()) if on_gpus else union(begin[chosen], end[chosen]).total
     return TableUpdates(

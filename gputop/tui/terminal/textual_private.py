@@ -46,6 +46,11 @@ def one_frame(app: App[Any]) -> Iterator[None]:
     finally:
         _refreshed.reset(token)
     screen = app.screen
+    if screen.outer_size != app.size or screen._layout_required:
+        # The screen has yet to hear of a new size; what is drawn before that would be of the old one.
+        for widget in refreshed:
+            widget.check_idle()
+        return
     for widget in refreshed:
         more = (widget._layout_required or widget._scroll_required or widget._recompose_required
                 or widget._refresh_styles_required or app._batch_count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -58,6 +59,22 @@ async def test_what_needs_more_than_a_repaint_is_left_to_textual() -> None:
         await pilot.pause()
         header = screen_strips(app)[0].text
         assert header[:20] == before[:20] and header != before, "it was covered, and has the time of the new sample"
+
+
+async def test_before_the_screen_has_heard_of_a_new_size_it_is_left_to_textual(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = StillSession(gpus=1)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        frames = frames_of(app, monkeypatch)
+        session.advance()
+        with monkeypatch.context() as resized:
+            resized.setattr(GputopApp, "size", Size(80, 24))
+            with one_frame(app):
+                app._refresh_all()
+        assert not frames
+        await pilot.pause()
+        assert frames
 
 
 async def test_only_what_has_changed_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
