@@ -211,7 +211,8 @@ class Sampler:
         gpus = self._gpus.read(time_s, timeout_s)
         if not self._connected.is_set():
             self.first_gpus = NodeSample(time_s, gpus, self._host.missing("not asked yet"), (), interval_s,
-                                      self._source.label, self._source.simulated, own_cpu, self._source.gpus_present)
+                                         self._source.label, self._source.simulated, own_cpu,
+                                         self._source.gpus_present)
             self.first_gpus_ready.set()
             if self._source.simulated:  # whose past takes time to compute: the first whole screen has it
                 self._ask_for_backfill(time_s)

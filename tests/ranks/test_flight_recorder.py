@@ -84,7 +84,9 @@ def test_what_a_rank_starts_is_not_the_rank(with_torch: None) -> None:
     with subprocess.Popen([sys.executable, "-c", script], env={"RANK": "0"}, stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
         assert parent.stdout is not None
-        child = next(int(line) for line in iter(parent.stdout.readline, "") if line.strip())
+        # The child's own line as well: until its program has begun it has no environment to read.
+        lines = [parent.stdout.readline() for _ in range(2)]
+        child = next(int(line) for line in lines if line.strip())
         assert flight_recorder.jobs_of([parent.pid, child])[0] == [[parent.pid]]
         assert flight_recorder.jobs_of([child])[0] == [[child]]  # the one that is named
         parent.communicate("\n\n")

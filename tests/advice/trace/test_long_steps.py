@@ -95,3 +95,14 @@ def test_a_wait_between_two_calls_counts_once_without_a_gpu():
 def test_a_rhythm_is_one_with_an_accident_between(places, every, of_them):
     found, own = period_of(np.array(places, np.int64))
     assert (found, tuple(np.array(places, np.int64)[own])) == (every, of_them)
+
+
+def test_steps_that_are_a_little_longer_are_accidents_beside_the_long_ones():
+    durations = np.tile([1.0, 1.01, 0.99, 1.0], 50)
+    durations[24::25] += 80.0
+    durations[[7, 70, 140]] += 0.5
+    pauses = long_steps(durations)
+    assert pauses is not None and pauses.every == 25 and len(pauses.indices) == 8
+    durations[[7, 70, 140]] += 20.0  # these are none: the rhythm is told of most of them at least
+    pauses = long_steps(durations)
+    assert pauses is not None and len(pauses.indices) == 11 and pauses.every is None
