@@ -109,7 +109,9 @@ def _bands(rows: int, reach: tuple[float, ...], muted: bool) -> Column:
             share = 0.4 + 0.6 * reach[1]  # the track of a measured slice: zero is dim, not nothing
         shade = 0 if share < 0.02 else max(1, round(share * (SHADES - 1)))
         halves.append((round(band / (bands - 1) * (STEPS - 1)), shade))
-    return tuple(("▀", cell_style(halves[i + 1], halves[i], muted)) for i in range(bands - 2, -1, -2))
+    # Where no sample reaches, a space: a copy of the screen as text keeps the outline, and a space needs no color.
+    return tuple((" ▀"[any(shade for _, shade in halves[i:i + 2])], cell_style(halves[i + 1], halves[i], muted))
+                 for i in range(bands - 2, -1, -2))
 
 
 def _share_between(reach: Sequence[float], low: float, high: float) -> float:

@@ -11,6 +11,7 @@ On the dark theme, with all colors and glyphs, there is nothing to translate (:a
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections.abc import Mapping
 from functools import cache
@@ -87,6 +88,9 @@ _ASCII = {
     "’": "'", "⚠": "!", "◆": "+", "◇": "+", "▶": ">", "▸": ">", "▾": "v", "◀": "<", "▲": "^", "▼": "v", "△": "^",
     "▽": "v", "⏵": ">", "⏸": "=", "≥": ">", "≤": "<", "≈": "~", "±": "~", "⋯": "~", "\ufffd": "?",
 }
+
+
+_CHANGE = re.compile(r"(?<=\S) → (?=\S)")  # from one value to another: "331 > 157 ms" would read as a comparison
 
 
 class _AsciiTable(dict[int, str]):
@@ -207,7 +211,7 @@ class TerminalPalette:
         if self._table is not None and not text.isascii():
             if self.glyphs == "ascii":
                 text = text.replace("°C", " C")
-            text = text.translate(self._table)
+            text = _CHANGE.sub("-> ", text).translate(self._table)
         return text, style
 
     def style(self, style: Style) -> Style:

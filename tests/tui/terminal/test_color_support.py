@@ -212,3 +212,10 @@ def test_ascii_with_colors_shows_levels_by_density_in_one_color(colors: str) -> 
     assert len({str(style.color) for _, style in shown[1:] if style is not None}) == 1
     assert len({str(style.bgcolor) for _, style in shown if style is not None}) == 1
     assert palette.run("58°C 88°", PLAIN)[0] == "58 C 88C"
+
+
+@pytest.mark.parametrize("glyphs", ["console", "ascii"])
+def test_a_change_of_a_value_does_not_read_as_a_comparison(glyphs: str) -> None:
+    palette = TerminalPalette("dark", "truecolor", glyphs)  # type: ignore[arg-type]
+    assert palette.run("step 331 → 157 ms", bar_style(3))[0] == "step 331-> 157 ms"
+    assert palette.run("  → Use prefetch.", bar_style(3))[0] == "  > Use prefetch.", "an action's mark"
