@@ -157,11 +157,11 @@ def _seen(wall: WallTime | RankWallTime) -> str:
     apart = (WALL_PARTS[_STEPS][0], WALL_PARTS["unrecorded"][0])
     rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
     large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
-    listed = ", ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
+    listed = "; ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
     return f"The rest: {listed}." if listed else ""
 
 
 def _named(row: WallRow, share: float) -> str:
     if row.name == WALL_PARTS["no_steps"][0]:
-        return f"{row.what} {percent(share)}"
+        return f"{row.name} {percent(share)}, mostly {row.what}"
     return f"{row.name} {percent(share)}" + (f" ({row.what})" if row.what else "")

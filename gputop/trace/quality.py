@@ -39,7 +39,8 @@ def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequen
             builder.note("dropped_events", f"The profiler dropped events: {text.strip()}. Counts and sums are too low; "
                                          "capture for a shorter time.")
         else:
-            builder.note(id_, f"The profiler reported: {text.strip()}")
+            message = text.strip()
+            builder.note(id_, f"The profiler reported: {message}{'' if message.endswith(('.', '!', '?')) else '.'}")
 
 
 def note_empty_planes(
