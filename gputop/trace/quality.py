@@ -36,8 +36,8 @@ def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequen
         if _RIGHTS.search(text):
             builder.note("capture_error", f"{text.strip()}. {INSUFFICIENT_RIGHTS[1]}")
         elif _DROPPED.search(text):
-            builder.note("dropped_events", f"The profiler dropped events: {text.strip().rstrip('.')}. Counts and sums are too low; "
-                                         "capture for a shorter time.")
+            builder.note("dropped_events", f"The profiler dropped events: {text.strip().rstrip('.')}. Counts and sums "
+                                         "are too low; capture for a shorter time.")
         else:
             message = text.strip()
             builder.note(id_, f"The profiler reported: {message}{'' if message.endswith(('.', '!', '?')) else '.'}")

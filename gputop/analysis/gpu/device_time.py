@@ -18,10 +18,8 @@ from gputop.analysis.results import GpuUse
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernel_names import UNKNOWN, classify
-from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.parallel import pool
-
 
 _MOMENT = 0.1  # share of the recording: gputop's own figure
 NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known

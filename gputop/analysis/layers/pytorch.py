@@ -144,8 +144,8 @@ def _stacks(
     """The calls that were running on each of these threads at its time: as a code, an index into the list of all.
 
     A list's first entry is 1 on a thread that runs the backward pass alone, else 0; names follow, from the outermost
-    on. Second: the innermost function of autograd, as index into ``frames``, -1: not among them. ``ops`` are those whose
-    gradients the ``frames`` compute.
+    on. Second: the innermost function of autograd, as index into ``frames``, -1: not among them. ``ops`` are
+    those whose gradients the ``frames`` compute.
     """
     host = trace.host
     rows = np.union1d(np.union1d(host_rows(trace, _CALL), annotations), np.flatnonzero(functions[host.name]))

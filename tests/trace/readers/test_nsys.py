@@ -205,7 +205,8 @@ def test_what_nsight_misses_is_told_where_gputop_misses_it_too(tmp_path, message
     database.execute("CREATE TABLE DIAGNOSTIC_EVENT (severity INTEGER, text TEXT)")
     database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, ?)", (message,))
     database.commit()
-    assert [note.message for note in read_nsys(path).quality] == ([f"The profiler reported: {message}."] if told else [])
+    messages = [note.message for note in read_nsys(path).quality]
+    assert messages == ([f"The profiler reported: {message}."] if told else [])
 
 
 def test_events_that_nsight_and_gputop_miss_are_told(tmp_path):
