@@ -64,7 +64,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
-    if steps is None and facts.hardly_any_kernels:
+    if steps is None and facts.hardly_any_kernels and all(part.kind in _UNNAMED for part in parts):
         return Missing("more work of the GPUs: they run hardly any kernel here; capture while the job trains")
     if steps is None and all(part.kind == "unknown" for part in parts):
         return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
