@@ -206,7 +206,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
 
 
 def _window_ns(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> int:
-    """From the first device event to the last; without steps the whole recording, where that is a moment of it: one
+    """Time from the first device event to the last; without steps the whole recording, where that is a moment of it: one
     kernel does not make a GPU busy."""
     first, last = timeline.window_ns
     begin, end = trace.window_ns

@@ -211,7 +211,7 @@ def _backward_threads(trace: Trace, functions: Mask, ops: I64) -> list[int]:
 
 
 def _forward_on(trace: Trace, functions: I64, ops: I64) -> bool:
-    """Whether one of these ops of a thread runs outside of that thread's functions of autograd."""
+    """Return whether one of these ops of a thread runs outside of that thread's functions of autograd."""
     host = trace.host
     inside = union(host.start_ns[functions], host.end_ns[functions])
     before = np.searchsorted(inside.start, host.start_ns[ops], side="right") - 1
