@@ -206,8 +206,10 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
 
 
 def _window_ns(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> int:
-    """Time from the first device event to the last; without steps the whole recording, where that is a moment of it: one
-    kernel does not make a GPU busy."""
+    """Time from the first device event to the last; without steps the whole recording, where that is a moment of it.
+
+    One kernel does not make a GPU busy.
+    """
     first, last = timeline.window_ns
     begin, end = trace.window_ns
     moment = steps is None and last - first < _MOMENT * (end - begin)
