@@ -179,7 +179,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="copies_pageable", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity",),
+        needs=("busy_gpus",),
         parts=("h2d", "d2h"), events=_COPIES,
         limits=(
             Limit("copies_pageable.share", 0.03, "ratio",

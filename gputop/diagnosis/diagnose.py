@@ -24,13 +24,21 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
-from gputop.text.units import seconds
-from gputop.trace.lookups import detect_framework, how_to_mark_steps
+from gputop.text.units import counted, seconds
+from gputop.trace.lookups import detect_framework, host_rows, how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
 from gputop.trace.readers.capture_file import capture_of
 from gputop.trace.readers.load import load
 
+_LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
+# How a profiler that recorded the host alone records its GPU, by format.
+_RECORD_GPU = {
+    "chrome": "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and call torch.cuda.synchronize() "
+              "before the profiler ends. `gputop doctor` checks the right to profile.",
+    "nsys": "Record with `nsys profile --trace=cuda,nvtx`.",
+    "": "`gputop doctor` checks the right to profile.",
+}
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
 
@@ -146,6 +154,15 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     return notes
 
 
+def _no_gpu(trace: Trace) -> str:
+    """Reason why a trace shows no GPU, as far as its host shows one: a job that uses a GPU launches kernels."""
+    launches = len(host_rows(trace, _LAUNCH_CALLS))
+    if launches:
+        return (f"No GPU in this trace, but {counted(launches, 'call')} that launch{'es' if launches == 1 else ''} "
+                f"kernels: the profiler recorded none of them. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
+    return f"No GPU in this trace.{' ' + _RECORD_GPU['nsys'] if trace.format == 'nsys' else ''}"
+
+
 def _notes(
     trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[QualityNote],
 ) -> list[TraceNote]:
@@ -171,5 +188,5 @@ def _notes(
             "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
             "`gputop doctor` says how to grant it.")))
     if not trace.gpus:
-        notes.append(TraceNote("no_gpu", "No GPU in this trace: time that is not input wait counts as host."))
+        notes.append(TraceNote("no_gpu", f"{_no_gpu(trace)} Time that is not input wait counts as host."))
     return notes

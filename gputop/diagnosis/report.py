@@ -314,8 +314,9 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str]:
         return False, ("This trace shows no GPU work, and gputop could not judge whether the job is bound by its "
                        f"input: the calls for a batch take {percent(a.input.wait_ratio)} of the "
                        f"{'step' if a.steps else 'window'}.")
-    shows = ("this trace shows neither GPU work nor an input pipeline" if a.input is None else
-             "this trace shows no GPU work, and the loop hardly waits for its input")
+    work = "kernel" if any(gpu.busy for gpu in a.gpus) else "GPU work"
+    shows = (f"this trace shows neither {work} nor input pipeline" if a.input is None else
+             f"this trace shows no {work}, and the loop hardly waits for its input")
     table = a.cpu_layers
     if table is None or table.total_s <= 0:
         return True, f"{shows}."

@@ -11,6 +11,7 @@ from gputop.text.units import counted, percent, printable, seconds
 
 WORTH_SAYING = 0.05  # share of the recording: a part that has to be named
 _WORTH_A_ROW = 0.0005
+_HALF = 0.5  # share of a part: what fills it, names it
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
 _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: what is said of them is said of the job
@@ -42,6 +43,7 @@ class WallRow(NamedTuple):
     what: str
     meaning: str
     longest_s: float
+    mostly: bool  # what the host did fills half of the part
 
 
 def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
@@ -50,7 +52,7 @@ def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
         if share >= _WORTH_A_ROW:
             name, meaning = WALL_PARTS.get(part.id, (part.id, ""))
             yield WallRow(name, part.time_s, share, _often(part), printable(host_words(part)), meaning,
-                          part.longest_s)
+                          part.longest_s, _share_of_op(part) is None)
 
 
 def host_words(part: WallPart) -> str:
@@ -59,9 +61,16 @@ def host_words(part: WallPart) -> str:
     if not part.kind:
         return part.what
     if part.kind in ("line", "op") and part.what:
-        return part.what
+        share = _share_of_op(part)
+        return part.what if share is None else f"{part.what} {percent(share)}"
     kind = HOST_KINDS.get(part.kind, part.kind)
     return f"{kind} ({part.what})" if part.what else kind
+
+
+def _share_of_op(part: WallPart) -> float | None:
+    """Share of the part that its op takes, where that is less than half of it and other ops take the rest."""
+    own_s = next((work.time_s for work in part.work if work.name == part.what), None) if part.kind == "op" else None
+    return own_s / part.time_s if own_s is not None and own_s < _HALF * part.time_s else None
 
 
 def _often(part: WallPart) -> str:
@@ -157,11 +166,11 @@ def _seen(wall: WallTime | RankWallTime) -> str:
     apart = (WALL_PARTS[_STEPS][0], WALL_PARTS["unrecorded"][0])
     rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
     large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
-    listed = ", ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
+    listed = "; ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
     return f"The rest: {listed}." if listed else ""
 
 
 def _named(row: WallRow, share: float) -> str:
     if row.name == WALL_PARTS["no_steps"][0]:
-        return f"{row.what} {percent(share)}"
+        return f"{row.name} {percent(share)}, {'mostly' if row.mostly else 'of it'} {row.what}"
     return f"{row.name} {percent(share)}" + (f" ({row.what})" if row.what else "")

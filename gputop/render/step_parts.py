@@ -126,5 +126,6 @@ HOST_KINDS: dict[str, str] = {
     "line": "Python",
     "op": "host ops",
     "python": "Python (no events)",
+    "silent": "host (no events)",
     "unknown": "host not recorded",
 }

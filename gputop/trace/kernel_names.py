@@ -75,8 +75,10 @@ _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern i
     ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b|DT_FLOAT"),
 ))
 
-# An optimizer's kernel over many tensors takes its hyper-parameters in FP64, whatever the tensors' type is.
+# An optimizer's kernel over many tensors takes its hyper-parameters in FP64, and one that draws random numbers their
+# bounds, whatever the tensors' type is.
 _HYPER_PARAMETERS = re.compile(r", double(?![\w*])")
+_WITH_HYPER_PARAMETERS = re.compile(r"multi_tensor_apply|at::native::.*distribution_")
 
 _SIZE = re.compile(r"\b(?:size|num_bytes):(\d{1,18})\b")
 _END = re.compile(r"\bkind_(src|dst):(\w+)")
@@ -108,7 +110,7 @@ def classify(name: str) -> Class:
         return Class(_WAYS.get((spelled["way"] or "").lower(), Kind.COPY_OTHER))
     if _COLLECTIVE.search(name):
         return Class(Kind.COLLECTIVE)
-    typed = _HYPER_PARAMETERS.sub("", name) if "multi_tensor_apply" in name else name
+    typed = _HYPER_PARAMETERS.sub("", name) if _WITH_HYPER_PARAMETERS.search(name) else name
     dtype = next((dtype for dtype, pattern in _DTYPES if pattern.search(typed)), UNKNOWN)
     if _FFMA.search(name):
         return Class(Kind.COMPUTE, dtype, False)

@@ -36,10 +36,11 @@ def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequen
         if _RIGHTS.search(text):
             builder.note("capture_error", f"{text.strip()}. {INSUFFICIENT_RIGHTS[1]}")
         elif _DROPPED.search(text):
-            builder.note("dropped_events", f"The profiler dropped events: {text.strip()}. Counts and sums are too low; "
-                                         "capture for a shorter time.")
+            builder.note("dropped_events", f"The profiler dropped events: {text.strip().rstrip('.')}. Counts and sums "
+                                         "are too low; capture for a shorter time.")
         else:
-            builder.note(id_, f"The profiler reported: {text.strip()}")
+            message = text.strip()
+            builder.note(id_, f"The profiler reported: {message}{'' if message.endswith(('.', '!', '?')) else '.'}")
 
 
 def note_empty_planes(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gputop.trace.model import Trace
 
 MAIN, EXECUTOR, INPUT, POOL = "main", "executor", "input", "pool"
+NOT_NUMBERED = "other Python threads"  # one line of kineto's for threads that it does not tell apart
 
 # TensorFlow names its pools "tf_<pool>/<id>" (tensorflow/core/platform/threadpool.cc); those of a GPU's own
 # launches are gpu_private_<n> (tensorflow/core/common_runtime/gpu/gpu_device.cc). XLA's clients call theirs
@@ -22,7 +23,7 @@ _ROLES = (
     (INPUT, re.compile(r"tf_data_|pt_data_worker|data_loader", re.IGNORECASE)),
     (EXECUTOR, re.compile(rf"{GPU_PRIVATE.pattern}|{GPU_SHARED.pattern}|{GLOBAL_POOL.pattern}|"
                           r"tf_XLA|tf_pjrt|py_xla_execute|(?:tf_)?inter_op")),
-    (POOL, re.compile(r"tf_")),
+    (POOL, re.compile(rf"tf_|{NOT_NUMBERED}$")),
 )
 
 

@@ -83,7 +83,7 @@ def test_a_trace_without_a_gpu_and_without_an_input_pipeline_is_judged_by_its_ti
     train(few, 0, 5)
     assert limit_of(analyze_trace(few.build())).startswith("4 whole steps were seen")
     assert limit_of(structs.replace(clean(), cpu_layers=None)) == (
-        "Nothing to advise: this trace shows neither GPU work nor an input pipeline.")
+        "Nothing to advise: this trace shows neither GPU work nor input pipeline.")
 
 
 @pytest.mark.parametrize(("no_op_runs", "clean_bill"), [(0.1, True), (0.2, False)])

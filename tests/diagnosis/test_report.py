@@ -8,7 +8,7 @@ import pytest
 from gputop.advice.trace.replayed import Cures
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import limit_of, short_report, text_report
-from gputop.diagnosis.wall_text import not_enough, wall_rows
+from gputop.diagnosis.wall_text import host_words, not_enough, wall_rows
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID
@@ -241,3 +241,38 @@ def test_the_bar_has_a_sign_for_each_part() -> None:
     assert counts == sorted(counts, reverse=True) and sum(counts) == len(bar) - len(" Step time 1.00 s ")
     assert legend.split() == ["█", "compute", "60%", "▓", "input", "wait", "30%", "▒", "host", "10%"]
     assert plain_step_lines({}, 60) == []
+
+
+def test_a_trace_of_the_host_alone_says_what_its_profiler_missed() -> None:
+    def note(b: Builder) -> str:
+        (message,) = (note.message for note in analyze_trace(b.build()).trace.quality if note.id == "no_gpu")
+        return message
+
+    launching = Builder(gpus=0, format="chrome").host("aten::mm", 0, 100)
+    for i in range(3):
+        launching.host("cudaLaunchKernel", 10 * i, 5)
+    assert "3 calls that launch kernels" in note(launching) and "ProfilerActivity.CUDA" in note(launching)
+    assert "--trace=cuda,nvtx" in note(Builder(gpus=0, format="nsys").host("forward", 0, 100))
+    assert note(Builder(gpus=0).host("aten::mm", 0, 100)).startswith("No GPU in this trace. Time")
+
+
+def test_what_fills_less_than_half_is_named_with_its_share() -> None:
+    b = Builder(gpus=0, format="nsys")
+    for i in range(3):
+        b.host("backbone", 1000 * i, 400).host("heads", 1000 * i + 400, 300).host("decode", 1000 * i + 700, 290)
+    told = not_enough(analyze_trace(b.build()))
+    assert "no steps found 100%, of it backbone 40%" in told
+    b = Builder(gpus=0, format="nsys").host("backbone", 0, 800).host("heads", 800, 200)
+    assert "no steps found 100%, mostly backbone." in not_enough(analyze_trace(b.build()))
+
+
+@pytest.mark.parametrize(("thread", "framework", "words"), [
+    ("train_gpt2cu/17", "cudaMalloc", "host (no events)"), ("python3/17", "cudaMalloc", "Python (no events)"),
+    ("train/17", "aten::empty", "Python (no events)")])
+def test_nsight_records_programs_that_are_not_python(thread: str, framework: str, words: str) -> None:
+    b = Builder(format="nsys").host(framework, 0, 5, line=thread)
+    for i in range(4):
+        at = 200_000 * i + 10
+        b.run(0, at + 10, 30, launch=at, thread=thread)
+    wall = analyze_trace(b.build()).wall_time
+    assert wall is not None and {part.id: host_words(part) for part in wall.parts}["no_steps"] == words

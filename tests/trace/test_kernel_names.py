@@ -224,3 +224,13 @@ def test_flash_attention_in_half_precision():
     name = ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false, "
             "false, cutlass::half_t, float>, false>(Flash_fwd_params)")
     assert classify(name) == (Kind.COMPUTE, "fp16", True)
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_the_bounds_of_random_numbers_are_no_operands(dtype: str) -> None:
+    """PyTorch's normal_ takes its mean and its deviation in FP64, whatever it fills."""
+    name = (f"void at::native::<unnamed>::distribution_elementwise_grid_stride_kernel<{dtype}, (int)4, void "
+            f"at::native::templates::cuda::normal_and_transform<{dtype}, {dtype}, at::CUDAGeneratorImpl *, void "
+            "at::native::templates::cuda::normal_kernel<at::CUDAGeneratorImpl *>(const at::TensorBase &, double, double"
+            ", T1)::[lambda() (instance 1)]>")
+    assert classify(name).dtype == {"float": "fp32", "double": "fp64"}[dtype]

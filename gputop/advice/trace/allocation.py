@@ -14,7 +14,7 @@ from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds, size
 from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import host_rows
+from gputop.trace.lookups import host_rows, how_to_mark_steps
 from gputop.trace.model import I64, Kind, MemoryKind
 
 # -- allocation_in_steps ----------------------------------------------------------------------------
@@ -54,6 +54,9 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     if steps is None or steps.count < limit("allocation_in_steps.steps"):
         return Missing(f"three steps, to distinguish calls that recur ({_call_names(facts, rows)[0]}) from calls at "
                        "the start of a job")
+    if facts.basis == "period":
+        return Missing("which of the repeated sequences are steps: the layers of a first pass fill the allocator's "
+                       f"cache. Mark steps with {how_to_mark_steps(trace)}")
     edges = steps.edges_ns
     step = np.searchsorted(edges[:, 0], host.start_ns[rows], side="right") - 1
     inside = (step >= 0) & (host.start_ns[rows] < edges[np.maximum(step, 0), 1])
@@ -99,11 +102,13 @@ def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 
 
 def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
+    frees = (f"{count(v.frees)} of them free memory, and such a call can wait for all work on the GPU. " if v.frees
+             else "")
     return Explanation(
         title=f"Allocating device memory in the steps costs {percent(v.share)} of the {job.basis}",
         why=f"{count(v.count)} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
-            f"and take {seconds(v.calls_s)} on the host. {count(v.frees)} of them free memory, and such a call can "
-            f"wait for all work on the GPU. The GPU is idle for {percent(v.share)} of the {job.basis} because of them.",
+            f"and take {seconds(v.calls_s)} on the host. {frees}The GPU is idle for {percent(v.share)} of the "
+            f"{job.basis} because of them.",
         evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
                   "frees_per_step": v.frees, "share_ratio": v.share},
         action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has "

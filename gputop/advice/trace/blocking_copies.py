@@ -80,6 +80,7 @@ class CopiesPageable(Verdict, frozen=True, kw_only=True):
     pinned_bytes_per_s: float | None  # of this trace's large pinned copies; None: it has none
     way: str  # "h2d" or "d2h": which of them take most time
     fetching: tuple[str, ...]  # ops whose results are copied to the host
+    results_bytes: float  # mean of a copy to the host
 
 
 def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
@@ -87,7 +88,8 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     assert facts.shares is not None
     if facts.shares["h2d"] + facts.shares["d2h"] < limit("copies_pageable.share"):
         return None
-    if all(gpu.copies_pageable_s is None for gpu in facts.active):
+    gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
+    if all(gpu.copies_pageable_s is None for gpu in gpus):
         return Missing("the kind of memory at the copies' ends" + (
             " (kind_src, kind_dst: from TensorFlow 2.11 on)" if facts.framework == "tensorflow" else ""))
     device, judged = facts.trace.device, facts.analyzed_spans
@@ -114,10 +116,12 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     if share < limit("copies_pageable.share") or exposed < limit("copies_pageable.part") * whole:
         return None
     rows = np.concatenate(copies)
+    down = rows[device.kind[rows] == Kind.D2H]
     return CopiesPageable(
-        gpus=facts.active_numbers, share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
+        gpus=tuple(gpu.gpu for gpu in gpus), share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
         bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_bytes / pinned_ns * 1e9 if pinned_ns else None,
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
+        results_bytes=float(device.bytes[down].mean()) if len(down) else 0.0,
         events=Events(rows, exposed_ns(facts, rows)), cure=Cure(scaled=((rows, 0.0),),
                   assumes="Pinned copies overlap with compute, and the host does not wait for them."),
     )
@@ -134,6 +138,8 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         evidence["pinned_bytes_per_s"] = v.pinned_bytes_per_s
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
+    if v.results_bytes >= _LARGE_BYTES:
+        fetch, fetch_snippet = _ACTIONS_IF_LARGE["d2h"], _FETCH_LATER.get(job.framework)
     return Explanation(
         title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (

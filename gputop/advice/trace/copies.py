@@ -12,7 +12,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, exposed_ns
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import is_keras, xla_on_step
-from gputop.advice.verdict import Explanation, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
@@ -73,7 +73,7 @@ class CopiesExcessive(Verdict, frozen=True, kw_only=True):
     fetching: tuple[str, ...] = ()  # ops whose results are copied to the host, those of most time first
 
 
-def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | None:
+def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | None:
     """Copies take a large part of the time with no compute and no collective beside them.
 
     Copies from and to the host are judged together, as shares of the step. Those within the GPU
@@ -81,6 +81,8 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | None:
     a GPU's first event to its last.
     """
     assert facts.shares is not None
+    if facts.steps is None and not facts.active:
+        return Missing("kernels: with copies alone this is a job's start; capture while it trains")
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
     ways = {"h2d": facts.shares["h2d"], "d2h": facts.shares["d2h"], "d2d": _within_gpu(gpus)}
     worst = max(ways, key=lambda way: ways[way])

@@ -22,6 +22,7 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
+from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
@@ -61,6 +62,9 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     steps = facts.steps
     if steps is None or steps.count < MIN_STEPS:
         return Missing(f"{MIN_STEPS} whole steps, to distinguish long steps from the usual spread: capture longer")
+    if facts.basis == "period":
+        return Missing("which of the repeated sequences of ops are steps: layers of one pass differ in length. Mark "
+                       f"steps with {how_to_mark_steps(facts.trace)}")
     edges = steps.edges_ns
     length = (edges[:, 1] - edges[:, 0]) / 1e9
     by_part = {}

@@ -12,7 +12,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.steps.model import Steps
 from gputop.text.units import seconds, size
-from gputop.trace.lookups import TORCH_HOST_MEMORY
+from gputop.trace.lookups import TORCH_HOST_MEMORY, how_to_mark_steps
 from gputop.trace.model import I64, AllocatorEvents
 
 _DETACHED = ("losses.append(loss.item())  # a number; the tensor keeps its graph\n"
@@ -41,6 +41,9 @@ def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
                        "it `gputop record` sees a job's host memory grow over hours")
     if steps is None or steps.count < limit("memory_growth.steps") or facts.period_s <= 0:
         return Missing(f"{limit('memory_growth.steps'):.0f} whole steps: capture longer")
+    if facts.basis == "period":
+        return Missing("which of the repeated sequences of ops are steps: layers of one pass keep their activations. "
+                       f"Mark steps with {how_to_mark_steps(facts.trace)}")
     growth = {}
     for allocator in np.unique(events.allocator[complete]).tolist():
         rows = np.flatnonzero(complete & (events.allocator == allocator))

@@ -23,7 +23,7 @@ from gputop.text.units import counted, percent, seconds
 _KERAS = (KERAS2, KERAS3)
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
-_UNNAMED = ("python", "unknown")  # kinds of host work of which no event tells more
+_UNNAMED = ("python", "silent", "unknown")  # kinds of host work of which no event tells more
 _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
 _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
 _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): work at the end "
@@ -64,6 +64,8 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
+    if steps is None and facts.hardly_any_kernels and all(part.kind in _UNNAMED for part in parts):
+        return Missing("more work of the GPUs: they run hardly any kernel here; capture while the job trains")
     if steps is None and all(part.kind == "unknown" for part in parts):
         return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
     if steps is None and _one_short_pause(parts):
@@ -90,7 +92,7 @@ def _of_others(facts: TraceFacts, part: WallPart, share: float) -> str | None:
     Python."""
     if part.kind not in _UNNAMED or part.every_steps is not None:
         return None
-    return may_be_others(facts, share, silent=part.kind == "python")
+    return may_be_others(facts, share, silent=part.kind in ("python", "silent"))
 
 
 def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
@@ -260,7 +262,7 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
 
 def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
     part, what = v.part, _what(v.part)
-    meanwhile = (f"Meanwhile the host shows {what}." if part.kind not in ("unknown", "python", "line") else
+    meanwhile = (f"Meanwhile the host shows {what}." if part.kind not in (*_UNNAMED, "line") else
                  f"Meanwhile Python runs {part.what}." if part.kind == "line" else
                  "The training loop's thread shows no event meanwhile.")
     action, snippet = _fix(part, job)

@@ -1,7 +1,7 @@
 """Time of each GPU: busy, compute, collectives, copies, and the cause of idle time.
 
 All by unions on one timeline per GPU, never by sums over streams. The window of a GPU is
-from its first device event to its last.
+from its first device event to its last, or the recording where that is a moment of it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from gputop.analysis.results import GpuUse
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernel_names import UNKNOWN, classify
-from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.parallel import pool
+
+_MOMENT = 0.1  # share of the recording: gputop's own figure
+NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known
 
 
 class Gaps(Struct, frozen=True):
@@ -173,8 +175,7 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
 
 def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
     """The figures of one GPU."""
-    lo, hi = timeline.window_ns
-    window = hi - lo
+    window = _window_ns(trace, timeline, steps)
     length = timeline.end_ns[timeline.kernel_places] - timeline.start_ns[timeline.kernel_places]
     copied = timeline.copies
     by_type, tensor = kernel_types(trace, timeline)
@@ -202,6 +203,17 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         copies_pageable_s=moved.pageable_s,
         tensor_core_time=tensor, kernel_time_by_type=by_type,
     )
+
+
+def _window_ns(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> int:
+    """Time from the first device event to the last; without steps the whole recording, where that is a moment of it.
+
+    One kernel does not make a GPU busy.
+    """
+    first, last = timeline.window_ns
+    begin, end = trace.window_ns
+    moment = steps is None and last - first < _MOMENT * (end - begin)
+    return end - begin if moment else last - first
 
 
 def unused_gpu(trace: Trace, gpu: int) -> GpuUse:
@@ -234,15 +246,29 @@ def _host_fault_share(trace: Trace, gaps: Gaps) -> float | None:
 
 
 def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
-    """Median time from the end of a kernel's launching call (its start, where the end is not read) to its own start."""
-    device, rows = trace.device, timeline.kernels
-    launched = device.launch_ns[rows]
-    if len(device.launch_end_ns) == len(device):
-        launched = np.maximum(launched, device.launch_end_ns[rows])  # which is -1 where the launch is not known
-    with_launch = rows_of(launched >= 0)
-    launched = launched[with_launch]
-    start = timeline.start_ns[timeline.kernel_places[with_launch]]
-    return float(np.median(start - launched)) / 1e9 if len(launched) else None
+    """Median time from the end of a kernel's launching call (its start, where the end is not read) to its own start.
+
+    None where no launch is known, or where the clocks of host and GPU differ by more than such a delay.
+    """
+    rows = timeline.kernels
+    start = timeline.start_ns[timeline.kernel_places]
+    delay = launch_delays_ns(trace, rows, start)
+    delay = delay[delay != NO_LAUNCH]
+    median = float(np.median(delay)) / 1e9 if len(delay) else None
+    return median if median is not None and median >= 0 else None
+
+
+def launch_delays_ns(trace: Trace, rows: I64, start_ns: I64) -> I64:
+    """Time from the launching call of each of these device events to its start; ``NO_LAUNCH``: not known.
+
+    It counts from the end of the call (its start, where the end is not read), and is 0 for what begins during the call:
+    that waited for nothing. Below 0 is what begins before its call: the clocks of host and GPU differ.
+    """
+    device = trace.device
+    called = device.launch_ns[rows]
+    returned = np.maximum(called, device.launch_end_ns[rows]) if len(device.launch_end_ns) == len(device) else called
+    delay = np.where(start_ns < called, start_ns - called, np.maximum(start_ns - returned, 0))
+    return np.where(called >= 0, delay, NO_LAUNCH)
 
 
 def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] | None, float | None]:

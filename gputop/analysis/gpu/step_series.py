@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown_by_step
 from gputop.analysis.gpu.collectives import by_operation, matched
-from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
+from gputop.analysis.gpu.device_time import NO_LAUNCH, GpuTimeline, gpu_number, launch_delays_ns
 from gputop.analysis.gpu.packed_series import PackedSeries
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import coverage, subtract
@@ -132,13 +132,12 @@ def _launch_delay(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count:
 
     See :func:`~gputop.analysis.gpu.device_time.gpu_use`.
     """
-    device = trace.device
-    launched = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
-    launched = np.where(launched[kernels] < 0, device.launch_ns[kernels], launched[kernels])
-    with_launch = launched >= 0
-    delay, step = (device.start_ns[kernels] - launched)[with_launch] / 1e9, step[with_launch]
+    delay_ns = launch_delays_ns(trace, kernels, trace.device.start_ns[kernels])
+    with_launch = delay_ns != NO_LAUNCH
+    delay, step = delay_ns[with_launch] / 1e9, step[with_launch]
     edges = np.searchsorted(step, np.arange(count + 1))  # events come by start, so steps in order
-    return np.array([np.median(delay[a:b]) if b > a else np.nan for a, b in pairwise(edges.tolist())])
+    medians = np.array([np.median(delay[a:b]) if b > a else np.nan for a, b in pairwise(edges.tolist())])
+    return np.where(medians >= 0, medians, np.nan)
 
 
 def _tensor_share(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count: int) -> F64:

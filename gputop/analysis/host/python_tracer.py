@@ -90,14 +90,16 @@ def tells_lines(trace: Trace) -> bool:
 
 
 def _loops(trace: Trace, lines: Sequence[int], loaders: set[int], spans: dict[int, StackSpans]) -> list[int]:
-    """The threads that load batches or launch kernels; where none does, the one with most Python."""
+    """The threads that load batches or launch kernels; where none does, the one with most Python, of those on which
+    more than Python ran: what only waits for others is no loop."""
     device = trace.device
     loops = loaders & set(lines)
     for gpu in range(len(trace.gpus)) if not loops else ():
         launches = device.launch_line[(device.gpu == gpu) & (device.launch_line >= 0)]
         count = np.bincount(launches, minlength=len(trace.lines))
         loops |= {line for line in lines if count[line] > _PER_LAUNCH * max(len(launches), 1)}
-    longest = max(lines, key=lambda line: (int((spans[line].end - spans[line].start).sum()), -line))
+    other = np.bincount(trace.host.line, ~name_mask(trace, NAME)[trace.host.name], len(trace.lines))
+    longest = max(lines, key=lambda line: (other[line] > 0, int((spans[line].end - spans[line].start).sum()), -line))
     return sorted(loops or {longest})
 
 

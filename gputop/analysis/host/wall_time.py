@@ -50,7 +50,7 @@ from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
-from gputop.trace.lookups import host_rows, launching_lines, rows_of
+from gputop.trace.lookups import detect_framework, host_rows, launching_lines, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -73,9 +73,10 @@ _OF_STEPS = ("steps", "periods")  # their parts come first
 _NO_STEPS = "no_steps"
 _HALF = 0.5  # factor of the longest gap from which another one is of its kind
 _KERAS = "Keras"  # in the anchor of steps that are its
+_PYTHON = re.compile(r"i?python|pt_|thread/")  # names of its threads; "thread": the report has no name
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
 _CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
-_SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "unknown")
+_SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "silent", "unknown")
 
 
 T = TypeVar("T")
@@ -500,8 +501,15 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
     if id_ == "open" and _input_works(trace, rank, idle):
         return "input", ""
     if silent:
-        return "python", ""
+        return ("python" if _runs_python(trace) else "silent"), ""
     return ("op", names[0]) if names else ("unknown", "")
+
+
+def _runs_python(trace: Trace) -> bool:
+    """Return whether what shows no event may be Python: profilers of frameworks record its jobs alone, Nsight any
+    program's."""
+    return trace.format != "nsys" or detect_framework(trace) != "unknown" or any(
+        line.gpu < 0 and _PYTHON.match(line.name) for line in trace.lines)
 
 
 def _line(rank: _Rank, idle: Spans, *, user: bool = False) -> str:

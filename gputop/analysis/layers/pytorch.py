@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gputop.analysis.layers.gradients import bucket_name, gradient_buckets
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
+from gputop.trace.intervals import union
 from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import depths, nest, nesting_order
@@ -78,7 +79,7 @@ def _scopes_at(trace: Trace, line: npt.NDArray, time_ns: I64) -> CallScopes:
                    any(_range_name(name).lower() == "forward" for name in marked))
     frames, ops = _linked(trace, functions)
     code, function, stacks = _stacks(
-        trace, annotations, frames, functions, np.concatenate((line, host.line[ops])),
+        trace, annotations, frames, ops, functions, np.concatenate((line, host.line[ops])),
         np.concatenate((time_ns, host.start_ns[ops])))
     # With the calls around the op whose gradient it computes, where that is known; code 0 has none.
     of_op = np.where(function[:many] >= 0, code[many + function[:many]] if len(ops) else 0, 0)
@@ -138,18 +139,19 @@ def _backward_calls(trace: Trace, functions: Mask) -> Mask:
 
 
 def _stacks(
-    trace: Trace, annotations: I64, frames: I64, functions: Mask, line: npt.NDArray, time_ns: I64,
+    trace: Trace, annotations: I64, frames: I64, ops: I64, functions: Mask, line: npt.NDArray, time_ns: I64,
 ) -> tuple[I64, I64, list[tuple[int, ...]]]:
     """The calls that were running on each of these threads at its time: as a code, an index into the list of all.
 
     A list's first entry is 1 on a thread that runs the backward pass alone, else 0; names follow, from the outermost
-    on. Second: the innermost function of autograd, as index into ``frames``, -1: not among them.
+    on. Second: the innermost function of autograd, as index into ``frames``, -1: not among them. ``ops`` are
+    those whose gradients the ``frames`` compute.
     """
     host = trace.host
     rows = np.union1d(np.union1d(host_rows(trace, _CALL), annotations), np.flatnonzero(functions[host.name]))
     rows = rows[nesting_order(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)]
     depth = depths(host.line[rows], host.start_ns[rows], host.end_ns[rows])
-    code = np.isin(line, _backward_threads(trace, functions)).astype(np.int64)
+    code = np.isin(line, _backward_threads(trace, functions, ops)).astype(np.int64)
     stacks: list[tuple[int, ...]] = [(0,), (1,)]
     innermost = np.full(len(line), -1, np.int64)
     for level in range(min(int(depth.max(initial=-1)) + 1, _MAX_LEVELS)):
@@ -195,11 +197,25 @@ def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:
     return rows[functions_at[fits]], last[index[fits]]
 
 
-def _backward_threads(trace: Trace, functions: Mask) -> list[int]:
-    """Lines of autograd's threads: what they launch outside of its functions, as DDP's reducer does, is backward."""
-    line = trace.host.line
+def _backward_threads(trace: Trace, functions: Mask, ops: I64) -> list[int]:
+    """Lines of autograd's threads: what they launch outside of its functions, as DDP's reducer does, is backward.
+
+    On the CPU the loop's own thread runs the backward pass: there are ``ops`` with a gradient outside of functions.
+    """
+    host = trace.host
     marked = host_rows(trace, r"Optimizer\.|ProfilerStep#|enumerate\(DataLoader")
-    return sorted(set(line[functions[trace.host.name]].tolist()) - set(line[marked].tolist()))
+    rows = np.flatnonzero(functions[host.name])
+    lines = set(host.line[rows].tolist()) - set(host.line[marked].tolist())
+    return sorted(thread for thread in lines if not _forward_on(
+        trace, rows[host.line[rows] == thread], ops[host.line[ops] == thread]))
+
+
+def _forward_on(trace: Trace, functions: I64, ops: I64) -> bool:
+    """Return whether one of these ops of a thread runs outside of that thread's functions of autograd."""
+    host = trace.host
+    inside = union(host.start_ns[functions], host.end_ns[functions])
+    before = np.searchsorted(inside.start, host.start_ns[ops], side="right") - 1
+    return bool(((before < 0) | (host.start_ns[ops] >= inside.end[np.maximum(before, 0)])).any())
 
 
 def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:

@@ -40,6 +40,11 @@ _MIGRATIONS = (11, 12, 13)  # of managed memory, as pages are touched or prefetc
 _COPY_NAMES = {Kind.H2D: "MemcpyH2D", Kind.D2H: "MemcpyD2H", Kind.D2D: "MemcpyD2D", Kind.P2P: "MemcpyP2P",
                Kind.COPY_OTHER: "MemcpyOther", Kind.MEMSET: "Memset"}
 _PROCESS = ~0xFFFFFF  # a global thread id is the global process id plus the thread's 24 bits
+_VERSION = re.compile(r"(?<=[a-z])_v\d{4,5}(?=$|_ptsz$|_ptds$)")  # "cudaLaunchKernel_v7000": of the API, no other call
+# "No OpenGL events collected. Does the process use OpenGL?" stands there for each kind of event and process.
+_MISSED = re.compile(r"No (\w+) events collected\b")
+_MISSED_TABLES = {"CUDA": (*_ACTIVITIES, _CALLS), "NVTX": ("NVTX_EVENTS",), "OpenGL": (), "Vulkan": (), "cuBLAS": (),
+                  "cuDNN": (), "cuSPARSE": (), "OpenACC": (), "OpenMP": ()}
 _MEMORY_KINDS = {0: 1, 1: 2, 2: 3, 3: 5, 4: 4, 5: 3, 6: 4}  # ENUM_CUDA_MEM_KIND to MemoryKind
 _RANGES = (59, 60)  # NVTX: push/pop and start/end ranges
 # PyTorch's emit_nvtx numbers each call, which would make every name unique.
@@ -145,7 +150,7 @@ class _Report:
         self._read_ranges(host)
         self._read_devices(host, calls)
         messages = [(severity, text) for severity, text in self._select("DIAGNOSTIC_EVENT", ("severity", "text"))
-                    if isinstance(text, str)]
+                    if isinstance(text, str) and not self._is_no_news(text)]
         errors, warnings = (  # 3 and 2 of ENUM_DIAGNOSTIC_SEVERITY_LEVEL
             [text[:_MAX_MESSAGE_CHARS] for severity, text in messages if severity == level][:_MAX_MESSAGES]
             for level in (3, 2))
@@ -155,6 +160,12 @@ class _Report:
                                       "could read.")
         return builder.finish([self._path], to_unix_ns=self._to_unix(),
                               empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
+
+    def _is_no_news(self, message: str) -> bool:
+        """Return whether Nsight Systems only misses what gputop does not read, or what another process has."""
+        missed = _MISSED.match(message)
+        tables = _MISSED_TABLES.get(missed[1], ()) if missed is not None else None
+        return tables is not None and (not tables or any(table in self._columns for table in tables))
 
     def _to_unix(self) -> int | None:
         """Event times are on the system's clock, or (older versions) count from the session's start."""
@@ -168,7 +179,7 @@ class _Report:
         rows = rows[_sane(rows[:, 0], rows[:, 1])]
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         line = self._host_lines(rows[:, 2], host)
-        name = self._names_of(rows[:, 3])
+        name = self._names_of(rows[:, 3], _VERSION)
         if len(rows):
             self._builder.host.append(HostEvents(line, name, rows[:, 0].copy(), rows[:, 1].copy()))
         return _Calls(rows[:, 4], rows[:, 2] & _PROCESS, rows[:, 0], rows[:, 1], line)
@@ -288,10 +299,13 @@ class _Report:
                 self._thread_lines[tid] = self._builder.add_line(Line(host, -1, f"{name}/{tid & 0xFFFFFF}"))
         return IntMap(self._thread_lines)(global_tids).astype(np.int32)
 
-    def _names_of(self, string_ids: I64) -> npt.NDArray[np.int32]:
+    def _names_of(self, string_ids: I64, without: re.Pattern[str] | None = None) -> npt.NDArray[np.int32]:
+        """Numbers of the names, each less what matches ``without``."""
         names = self._builder.names
-        used = np.unique(string_ids).tolist()
-        return IntMap({i: names[self._strings.get(i, "")] for i in used})(string_ids).astype(np.int32)
+        used = {i: self._strings.get(i, "") for i in np.unique(string_ids).tolist()}
+        if without is not None:
+            used = {i: without.sub("", name) for i, name in used.items()}
+        return IntMap({i: names[name] for i, name in used.items()})(string_ids).astype(np.int32)
 
     def _integers(self, table: str, columns: Sequence[str], absent: int = -1) -> I64:
         """A table as int64 columns; an absent column, a NULL and what is no number become ``absent``."""

@@ -37,6 +37,15 @@ def test_a_cache_that_fills_is_none_of_it():
     assert "cudaFree" in abstained(allocating(marked=False))["allocation_in_steps"]
 
 
+def test_layers_of_a_first_pass_that_fill_the_cache_are_no_steps():
+    b = Builder(format="nsys")
+    for layer in range(30):
+        for i in range(12):
+            b.run(0, layer * 330 + i * 10 + 200, 9.9, f"kernel{i}", launch=layer * 330 + i * 10 + 195)
+        b.host("cudaMalloc", layer * 330, 190, line="launch 0")
+    assert "first pass" in abstained(b)["allocation_in_steps"]
+
+
 def migrating(call: float | None = None, way: Kind = Kind.H2D, length: float = 60.0, prefetch: bool = False) -> Builder:
     """In each step ten migrations of 2 MB each way, beside kernels that wait for them."""
     b = healthy()

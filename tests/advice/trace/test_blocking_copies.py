@@ -198,3 +198,18 @@ def test_sizes_are_told_by_direction():
 def test_large_copies_are_no_small_values(way):
     found = findings(waiting_for(*[(way, 50_000_000)] * 3))["sync_copies"]
     assert "small" not in found.action and "Do not read values" not in found.action and "large" in found.action
+
+
+def test_a_loop_of_pageable_copies_alone_is_judged_and_large_results_have_their_own_fix():
+    b = Builder(format="chrome")
+    for i in range(10):
+        at = 67_000 * i
+        b.host(f"ProfilerStep#{i}", at, 66_900, step_num=i).host("aten::copy_", at, 66_000)
+        for way, begin, length in ((Kind.D2H, at + 20, 34_000), (Kind.H2D, at + 34_100, 32_000)):
+            b.run(0, begin, length, f"Memcpy{way.name}", kind=way, launch=begin - 10, launch_length=length + 15,
+                  size=150 << 20,
+                  src=MemoryKind.DEVICE if way is Kind.D2H else MemoryKind.PAGEABLE,
+                  dst=MemoryKind.PAGEABLE if way is Kind.D2H else MemoryKind.DEVICE)
+    f = findings(b)["copies_pageable"]
+    assert f.severity == "high" and f.gpus == (0,) and "into pinned memory" in f.action
+    assert "non_blocking=True" in (f.snippet or "")

@@ -6,7 +6,8 @@ import pytest
 
 from gputop.trace.model import Kind, MemoryKind
 from tests.advice.trace.copy_traces import one_stream
-from tests.advice.trace.traces import STEP, STEPS, copying, findings, healthy, launched_ahead, verdict
+from tests.advice.trace.traces import STEP, STEPS, abstained, copying, findings, healthy, launched_ahead, verdict
+from tests.trace.build import Builder
 
 
 def test_pinned_copies_are_not_advised_to_pin():
@@ -73,9 +74,10 @@ def test_copies_to_the_host_are_told_with_the_ops_that_ask_for_them(op, words):
 
 
 def test_pageable_copies_to_the_host_are_not_cured_by_feeding():
-    f = findings(copying(Kind.D2H, 4_000, MemoryKind.PAGEABLE))["copies_pageable"]
-    assert "Feed" not in f.action and "Read results back less often" in f.action and "back to the host" in f.why
-    assert "prefetch" not in (f.snippet or "")
+    for size, action in ((500_000, "Read results back less often"), (200_000_000, "large results")):
+        f = findings(copying(Kind.D2H, 4_000, MemoryKind.PAGEABLE, size))["copies_pageable"]
+        assert "Feed" not in f.action and action in f.action and "back to the host" in f.why
+        assert "prefetch" not in (f.snippet or "")
 
 
 def test_copies_on_the_stream_of_the_kernels():
@@ -86,3 +88,14 @@ def test_copies_on_the_stream_of_the_kernels():
     for none in (one_stream(stream=2), one_stream(MemoryKind.PAGEABLE), one_stream(length=300),
                  one_stream(framework="EagerExecute"), healthy()):
         assert "default_stream" not in findings(none)
+
+
+def test_uploads_of_a_start_are_no_loop_that_copies_too_much():
+    """Weights and buffers go to the GPU before the first kernel: nothing computes beside which they could hide."""
+    b = Builder(format="nsys").host("ncclCommInitRank", 0, 300_000)
+    for i in range(7):
+        b.run(0, 300_000 + 30_000 * i, 2_800, "MemcpyH2D", kind=Kind.H2D, launch=299_000 + 30_000 * i, size=1 << 25,
+              src=MemoryKind.PINNED, dst=MemoryKind.DEVICE)
+    assert "start" in abstained(b)["copies_excessive"]
+    b.run(0, 520_000, 500, launch=519_000)
+    assert "copies_excessive" in findings(b), "one that computes is judged"

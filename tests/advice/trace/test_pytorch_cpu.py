@@ -225,6 +225,20 @@ def test_memory_that_does_not_grow_without_end(job: Builder) -> None:
     assert "memory_growth" not in findings(job)
 
 
+def test_layers_of_one_pass_are_no_steps_that_keep_their_memory_or_take_longer() -> None:
+    """A model that runs once: its layers repeat, keep their activations, and two of them have more to do."""
+    b = Builder(gpus=0)
+    at = 0
+    for layer in range(12):
+        for name in ("aten::layer_norm", "aten::linear", "aten::softmax", "aten::gelu", "aten::linear", "aten::add"):
+            length = 4000 if layer in (3, 8) else 400
+            b.host(name, at, length)
+            at += length + 5
+        b.memory(at, "rank 0: memory of GPU 0", (layer + 1) * 10_000_000, -1, 0)
+    told = abstained(b)
+    assert "layers of one pass" in told["memory_growth"] and "layers of one pass" in told["long_steps"]
+
+
 def test_memory_is_not_judged_without_its_records() -> None:
     assert "profile_memory" in abstained(loop(large=12_000))["memory_growth"]
 

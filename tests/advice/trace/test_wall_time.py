@@ -184,3 +184,11 @@ def test_ranks_of_a_set_are_whole(name):
     analysis = analyze([str(path) for path in sorted((DATA / "cases" / name).glob("*.gz"))])
     wall = analysis.wall_time
     assert wall is not None and len(wall.ranks) == 4 and wall.share("steps") > 0.99
+
+
+def test_a_handful_of_kernels_is_no_job_that_waits_outside_its_steps():
+    """A small script compiles and runs a few programs: all of its time lies between kernels."""
+    b = Builder(format="nsys")
+    for i in range(14):
+        b.run(0, 90_000 * i + 100, 30, f"fusion_{i}", launch=90_000 * i + 50, thread="python/7")
+    assert "hardly any kernel" in abstained(b)["time_outside_steps"]

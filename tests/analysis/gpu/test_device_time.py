@@ -49,6 +49,20 @@ def test_launch_delay_counts_from_the_calls_start_where_its_end_is_not_read():
     assert gpu_use(trace, timelines(trace)[0], None).launch_delay_median_s == pytest.approx(20e-6)
 
 
+def test_what_begins_during_its_call_waited_for_nothing_and_what_begins_before_it_has_another_clock():
+    during = (Builder().run(0, 20, 10, launch=10, launch_length=15).run(0, 60, 10, launch=50, launch_length=15))
+    assert use(during).launch_delay_median_s == 0
+    before = (Builder().run(0, 20, 10, launch=25).run(0, 60, 10, launch=65).run(0, 90, 5, launch=70))
+    assert use(before).launch_delay_median_s is None
+
+
+def test_one_moment_of_work_does_not_make_a_gpu_busy():
+    one = Builder().host("python", 0, 1000).run(0, 500, 2)
+    assert (use(one).window_s, use(one).busy) == pytest.approx((1e-3, 2e-3))
+    half = Builder().host("python", 0, 1000).run(0, 300, 200).run(0, 600, 200)
+    assert (use(half).window_s, use(half).busy) == pytest.approx((500e-6, 0.8))
+
+
 def test_copies_by_direction():
     b = (Builder()
          .run(0, 0, 10, "MemcpyH2D", kind=Kind.H2D, size=1000, src=MemoryKind.PAGEABLE)

@@ -15,7 +15,7 @@ from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
-from tests.trace.build import Builder
+from tests.trace.build import Builder, keras_steps
 
 KERAS = Path(__file__).resolve().parents[2] / "data" / "keras3_slow_input.xplane.pb.gz"
 
@@ -81,3 +81,14 @@ def test_figures_of_each_step_by_hand():
     assert own["tensor_core_time"] == pytest.approx([0.25] * 3)
     assert np.isnan(series.gpus[1]["launch_delay_s"]).all() and np.isnan(series.gpus[1]["tensor_core_time"]).all()
     assert series.waiting == pytest.approx([0.5] * 3)  # 2 × 100 µs of 400 µs move data
+
+
+def test_the_launch_delay_of_a_step_is_unknown_where_its_kernels_begin_before_their_calls() -> None:
+    b = keras_steps(Builder(), 6, 10_000, 9_000)
+    for i in range(6):
+        for k in range(20):
+            at = 10_000 * i + 400 * k + 100
+            b.run(0, at + 10, 300, launch=at + (20 if i == 3 else 6))
+    _, series = both(b.build())
+    delays = series.gpus[0]["launch_delay_s"]
+    assert np.isnan(delays).sum() == 1 and np.nanmax(delays) == 0, "a call of 5 µs ends 1 µs after its kernel begins"

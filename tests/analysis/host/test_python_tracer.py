@@ -63,6 +63,16 @@ def test_a_gap_names_the_innermost_function_of_the_user_s_own(gpus):
     assert found.seen == found.gaps
 
 
+def test_a_thread_that_only_waits_for_others_is_not_the_loop():
+    """A logger's thread sits in one call all the time; the loop's runs ops."""
+    b = Builder(gpus=0, format="chrome")
+    b.host("app/log.py(300): writer", 0, 90_000, line="thread 5 (python)")
+    for i in range(9):
+        b.host("app/train.py(7): step", 10_000 * i, 8_000).host("aten::mm", 10_000 * i + 100, 5_000)
+    (stacks,) = traced_stacks(b.build())
+    assert {10_000_000 * i for i in range(9)} <= set(stacks.loop.start.tolist()) and len(stacks.others) == 1
+
+
 def test_the_finding_the_report_and_the_gaps_say_who_recorded_it():
     facts = analyze_to_facts(traced(gpus=1))
     analysis = facts.analysis

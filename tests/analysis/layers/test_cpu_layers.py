@@ -100,6 +100,21 @@ def test_ops_of_pytorch_without_length_do_not_count() -> None:
         "forward": 4, "aten::conv2d": 4}
 
 
+@pytest.mark.parametrize("own_thread", [False, True])
+def test_a_backward_pass_on_the_loop_s_own_thread_is_not_all_that_runs_there(own_thread: bool) -> None:
+    """On the CPU PyTorch's engine runs the functions on the thread that called backward()."""
+    b = Builder(gpus=0)
+    engine = "autograd" if own_thread else "python"
+    for i in range(4):
+        at = 1000 * i
+        b.host("aten::randn", at, 100).host("aten::linear", at + 100, 300, sequence=2 * i)
+        b.host("autograd::engine::evaluate_function: AddmmBackward0", at + 500, 400, line=engine, sequence=2 * i)
+        b.host("aten::mm", at + 510, 300, line=engine)
+    rows = paths(cpu_layers(b.build(), None))
+    assert rows["forward"].device_s == pytest.approx(1.6e-3) and rows["forward|aten::linear"].kernels == 4
+    assert rows["backward"].device_s == pytest.approx(1.2e-3)
+
+
 def test_traces_with_a_gpu_or_without_ops_have_no_such_table() -> None:
     assert cpu_layers(Builder().run(0, 0, 10).host("a/x:MatMul", 0, 10, line="tf_Compute/1").build(), None) is None
     assert cpu_layers(Builder(gpus=0).host("some call", 0, 10).build(), None) is None

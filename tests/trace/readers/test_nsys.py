@@ -182,3 +182,41 @@ def test_migrations_of_managed_memory_are_told_from_copies(tmp_path):
     migrated = int(d.bytes.tolist().index(4096))
     assert d.kind[migrated] == Kind.D2H and d.launch_ns[migrated] == -1
     assert d.src[migrated] == d.dst[migrated] == MemoryKind.MANAGED
+
+
+def test_calls_are_named_without_the_version_of_their_api(tmp_path):
+    database = sqlite3.connect(path := report(tmp_path / "r.sqlite"))
+    database.execute("UPDATE StringIds SET value = 'cudaDeviceSynchronize_v3020' WHERE id = 3")
+    database.execute("UPDATE StringIds SET value = 'kernel_v10010' WHERE id = 1")
+    database.commit()
+    trace = read_nsys(path)
+    assert [trace.names[i] for i in trace.host.name].count("cudaDeviceSynchronize") == 2
+    assert "kernel_v10010" in trace.names, "a kernel's name is its own"
+
+
+@pytest.mark.parametrize(("message", "told"), [
+    ("No NVTX events collected. Does the process use NVTX?", False),  # of another process: the report has some
+    ("No OpenGL events collected. Does the process use OpenGL?", False),
+    ("No CUDA events collected. Does the process use CUDA?", False),
+    ("CUPTI is not there", True),
+])
+def test_what_nsight_misses_is_told_where_gputop_misses_it_too(tmp_path, message, told):
+    database = sqlite3.connect(path := report(tmp_path / "r.sqlite"))
+    database.execute("CREATE TABLE DIAGNOSTIC_EVENT (severity INTEGER, text TEXT)")
+    database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, ?)", (message,))
+    database.commit()
+    messages = [note.message for note in read_nsys(path).quality]
+    assert messages == ([f"The profiler reported: {message}."] if told else [])
+
+
+def test_events_that_nsight_and_gputop_miss_are_told(tmp_path):
+    path = report(tmp_path / "r.sqlite", without=("NVTX_EVENTS",))
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE DIAGNOSTIC_EVENT (severity INTEGER, text TEXT)")
+    database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, 'No NVTX events collected. Does the process use NVTX?')")
+    database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, 'Not all CUDA events might have been collected.')")
+    database.commit()
+    assert [note.message for note in read_nsys(path).quality] == [
+        "The profiler reported: No NVTX events collected. Does the process use NVTX?",
+        "The profiler dropped events: Not all CUDA events might have been collected. Counts and sums are too low; "
+        "capture for a shorter time."]

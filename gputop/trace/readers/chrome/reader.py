@@ -25,10 +25,12 @@ from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file, text_of
 from gputop.trace.readers.clock_file import HostClock, read_clocks
 from gputop.trace.readers.content import memory_limit, read_chunks
+from gputop.trace.threads import NOT_NUMBERED
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _PROCESS_STREAM = re.compile(r"/stream:(\w+)")
 _AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
+_NO_THREAD = re.compile(r"thread 0 \(")  # where kineto writes the Python functions of threads that run no op
 _NS_PER_US = 1000
 _NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 
@@ -270,6 +272,8 @@ class _Rank:
 
     def _row_name(self, pid: Any, tid: Any) -> str:
         stream = _PROCESS_STREAM.search(self._file.processes.get(pid, ""))  # TensorFlow 1 makes each stream a process
+        if (pid, tid) == (0, 0) and _NO_THREAD.match(self._file.threads.get((pid, tid), "")):
+            return NOT_NUMBERED
         return f"stream {stream[1]}" if stream else self._file.threads.get((pid, tid), "")
 
     def _lines(self, gpu: int, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

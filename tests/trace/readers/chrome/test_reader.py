@@ -14,6 +14,7 @@ from gputop.trace import limits
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.chrome.reader import read_chrome
 from gputop.trace.readers.load import load
+from gputop.trace.threads import role
 from tests.trace.readers.chrome.kineto_file import event, kineto
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
@@ -379,3 +380,16 @@ def test_the_size_of_an_embedding_table(shapes: Any, values: Any, table: tuple[i
     stats = read(document).host.stats
     read_table = tuple(int(stats[name][1][0]) for name in ("table_rows", "table_elements", "indices") if name in stats)
     assert read_table == (table or ())
+
+
+def test_functions_of_threads_that_kineto_does_not_number_are_no_main_thread_s():
+    document = kineto()
+    document["traceEvents"] += [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 0, "args": {"name": "thread 0 (python)"}},
+        event("python_function", "app/log.py(300): writer", 1_700_000_000_000_000.0, 100, pid=0, tid=0),
+        event("cpu_op", "aten::mm", 1_700_000_000_000_000.0, 100, tid=4290336512)]
+    document["traceEvents"].append(
+        {"ph": "M", "name": "thread_name", "pid": 100, "tid": 4290336512, "args": {"name": "thread 0 (python)"}})
+    trace = read(document)
+    assert {line.name: role(line.name) for line in trace.lines if line.gpu < 0} == {
+        "thread 1 (python)": "main", "other Python threads": "pool", "thread 0 (python)": "main"}
