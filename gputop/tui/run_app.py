@@ -29,7 +29,7 @@ from gputop.tui.app import GputopApp, tell_where_captures_are
 from gputop.tui.keys import key
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 OUTPUT_LINES = 500
 OUTPUT_PERIOD_S = 0.5
@@ -260,7 +260,7 @@ class Output(ModalScreen[None]):
             self.call_after_refresh(box.scroll_end, animate=False)
 
 
-class Leave(ModalScreen[str | None]):
+class Leave(Dialog[str | None]):
     """The question what is to become of the job: "stay" (it goes on), "end", or None (do not quit)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -285,11 +285,6 @@ class Leave(ModalScreen[str | None]):
             out.append(f"\nThe whole output: {printable(str(self._job.log))}", DIM)
             yield WrappedText(out)
 
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
-
-    def action_answer(self, answer: str | None) -> None:
-        self.dismiss(answer)
 
 
 def run(session: Session, job: Job, preferences: Preferences | None = None) -> None:
