@@ -21,8 +21,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import NodeSample
 from gputop.sources.base import Source
 from gputop.telemetry.deadline_calls import Batch, Worker, Workers
-from gputop.telemetry.gpu_reader import GpuReader
-from gputop.telemetry.host_reader import HostReader
+from gputop.telemetry.readers import GpuReader, HostReader
 
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it

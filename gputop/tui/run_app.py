@@ -20,7 +20,7 @@ from gputop.launch.job import FORWARDED, Job
 from gputop.profiler.capture.records import Server, usable
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify
-from gputop.session.after_restart import AfterRestart
+from gputop.session.idle_wait import AfterRestart
 from gputop.session.session import Session
 from gputop.session.which_job import gpu_use
 from gputop.text.units import printable
@@ -138,7 +138,7 @@ class RunApp(GputopApp):
             job.ended.wait()
             if not self._restarting:
                 return  # the user has left
-            self.session.expect_restart(job.addresses)
+            self.session.watch.expect_restart(job.addresses)
             try:
                 job.restart()
             except GputopError as error:

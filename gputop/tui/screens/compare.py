@@ -322,7 +322,7 @@ class CompareScreen(ModalScreen[None]):
         if record.problem is not None:
             self._unread[record.path] = record.problem
         else:
-            self._session.capture_read(record)
+            self._session.results.capture_read(record)
             self._a, self._b = (record if one.path == record.path else one for one in (self._a, self._b))
             self._again = {name: tuple(record if one.path == record.path else one for one in records)
                            for name, records in self._again.items()}

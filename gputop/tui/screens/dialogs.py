@@ -13,6 +13,7 @@ from textual.containers import HorizontalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from gputop.core.errors import GputopError
 from gputop.render.palette import ACCENT, WARN
 from gputop.render.styled_text import wrap
 from gputop.text.units import printable
@@ -155,3 +156,21 @@ class Confirm(Dialog[bool]):
             if self._hint:
                 yield WrappedText(Text("\n".join(printable(line) for line in self._hint.split("\n"))))
 
+
+def ask_attach() -> Ask:
+    """Ask where the profiler server is."""
+    def problem(address: str) -> str | None:
+        from gputop.profiler.workers import addresses
+
+        try:
+            addresses([address])
+        except GputopError as error:
+            return error.in_one_line
+        return None
+
+    hint = ("The address of a job's profiler server. To start one in the job:\n"
+            "  tf.profiler.experimental.server.start(6009)\n"
+            "  jax.profiler.start_server(6009)\n"
+            "To start one in a running job:\n"
+            "  gputop attach PID")
+    return Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem)
