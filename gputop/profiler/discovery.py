@@ -279,7 +279,7 @@ class Finder:
     def _calls_workers(self, pid: int) -> bool:
         """Return whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""
         try:
-            maps = _read_maps(self._proc, pid)
+            maps = read_maps(pid, self._proc).decode("utf-8", "replace")
         except OSError:
             return False
         _, framework, version = self._libraries(pid)
@@ -372,7 +372,7 @@ class TrainingProcesses:
 def _mapped_libraries(proc: Path, pid: int) -> list[str] | None:
     """Paths of the libraries of TensorFlow, JAX and CUDA that a process runs code of; None where it may not be read."""
     try:
-        paths = dict.fromkeys(_EXECUTABLE.findall(_read_maps(proc, pid)))
+        paths = dict.fromkeys(_EXECUTABLE.findall(read_maps(pid, proc).decode("utf-8", "replace")))
     except OSError:
         return None
     libraries = [path for path in paths if _package_of(path) is not None]
@@ -390,10 +390,6 @@ def _package_of(path: str) -> tuple[str, str] | None:
     if index and ".so" in name:
         return parts[index], "/".join(parts[:index]) + "/"
     return ("", "") if _LIBRARY.match(name) else None
-
-
-def _read_maps(proc: Path, pid: int) -> str:
-    return read_maps(pid, proc).decode("utf-8", "replace")
 
 
 def _is_library(proc: Path, pid: int, path: Path) -> bool:

@@ -59,11 +59,8 @@ class RunApp(GputopApp):
         for number in FORWARDED:
             with contextlib.suppress(RuntimeError):  # only the main thread may
                 loop.add_signal_handler(number, self._on_signal, number)
-        self.job.watch(self._post_job_changed)
+        self.job.watch(lambda: self.post_message(self.JobChanged()))
         self._job_changed()
-
-    def _post_job_changed(self) -> None:
-        self.post_message(self.JobChanged())
 
     def _on_signal(self, number: int) -> None:
         """Pass a signal on to the job; one that ends gputop as well restores the terminal first."""

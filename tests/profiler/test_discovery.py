@@ -638,7 +638,7 @@ def test_workers_whose_script_sets_tf_config_by_itself_are_known_by_their_second
     monkeypatch.delenv("TF_CONFIG", raising=False)
     finder = Finder()
     monkeypatch.setattr(finder, "_libraries", lambda pid: (True, "TensorFlow", "2.21.0"))
-    monkeypatch.setattr(discovery, "_read_maps", lambda proc, pid: "")
+    monkeypatch.setattr(discovery, "read_maps", lambda pid, proc: b"")
     with contextlib.ExitStack() as running:
         for _ in range(servers):
             running.enter_context(serve(FakeProfiler(), host="0.0.0.0"))
