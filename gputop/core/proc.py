@@ -111,11 +111,16 @@ def process_ids(proc: Path = Path("/proc")) -> list[int]:
         return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
 
-def with_descendants(pids: Iterable[int], parents: dict[int, int]) -> set[int]:
-    """``pids`` and all that they have started, and those: ``parents`` has the parent of each PID."""
+def children_by_parent(parents: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The children of each process, of PIDs with their parents'."""
     children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
+    for pid, parent in parents:
         children.setdefault(parent, []).append(pid)
+    return children
+
+
+def with_descendants(pids: Iterable[int], children: dict[int, list[int]]) -> set[int]:
+    """``pids`` and all that they have started, and those."""
     family: set[int] = set()
     queue = list(pids)
     while queue:

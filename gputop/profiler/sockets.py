@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gputop.core.proc import process_ids, read, stat_of, status_fields, with_descendants
+from gputop.core.proc import children_by_parent, process_ids, read, stat_of, status_fields, with_descendants
 
 T = TypeVar("T")
 _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
@@ -61,8 +61,8 @@ class Listener:
 
 def with_children(proc: Path, pids: Iterable[int]) -> set[int]:
     """``pids`` and all their descendants."""
-    parents = {pid: stat.parent for pid in process_ids(proc) if (stat := stat_of(pid, proc)) is not None}
-    return with_descendants(pids, parents)
+    return with_descendants(pids, children_by_parent(
+        (pid, stat.parent) for pid in process_ids(proc) if (stat := stat_of(pid, proc)) is not None))
 
 
 def network_namespace(proc: Path, pid: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gputop.core.job_cpus import CpuUser
-from gputop.core.proc import process_ids, stat_of, with_descendants
+from gputop.core.proc import children_by_parent, process_ids, stat_of, with_descendants
 from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
@@ -78,7 +78,7 @@ class CpuUsers:
             CpuUser(of, printable(last[of].name), others[of], of in children) for of in most]))
 
     def _started_by(self, pids: Collection[int]) -> set[int]:
-        return with_descendants(pids, {pid: stat.parent for pid, stat in self._last.items()})
+        return with_descendants(pids, children_by_parent((pid, stat.parent) for pid, stat in self._last.items()))
 
     def _like(self, pid: int) -> set[int]:
         """Processes that the same parent has started with the same command, numbers in it aside: other ranks."""

@@ -17,6 +17,7 @@ from gputop.core.proc import (
     FIRST_PID_NAMESPACE,
     MAPS_BYTES,
     boot_time_s,
+    children_by_parent,
     pid_namespace,
     process_ids,
     user_name,
@@ -286,9 +287,10 @@ class GpuProcessTable:
     def _scan_table(self, stats: dict[int, Stat]) -> None:
         """Find the descendants of every known process, and refresh their identities."""
         local_pids = {record.local for record in self._known.values()}
-        parents = {pid: parent for pid, parent in self.node.scan().items() if pid not in local_pids}
+        children = children_by_parent(
+            (pid, parent) for pid, parent in self.node.scan().items() if pid not in local_pids)
         for pid, record in self._known.items():
-            record.children = tuple(with_descendants([record.local], parents) - {record.local})
+            record.children = tuple(with_descendants([record.local], children) - {record.local})
             self._read_identity(record, stats[pid].name)
 
     def _family(self, record: _Known, stat: Stat) -> Family:
