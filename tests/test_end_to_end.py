@@ -58,8 +58,8 @@ def test_fast_input_is_not_blamed(tf_fast_job: TfJob, tmp_path: Path) -> None:
 async def test_in_the_app_one_key_names_the_cause(tf_slow_job: TfJob, tmp_path: Path) -> None:
     session = StillSession(logdir=tmp_path)
     session.control.options = type(session.control.options)(logdir=tmp_path, capture_s=2.0)
-    session.attach(tf_slow_job.address)
-    session.update_servers()
+    session.watch.attach(tf_slow_job.address)
+    session.watch.update()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("c")

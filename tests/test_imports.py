@@ -39,7 +39,7 @@ SAVES = {
     "gputop.core.proc": "with the search for servers",
     "gputop.core.version": "5 ms; documents alone",
     "gputop.diagnosis": "NumPy and the analyses, 22 MB and 530 ms: for the first trace",
-    "gputop.export.csv_text": "for the first file",
+    "gputop.export.write_tables": "for the first file",
     "gputop.export.html": "NumPy and the analyses, 24 MB: for pages alone",
     "gputop.export.pictures": "documents without pictures do without",
     "gputop.export.snapshot": "for the first snapshot: 3 MB, 110 ms",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gputop.commands.arguments import COMMANDS, parser
 from gputop.commands.completion import FILES
-from gputop.commands.documents import SCHEMAS
+from gputop.commands.schema import SCHEMAS
 from gputop.core.version import __version__
 from gputop.simulation.scenarios import SCENARIOS
 

@@ -22,8 +22,8 @@ from gputop.advice.finding_pages import page, title
 from gputop.advice.registry import RULES
 from gputop.analysis.steps.steps import STEP_DETECTORS
 from gputop.commands.arguments import COMMANDS, parser
-from gputop.commands.documents import SCHEMAS, json_schema
 from gputop.commands.rules import names_table
+from gputop.commands.schema import SCHEMAS, json_schema
 from gputop.commands.settings import SETTINGS, Value
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, Metric
 from gputop.export.openmetrics import families

@@ -13,15 +13,13 @@ from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS, save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.samples import OK
-from gputop.session.options import FigureOptions, Options
+from gputop.session.options import AutoCaptureOptions, FigureOptions, Options
 from gputop.text import console
 from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.commands.settings import Config
     from gputop.profiler.capture.records import CaptureRecord
-    from gputop.session.auto_capture_options import AutoCaptureOptions
-    from gputop.session.options import FigureOptions, Options
     from gputop.session.session import Session
     from gputop.sources.base import Source
     from gputop.tui.terminal.preferences import Preferences
@@ -77,7 +75,6 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
                               EXIT_USAGE)
         return None
     from gputop.session.auto_capture.dip_rules import parse_rule
-    from gputop.session.auto_capture_options import AutoCaptureOptions
 
     most = args.dip_max or (1 if args.command == "capture" else 20)
     return AutoCaptureOptions(parse_rule(args.on_dip), 60 * args.dip_every, most, args.dip_before)

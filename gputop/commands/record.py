@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gputop.commands.arguments import add_shared, watch_options
@@ -20,6 +21,52 @@ from gputop.text.console import say
 
 DEFAULT_ROTATION, DEFAULT_KEEP = "1d,64M", "30d,2G"
 _MIN_KEPT_BYTES = 8 << 20
+# Of a unit of systemd --user: systemd.service(5), systemd.syntax(7), "QUOTING".
+NAME = "gputop-record.service"
+RETRY_S = 60
+_PLAIN = re.compile(r"[\w./=,:@+-]+")
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def user_unit(words: Sequence[str]) -> str:
+    """The unit that runs ``words`` again where they end with an error."""
+    command = " ".join([quoted(words[0], variables=False), *map(quoted, words[1:])])
+    return f"""\
+# ~/.config/systemd/user/{NAME}
+# To start it now and at every login:
+#   systemctl --user daemon-reload && systemctl --user enable --now {NAME.removesuffix('.service')}
+# Also from boot on, and after you have logged out:  loginctl enable-linger
+# Its messages:  journalctl --user -u {NAME.removesuffix('.service')}
+[Unit]
+Description=gputop record: GPU telemetry for gputop report
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+# It tries again after a full disk or a missing driver, but not after wrong usage (status 2).
+Restart=on-failure
+RestartSec={RETRY_S}
+RestartPreventExitStatus={EXIT_USAGE}
+Nice=10
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def quoted(word: str, *, variables: bool = True) -> str:
+    """A word of ExecStart as systemd reads it back. ``variables``: not in the program's own path, $ begins one.
+
+    Raises GputopError for what no unit can hold.
+    """
+    if "\0" in word or any(0xD800 <= ord(char) < 0xE000 for char in word):  # a name that is no UTF-8
+        raise GputopError(f"a unit of systemd cannot hold {word!r}", "Choose a folder with a plain name.", EXIT_USAGE)
+    text = "".join(_ESCAPES.get(char) or (f"\\x{ord(char):02x}" if ord(char) < 0x20 or ord(char) == 0x7F else char)
+                   for char in word)
+    if variables:
+        text = text.replace("$", "$$")
+    return text if _PLAIN.fullmatch(text) else f'"{text}"'
+
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     rotation = _rotation(args)
     if args.systemd_unit:
-        from gputop.commands.systemd_unit import user_unit
-
         console.write_text(user_unit(list(_words(args))))
         return EXIT_OK
     from gputop.replay.record import record

@@ -124,7 +124,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
     def on_announcement(announcement: Announcement) -> None:
         announced.append(announcement)
         if announcement.address is not None:
-            session.attach(announcement.address)
+            session.watch.attach(announcement.address)
         job.set_server(announcement.address, announcement.line)
 
     with contextlib.closing(Announcements(token, on_announcement)) as announcements:

@@ -1,22 +1,58 @@
-"""``gputop schema``: the JSON Schema of a document that gputop prints."""
+"""``gputop schema``: the JSON Schemas of the documents that gputop prints, made of the types that are written.
+
+``tests/commands/test_documents.py`` holds each to real documents. Keys may be added in later versions; those that are
+here stay.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
+
+from gputop.advice.fleet.report import ClusterDocument
+from gputop.commands.rules import RulesDocument
+from gputop.comparison.baselines import BaselinesDocument
+from gputop.comparison.document import CompareDocument
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.version import __version__
+from gputop.diagnosis.rule_trials import TrialsDocument
+from gputop.doctor.report import DoctorDocument
+from gputop.export.analysis_documents import AnalysesDocument, AnalyzeDocument, CaptureDocument
+from gputop.goodput.model import Report
+from gputop.ranks.stacks_document import StacksDocument
+from gputop.replay.snapshot_document import Document as Snapshot
+from gputop.session.notifications import Notification
 from gputop.text import console
+
+# By the command that prints them.
+SCHEMAS: Mapping[str, type] = {
+    "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "baselines": BaselinesDocument,
+    "capture": CaptureDocument, "cluster": ClusterDocument, "compare": CompareDocument, "doctor": DoctorDocument,
+    "notification": Notification, "report": Report, "rules": RulesDocument, "rules-test": TrialsDocument,
+    "snapshot": Snapshot, "stacks": StacksDocument,
+}
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a document; raises KeyError for a name that is not in :data:`SCHEMAS`."""
+    schema = msgspec.json.schema(SCHEMAS[name])
+    for definition in schema["$defs"].values():  # a default is for reading: what is written has every key
+        required = {*definition.get("required", ())}
+        definition["required"] = [key for key, value in definition.get("properties", {}).items()
+                                  if key in required or "default" in value]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"gputop {name}",
+            "$comment": f"gputop {__version__}", **schema}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default=None, metavar="NAME",
-                        help="analyze, analyze-all, baselines, capture, cluster, compare, doctor, notification, "
-                             "report, rules, rules-test, snapshot, stacks; without a name: this list")
+                        help=f"{', '.join(SCHEMAS)}; without a name: this list")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.commands.documents import SCHEMAS, json_schema
-
     if args.name is None:
         console.write_text("\n".join(SCHEMAS))
         return EXIT_OK

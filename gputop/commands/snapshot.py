@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         start(session, args.seconds)
         if not session.watch.servers_known or args.attach:
             try:
-                _within(SERVERS_S, "looking for profiler servers", session.update_servers)
+                _within(SERVERS_S, "looking for profiler servers", session.watch.update)
             except _TooLong as error:
                 say(f"without the profiler servers: {error}")
         for server in session.watch.servers:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 COMMAND_BYTES = 1 << 16  # a command line is cut there
 ENVIRON_BYTES = 1 << 20
@@ -51,17 +53,90 @@ def boot_time_s(proc: Path = Path("/proc")) -> float | None:
         return None
 
 
-def stat_words(pid: int | str, proc: Path = Path("/proc")) -> list[bytes]:
-    """The fields of /proc/PID/stat from the third on, the state (proc_pid_stat(5)). Raises OSError."""
-    return read(f"{proc}/{pid}/stat").rpartition(b") ")[2].split()  # the name may hold blanks and brackets
+class Stat(Struct, frozen=True):
+    """The part of /proc/PID/stat that is used here."""
+
+    name: bytes  # of the program, 15 bytes at most
+    state: str  # "R", "S", "D", "Z" …
+    parent: int
+    cpu_ticks: int  # user and system time of all threads
+    threads: int
+    start: int  # ticks since boot; with the PID it identifies a process uniquely
+    rss_pages: int
+
+
+def parse_stat(text: bytes) -> Stat | None:
+    """Parse /proc/PID/stat (proc(5)); None if it is truncated or malformed.
+
+    The command, in parentheses, may itself hold spaces and parentheses: fields are counted
+    from the last one.
+    """
+    head, _, tail = text.rpartition(b")")
+    fields = tail.split()
+    if len(fields) < 22:
+        return None
+    try:
+        return Stat(
+            name=head.partition(b"(")[2],
+            state=fields[0].decode("ascii"),
+            parent=int(fields[1]),
+            cpu_ticks=int(fields[11]) + int(fields[12]),
+            threads=int(fields[17]),
+            start=int(fields[19]),
+            rss_pages=int(fields[21]),
+        )
+    except ValueError:
+        return None
+
+
+def read_stat(pid: int | str, proc: Path = Path("/proc")) -> Stat:
+    """Read /proc/PID/stat. Raises OSError, also where it is malformed."""
+    stat = parse_stat(read(f"{proc}/{pid}/stat"))
+    if stat is None:
+        raise OSError(f"{proc}/{pid}/stat is malformed")
+    return stat
+
+
+def stat_of(pid: int, proc: Path = Path("/proc")) -> Stat | None:
+    """/proc/PID/stat of a process; None where it is gone or cannot be read."""
+    try:
+        return read_stat(pid, proc)
+    except OSError:
+        return None
+
+
+def process_ids(proc: Path = Path("/proc")) -> list[int]:
+    """All visible PIDs. Raises OSError."""
+    with os.scandir(proc) as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdecimal()]
+
+
+def children_by_parent(parents: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The children of each process, of PIDs with their parents'."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents:
+        children.setdefault(parent, []).append(pid)
+    return children
+
+
+def with_descendants(pids: Iterable[int], children: dict[int, list[int]]) -> set[int]:
+    """``pids`` and all that they have started, and those."""
+    family: set[int] = set()
+    queue = list(pids)
+    while queue:
+        pid = queue.pop()
+        if pid not in family:
+            family.add(pid)
+            queue += children.get(pid, ())
+    return family
 
 
 def started_s(pid: int, proc: Path = Path("/proc")) -> float | None:
     """Unix time at which a process began (proc_pid_stat(5), field 22); None where that cannot be read."""
     booted_s = boot_time_s(proc)
     try:
-        return None if booted_s is None else booted_s + int(stat_words(pid, proc)[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
+        return None if booted_s is None else booted_s + read_stat(pid, proc).start / os.sysconf("SC_CLK_TCK")
+    except OSError:
         return None
 
 
@@ -101,11 +176,12 @@ def pid_namespace(proc: Path = Path("/proc")) -> str:
     return os.fspath((proc / "self/ns/pid").readlink())
 
 
+@lru_cache(4096)
 def user_name(uid: int) -> str:
     """Name of a user, or its number: a container's may have no name here."""
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, OverflowError):
         return str(uid)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import command_of, effective_capabilities, read_maps
+from gputop.core.proc import command_of, effective_capabilities, read_maps, stat_of
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
@@ -17,7 +17,6 @@ from gputop.profiler.addresses import process_of
 from gputop.profiler.discovery import Discovery, Finder, TrainingProcesses
 from gputop.profiler.kineto.jobs import find_jobs
 from gputop.profiler.kineto.recorder import unsafe
-from gputop.profiler.sockets import stat_fields
 from gputop.profiler.ways import check
 from gputop.profiler.xprof.probe import probe
 from gputop.text.commands import short_command
@@ -141,8 +140,8 @@ def _is_job(proc: Path, pid: int) -> bool:
 def _ancestors(proc: Path, pid: int) -> list[int]:
     """``pid``, its parent, and so on."""
     chain = [pid]
-    while (fields := stat_fields(proc, chain[-1])) is not None and fields[0] > 1 and fields[0] not in chain:
-        chain.append(fields[0])
+    while (stat := stat_of(chain[-1], proc)) is not None and stat.parent > 1 and stat.parent not in chain:
+        chain.append(stat.parent)
     return chain
 
 

@@ -67,10 +67,7 @@ def step(s: Snapshot) -> str:
         parts.append(f'<p class="bad">{esc(record.problem.message)}</p><p>{esc(record.problem.fix)}</p>')
     notes = list(record.notes)
     if result is not None:
-        parts += [_wall_time(result), _breakdown(result), _limits(result.limits), _one_step(result.typical_step),
-                  _critical_path(result.critical_path), _python(result), _layers(result.layers or result.cpu_layers),
-                  _gpu_table(result.gpus),
-                  _rank_table(result.ranks)]
+        parts += [*step_of(result), _rank_table(result.ranks)]
         notes = [note.message for note in result.trace.quality] + notes
     parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
     parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')

@@ -9,7 +9,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,6 +20,7 @@ from gputop.core.errors import GputopError
 from gputop.core.extras import install_command
 from gputop.core.files import Folder, temporary_place
 from gputop.export.columns import NAMES, Batch, Column, Table, Tables, Values
+from gputop.text.units import printable
 
 if TYPE_CHECKING:
     import pyarrow
@@ -135,3 +136,13 @@ def _arrow(column: Column, values: Values, texts: Any) -> pyarrow.Array:
     index[present] = places
     return pyarrow.DictionaryArray.from_arrays(pyarrow.array(index, mask=~present),
                                                pyarrow.array(texts[used].tolist(), pyarrow.string()))
+
+
+def csv_text(titles: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
+    """Numbers stay as they are, in base units; names come from outside and lose control characters."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(titles)
+    writer.writerows(without_formulas(tuple(printable(value) if isinstance(value, str) else value for value in row))
+                     for row in rows)
+    return out.getvalue()

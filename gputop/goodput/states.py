@@ -82,21 +82,16 @@ class GpuTime:
         self.tally = Tally()
         self._hours = hours
         self._stretch: _Stretch | None = None
-        self._holder: Holder | None = None  # the last one, also after it ended
+        self.holder: Holder | None = None  # the last one, also after it ended
         self._begun = True  # the holder has worked; it may have before the recording began
         self._again = False  # it follows one of the same job
-
-    @property
-    def holder(self) -> Holder | None:
-        """The last process that had it."""
-        return self._holder
 
     def add(self, time_s: float, seconds: float, gpu: GpuSample, holder: Holder | None) -> None:
         """``seconds`` before ``time_s``; 0 behind a gap of the recording."""
         if seconds == 0:
             self.close()
         kind = kind_of(gpu, holder is not None)
-        if holder is not None and (self._holder is None or holder.pid != self._holder.pid):
+        if holder is not None and (self.holder is None or holder.pid != self.holder.pid):
             self._change_holder(gpu.info.uuid, holder)
         if self._stretch is None or kind != self._stretch.kind:
             self.close()
@@ -110,7 +105,7 @@ class GpuTime:
         watts = gpu["power_w"].value
         self.tally.add_power(seconds, watts)
         if holder is not None:
-            self._holder = holder
+            self.holder = holder
             holder.job.tally.add_power(seconds, watts)
             stretch.written_bytes += seconds * (holder.write_bytes_per_s or 0.0)
 
@@ -122,7 +117,7 @@ class GpuTime:
 
     def _change_holder(self, uuid: str, holder: Holder) -> None:
         stretch = self._stretch
-        self._again = self._holder is not None and self._holder.job is holder.job
+        self._again = self.holder is not None and self.holder.job is holder.job
         if stretch is not None and stretch.kind == FREE and self._again:
             self._again = stretch.seconds <= RESTART_S
             if self._again:
@@ -130,9 +125,9 @@ class GpuTime:
                 self._settle(stretch, RESTART, holder.job)
         self.close()
         self._begun = False
-        if self._holder is not None and self._again:
+        if self.holder is not None and self._again:
             holder.job.restarts[uuid] += 1
-        elif self._holder is None and (stretch is None or stretch.kind != FREE):
+        elif self.holder is None and (stretch is None or stretch.kind != FREE):
             self._begun = True  # it was there when the recording began
 
     def _state(self, stretch: _Stretch) -> str:

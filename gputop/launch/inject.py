@@ -37,6 +37,7 @@ _MMAP, _SCHED_YIELD, _RESTART_SYSCALL = 9, 24, 219
 _RESTARTABLE = (202, 230, 35, 7, 271, 23, 270)
 _RESTART_ERRORS = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND of linux/errno.h
 _RESTART_BLOCK_ERROR = -516  # ERESTART_RESTARTBLOCK
+_MINUS_ONE = (1 << 64) - 1  # in a register
 _PERIOD_S = 0.002
 _STACK_BYTES = 1 << 15  # free stack that a thread must have: the frame takes 4 KiB, 12 KiB with AMX
 
@@ -161,11 +162,11 @@ def _resumed(registers: Registers, alone: bool = False) -> Registers:
 def _call(
     memory: int, tracee: Tracee, registers: Registers, frame: ReturnFrame, gadgets: Gadgets, call: _RemoteCall,
 ) -> int:
-    no_restart = {**registers, "orig_rax": _unsigned(-1)}
+    no_restart = {**registers, "orig_rax": _MINUS_ONE}
     length = (len(call.text) + 1 + 4095) & ~4095
     # Anonymous, private, readable and writable (sys/mman.h).
     tracee.set_registers({**no_restart, "rip": gadgets.syscall, "rsp": frame.back, "rax": _MMAP, "rdi": 0,
-                          "rsi": length, "rdx": 3, "r10": 0x22, "r8": _unsigned(-1), "r9": 0})
+                          "rsi": length, "rdx": 3, "r10": 0x22, "r8": _MINUS_ONE, "r9": 0})
     _run_to_call(tracee, gadgets.syscall + 2, frame.back)
     tracee.next_syscall_stop()
     page = tracee.registers()["rax"]
@@ -198,7 +199,3 @@ def _run_to_call(tracee: Tracee, instruction: int, stack: int) -> None:
 
 def _signed(value: int) -> int:
     return ctypes.c_int64(value).value
-
-
-def _unsigned(value: int) -> int:
-    return ctypes.c_uint64(value).value

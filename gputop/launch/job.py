@@ -52,7 +52,7 @@ class Job:
         self.log = log
         self.addresses: list[str] = []  # of its profiler servers, one for each rank, as they come up
         self.problem: str | None = None  # why it has no server, where it announced that
-        self._on_change: Callable[[], None] = lambda: None
+        self._on_change: Callable[[], object] = lambda: None
         self.ended = threading.Event()
         self.end_asked = False
         self._argv, self._environ = tuple(argv), dict(environ)
@@ -107,7 +107,7 @@ class Job:
         """The address of its profiler server, of several the first one; None: there is none yet."""
         return self.addresses[0] if self.addresses else None
 
-    def watch(self, on_change: Callable[[], None]) -> None:
+    def watch(self, on_change: Callable[[], object]) -> None:
         """Call ``on_change`` from now on when the job ends or its server comes up; from any thread."""
         self._on_change = on_change
 

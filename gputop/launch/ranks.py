@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.core.proc import environ_of
+from gputop.core.proc import environ_of, process_ids, stat_of
 from gputop.launch.serve import is_pytorch
-from gputop.profiler import sockets
 from gputop.ranks.processes import owner
 
 MAX_RANKS = 64  # ranks of one node
@@ -46,13 +45,13 @@ def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
 
     Raises GputopError where they are of several users: a job is one user's, and anybody can set these variables.
     """
-    environs = {pid: environ_of(pid, proc) for pid in sockets.process_ids(proc)}
+    environs = {pid: environ_of(pid, proc) for pid in process_ids(proc)}
     ranks = {pid: int(environ["RANK"]) for pid, environ in environs.items() if meeting_address(environ) == address}
     rank_pids = []
     for pid in ranks:
-        fields = sockets.stat_fields(proc, pid)
+        stat = stat_of(pid, proc)
         # A rank's children, such as its DataLoader's workers, have its environment.
-        if fields is not None and ranks.get(fields[0]) != ranks[pid] and is_pytorch(pid):
+        if stat is not None and ranks.get(stat.parent) != ranks[pid] and is_pytorch(pid):
             rank_pids.append(pid)
     users = {uid for pid in rank_pids if (uid := owner(pid, proc)) is not None}
     if len(users) > 1:
@@ -64,5 +63,5 @@ def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
 
 def meeting_addresses(pids: Sequence[int], proc: Path = _PROC) -> set[str]:
     """Addresses where the jobs of these processes meet; of all that may be read, if none is named."""
-    environs = (environ_of(pid, proc) for pid in pids or sockets.process_ids(proc))
+    environs = (environ_of(pid, proc) for pid in pids or process_ids(proc))
     return {address for environ in environs if (address := meeting_address(environ)) is not None}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import COMMAND_BYTES, read, read_maps, stat_words, user_name
+from gputop.core.proc import COMMAND_BYTES, read, read_maps, read_stat, user_name
 from gputop.profiler import sockets
 from gputop.ranks.tracing_rights import YAMA, check_rights
 from gputop.text import redaction
@@ -70,7 +70,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
     check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)
     try:
         loaded = loaded_frameworks(read_maps(pid, proc))
-        process_started = int(stat_words(pid, proc)[19])
+        process_started = read_stat(pid, proc).start
     except OSError:
         raise GputopError(f"process {pid} has ended", "") from None
     if started not in (None, process_started):
@@ -94,7 +94,7 @@ def check_same(process: Target, proc: Path = Path("/proc")) -> None:
     """Raises GputopError where the pid has become another process's since :func:`examine`. To be called after the
     process's memory has been opened: what is open stays the former one's."""
     try:
-        same = int(stat_words(process.pid, proc)[19]) == process.started
+        same = read_stat(process.pid, proc).start == process.started
     except OSError:
         same = False
     if not same:

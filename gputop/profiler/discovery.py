@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from gputop.core.errors import GputopError
 from gputop.core.files import folder_of_process, open_regular
-from gputop.core.proc import command_of, environ_of, read_maps, user_name
+from gputop.core.proc import command_of, environ_of, process_ids, read_maps, stat_of, status_fields, user_name
 from gputop.profiler import sockets
 from gputop.profiler.sockets import Listener
 from gputop.profiler.xprof.probe import check_http2, probe
@@ -162,7 +162,7 @@ class Finder:
     def _listening(self, wanted: set[int] | None) -> tuple[dict[Listener, list[str]], list[str]]:
         """Listening sockets with the hosts where they can be reached, and notes on processes of others."""
         networks, refused = sockets.networks(
-            self._proc, sorted(sockets.process_ids(self._proc) if wanted is None else wanted))
+            self._proc, sorted(process_ids(self._proc) if wanted is None else wanted))
         notes = [f"process {pid} belongs to {self._user(pid) or 'another user'}: its sockets may not be read. "
                  "Run gputop as that user or root, or attach to HOST:PORT." for pid in refused if wanted is not None]
         here = sockets.network_namespace(self._proc, os.getpid())
@@ -279,7 +279,7 @@ class Finder:
     def _calls_workers(self, pid: int) -> bool:
         """Return whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""
         try:
-            maps = _read_maps(self._proc, pid)
+            maps = read_maps(pid, self._proc).decode("utf-8", "replace")
         except OSError:
             return False
         _, framework, version = self._libraries(pid)
@@ -352,20 +352,19 @@ class TrainingProcesses:
         ticks_per_s = os.sysconf("SC_CLK_TCK")
         settled: dict[tuple[int, int], bool] = {}
         training: dict[int, int] = {}  # PID → its parent's
-        for pid in sockets.process_ids(self._proc):
+        for pid in process_ids(self._proc):
             if pid == os.getpid() or _effective_uid(self._proc, pid) != os.geteuid():
                 continue
-            fields = sockets.stat_fields(self._proc, pid)
-            if fields is None:
+            stat = stat_of(pid, self._proc)
+            if stat is None:
                 continue
-            parent, start_ticks = fields
-            trains = self._settled.get((pid, start_ticks))
+            trains = self._settled.get((pid, stat.start))
             if trains is None:
                 trains = bool(is_training(pid, self._proc))
-            if trains or uptime_s - start_ticks / ticks_per_s > _SETTLED_S:
-                settled[pid, start_ticks] = trains
+            if trains or uptime_s - stat.start / ticks_per_s > _SETTLED_S:
+                settled[pid, stat.start] = trains
             if trains:
-                training[pid] = parent
+                training[pid] = stat.parent
         self._settled = settled
         return tuple(sorted(pid for pid, parent in training.items() if parent not in training))
 
@@ -373,7 +372,7 @@ class TrainingProcesses:
 def _mapped_libraries(proc: Path, pid: int) -> list[str] | None:
     """Paths of the libraries of TensorFlow, JAX and CUDA that a process runs code of; None where it may not be read."""
     try:
-        paths = dict.fromkeys(_EXECUTABLE.findall(_read_maps(proc, pid)))
+        paths = dict.fromkeys(_EXECUTABLE.findall(read_maps(pid, proc).decode("utf-8", "replace")))
     except OSError:
         return None
     libraries = [path for path in paths if _package_of(path) is not None]
@@ -393,10 +392,6 @@ def _package_of(path: str) -> tuple[str, str] | None:
     return ("", "") if _LIBRARY.match(name) else None
 
 
-def _read_maps(proc: Path, pid: int) -> str:
-    return read_maps(pid, proc).decode("utf-8", "replace")
-
-
 def _is_library(proc: Path, pid: int, path: Path) -> bool:
     """Return whether the file that a process has mapped is there and begins as a shared library does."""
     try:
@@ -412,10 +407,8 @@ def _is_library(proc: Path, pid: int, path: Path) -> bool:
 
 def _effective_uid(proc: Path, pid: int) -> int | None:
     """The effective user of a process (proc_pid_status(5)); None where it is gone."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (proc / str(pid) / "status").read_text(errors="replace").splitlines():
-            if line.startswith("Uid:"):
-                return int(line.split()[2])
+    with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
+        return int(status_fields(pid, proc)[b"Uid"].split()[1])
     try:
         return (proc / str(pid)).stat().st_uid
     except OSError:

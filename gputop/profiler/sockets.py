@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gputop.core.proc import read, stat_words, status_fields
+from gputop.core.proc import children_by_parent, process_ids, read, stat_of, status_fields, with_descendants
 
 T = TypeVar("T")
 _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
@@ -59,35 +59,10 @@ class Listener:
     namespace: int
 
 
-def process_ids(proc: Path) -> list[int]:
-    with os.scandir(proc) as entries:
-        return [int(entry.name) for entry in entries if entry.name.isdecimal()]
-
-
-def stat_fields(proc: Path, pid: int) -> tuple[int, int] | None:
-    """Parent's pid and start time in clock ticks since boot (proc_pid_stat(5), fields 4 and 22)."""
-    try:
-        words = stat_words(pid, proc)
-        return int(words[1]), int(words[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def with_children(proc: Path, pids: Iterable[int]) -> set[int]:
     """``pids`` and all their descendants."""
-    children: dict[int, list[int]] = {}
-    for pid in process_ids(proc):
-        fields = stat_fields(proc, pid)
-        if fields is not None:
-            children.setdefault(fields[0], []).append(pid)
-    family: set[int] = set()
-    queue = list(pids)
-    while queue:
-        pid = queue.pop()
-        if pid not in family:
-            family.add(pid)
-            queue += children.get(pid, ())
-    return family
+    return with_descendants(pids, children_by_parent(
+        (pid, stat.parent) for pid in process_ids(proc) if (stat := stat_of(pid, proc)) is not None))
 
 
 def network_namespace(proc: Path, pid: int) -> int:
@@ -344,7 +319,7 @@ def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
                 if count >= _MAX_DESCRIPTORS or counted[user] > _MAX_DESCRIPTORS_OF_USER:
                     break
     for pids in pids_of.values():
-        pids.sort(key=lambda pid: (stat_fields(proc, pid) or (0, 0))[1])
+        pids.sort(key=lambda pid: stat.start if (stat := stat_of(pid, proc)) is not None else 0)
     return pids_of
 
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from gputop.core.files import Folder, untrusted_ancestor
-from gputop.core.proc import stat_words
+from gputop.core.proc import read_stat
 
 _NAME = re.compile(r"\.(?:gputop-probe-[0-9a-f]{8}|(?P<host>.+))"
                    r"\.(?P<place>[0-9a-f]{12})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)(?(host)\.partial)")
@@ -90,10 +90,10 @@ def _is_stale(state: os.stat_result, named: re.Match[str], here: str | None) -> 
 def lives(pid: int, start: int) -> bool:
     """Return whether the process of this PID that began then runs. Raises OSError where that may not be read."""
     try:
-        words = stat_words(pid)
+        stat = read_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return int(words[19]) == start and words[0] not in b"ZX"  # Z: killed, and its parent has not waited for it yet
+    return stat.start == start and stat.state not in "ZX"  # Z: killed, and its parent has not waited for it yet
 
 
 def _owner() -> str:
@@ -101,7 +101,7 @@ def _owner() -> str:
     namespace = _place()
     with contextlib.suppress(OSError):
         if namespace is not None:
-            return f"{namespace}-{os.getpid()}-{int(stat_words('self')[19])}"
+            return f"{namespace}-{os.getpid()}-{read_stat('self').start}"
     return f"{os.urandom(6).hex()}-0-0"
 
 

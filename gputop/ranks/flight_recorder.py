@@ -23,8 +23,7 @@ from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import folder_of_process, open_regular
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import read_maps, started_s
-from gputop.profiler.sockets import stat_fields
+from gputop.core.proc import read_maps, started_s, stat_of
 from gputop.ranks.plain_pickle import MAX_BYTES, load
 from gputop.ranks.processes import environment, owner, rank_label
 from gputop.ranks.stack_groups import is_library, short_file
@@ -168,9 +167,10 @@ def _without_helpers(pids: Sequence[int], proc: Path) -> list[int]:
     def helps(pid: int) -> bool:
         ancestor, label = pid, labels[pid]
         for _ in range(_MAX_ANCESTORS):
-            ancestor = (stat_fields(proc, ancestor) or (0, 0))[0]
-            if not ancestor:
+            stat = stat_of(ancestor, proc)
+            if stat is None or not stat.parent:
                 return False
+            ancestor = stat.parent
             if label and labels.get(ancestor) == label:
                 return True
         return False

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from gputop.core.proc import process_ids
 from gputop.sources.host import proc_files
 from gputop.text import redaction
 
@@ -61,6 +62,5 @@ def rank_label(pid: int, proc: Path = _PROC) -> str:
 def training_processes(proc: Path = _PROC) -> list[int]:
     """The processes that have TensorFlow, JAX or CUDA loaded, as far as that may be read; gputop's own is left out."""
     from gputop.profiler.discovery import is_training
-    from gputop.profiler.sockets import process_ids
 
     return sorted(pid for pid in process_ids(proc) if pid != os.getpid() and is_training(pid, proc))

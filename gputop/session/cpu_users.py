@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gputop.core.job_cpus import CpuUser
+from gputop.core.proc import children_by_parent, process_ids, stat_of, with_descendants
 from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
@@ -36,7 +37,7 @@ class CpuUsers:
     """Samples all processes at the beginning of a recording and again and again until its end."""
 
     def __init__(self, root: Path) -> None:
-        self._proc = f"{root}/proc"
+        self._proc = root / "proc"
         self._first: Mapping[int, Stat] = {}
         self._last: Mapping[int, Stat] = {}
         self._first_s = self._last_s = self._cost_s = 0.0
@@ -53,19 +54,9 @@ class CpuUsers:
 
     def _read(self) -> dict[int, Stat]:
         try:
-            with os.scandir(self._proc) as entries:
-                pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
+            return {pid: stat for pid in process_ids(self._proc) if (stat := stat_of(pid, self._proc)) is not None}
         except OSError:
             return {}
-        stats = {}
-        for pid in pids:
-            try:
-                stat = proc_files.parse_stat(proc_files.read(f"{self._proc}/{pid}/stat"))
-            except OSError:
-                continue
-            if stat is not None:
-                stats[pid] = stat
-        return stats
 
     def of(self, pid: int, captured: Collection[int]) -> Users | None:
         """Seen from the process ``pid``; ``captured`` are the ranks that are recorded with it. None: not measured."""
@@ -87,17 +78,7 @@ class CpuUsers:
             CpuUser(of, printable(last[of].name), others[of], of in children) for of in most]))
 
     def _started_by(self, pids: Collection[int]) -> set[int]:
-        """PIDs of these processes and of all that they, and those, have started."""
-        out = set(pids)
-        children: dict[int, list[int]] = {}
-        for pid, stat in self._last.items():
-            children.setdefault(stat.parent, []).append(pid)
-        left = list(out)
-        while left:
-            new = [child for child in children.get(left.pop(), ()) if child not in out]
-            out.update(new)
-            left += new
-        return out
+        return with_descendants(pids, children_by_parent((pid, stat.parent) for pid, stat in self._last.items()))
 
     def _like(self, pid: int) -> set[int]:
         """Processes that the same parent has started with the same command, numbers in it aside: other ranks."""

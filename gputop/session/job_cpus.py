@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from gputop.core.job_cpus import JobCpus
+from gputop.core.proc import stat_of
 from gputop.session.cpu_users import CpuUsers, Users
 from gputop.sources.host import proc_files
 from gputop.sources.host.cgroups import Cgroups
@@ -78,11 +79,7 @@ class _Job:
             self._first, self._first_times = self._last, self._last_times
 
     def _sample(self) -> _Sample | None:
-        try:
-            stat = proc_files.parse_stat(proc_files.read(f"{self._root}/proc/{self._pid}/stat"))
-        except OSError:
-            return None
-        node = read_times(self._root)
+        stat, node = stat_of(self._pid, self._root / "proc"), read_times(self._root)
         if stat is None or isinstance(node, str):
             return None
         return _Sample(time.monotonic(), stat.cpu_ticks, node, self._thread_time(), self._age_s(stat.start))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 if TYPE_CHECKING:
-    from gputop.session.auto_capture_options import AutoCaptureOptions
+    from gputop.rules.expression import Condition
 
 DEFAULT_CAPTURE_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
@@ -27,6 +27,30 @@ class FigureOptions(Struct, frozen=True):
     remote_command: str = "gputop"
     prometheus: str = ""
     credentials: Mapping[str, str] = field(default_factory=dict)
+
+
+class DipRule(Struct, frozen=True):
+    """Rule for when a GPU dips: the first of ``metrics`` that has readings is below ``factor`` of its median, or
+    ``level``; or when ``condition`` holds for it."""
+
+    text: str
+    metrics: tuple[str, ...]
+    hold_s: float
+    factor: float | None = None
+    level: float | None = None
+    condition: Condition | None = None
+
+
+class AutoCaptureOptions(Struct, frozen=True):
+    """Values of ``--on-dip``, ``--dip-every``, ``--dip-max`` and ``--dip-before``.
+
+    ``before_s`` is 0 where the job is not to be recorded continuously.
+    """
+
+    rule: DipRule
+    min_interval_s: float = 600.0
+    max_captures: int = 20
+    before_s: float = 0.0
 
 
 class Options(Struct, frozen=True):

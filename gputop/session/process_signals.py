@@ -8,14 +8,13 @@ signal is sent through the pidfd.
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import started_s, user_name
 from gputop.core.samples import ProcessSample
-from gputop.sources.host import proc_files
 
 # Each with its effect on a training job.
 # Each in a line of a screen of 80 columns: the question replaces what is said of the selected one.
@@ -64,28 +63,19 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
 def _check(process: ProcessSample, pid: int, proc: Path, own_uid: int) -> None:
     """Raises unless this PID is still the sampled process, and the user's own."""
     try:
-        stat = proc_files.parse_stat(proc_files.read(f"{proc}/{pid}/stat"))
-        boot = next(line for line in (proc / "stat").read_bytes().splitlines() if line.startswith(b"btime "))
         owner = (proc / str(pid)).stat().st_uid
     except FileNotFoundError:
         raise ProcessLookupError from None
-    except (OSError, StopIteration) as error:
+    except OSError as error:
         raise GputopError(f"no signal was sent: /proc has nothing about process {pid} ({error})",
-                          "Send it yourself with kill."
-                          ) from error
-    if stat is None or process.started_s is None:
-        raise GputopError(f"no signal was sent: /proc/{pid}/stat cannot be understood", "Send it yourself with kill.")
-    started_s = int(boot.split()[1]) + stat.start / os.sysconf("SC_CLK_TCK")
-    if abs(started_s - process.started_s) > _SAME_START_S:
+                          "Send it yourself with kill.") from error
+    began_s = started_s(pid, proc)
+    if began_s is None or process.started_s is None:
+        raise GputopError(f"no signal was sent: /proc does not show when process {pid} began",
+                          "Send it yourself with kill.")
+    if abs(began_s - process.started_s) > _SAME_START_S:
         raise GputopError(f"no signal was sent: PID {pid} is another process by now",
                           "The process on the screen has ended.")
     if own_uid not in (0, owner):
-        raise GputopError(f"no signal was sent: process {pid} belongs to {_user(owner)}, you are {_user(own_uid)}",
-                          "Ask its owner, or root.")
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+        raise GputopError(f"no signal was sent: process {pid} belongs to {user_name(owner)}, you are "
+                          f"{user_name(own_uid)}", "Ask its owner, or root.")

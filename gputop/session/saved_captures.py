@@ -57,16 +57,13 @@ def saved_captures(logdir: Path) -> Iterator[ListedCapture]:
     does."""
     runs: list[Path] = []
     for folder in (logdir, logdir / AUTO_CAPTURES):
-        with contextlib.suppress(OSError, RuntimeError), Folder(_profiles(folder)) as profiles:
+        with contextlib.suppress(OSError, RuntimeError), Folder(
+                folder.expanduser().absolute() / "plugins" / "profile") as profiles:
             runs += [profiles.path / name for name in sorted(profiles.names(), reverse=True)[:MAX_RUNS]]
     for run in sorted(runs, key=lambda run: run.name, reverse=True):  # TensorBoard names a run after its time
         with contextlib.suppress(OSError):
             if (capture := _read_run(run)) is not None:
                 yield capture
-
-
-def _profiles(logdir: Path) -> Path:
-    return logdir.expanduser().absolute() / "plugins" / "profile"
 
 
 def _read_run(run: Path) -> ListedCapture | None:

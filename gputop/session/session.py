@@ -123,17 +123,6 @@ class Session:
 
     # -- actions ------------------------------------------------------------------------------
 
-    def set_interval(self, seconds: float) -> None:
-        self.feed.set_interval(seconds)
-
-    def attach(self, address: str) -> str:
-        """See :meth:`ServerWatch.attach`."""
-        return self.watch.attach(address)
-
-    def update_servers(self) -> None:
-        """See :meth:`ServerWatch.update`."""
-        self.watch.update()
-
     def capture_request(self, *, force: bool = False) -> CaptureRequest:
         """See :meth:`CaptureControl.request`."""
         return self.control.request(force=force)
@@ -141,14 +130,6 @@ class Session:
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
         """See :meth:`CaptureControl.start_capture`; None: a capture as the options have it."""
         return self.control.start_capture(request or self.capture_request())
-
-    def capture_now(self, force: bool = False) -> bool:
-        """See :meth:`CaptureControl.capture_now`."""
-        return self.control.capture_now(force)
-
-    def take_question(self) -> CaptureQuestion | None:
-        """See :meth:`CaptureControl.take_question`."""
-        return self.control.take_question()
 
     def start_server(self, pid: int, request: CaptureRequest) -> None:
         """See :meth:`CaptureControl.start_server`."""
@@ -163,14 +144,6 @@ class Session:
             return ()
         sample = self.feed.sample
         return tuple(p for p in sample.processes if p.reason not in (ENDED, ZOMBIE)) if sample is not None else ()
-
-    def watch_job(self, server: Server) -> None:
-        """See :meth:`ServerWatch.choose_job`."""
-        self.watch.choose_job(server)
-
-    def expect_restart(self, addresses: Sequence[str]) -> None:
-        """See :meth:`ServerWatch.expect_restart`."""
-        self.watch.expect_restart(addresses)
 
     @property
     def captured_before_restart(self) -> bool:
@@ -234,10 +207,6 @@ class Session:
     def stop_capture(self) -> bool:
         """See :meth:`CaptureControl.stop_capture`."""
         return self.control.stop_capture()
-
-    def capture_read(self, record: CaptureRecord) -> None:
-        """An earlier capture has been read for a comparison; it is not read again to be opened or compared."""
-        self.results.capture_read(record)
 
     def set_baseline(self, record: CaptureRecord | None) -> None:
         """Make ``record`` the capture that later ones are compared with; None: no longer any."""

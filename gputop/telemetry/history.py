@@ -91,8 +91,8 @@ class History:
         self._held_since: dict[str, dict[int | None, float]] = {}
         self._last_ok_s: dict[str, float] = {}
         self._host: deque[HostHistoryPoint] = deque(maxlen=HOST_HISTORY_POINTS)
-        self._newest_s: float | None = None
-        self._version = 0
+        self.newest_s: float | None = None  # Unix time; None before the first sample
+        self.version = 0  # grows with each sample, so that a view knows whether anything changed
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -109,8 +109,8 @@ class History:
                     self._last_ok_s[gpu.info.uuid] = sample.time_s
                     self._track_processes(gpu, sample.time_s)
             self._append_host(sample)
-            self._newest_s = sample.time_s
-            self._version += 1
+            self.newest_s = sample.time_s
+            self.version += 1
 
     def _add_new_gpus(self, sample: NodeSample) -> None:
         """Allocate rings for GPUs not seen before; rings of their own, so that no old array is copied."""
@@ -175,16 +175,6 @@ class History:
     # -- reading ------------------------------------------------------------------------------
 
     @property
-    def version(self) -> int:
-        """Grows with each sample, so that a view knows whether anything changed."""
-        return self._version
-
-    @property
-    def newest_s(self) -> float | None:
-        """Unix time of the newest sample; None before the first."""
-        return self._newest_s
-
-    @property
     def oldest_s(self) -> float | None:
         """Unix time of the oldest data at any resolution; None before the first sample."""
         with self._lock:
@@ -237,9 +227,9 @@ class History:
         """
         column = self._column[metric]
         slot = self._find(gpu)
-        if slot is None or self._newest_s is None:
+        if slot is None or self.newest_s is None:
             return [], []
-        end_s = self._newest_s if end_s is None else end_s
+        end_s = self.newest_s if end_s is None else end_s
         with self._lock:
             return (slot.rings.samples.times(end_s - seconds, end_s),
                     slot.rings.samples.values(slot.gpu, column, end_s - seconds, end_s))
@@ -253,9 +243,9 @@ class History:
         if scale and metric not in self._columns.scale_ids:
             raise KeyError(metric)
         column = self._columns.scale_ids.index(metric) if scale else self._column[metric]
-        if self._newest_s is None or not self._rings:  # no sample yet, or no GPU
+        if self.newest_s is None or not self._rings:  # no sample yet, or no GPU
             return [], []
-        end_s = self._newest_s if end_s is None else end_s
+        end_s = self.newest_s if end_s is None else end_s
         with self._lock:
             # All rings got every sample since they began: a younger ring has the last of these times.
             times = self._rings[0].samples.times(end_s - seconds, end_s)
@@ -272,9 +262,9 @@ class History:
         It takes a fraction of what :meth:`lane` takes.
         """
         column = self._column[metric]
-        if self._newest_s is None:
+        if self.newest_s is None:
             return 0.0, []
-        end = math.floor(self._newest_s / slice_s)
+        end = math.floor(self.newest_s / slice_s)
         with self._lock:
             return end * slice_s, [means for rings in self._rings
                                    for means in rings.tier_means(column, slice_s, range(end - slices, end))]
@@ -283,7 +273,7 @@ class History:
         """The host history of the ``seconds`` before ``end_s`` (default: the newest), oldest first."""
         with self._lock:
             if end_s is None:
-                end_s = self._newest_s if self._newest_s is not None else -math.inf
+                end_s = self.newest_s if self.newest_s is not None else -math.inf
             out = []
             for point in reversed(self._host):
                 if point.time_s < end_s - seconds:
@@ -312,11 +302,11 @@ class History:
         None where the reasons could not be read in that time.
         """
         slot = self._find(gpu)
-        if slot is None or self._newest_s is None:
+        if slot is None or self.newest_s is None:
             return None
         with self._lock:
             wanted = sum(self._reason_bits.get(reason, 0) for reason in set(reasons))
-            flags = slot.rings.samples.flags(slot.gpu, self._newest_s - seconds, self._newest_s)
+            flags = slot.rings.samples.flags(slot.gpu, self.newest_s - seconds, self.newest_s)
         judged = len(flags) - flags.count(0)
         # Unknown flags are 0; the others have few values.
         return sum(flags.count(active) for active in set(flags) if active & wanted) / judged if judged else None

@@ -1,8 +1,8 @@
 """The clock and the threads: reads every probe once per tick and delivers whole samples.
 
 One thread reads the GPUs one after the other. A driver call can block and a wedged one never
-returns: then another thread reads on, one for each GPU at most (:mod:`.gpu_reader`). There is one
-for the host (:mod:`.host_reader`), one that opens the source, and the scheduler thread, which
+returns: then another thread reads on, one for each GPU at most (:mod:`.readers`). There is one
+for the host, one that opens the source, and the scheduler thread, which
 keeps time and assembles samples. All are daemon threads: none is joined while it may be inside
 the driver.
 """
@@ -21,8 +21,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import NodeSample
 from gputop.sources.base import Source
 from gputop.telemetry.deadline_calls import Batch, Worker, Workers
-from gputop.telemetry.gpu_reader import GpuReader
-from gputop.telemetry.host_reader import HostReader
+from gputop.telemetry.readers import GpuReader, HostReader
 
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it
@@ -68,7 +67,7 @@ class Sampler:
         open_deadline_s: float = OPEN_DEADLINE_S,
     ) -> None:
         self._source = source
-        self._interval_s = max(MIN_INTERVAL_S, interval_s)
+        self.interval_s = max(MIN_INTERVAL_S, interval_s)
         self.first_gpus: NodeSample | None = None  # the GPUs, without the host, read before anybody was connected
         self.failure: GputopError | None = None  # the error that ended or prevents the sampling
         self.first_gpus_ready = threading.Event()  # set once first_gpus or failure is there
@@ -85,10 +84,6 @@ class Sampler:
         self._host = HostReader(source, self._workers)
         self._last_s: float | None = None  # monotonic: when the last tick began
         self._own_cpu = OwnCpu()
-
-    @property
-    def interval_s(self) -> float:
-        return self._interval_s
 
     def connect(self, on_sample: Callable[[NodeSample], None], on_error: Callable[[GputopError], None],
                 on_backfill: Callable[[Sequence[NodeSample]], None] | None = None) -> None:
@@ -116,7 +111,7 @@ class Sampler:
 
     def set_interval(self, interval_s: float) -> None:
         """Tick every ``interval_s`` seconds (at least 0.1) from the last tick on."""
-        self._interval_s = max(MIN_INTERVAL_S, interval_s)
+        self.interval_s = max(MIN_INTERVAL_S, interval_s)
         self._workers.wake()
 
     # -- the scheduler thread -----------------------------------------------------------------
@@ -181,12 +176,12 @@ class Sampler:
                 return
             self._deliver(self._on_sample, sample)
             if self._on_backfill is not None:
-                self._deliver_backfill(self._on_backfill, sample.time_s, tick_s + self._interval_s)
-            while (now_s := workers.clock()) < (due_s := tick_s + self._interval_s) and not workers.stopping:
+                self._deliver_backfill(self._on_backfill, sample.time_s, tick_s + self.interval_s)
+            while (now_s := workers.clock()) < (due_s := tick_s + self.interval_s) and not workers.stopping:
                 workers.receive(due_s)
             if workers.stopping:
                 return
-            tick_s = next_tick(tick_s, now_s, self._interval_s)
+            tick_s = next_tick(tick_s, now_s, self.interval_s)
 
     def _deliver_backfill(self, callback: Callable[[Sequence[NodeSample]], None], time_s: float,
                           until_s: float) -> None:
@@ -198,7 +193,7 @@ class Sampler:
 
     def _ask_for_backfill(self, time_s: float) -> Backfill:
         if self._backfill is None:
-            self._backfill = Backfill(self._source, time_s, self._interval_s, self._workers, self._opener)
+            self._backfill = Backfill(self._source, time_s, self.interval_s, self._workers, self._opener)
         return self._backfill
 
     def _tick(self) -> NodeSample:
@@ -206,7 +201,7 @@ class Sampler:
         interval_s = None if self._last_s is None else began_s - self._last_s
         own_cpu = self._own_cpu.ratio(began_s, time.process_time())
         self._last_s = began_s
-        timeout_s = tick_timeout_s(None if interval_s is None else self._interval_s)
+        timeout_s = tick_timeout_s(None if interval_s is None else self.interval_s)
 
         gpus = self._gpus.read(time_s, timeout_s)
         if not self._connected.is_set():

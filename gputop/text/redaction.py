@@ -129,14 +129,10 @@ _CACHED_CHARS, _MAX_CHECKED_CHARS = 4096, 128
 
 def command(text: str) -> str:
     """``text`` with each secret replaced by ``***``."""
-    return _cached(text) if len(text) <= _CACHED_CHARS else _redacted(text)
+    return _redacted(text) if len(text) <= _CACHED_CHARS else _redacted.__wrapped__(text)
 
 
 @lru_cache(maxsize=4096)
-def _cached(text: str) -> str:
-    return _redacted(text)
-
-
 def _redacted(text: str) -> str:
     text = _SHAPES.sub(HIDDEN, text)
     text = _HOOK.sub(lambda m: m["kept"] + HIDDEN, text)

@@ -18,8 +18,7 @@ from gputop.timeline.blocks import blocks
 from gputop.timeline.coverage import Coverage
 from gputop.timeline.layout import Description, Place, damaged, mapped
 from gputop.timeline.model import Range
-from gputop.timeline.range_columns import RangeColumns
-from gputop.timeline.texts import Texts
+from gputop.timeline.range_columns import RangeColumns, Texts
 from gputop.trace.model import I64
 
 
@@ -41,8 +40,8 @@ class Timeline:
         self.idle_totals, self.basis, self.period_s = description.idle_totals, description.basis, description.period_s
         self.steps_ns: I64 = columns["steps"].reshape(-1, 2)
         self._texts = Texts(columns)
-        self._columns = RangeColumns(columns, description.bounds, self._texts)
-        self._coverage = Coverage(columns, description)
+        self.columns = RangeColumns(columns, description.bounds, self._texts)
+        self.coverage = Coverage(columns, description)
         self._streams = description.streams  # of the row of a GPU: those of its streams
 
     @classmethod
@@ -69,45 +68,24 @@ class Timeline:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What covers the columns
-
-    def picture(
-        self, rows: Sequence[int], start_ns: int, end_ns: int, columns: int,
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        """See :meth:`Coverage.picture <gputop.timeline.coverage.Coverage.picture>`."""
-        return self._coverage.picture(rows, start_ns, end_ns, columns)
-
-    def levels(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.float32]:
-        """Mean of a counter's row in each column as a share of its scale, NaN where it was not sampled."""
-        return self._columns.levels(row, start_ns, end_ns, columns)
-
-    def next_gap(self, row: int, time_ns: int, minimum_ns: int, back: bool = False) -> tuple[int, int] | None:
-        """The next stretch between two ranges in which the row shows nothing, of ``minimum_ns`` at least.
-
-        It begins after ``time_ns``; with ``back`` it is the last that begins before.
-        """
-        return self._coverage.next_gap(row, time_ns, minimum_ns, back)
-
-    # The ranges
-
     def count(self, row: int, start_ns: int, end_ns: int) -> int:
         """Number of ranges that begin in this time."""
         return sum(stop - first for first, stop in (
-            self._columns.begun(source, start_ns, end_ns) for source in self._sources(row)))
+            self.columns.begun(source, start_ns, end_ns) for source in self._sources(row)))
 
     def ranges(self, row: int, start_ns: int, end_ns: int, limit: int = 500, least_ns: int = 0) -> list[Range]:
         """The ranges that overlap this time and are at least ``least_ns`` long, by start; of more than ``limit`` the
         longest."""
         ranges = []
         for source in self._sources(row):
-            first, stop = self._columns.begun(source, start_ns, end_ns)
+            first, stop = self.columns.begun(source, start_ns, end_ns)
             events = np.concatenate((self._running(source, start_ns, first), np.arange(first, stop)))
             if least_ns:
-                events = events[self._columns.lengths(events) >= least_ns]
+                events = events[self.columns.lengths(events) >= least_ns]
             if len(events) > limit:
-                length = self._columns.lengths(events)
+                length = self.columns.lengths(events)
                 events = np.sort(events[np.argpartition(length, len(events) - limit)[len(events) - limit:]])
-            ranges += self._columns.ranges(source, events)
+            ranges += self.columns.ranges(source, events)
         if len(self._sources(row)) > 1:
             ranges = sorted(ranges, key=lambda r: r.start_ns - r.end_ns)[:limit]
             ranges.sort(key=lambda r: (r.start_ns, r.row, r.index))
@@ -115,18 +93,18 @@ class Timeline:
 
     def range(self, row: int, index: int) -> Range:
         """The range of that identity. Raises IndexError where there is none."""
-        first, last = self._columns.bounds[row]
+        first, last = self.columns.bounds[row]
         if not 0 <= index < last - first:
             raise IndexError(f"row {row} has {last - first} ranges, not one of index {index}")
-        return self._columns.range(row, first + index)
+        return self.columns.range(row, first + index)
 
     def at(self, row: int, time_ns: int) -> Range | None:
         """The innermost range there; of a GPU that on its busiest stream."""
         for source in self._sources(row):
-            first, _ = self._columns.begun(source, time_ns + 1, time_ns + 1)
+            first, _ = self.columns.begun(source, time_ns + 1, time_ns + 1)
             running = self._running(source, time_ns, first, innermost=True)
             if len(running):
-                return self._columns.range(source, int(running[-1]))
+                return self.columns.range(source, int(running[-1]))
         return None
 
     def next_range(self, row: int, time_ns: int, back: bool = False, index: int | None = None) -> Range | None:
@@ -136,18 +114,18 @@ class Timeline:
         """
         candidates = []
         for source in self._sources(row):
-            first, stop = self._columns.bounds[source]
+            first, stop = self.columns.bounds[source]
             if index is not None and source == row:
                 event = first + index + (-1 if back else 1)
             else:
-                side = self._columns.begun(source, time_ns if back else time_ns + 1, time_ns)[0]
+                side = self.columns.begun(source, time_ns if back else time_ns + 1, time_ns)[0]
                 event = side - 1 if back else side
             if first <= event < stop:
-                candidates.append((int(self._columns.start[event]), source, event))
+                candidates.append((int(self.columns.start[event]), source, event))
         if not candidates:
             return None
         _, source, event = max(candidates) if back else min(candidates)
-        return self._columns.range(source, event)
+        return self.columns.range(source, event)
 
     def search(
         self, text: str, row: int, time_ns: int, back: bool = False, index: int | None = None,
@@ -157,7 +135,7 @@ class Timeline:
         Over streams and threads, by start, then row. The place is that of the range ``index`` of ``row``, which begins
         at ``time_ns``, or where there is no index that time on that row.
         """
-        columns, wanted = self._columns, self._texts.containing(text)
+        columns, wanted = self.columns, self._texts.containing(text)
         best: tuple[int, int, int] | None = None
         names = np.flatnonzero(wanted).tolist()
         if not names:
@@ -183,8 +161,8 @@ class Timeline:
 
     def linked(self, range_: Range) -> Range | None:
         """Launch on the host of a kernel or copy; of a launch what it launched, the first of several."""
-        other = self._columns.linked(range_.row, range_.index)
-        return None if other is None else self._columns.range(*other)
+        other = self.columns.linked(range_.row, range_.index)
+        return None if other is None else self.columns.range(*other)
 
     def _sources(self, row: int) -> Sequence[int]:
         """The rows that hold this one's events: itself, or a GPU's streams."""
@@ -192,7 +170,7 @@ class Timeline:
 
     def _running(self, row: int, time_ns: int, before: int, innermost: bool = False) -> I64:
         """Events of a row before this one that run at that time: none of them begins before the span does."""
-        since_ns = self._coverage.running_since(row, time_ns)
+        since_ns = self.coverage.running_since(row, time_ns)
         if since_ns is None:
             return np.empty(0, np.int64)
-        return self._columns.running(row, time_ns, since_ns, before, innermost)
+        return self.columns.running(row, time_ns, since_ns, before, innermost)

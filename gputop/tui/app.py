@@ -337,7 +337,7 @@ class GputopApp(TerminalApp):
 
     def _ask_pending_question(self) -> None:
         """Ask what has come up since a capture was asked for: which workers, or whether to take its risk."""
-        question = self.session.take_question()
+        question = self.session.control.take_question()
         if question is None:
             return
         if len(self.screen_stack) > 1:  # whose keys are not for this question
@@ -349,7 +349,7 @@ class GputopApp(TerminalApp):
             open_screens.ask_before_capture(self, question)
 
     def action_capture(self, force: bool = False) -> None:
-        if self.session.capture_now(force):
+        if self.session.control.capture_now(force):
             return
         self._watch_selected_process()
         postponed, self._postponed = self._postponed, None
@@ -381,7 +381,7 @@ class GputopApp(TerminalApp):
         pid = chosen.local_pid or chosen.pid
         for server in self.session.watch.servers:
             if server.pid == pid and server.problem is None and not server.owner and not server.asked:
-                self.session.watch_job(server)
+                self.session.watch.choose_job(server)
                 return
 
     async def action_quit(self) -> None:
@@ -466,11 +466,11 @@ class GputopApp(TerminalApp):
             self.ask_address()
 
     def ask_address(self) -> None:
-        from gputop.tui.screens.attach import ask_attach
+        from gputop.tui.screens.dialogs import ask_attach
 
         def attach(address: str | None) -> None:
             if address:
-                self._attaching = self.session.attach(address)
+                self._attaching = self.session.watch.attach(address)
                 self.notify(f"Looking for a profiler server at {self._attaching}…")
 
         self.push_screen(ask_attach(), attach)
@@ -503,7 +503,7 @@ class GputopApp(TerminalApp):
             self._refresh_all()
             return
         nearest = min(range(len(INTERVALS_S)), key=lambda i: abs(INTERVALS_S[i] - self.session.feed.interval_s))
-        self.session.set_interval(INTERVALS_S[min(len(INTERVALS_S) - 1, max(0, nearest + by))])
+        self.session.feed.set_interval(INTERVALS_S[min(len(INTERVALS_S) - 1, max(0, nearest + by))])
         self._refresh_all()
 
     def action_seek(self, by_s: float) -> None:
@@ -531,7 +531,7 @@ class GputopApp(TerminalApp):
         if self._table.time.cursor.time_s is None and self._table.time.end_s is None:
             if self._phase == "asking":
                 self.action_stop_capture()
-            self.session.capture_now()
+            self.session.control.capture_now()
             self._processes.show_matching("")
             self.session.forget_failure()
             self._refused = None

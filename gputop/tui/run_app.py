@@ -20,7 +20,7 @@ from gputop.launch.job import FORWARDED, Job
 from gputop.profiler.capture.records import Server, usable
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify
-from gputop.session.after_restart import AfterRestart
+from gputop.session.idle_wait import AfterRestart
 from gputop.session.session import Session
 from gputop.session.which_job import gpu_use
 from gputop.text.units import printable
@@ -29,7 +29,7 @@ from gputop.tui.app import GputopApp, tell_where_captures_are
 from gputop.tui.keys import key
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 OUTPUT_LINES = 500
 OUTPUT_PERIOD_S = 0.5
@@ -59,11 +59,8 @@ class RunApp(GputopApp):
         for number in FORWARDED:
             with contextlib.suppress(RuntimeError):  # only the main thread may
                 loop.add_signal_handler(number, self._on_signal, number)
-        self.job.watch(self._post_job_changed)
+        self.job.watch(lambda: self.post_message(self.JobChanged()))
         self._job_changed()
-
-    def _post_job_changed(self) -> None:
-        self.post_message(self.JobChanged())
 
     def _on_signal(self, number: int) -> None:
         """Pass a signal on to the job; one that ends gputop as well restores the terminal first."""
@@ -138,7 +135,7 @@ class RunApp(GputopApp):
             job.ended.wait()
             if not self._restarting:
                 return  # the user has left
-            self.session.expect_restart(job.addresses)
+            self.session.watch.expect_restart(job.addresses)
             try:
                 job.restart()
             except GputopError as error:
@@ -260,7 +257,7 @@ class Output(ModalScreen[None]):
             self.call_after_refresh(box.scroll_end, animate=False)
 
 
-class Leave(ModalScreen[str | None]):
+class Leave(Dialog[str | None]):
     """The question what is to become of the job: "stay" (it goes on), "end", or None (do not quit)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -285,11 +282,6 @@ class Leave(ModalScreen[str | None]):
             out.append(f"\nThe whole output: {printable(str(self._job.log))}", DIM)
             yield WrappedText(out)
 
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
-
-    def action_answer(self, answer: str | None) -> None:
-        self.dismiss(answer)
 
 
 def run(session: Session, job: Job, preferences: Preferences | None = None) -> None:

@@ -87,7 +87,7 @@ def _trace(name: str) -> Callable[[Path, bytes], None]:
             timeline = Timeline.open(file)
             begin, end = timeline.window_ns
             for row in range(min(8, len(timeline.rows))):
-                timeline.picture([row], begin, end, 50)
+                timeline.coverage.picture([row], begin, end, 50)
                 timeline.ranges(row, begin, end, 20)
     return run
 

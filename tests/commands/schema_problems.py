@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gputop.commands.documents import json_schema
+from gputop.commands.schema import json_schema
 
 KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,), "null": (type(None),), "integer": (int,),
@@ -34,7 +34,7 @@ def violations(value: Any, schema: dict[str, Any], defs: dict[str, Any], at: str
             elif isinstance(other, dict):
                 out += violations(item, other, defs, f"{at}.{key}")
             elif other is None or other is False:
-                out.append(f"{at}.{key}: gputop/commands/documents.py does not know this key")
+                out.append(f"{at}.{key}: gputop/commands/schema.py does not know this key")
     if isinstance(value, list):
         items = [*schema.get("prefixItems", ())]
         items += [schema["items"]] * (len(value) - len(items)) if isinstance(schema.get("items"), dict) else []

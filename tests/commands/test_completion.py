@@ -15,7 +15,7 @@ from gputop.cli import main
 from gputop.commands import completion
 from gputop.commands.arguments import COMMANDS, parser
 from gputop.commands.completion import FILES
-from gputop.commands.documents import SCHEMAS
+from gputop.commands.schema import SCHEMAS
 from gputop.simulation.scenarios import SCENARIOS
 from tools import make_completion
 

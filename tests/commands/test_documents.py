@@ -14,7 +14,7 @@ import pytest
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.advice.fleet.report import Report
 from gputop.cli import main
-from gputop.commands.documents import SCHEMAS, json_schema
+from gputop.commands.schema import SCHEMAS, json_schema
 from gputop.core.codec import to_document
 from gputop.doctor.check import Check
 from gputop.doctor.report import DoctorDocument

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.commands.systemd_unit import user_unit
+from gputop.commands.record import user_unit
 from gputop.core.own_program import child_command, gputop_command, pip_command
 from gputop.doctor import driver, node
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts

@@ -3,7 +3,7 @@ from __future__ import annotations
 import csv
 import io
 
-from gputop.export.csv_text import csv_text
+from gputop.export.write_tables import csv_text
 
 
 def test_a_table_comes_back_as_it_was_and_no_cell_is_a_formula() -> None:

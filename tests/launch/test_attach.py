@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.core.proc import stat_words
+from gputop.core.proc import read_stat
 from gputop.launch import attach, remote_exec
 from gputop.launch.target import Target
 from gputop.profiler.discovery import Discovery
@@ -79,7 +79,7 @@ def _scripts() -> set[Path]:
 
 
 def _target(process: subprocess.Popen[str], *, same_network: bool = True) -> Target:
-    started = int(stat_words(process.pid)[19])
+    started = read_stat(process.pid).start
     return Target(process.pid, "python", os.getuid(), "ana", started, same_network)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.core.proc import stat_words
+from gputop.core.proc import read_stat
 from gputop.core.signal_handlers import signals_held
 from gputop.launch import inject, ptrace, target
 from gputop.launch.elf import addresses_in
@@ -251,7 +251,7 @@ def test_an_exception_in_the_window_releases_the_job(job, monkeypatch):
 
 
 def test_another_process_that_got_the_pid_is_left_alone(job):
-    process = target.Target(job.pid, "python", os.getuid(), "ana", int(stat_words(job.pid)[19]) - 1, True)
+    process = target.Target(job.pid, "python", os.getuid(), "ana", read_stat(job.pid).start - 1, True)
     with pytest.raises(GputopError, match="has ended"):
         target.check_same(process)
 

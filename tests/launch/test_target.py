@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gputop.core.errors import EXIT_NO_DATA, GputopError
-from gputop.core.proc import stat_words
+from gputop.core.proc import read_stat
 from gputop.launch import attach, serve, target
 from gputop.ranks import tracing_rights
 from tests.launch.jobs import GPUTOP
@@ -60,7 +60,7 @@ def test_a_process_of_pytorch_is_told_how_to_get_a_trace(tmp_path):
 
 
 def test_a_process_that_has_got_the_pid_since_the_question_is_not_meant(sleeper):
-    started = int(stat_words(sleeper.pid)[19])
+    started = read_stat(sleeper.pid).start
     for meant, word in ((started, "neither TensorFlow nor JAX"), (started - 1, "another one has its PID")):
         with pytest.raises(GputopError, match=word):
             target.examine(sleeper.pid, started=meant)

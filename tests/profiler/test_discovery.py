@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.core.proc import command_of, environ_of, user_name
+from gputop.core.proc import command_of, environ_of, stat_of, user_name
 from gputop.profiler import discovery, sockets
 from gputop.profiler.addresses import listening_pid
 from gputop.profiler.discovery import Finder, TrainingProcesses
@@ -506,7 +506,8 @@ def test_a_container_cannot_claim_the_address_of_its_neighbor(two_containers):
 def test_made_up_proc_is_read_as_meant(proc):
     namespace = sockets.network_namespace(proc, 77)
     assert sockets.listeners(proc, 77, namespace) == [Listener(4711, 6009, namespace)]
-    assert sockets.stat_fields(proc, 77) == (1, 77)
+    stat = stat_of(77, proc)
+    assert stat is not None and (stat.parent, stat.start) == (1, 77)
     assert sockets.with_children(proc, [1]) == {1, 77, os.getpid()}
 
 
@@ -550,7 +551,8 @@ def test_a_forked_worker_of_a_job_is_no_job_and_neither_is_one_of_another_user(p
     (proc / "uptime").write_text("100.0 1.0\n")
     shutil.copytree(proc / "77", proc / "78", symlinks=True)
     (proc / "78" / "stat").write_text((proc / "77" / "stat").read_text().replace("77", "78").replace(" 1 ", " 77 ", 1))
-    assert sockets.stat_fields(proc, 78)[0] == 77
+    stat = stat_of(78, proc)
+    assert stat is not None and stat.parent == 77
     assert TrainingProcesses(proc).find() == (77,)
     monkeypatch.setattr(discovery, "_effective_uid", lambda _proc, _pid: os.geteuid() + 1)
     assert TrainingProcesses(proc).find() == ()
@@ -636,7 +638,7 @@ def test_workers_whose_script_sets_tf_config_by_itself_are_known_by_their_second
     monkeypatch.delenv("TF_CONFIG", raising=False)
     finder = Finder()
     monkeypatch.setattr(finder, "_libraries", lambda pid: (True, "TensorFlow", "2.21.0"))
-    monkeypatch.setattr(discovery, "_read_maps", lambda proc, pid: "")
+    monkeypatch.setattr(discovery, "read_maps", lambda pid, proc: b"")
     with contextlib.ExitStack() as running:
         for _ in range(servers):
             running.enter_context(serve(FakeProfiler(), host="0.0.0.0"))

@@ -94,14 +94,14 @@ def test_a_capture_waits_until_it_is_time(monkeypatch: pytest.MonkeyPatch) -> No
         waiting.session.start_capture()
     waiting.session.tick += 36  # seconds of the session's clock
     waiting.until_captured()
-    assert waiting.taken == [False] and not waiting.session.capture_now()
+    assert waiting.taken == [False] and not waiting.session.control.capture_now()
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_it_can_be_hurried(monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
     waiting = WaitingSession(monkeypatch)
     waiting.session.start_capture()
-    assert waiting.session.capture_now(force)
+    assert waiting.session.control.capture_now(force)
     waiting.until_captured()
     assert waiting.taken == [force]
 
@@ -111,14 +111,14 @@ def test_it_can_be_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting.session.start_capture()
     assert waiting.session.stop_capture()
     waiting.watched.until(lambda: waiting.status is None)
-    assert not waiting.taken and waiting.session.take_question() is None
+    assert not waiting.taken and waiting.session.control.take_question() is None
 
 
 def test_a_risk_is_asked_about_before_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = WaitingSession(monkeypatch, risk="it was seen to")
     waiting.session.start_capture()
     waiting.watched.until(lambda: waiting.status is None)
-    question = waiting.session.take_question()
+    question = waiting.session.control.take_question()
     assert question is not None and question.details == "it was seen to" and not waiting.taken
     waiting.session.start_capture(answered(question, "y"))
     assert waiting.status is not None and waiting.status.phase == "waiting"

@@ -36,7 +36,7 @@ class Loop:
         """Search until the job's server answers."""
         deadline_s = time.monotonic() + 60
         while True:
-            self.session.update_servers()
+            self.session.watch.update()
             for server in self.session.watch.servers:
                 if server.pid == job.pid:
                     return server
@@ -94,10 +94,10 @@ def test_of_two_jobs_the_other_is_not_captured_in_the_place_of_the_one_that_ende
         question = session.start_capture()
         assert question is not None and question.kind == "job"
         assert {server.pid for server in question.servers} == {job.pid, other.pid}
-        session.watch_job(loop.found(job))
+        session.watch.choose_job(loop.found(job))
         assert session.watch.servers[0].pid == job.pid
         loop.see_end(job.kill)
-        session.update_servers()
+        session.watch.update()
         question = session.start_capture()
         assert question is not None and question.kind == "job" and question.details.endswith("has ended.")
         assert [server.pid for server in question.servers] == [other.pid] and session.control.status is None

@@ -178,25 +178,25 @@ def test_a_fault_of_the_discovery_of_servers_is_a_note(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("gputop.session.server_watch.find_servers", broken)
     session = StillSession()
-    session.update_servers()
+    session.watch.update()
     assert session.watch.servers == () and "label too long" in session.watch.discovery_notes[0]
 
 
 def test_several_servers_are_attached_at_once() -> None:
     session = StillSession(1)
-    assert session.attach("localhost:6009, node[1-2]:7") == "127.0.0.1:6009"
-    session.attach("node1:7")
+    assert session.watch.attach("localhost:6009, node[1-2]:7") == "127.0.0.1:6009"
+    session.watch.attach("node1:7")
     assert session.watch.attached == ["127.0.0.1:6009", "node1:7", "node2:7"]
     for nothing in (" ", ","):
         with pytest.raises(GputopError, match="not an address"):
-            session.attach(nothing)
+            session.watch.attach(nothing)
 
 
 def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
     found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
     monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers(found))
-    session.update_servers()
+    session.watch.update()
     assert session.watch.servers[0].description == "python train.py --password ***"
 
 
@@ -225,16 +225,16 @@ class TestServersOfOtherUsers:
         session = StillSession()
         found = [self.BOB]
         monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers(tuple(found)))
-        session.update_servers()
+        session.watch.update()
         begun: list[Server] = []
         monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.extend(servers))
         question = session.start_capture()
         assert question is not None and question.kind == "other user" and not begun
         assert session.start_capture(answered(question, "y")) is None and len(begun) == 1
-        session.update_servers()
+        session.watch.update()
         assert session.start_capture() is None and len(begun) == 2
         found[:] = [replace(self.BOB, owner="eve")]
-        session.update_servers()
+        session.watch.update()
         question = session.start_capture()
         assert question is not None and "eve" in question.sentence and len(begun) == 2
         with pytest.raises(GputopError, match="belongs to user eve"):
@@ -294,10 +294,10 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
         watched.until(lambda: session.control.status is not None and session.control.status.phase == "failed")
         status = session.control.status
         assert status is not None and status.message == "a capture may end the job: it was seen to"
-        assert session.take_question() is None and not taken
+        assert session.control.take_question() is None and not taken
         return
     watched.until(lambda: session.control.status is None)
-    question = session.take_question()
+    question = session.control.take_question()
     assert question is not None and (question.kind, question.details) == ("risk", "it was seen to") and not taken
     assert answered(question, "y") == structs.replace(request, accept_risk=True)
     session.start_capture(answered(question, "y"))
@@ -344,20 +344,20 @@ def test_the_nodes_of_many_workers_are_asked_in_the_background(monkeypatch: pyte
     session = workers.session
     session.start_capture(session.capture_request(force=True))
     workers.watched.until(lambda: session.control.status is not None and "9 nodes" in session.control.status.address)
-    assert workers.phase == "asking" and session.take_question() is None
+    assert workers.phase == "asking" and session.control.take_question() is None
     with pytest.raises(GputopError, match="a capture is running"):
         session.start_capture()
     workers.may_answer.set()
     workers.watched.until(lambda: session.control.status is None)
-    question = session.take_question()
-    assert question is not None and question.choice is not None and session.take_question() is None
+    question = session.control.take_question()
+    assert question is not None and question.choice is not None and session.control.take_question() is None
     choice = question.choice
     assert choice.chosen == ("n0:6009", "n1:6009", "n2:6009") and "asked by ssh" in choice.by
     assert answered(question, "few").force
     session.start_capture(answered(question, "few"))
     assert workers.captured[0][0] == list(choice.chosen)
     session.start_capture()  # the figures of then are not those of now
-    workers.watched.until(lambda: session.take_question() is not None)
+    workers.watched.until(lambda: session.control.take_question() is not None)
     assert workers.ways == ["ssh", "ssh"]
 
 
@@ -371,7 +371,7 @@ def test_who_stops_waiting_is_asked_by_what_is_known(monkeypatch: pytest.MonkeyP
     workers.watched.until(lambda: workers.ways)
     assert session.stop_capture()
     workers.watched.until(lambda: session.control.status is None)
-    question = session.take_question()
+    question = session.control.take_question()
     assert question is not None and question.choice is not None
     assert "fewer than three" in question.choice.by and not question.choice.others_unasked
 
@@ -388,7 +388,7 @@ def test_the_auto_capture_asks_without_a_question(monkeypatch: pytest.MonkeyPatc
         workers.may_answer.set()
     workers.watched.until(lambda: workers.phase in ("done", "failed"))
     assert workers.phase == ("failed" if stopped else "done") and workers.ways == ["prometheus"]
-    assert bool(workers.captured) != stopped and session.take_question() is None
+    assert bool(workers.captured) != stopped and session.control.take_question() is None
     for captured, notices in workers.captured:
         assert captured == ["n0:6009", "n1:6009", "n2:6009"] and "3 of 9 workers, by SM active" in notices[0]
 
@@ -409,9 +409,9 @@ def test_a_job_that_has_ended_is_known_with_the_next_sample(chosen: bool, monkey
     watch, server = session.watch, Server("127.0.0.1:6009", "train.py", job.pid)
     found = [server]
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
-    session.update_servers()
+    session.watch.update()
     if chosen:
-        session.watch_job(server)
+        session.watch.choose_job(server)
     session.advance()
     assert session.watch.servers == (server,) and session.watch.ended_server is None
     job.kill()
@@ -421,7 +421,7 @@ def test_a_job_that_has_ended_is_known_with_the_next_sample(chosen: bool, monkey
     assert watch._search_now.is_set()
     job.wait()
     found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
-    session.update_servers()
+    session.watch.update()
     assert session.watch.ended_server is None and session.watch.servers == tuple(found), "it was started again"
     assert (session.watch.job.restarted == found[0]) is chosen
 
@@ -433,14 +433,14 @@ def test_the_end_of_the_job_on_the_gpus_is_told_until_another_answers(monkeypatc
     session.control.update_node(replace(session.watched_node, sample=replace(sample, processes=(held,))))
     on_gpus, other = Server("127.0.0.1:2", "train.py", job.pid), Server("127.0.0.1:1", "eval.py", os.getpid())
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other, on_gpus)))
-    session.update_servers()
+    session.watch.update()
     assert session.watch.servers == (on_gpus, other), "the line of the job shows the job on the GPUs"
     job.kill()
     job.wait()
     session.watch.drop_ended()
     assert session.watch.ended_server == on_gpus and session.watch.servers == (other,)
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other,)))
-    session.update_servers()
+    session.watch.update()
     assert session.watch.ended_server is None, "nobody chose it"
 
 
@@ -449,13 +449,13 @@ def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytes
     named, other = Server("127.0.0.1:1", "train.py", job.pid, asked=True), Server("127.0.0.1:2", "eval.py", os.getpid())
     found = [named, other]
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
-    session.update_servers()
+    session.watch.update()
     job.kill()
     job.wait()
     session.advance()
     assert session.watch.ended_server == named and usable(session.watch.servers) == ()
     found[0] = replace(named, problem="nothing listens there", pid=None)
-    session.update_servers()
+    session.watch.update()
     assert session.watch.ended_server == named and usable(session.watch.servers) == ()
 
 
@@ -466,7 +466,7 @@ def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.Monkey
                                Server("127.0.0.1:4", "eval.py", 10))
     found = [train, worker, evaluate]
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
-    session.update_servers()
+    session.watch.update()
     question = session.start_capture()
     assert question is not None and question.servers == (train, evaluate) and not begun, (
         "two workers of one command are one job")
@@ -475,7 +475,7 @@ def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.Monkey
     session.start_capture(answered(question, evaluate.address))
     assert session.watch.servers[0] == evaluate, "the line of the job shows it"
     found.insert(0, Server("127.0.0.1:1", "new.py", 11))
-    session.update_servers()
+    session.watch.update()
     session.start_capture()
     assert begun[1:] == [evaluate.address] * 2, "also when the search finds another one first"
 
@@ -485,10 +485,10 @@ def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(session.control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
     found = [Server("127.0.0.1:2", "train.py", 8)]
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
-    session.update_servers()
+    session.watch.update()
     session.start_capture()
     found.insert(0, Server("127.0.0.1:1", "new.py", 11))
-    session.update_servers()
+    session.watch.update()
     session.start_capture()
     assert begun == ["127.0.0.1:2"] * 2
 
@@ -505,7 +505,7 @@ class Jobs:
 
     def search(self, *found: Server) -> None:
         self._patch.setattr(server_watch, "find_servers", lambda *_: FoundServers(found))
-        self.session.update_servers()
+        self.session.watch.update()
 
     def capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
         return self.session.start_capture(request)
@@ -630,23 +630,23 @@ def test_an_address_at_which_nothing_answers_does_not_cost_the_job_that_does(mon
         return FoundServers((*named, TRAIN) if TRAIN.address not in attached else named)
 
     monkeypatch.setattr(server_watch, "find_servers", find)
-    session.update_servers()
-    session.attach("localhost:5")
-    session.update_servers()
+    session.watch.update()
+    session.watch.attach("localhost:5")
+    session.watch.update()
     assert usable(session.watch.servers) == (TRAIN,) and session.watch.attached == []
     (typo,) = (s for s in session.watch.servers if s.address == "127.0.0.1:5")
     assert messages.attached(typo, session.watch.servers) == (
         "Could not attach to 127.0.0.1:5: nothing listens. Still at 127.0.0.1:1.")
-    session.update_servers()
+    session.watch.update()
     assert session.watch.servers == (TRAIN,)
-    session.attach("localhost:1")
-    session.attach("localhost:6")
-    session.update_servers()
+    session.watch.attach("localhost:1")
+    session.watch.attach("localhost:6")
+    session.watch.update()
     assert [s.address for s in usable(session.watch.servers)] == ["127.0.0.1:1"] and session.watch.attached == [
         "127.0.0.1:1"], "one that was named stays, too"
     answers.add("127.0.0.1:7")
-    session.attach("localhost:7")
-    session.update_servers()
+    session.watch.attach("localhost:7")
+    session.watch.update()
     assert [s.address for s in usable(session.watch.servers)] == ["127.0.0.1:1", "127.0.0.1:7"]
 
 

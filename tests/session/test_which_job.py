@@ -107,7 +107,7 @@ def test_a_capture_is_known_by_its_process(record: dict[str, Any], servers: list
 def test_the_start_of_a_process_is_read_from_proc(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("cpu 1\nbtime 1000\n")
     (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "stat").write_text("7 (a) b) S " + " ".join(["0"] * 18) + " 500 0")
+    (tmp_path / "7" / "stat").write_text("7 (a) b) S " + " ".join(["0"] * 18) + " 500 0 0")
     assert boot_time_s(tmp_path) == 1000.0 and started_s(7, tmp_path) == 1005.0
     (tmp_path / "7" / "stat").write_text("7 (a")
     assert started_s(7, tmp_path) is None and started_s(8, tmp_path) is None

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from gputop.core.samples import FAILED, NOT_RESPONDING, OK, GpuSample, XidEvent
-from gputop.telemetry import deadline_calls, gpu_reader
+from gputop.telemetry import deadline_calls, readers
 from gputop.telemetry.deadline_calls import Workers
-from gputop.telemetry.gpu_reader import GpuReader
+from gputop.telemetry.readers import GpuReader
 from tests.telemetry.node_doubles import WAIT_S, Probe
 
 
@@ -37,7 +37,7 @@ def gpus() -> Iterator[Gpus]:
 
 
 def test_one_thread_reads_all_that_answer_at_once(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_reader, "STAGGER_S", WAIT_S)
+    monkeypatch.setattr(readers, "STAGGER_S", WAIT_S)
     for reads in (1.0, 2.0):
         assert [sample["power_w"].value for sample in gpus.read()] == [reads] * 4
     assert len(gpus.reader.threads) == 1

@@ -49,7 +49,8 @@ def test_rows_stand_by_gpu_then_threads_then_stages():
     ]
     assert [row.key for row in timeline.rows] == list(range(len(timeline.rows)))
     # What an input thread does is input, and so are a training loop's calls for a batch.
-    kinds = {row.label: set(timeline.picture([row.key], 0, 100_000, 50)[1][0].tolist()) - {0} for row in timeline.rows}
+    kinds = {row.label: set(timeline.coverage.picture([row.key], 0, 100_000, 50)[1][0].tolist()) - {0}
+             for row in timeline.rows}
     assert {KINDS[k] for k in kinds["tf_data"]} == {KINDS[k] for k in kinds["python"]} == {"input"}
 
 
@@ -198,7 +199,7 @@ def agrees_with_the_analysis(trace: Trace, timeline: Timeline) -> None:
         if row.kind != "gpu" or row.gpu not in lines:
             continue
         line = lines[row.gpu]
-        (share,), (kinds,) = timeline.picture([row.key], low, high, columns)
+        (share,), (kinds,) = timeline.coverage.picture([row.key], low, high, columns)
         busy = coverage(line.busy, edges[:-1], edges[1:])
         for i in range(columns):
             assert share[i] == pytest.approx(busy[i] / (edges[i + 1] - edges[i]), abs=1e-5)
@@ -312,7 +313,7 @@ def test_the_rows_come_first_and_stay_as_they_are():
         rows = Timeline.open(file, place)
         assert file.tell() == at, "the writer goes on there"
         begin, end = rows.window_ns
-        pictures = [own.tolist() for own in rows.picture([row.key for row in rows.rows], begin, end, 50)]
+        pictures = [own.tolist() for own in rows.coverage.picture([row.key for row in rows.rows], begin, end, 50)]
         written.finish(facts)
         done = Timeline.open(file)
         assert Timeline.open(file, place).rows == rows.rows
@@ -320,8 +321,8 @@ def test_the_rows_come_first_and_stay_as_they_are():
     assert rows.rows == done.rows == whole.rows and {"layer", "thread", "stream"} < {row.kind for row in rows.rows}
     path = rows.rows[-1]
     assert path.kind == "path" and not any(map(any, (pictures[0][path.key], pictures[1][path.key])))
-    assert pictures == [own.tolist() for own in rows.picture([row.key for row in rows.rows], begin, end, 50)]
-    drawn = done.picture([row.key for row in done.rows], begin, end, 50)
+    assert pictures == [own.tolist() for own in rows.coverage.picture([row.key for row in rows.rows], begin, end, 50)]
+    drawn = done.coverage.picture([row.key for row in done.rows], begin, end, 50)
     for row in rows.rows:
         assert done.ranges(row.key, begin, end) == whole.ranges(row.key, begin, end)
         if row is not path:
@@ -330,7 +331,7 @@ def test_the_rows_come_first_and_stay_as_they_are():
     assert rows.ranges(path.key, begin, end) == [] and done.count(path.key, begin, end) > 1
     for ask in (Timeline.at, Timeline.next_range):
         assert ask(rows, path.key, begin) is None
-    assert rows.next_gap(path.key, begin, 1) is None
+    assert rows.coverage.next_gap(path.key, begin, 1) is None
     assert rows.search("matmul", path.key, begin) == done.search("matmul", path.key, begin)
     with tempfile.TemporaryFile(buffering=0) as file:  # without steps there is no path to wait for
         written = RowsWritten(facts.trace, None, file)
@@ -368,10 +369,11 @@ def test_samples_of_a_gpu_are_rows_of_it_on_the_clock_of_the_trace():
     ranges = timeline.ranges(power, *timeline.window_ns)
     assert [(r.start_ns / 1e9, r.end_ns / 1e9) for r in ranges] == [(i, i + 1) for i in range(9)]  # none after the end
     assert ranges[0].name == "Power 200W of 1000W" and {r.kind for r in ranges} == {"counter"}
-    levels = timeline.levels(power, 0, 9 * 10**9, 9).tolist()
+    levels = timeline.columns.levels(power, 0, 9 * 10**9, 9).tolist()
     assert levels == [pytest.approx(0.2 + 0.1 * i) for i in range(9)]
-    assert timeline.levels(power, 500_000_000, 1_500_000_000, 1).tolist() == [pytest.approx(0.25)]
-    assert timeline.levels(rows[1].key, 8 * 10**9, 9 * 10**9, 1).tolist() == [1.0]  # the largest of all is its scale
+    assert timeline.columns.levels(power, 500_000_000, 1_500_000_000, 1).tolist() == [pytest.approx(0.25)]
+    # The largest of all is its scale.
+    assert timeline.columns.levels(rows[1].key, 8 * 10**9, 9 * 10**9, 1).tolist() == [1.0]
     assert timeline.at(rows[0].key, 0).name == "SM active 20%" and not timeline.no_counters
 
 
@@ -389,7 +391,7 @@ def test_a_sample_after_a_pause_tells_of_one_interval_alone():
     counters = GpuCounters((UNIX_S + 1.0, UNIX_S + 7.0), 1.0, {0: {"sm_active": CounterLane((0.5, 0.25), 1.0)}})
     timeline = timeline_of(ten_seconds(counters))
     (row,) = (row.key for row in timeline.rows if row.kind == "counter")
-    levels = timeline.levels(row, 0, 9 * 10**9, 9)
+    levels = timeline.columns.levels(row, 0, 9 * 10**9, 9)
     assert [None if v != v else v for v in levels.tolist()] == [0.5, None, None, None, None, None, 0.25, None, None]
 
 

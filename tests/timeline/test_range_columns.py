@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gputop.timeline.model import KINDS, Range
-from gputop.timeline.range_columns import RangeColumns
-from gputop.timeline.texts import Texts
+from gputop.timeline.range_columns import RangeColumns, Texts
 
 EMPTY = np.empty(0, np.int64)
 COMPUTE, COUNTER = KINDS.index("compute"), KINDS.index("counter")

@@ -44,7 +44,7 @@ def open_(events: tuple[list, list]) -> tuple[Timeline, Plain]:
 def test_a_picture_is_what_one_sees_instant_by_instant(events, start, length, columns):
     timeline, plain = open_(events)
     rows = [row.key for row in timeline.rows]
-    share, kind = timeline.picture(rows, start, start + length, columns)
+    share, kind = timeline.coverage.picture(rows, start, start + length, columns)
     assert share.shape == kind.shape == (len(rows), columns)
     assert (share.dtype, kind.dtype) == (np.float32, np.uint8)
     for row in rows:
@@ -54,7 +54,7 @@ def test_a_picture_is_what_one_sees_instant_by_instant(events, start, length, co
             expected, dominant = plain.column(row, low, high)
             assert share[row, i] == pytest.approx(expected, abs=1e-6)
             assert KINDS[kind[row, i]] == KINDS[dominant]
-    (last_share,), (last_kind,) = timeline.picture(rows[-1:], start, start + length, columns)
+    (last_share,), (last_kind,) = timeline.coverage.picture(rows[-1:], start, start + length, columns)
     assert (last_share == share[-1]).all() and (last_kind == kind[-1]).all()
 
 
@@ -66,7 +66,7 @@ def test_the_next_gap(events, time, minimum, back):
         gaps = [gap for gap in plain.gaps(row.key) if gap[1] - gap[0] >= minimum]
         matching = [gap for gap in gaps if (gap[0] < time if back else gap[0] > time)]
         expected = (matching[-1] if back else matching[0]) if matching else None
-        assert timeline.next_gap(row.key, time, minimum, back) == expected
+        assert timeline.coverage.next_gap(row.key, time, minimum, back) == expected
 
 
 @_many
@@ -179,7 +179,7 @@ def test_many_events_are_read_in_blocks():
     assert timeline.search("NEEDLE", 0, 10**9, back=True) == found
     longest = timeline.ranges(0, 0, 10**9, 2)
     assert [r.name for r in longest] == ["around", "needle"]
-    assert timeline.next_gap(0, 0, 1) is None
+    assert timeline.coverage.next_gap(0, 0, 1) is None
 
 
 def test_a_closed_timeline_lets_go_of_its_file():
@@ -188,12 +188,12 @@ def test_a_closed_timeline_lets_go_of_its_file():
     with timeline_of(b.build()) as timeline:
         assert timeline.rows
     with pytest.raises(AttributeError):
-        timeline.picture([0], 0, 10, 1)
+        timeline.coverage.picture([0], 0, 10, 1)
 
 
 def test_no_rows_and_no_columns_are_no_picture():
     b = Builder()
     b.run(0, 10, 5)
     timeline = timeline_of(b.build())
-    assert timeline.picture([], 0, 10, 5)[0].shape == (0, 5)
-    assert timeline.picture([0, 1], 0, 10, 0)[1].shape == (2, 0)
+    assert timeline.coverage.picture([], 0, 10, 5)[0].shape == (0, 5)
+    assert timeline.coverage.picture([0, 1], 0, 10, 0)[1].shape == (2, 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputop.timeline import texts as module
-from gputop.timeline.texts import Texts
+from gputop.timeline import range_columns as module
+from gputop.timeline.range_columns import Texts
 
 NAMES = ["MatMul", "", "conv2d/Größe", "matmul_grad", "a.b"]
 

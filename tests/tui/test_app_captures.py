@@ -240,7 +240,7 @@ async def test_the_list_of_jobs_says_whose_they_are_what_they_hold_and_since_whe
     ended = Server("127.0.0.1:6012", "python old.py", 12, user="ana")
     session.watch.job.watch(ended)
     monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers((other, idle, train)))
-    session.update_servers()
+    session.watch.update()
     app = GputopApp(session)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
@@ -375,7 +375,7 @@ async def test_attaching_to_a_dead_address_is_answered() -> None:
         for _ in range(2):  # asking again is answered again
             clear_notifications(app)
             await pilot.press("a", *"localhost:1", "enter")
-            await asyncio.to_thread(session.update_servers)
+            await asyncio.to_thread(session.watch.update)
             await pilot.pause()
             assert any("No profiler server at 127.0.0.1:1" in message for message in messages(app))
 
@@ -391,7 +391,7 @@ async def test_a_typo_in_an_address_keeps_the_job_that_answers(monkeypatch: pyte
     app = GputopApp(session)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press("a", *"localhost:1", "enter")
-        await asyncio.to_thread(session.update_servers)
+        await asyncio.to_thread(session.watch.update)
         await pilot.pause()
         assert messages(app) == ["Could not attach to 127.0.0.1:1: nothing listens there. Still at 127.0.0.1:6009."]
         job = text_of(app._job)

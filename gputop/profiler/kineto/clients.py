@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
-from gputop.core.proc import status_fields
+from gputop.core.proc import process_ids, stat_of, status_fields
 from gputop.profiler import sockets
 from gputop.profiler.kineto.protocol import HOLDING_PREFIX, is_client_name
 from gputop.profiler.stale_files import lives
@@ -47,7 +47,7 @@ def client_of(pid: int, proc: Path = _PROC) -> Client | None:
 def find_clients(proc: Path = _PROC) -> list[Client]:
     """The clients of this machine that may be seen, by PID, of each user at most 64; a few files read where there are
     none."""
-    networks, _ = sockets.networks(proc, sorted(sockets.process_ids(proc)))
+    networks, _ = sockets.networks(proc, sorted(process_ids(proc)))
     bound: dict[int, dict[int, str]] = {}  # by network: its owner can say what they like of sockets elsewhere
     for network, pid in networks.items():
         with contextlib.suppress(OSError):
@@ -78,10 +78,10 @@ def _client(pid: int, proc: Path, bound: dict[int, str]) -> Client | None:
     A forked child has its parent's socket open, too, and is no client: kineto's thread is not in it.
     """
     inodes = bound.keys() & sockets.open_inodes(proc, pid) if bound else frozenset[int]()
-    fields = sockets.stat_fields(proc, pid)
-    if not inodes or fields is None:
+    stat = stat_of(pid, proc)
+    if not inodes or stat is None:
         return None
-    paths = sorted({bound[inode] for inode in inodes - sockets.open_inodes(proc, fields[0])})
+    paths = sorted({bound[inode] for inode in inodes - sockets.open_inodes(proc, stat.parent)})
     if not paths:
         return None
     try:
@@ -91,7 +91,7 @@ def _client(pid: int, proc: Path, bound: dict[int, str]) -> Client | None:
         return None
     named = [path for path in paths if not path.startswith(_ABSTRACT)]
     folder = PurePosixPath(named[0]).parent if len(named) == len(paths) else None
-    return Client(pid, own_pid, uid, folder, all(HOLDING_PREFIX in path for path in paths), fields[1])
+    return Client(pid, own_pid, uid, folder, all(HOLDING_PREFIX in path for path in paths), stat.start)
 
 
 def is_same(client: Client) -> bool:

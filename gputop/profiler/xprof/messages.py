@@ -85,26 +85,8 @@ _OPTIONAL, _REPEATED = 1, 3
 _lock = threading.Lock()
 _classes: dict[str, type[Message]] = {}
 
-if TYPE_CHECKING:
-    XSpace: Any
-    XPlane: Any
-    XLine: Any
-    XEvent: Any
-    XStat: Any
-    XEventMetadata: Any
-    XStatMetadata: Any
-    ProfileOptions: Any
-    ProfileRequest: Any
-    ProfileResponse: Any
-    RawProfileResponse: Any
-    TerminateRequest: Any
-    TerminateResponse: Any
-    StopContinuousProfilingRequest: Any
-    GetSnapshotRequest: Any
-    MonitorRequest: Any
 
-
-def __getattr__(name: str) -> type[Message]:
+def __getattr__(name: str) -> Any:
     for messages in _SCHEMA.values():
         if name in messages:
             with _lock:

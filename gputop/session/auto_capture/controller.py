@@ -23,9 +23,8 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, require_no_question
 from gputop.session.auto_capture.dip_detector import Dip, Trigger
 from gputop.session.auto_capture.retention import mark_removable, remove_oldest
-from gputop.session.auto_capture_options import AutoCaptureOptions
 from gputop.session.captures import choose_servers, record_of_workers, risk_question, server_question, servers_label
-from gputop.session.options import Options
+from gputop.session.options import AutoCaptureOptions, Options
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice

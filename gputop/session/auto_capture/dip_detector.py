@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from gputop.core.metrics import GPU_METRICS, RATIO
-from gputop.session.auto_capture_options import DipRule
+from gputop.session.options import DipRule
 from gputop.text.units import percent
 
 if TYPE_CHECKING:

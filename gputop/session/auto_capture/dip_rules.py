@@ -15,8 +15,7 @@ from gputop.rules.expression import condition
 from gputop.rules.lexer import Mistake
 from gputop.rules.rule_file import quantity
 from gputop.rules.units import SECONDS
-from gputop.session.auto_capture_options import DipRule
-from gputop.session.options import DEFAULT_RULE
+from gputop.session.options import DEFAULT_RULE, DipRule
 
 _DEFAULT_HOLD_S = 5.0
 

@@ -72,15 +72,12 @@ def _marked_runs(parent: Folder) -> Iterator[tuple[float, str]]:
     """Time and name of the runs that gputop may remove: real folders with a note of this user's. Raises OSError."""
     for run in parent.names():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-            with parent.enter(run) as folder, open_regular(MARK, _MAX_NOTE_BYTES, follow_links=False,
-                                                           owners=_owners(), folder_fd=folder.fd) as note:
+            with parent.enter(run) as folder, open_regular(
+                    MARK, _MAX_NOTE_BYTES, follow_links=False, owners=frozenset({os.geteuid()}),
+                    folder_fd=folder.fd) as note:
                 about = parse(note.read(_MAX_NOTE_BYTES))
             if about["schema"] == _SCHEMA and math.isfinite(time_s := float(about["time_s"])):
                 yield time_s, run
-
-
-def _owners() -> frozenset[int]:
-    return frozenset({os.geteuid()})
 
 
 def _trace_bytes(folder: Folder) -> int:

@@ -7,6 +7,7 @@ reconnects with a back-off after the engine went away.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -15,20 +16,118 @@ from dataclasses import replace
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.sources.dcgm.backoff import Backoff
 from gputop.sources.dcgm.bindings import Installed, InstalledBindings
-from gputop.sources.dcgm.connection import Address, Engine, EngineError
+from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError
 from gputop.sources.dcgm.engine_reader import EngineReader, Snapshot
 from gputop.sources.dcgm.fields import FUNCTION_NOT_FOUND
 from gputop.sources.dcgm.staleness import clock_text
-from gputop.sources.dcgm.tick_pace import TickPace
-from gputop.sources.dcgm.update_requests import UpdateRequests
 from gputop.sources.dcgm.watches import Subscription
 
 REACH_TIMEOUT_S = 0.5
 HANG_TIMEOUT_S = 5.0  # connecting may import the bindings from a slow disk; no call takes this long
 CLOSE_TIMEOUT_S = 0.5
 START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
+FIRST_RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+STABLE_CONNECTION_S = 10.0  # a connection of this age resets the back-off
+
+
+class UpdateRequests:
+    """Requests that any thread makes and one thread answers: an answer serves all requests made before it was begun.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._made = self._answered = 0
+        self._made_s = 0.0  # monotonic: when the last one was made
+        self._ended = False
+
+    def make(self) -> bool:
+        """Request an update; returns at once, False after the end."""
+        with self._changed:
+            if not self._ended:
+                self._made += 1
+                self._made_s = time.monotonic()
+                self._changed.notify_all()
+            return not self._ended
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the last request's answer; False if that takes longer than ``timeout_s``.
+
+        The time counts from the request, so that several callers of one answer share one timeout.
+        """
+        with self._changed:
+            made, left_s = self._made, self._made_s + timeout_s - time.monotonic()
+            return self._changed.wait_for(lambda: self._answered >= made, max(0.0, left_s))
+
+    def take(self) -> int | None:
+        """Wait for a request without an answer, on the thread that answers; returns its number, None after the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._answered < self._made)
+            return None if self._ended else self._made
+
+    def answer(self, number: int) -> None:
+        """Note that the request of this number, and all before it, have their answer."""
+        with self._changed:
+            self._answered = number
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class Backoff:
+    """A second after the first failure, then twice as long each time. All times are monotonic."""
+
+    def __init__(self) -> None:
+        self._retry_s = FIRST_RETRY_S
+        self._due_s = -math.inf
+        self._connected_s = 0.0
+
+    def due(self, now_s: float) -> bool:
+        """Return whether it is time to try to connect."""
+        return now_s >= self._due_s
+
+    def connected(self, now_s: float) -> None:
+        self._connected_s = now_s
+
+    def answered(self, now_s: float) -> None:
+        """Note an answer over the connection: one that holds forgets the failures before it."""
+        if now_s - self._connected_s > STABLE_CONNECTION_S:
+            self._retry_s = FIRST_RETRY_S
+
+    def failed(self, now_s: float) -> None:
+        self._due_s = now_s + self._retry_s
+        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
+
+
+class TickPace:
+    """``interval_s`` is the one set at first, and another one once three ticks in a row have kept to it."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._tick_s: float | None = None
+        self._gaps_s: list[float] = []  # the last three
+
+    def note(self, tick_s: float) -> bool:
+        """Note a tick at ``tick_s`` (Unix time); returns False for the one that was noted last."""
+        if tick_s == self._tick_s:
+            return False
+        if self._tick_s is not None:
+            self._gaps_s = [*self._gaps_s[-2:], tick_s - self._tick_s]
+            self._follow(self._gaps_s)
+        self._tick_s = tick_s
+        return True
+
+    def _follow(self, gaps_s: list[float]) -> None:
+        if len(gaps_s) == 3 and min(gaps_s) > 0 and max(gaps_s) < 1.3 * min(gaps_s):
+            pace_s = max(MIN_WATCH_S, sum(gaps_s) / 3)
+            if not 0.7 < pace_s / self.interval_s < 1.4:
+                self.interval_s = round(pace_s, 1)
 
 
 class DcgmClient:

@@ -9,7 +9,7 @@ own: no tick waits for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -41,19 +41,19 @@ class NvmlWithDcgmFallback:
         self.watch = watch
         self._lock = threading.Lock()
         self._client: DcgmClient | None = None
-        self._probes: tuple[_GpuWithDcgmFallback, ...] = ()
+        self.gpus: tuple[_GpuWithDcgmFallback, ...] = ()
 
     @property
     def label(self) -> str:
         """Label of what is read, for the header: "NVML + DCGM 4.2 host engine, driver 550.54"."""
-        if self._client is None or not any(probe.from_dcgm for probe in self._probes):
+        if self._client is None or not any(probe.from_dcgm for probe in self.gpus):
             return self._nvml.label
         way, comma, driver = self._nvml.label.partition(",")
         return f"{way} + {engine_name(self._client.snapshot())}{comma}{driver}"
 
     def open(self) -> None:
         self._nvml.open()
-        self._probes = tuple(_GpuWithDcgmFallback(probe, self._get_client, self.watch) for probe in self._nvml.gpus)
+        self.gpus = tuple(_GpuWithDcgmFallback(probe, self._get_client, self.watch) for probe in self._nvml.gpus)
 
     def _get_client(self) -> DcgmClient:
         """The client, made for the first GPU that needs it."""
@@ -61,10 +61,6 @@ class NvmlWithDcgmFallback:
             if self._client is None:
                 self._client = self._connect()
             return self._client
-
-    @property
-    def gpus(self) -> Sequence[GpuProbe]:
-        return self._probes
 
     @property
     def gpus_present(self) -> int | None:

@@ -65,8 +65,8 @@ class DcgmSource:
         self._watch = watch
         self._root = root
         self._make_host = host
-        self._probes: tuple[_DcgmGpu, ...] = ()
-        self._present: int | None = None
+        self.gpus: tuple[_DcgmGpu, ...] = ()
+        self.gpus_present: int | None = None
         self._host: HostProbe | None = None
         self._local = False
 
@@ -94,9 +94,9 @@ class DcgmSource:
             raise NoDataError(f"The DCGM host engine at {client.address} lists no GPU.", "dcgmi discovery -l")
         keys = _infos(snapshot)
         infos = list(keys)
-        self._present = len(snapshot.gpus)
+        self.gpus_present = len(snapshot.gpus)
         chosen = select_gpus(self._wanted, infos)
-        self._probes = tuple(
+        self.gpus = tuple(
             _DcgmGpu(client, info, keys[info], _divided_reason(info, infos), _xid(snapshot, keys[info]))
             for info in chosen)
         wanted = [keys[info] for info in chosen]
@@ -121,14 +121,6 @@ class DcgmSource:
         from gputop.sources.host.source import PsutilHost
 
         return PsutilHost()
-
-    @property
-    def gpus(self) -> Sequence[_DcgmGpu]:
-        return self._probes
-
-    @property
-    def gpus_present(self) -> int | None:
-        return self._present
 
     @property
     def host(self) -> HostProbe:

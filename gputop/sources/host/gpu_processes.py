@@ -13,7 +13,16 @@ from msgspec.structs import replace
 
 from gputop.core.framework import framework_of
 from gputop.core.metrics import BYTES, COUNT
-from gputop.core.proc import MAPS_BYTES
+from gputop.core.proc import (
+    FIRST_PID_NAMESPACE,
+    MAPS_BYTES,
+    boot_time_s,
+    children_by_parent,
+    pid_namespace,
+    process_ids,
+    user_name,
+    with_descendants,
+)
 from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources.host import numa, proc_files, process_match
 from gputop.sources.host.cgroups import Cgroups
@@ -21,8 +30,9 @@ from gputop.sources.host.containers import container_of
 from gputop.sources.host.pods import PodContainers
 from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE, ZOMBIE, Stat
 from gputop.sources.host.process_rates import Counts, Family, FamilyRates, Member, Rates, no_rates
-from gputop.sources.host.process_table import MAX_COST, ProcessTable, UserNames
+from gputop.sources.host.process_table import MAX_COST, ProcessTable
 from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
+from gputop.text.units import printable
 
 SOURCE = "/proc"
 UPDATE_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, because ticks jitter
@@ -37,7 +47,6 @@ NO_PID = "the driver gives no PID for it"
 _FRAMEWORK_SCANS = frozenset({1, 2, 4, 8, 16, 32})
 
 # The inode of the first PID namespace is fixed (PROC_PID_INIT_INO in include/linux/proc_ns.h).
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 @dataclass(slots=True)
@@ -75,19 +84,18 @@ class GpuProcessTable:
         self._proc = proc
         self._read = read
         self._known: dict[int, _Known] = {}  # by the driver's PID
-        self._user_names = UserNames()
         self.node = ProcessTable(clock, proc, read=read, cpu_clock=cpu_clock)
         self.cgroups = Cgroups(clock, proc.parent)
         self._pods = PodContainers(clock, proc.parent)
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._rates = FamilyRates(self._ticks_per_s)
-        self._boot_s = self._boot_time()
+        self._boot_s = boot_time_s(proc)
         self._cpus_by_node = numa.cpus_by_node(proc.parent)
         self._due_s = self._table_due_s = clock()
         self._last: dict[int, ProcessSample] = {}
         try:
-            self._nested = os.fspath((proc / "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
+            self._nested = pid_namespace(proc) != FIRST_PID_NAMESPACE
         except OSError:
             self._nested = False  # not known: take the PIDs as they are
 
@@ -208,7 +216,7 @@ class GpuProcessTable:
             return {}  # a process whose devices are not known may be on any device
         taken = {record.local for record in self._known.values()} | {os.getpid()}
         watched = set(minors.values())
-        mapped = process_match.mapped_devices(self._proc, (pid for pid in self.node.pids() if pid not in taken))
+        mapped = process_match.mapped_devices(self._proc, (pid for pid in process_ids(self._proc) if pid not in taken))
         mapped = {pid: devices & watched for pid, devices in mapped.items() if devices & watched}
         matched = {}
         for pid, local in process_match.match(listed, mapped).items():
@@ -243,7 +251,7 @@ class GpuProcessTable:
             record.reason = proc_files.reason_of(error)
         try:
             status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
-            record.user = None if status.uid is None else self._user_names[status.uid]
+            record.user = None if status.uid is None else printable(user_name(status.uid))
             record.container_pid = status.pids[-1] if len(status.pids) > 1 else None
             record.numa_nodes = numa.bound_to(numa.parse_cpus(status.cpus), self._cpus_by_node)
             if record.user is None:
@@ -278,19 +286,11 @@ class GpuProcessTable:
 
     def _scan_table(self, stats: dict[int, Stat]) -> None:
         """Find the descendants of every known process, and refresh their identities."""
-        children: dict[int, list[int]] = {}
-        for pid, parent in self.node.scan().items():
-            children.setdefault(parent, []).append(pid)
         local_pids = {record.local for record in self._known.values()}
+        children = children_by_parent(
+            (pid, parent) for pid, parent in self.node.scan().items() if pid not in local_pids)
         for pid, record in self._known.items():
-            descendants: dict[int, None] = {}
-            below = list(children.get(record.local, ()))
-            while below:
-                child = below.pop()
-                if child not in local_pids and child not in descendants:
-                    descendants[child] = None
-                    below += children.get(child, ())
-            record.children = tuple(descendants)
+            record.children = tuple(with_descendants([record.local], children) - {record.local})
             self._read_identity(record, stats[pid].name)
 
     def _family(self, record: _Known, stat: Stat) -> Family:
@@ -314,13 +314,6 @@ class GpuProcessTable:
         except OSError as error:
             io_bytes, reason = None, proc_files.reason_of(error)
         return Counts(stat.parent, stat.cpu_ticks, io_bytes, reason)
-
-    def _boot_time(self) -> float | None:
-        try:
-            lines = self._read(f"{self._proc}/stat", proc_files.ENVIRON_BYTES).splitlines()
-            return next(float(line.split()[1]) for line in lines if line.startswith(b"btime "))
-        except (OSError, StopIteration, ValueError, IndexError):
-            return None
 
 
 def _holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:

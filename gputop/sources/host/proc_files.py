@@ -12,6 +12,8 @@ import errno
 from msgspec import Struct
 
 from gputop.core.proc import ENVIRON_BYTES as ENVIRON_BYTES
+from gputop.core.proc import Stat as Stat
+from gputop.core.proc import parse_stat as parse_stat
 from gputop.core.proc import read as read
 from gputop.text.units import printable
 
@@ -34,42 +36,6 @@ def reason_of(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return DENIED
     return f"it could not be read: {error.strerror or error}"
-
-
-class Stat(Struct, frozen=True):
-    """The part of /proc/PID/stat that is used here."""
-
-    name: bytes  # of the program, 15 bytes at most
-    state: str  # "R", "S", "D", "Z" …
-    parent: int
-    cpu_ticks: int  # user and system time of all threads
-    threads: int
-    start: int  # ticks since boot; with the PID it identifies a process uniquely
-    rss_pages: int
-
-
-def parse_stat(text: bytes) -> Stat | None:
-    """Parse /proc/PID/stat (proc(5)); None if it is truncated or malformed.
-
-    The command, in parentheses, may itself hold spaces and parentheses: fields are counted
-    from the last one.
-    """
-    head, _, tail = text.rpartition(b")")
-    fields = tail.split()
-    if len(fields) < 22:
-        return None
-    try:
-        return Stat(
-            name=head.partition(b"(")[2],
-            state=fields[0].decode("ascii"),
-            parent=int(fields[1]),
-            cpu_ticks=int(fields[11]) + int(fields[12]),
-            threads=int(fields[17]),
-            start=int(fields[19]),
-            rss_pages=int(fields[21]),
-        )
-    except ValueError:
-        return None
 
 
 def parse_io(text: bytes) -> tuple[int, int] | None:

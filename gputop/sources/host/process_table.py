@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 import os
-import pwd
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.metrics import BYTES, COUNT
+from gputop.core.proc import process_ids, user_name
 from gputop.core.samples import HostProcess, Reading
 from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import FIRST, Stat
@@ -25,24 +25,6 @@ _TOP = 8  # by CPU, and as many by memory
 Member = tuple[int, int]  # PID and start: identifies a process uniquely
 
 
-class UserNames:
-    """Names of users by number, each looked up once."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-
-    def __getitem__(self, uid: int) -> str:
-        """The user's name; the number where it has none, as for users of other containers."""
-        name = self._names.get(uid)
-        if name is None:
-            try:
-                name = printable(pwd.getpwuid(uid).pw_name)
-            except (KeyError, OverflowError):
-                name = str(uid)
-            self._names[uid] = name
-        return name
-
-
 class ProcessTable:
     """Scans every process in ``proc``. Used by one thread."""
 
@@ -53,7 +35,6 @@ class ProcessTable:
         self._clock, self._proc, self._read, self._cpu_clock = clock, proc, read, cpu_clock
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._user_names = UserNames()
         self._due_s = clock() + _FIRST_SCAN_S
         self._before: dict[Member, int] = {}  # CPU ticks
         self._before_s: float | None = None
@@ -61,11 +42,6 @@ class ProcessTable:
         self._leading: list[tuple[int, Stat, float | None]] = []  # PID, stat, cores in use
         self._reason: str | None = NOT_SCANNED_YET
         self._top: tuple[HostProcess, ...] | None = ()
-
-    def pids(self) -> list[int]:
-        """All visible PIDs. Raises OSError."""
-        with os.scandir(self._proc) as entries:
-            return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
     def stat(self, pid: int) -> Stat | str:
         """The process's /proc/PID/stat, or why it cannot be read."""
@@ -78,7 +54,7 @@ class ProcessTable:
     def scan(self) -> dict[int, int]:
         """Read every process's stat now; returns the parent of each PID. Raises OSError."""
         now_s, began_s = self._clock(), self._cpu_clock()
-        stats = {pid: stat for pid in self.pids() if isinstance(stat := self.stat(pid), Stat)}
+        stats = {pid: stat for pid in process_ids(self._proc) if isinstance(stat := self.stat(pid), Stat)}
         before, before_s = self._before, self._before_s
         self._before, self._before_s = {(pid, stat.start): stat.cpu_ticks for pid, stat in stats.items()}, now_s
         elapsed_s = 0.0 if before_s is None else now_s - before_s
@@ -124,4 +100,4 @@ class ProcessTable:
             uid = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES)).uid
         except OSError:
             return None, printable(stat.name)
-        return None if uid is None else self._user_names[uid], command
+        return None if uid is None else printable(user_name(uid)), command

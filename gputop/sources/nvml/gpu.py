@@ -47,7 +47,7 @@ class NvmlGpu:
         """``divided_reason``, for a GPU in MIG mode: why its activity is missing."""
         self.info = info
         self._nvml = nvml
-        self._handle = handle
+        self.handle = handle  # NVML's; None once the GPU is lost
         self._clock = clock
         self._final_sample: GpuSample | None = None
         self._missing_without_gpm: dict[str, Reading] = {}  # metrics that are missing without GPM, with the reason
@@ -85,11 +85,6 @@ class NvmlGpu:
     def has_gpm(self) -> bool:
         return self._gpm is not None
 
-    @property
-    def handle(self) -> Any:
-        """NVML's handle of the GPU; None once it is lost."""
-        return self._handle
-
     def read(self, now_s: float) -> GpuSample:
         """One sample; blocks for as long as the driver does."""
         if self._final_sample is not None:
@@ -106,7 +101,7 @@ class NvmlGpu:
         self._gpm = None
 
     def _mark_unusable(self, code: int) -> GpuSample:
-        self._handle = self._gpm = self._pcie = self._nvlink = None
+        self.handle = self._gpm = self._pcie = self._nvlink = None
         state = LOST if code in status.DEVICE_GONE else FAILED
         if state == LOST:
             message = status.lost_message(code, self.info.index) + status.RESTART
@@ -138,9 +133,9 @@ class NvmlGpu:
     def _open_gpm(self) -> None:
         nvml = self._nvml
         try:
-            reason = self._divided_reason if self._mig else unsupported_reason(nvml, self._handle)
+            reason = self._divided_reason if self._mig else unsupported_reason(nvml, self.handle)
             if reason is None:
-                self._gpm = Gpm(nvml, self._handle, self._clock)
+                self._gpm = Gpm(nvml, self.handle, self._clock)
                 self._missing_without_gpm = {}
                 return
         except nvml.NVMLError as error:
@@ -193,7 +188,7 @@ class NvmlGpu:
     def _nvlink_traffic(self) -> NvlinkTraffic:
         if self._nvlink is None:
             before = self._no_gpm_reason if self._gpm is None else self._gpm.missing_reason(NVLINK)
-            self._nvlink = NvlinkTraffic(self._nvml, self._handle, self._clock, before, self._mig)
+            self._nvlink = NvlinkTraffic(self._nvml, self.handle, self._clock, before, self._mig)
         return self._nvlink
 
     def _pcie_traffic(self) -> PcieTraffic:
@@ -202,14 +197,14 @@ class NvmlGpu:
             has_maximum = info.pcie_gen_max is not None and info.pcie_width_max is not None
             link_max = link_bytes_per_s(info.pcie_gen_max or 0, info.pcie_width_max or 0) if has_maximum else None
             # The maximum, not the current rate: an idle link is slower than the traffic that wakes it.
-            self._pcie = PcieTraffic(self._nvml, self._handle, self._clock, link_max)
+            self._pcie = PcieTraffic(self._nvml, self.handle, self._clock, link_max)
         return self._pcie
 
     def _read_clock_events(self) -> tuple[tuple[str, ...], str | None]:
         nvml = self._nvml
         while self._events_calls:
             try:
-                mask = getattr(nvml, self._events_calls[0])(self._handle)
+                mask = getattr(nvml, self._events_calls[0])(self.handle)
             except nvml.NVMLError as error:
                 code = error.value
                 if code in status.DEVICE_GONE:

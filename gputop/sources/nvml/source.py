@@ -50,15 +50,15 @@ class NvmlSource:
         self._open_deadline_s = open_deadline_s
         self._nvml: Any = None
         self._driver = ""
-        self._present: int | None = None
-        self._devices: tuple[Device, ...] = ()
+        self.gpus_present: int | None = None  # with those that --gpus leaves out; None before open()
+        self.gpus: tuple[Device, ...] = ()
         self._watch: XidWatch | None = None
         self._host: PsutilHost | None = None
 
     @property
     def label(self) -> str:
         """Label of what is read, for the header: "NVML + GPM, driver 580.65.06"."""
-        way = "NVML + GPM" if any(device.has_gpm for device in self._devices) else "NVML"
+        way = "NVML + GPM" if any(device.has_gpm for device in self.gpus) else "NVML"
         return f"{way}, driver {self._driver}" if self._driver else way
 
     def open(self) -> None:
@@ -90,12 +90,12 @@ class NvmlSource:
             raise status.open_error(error.value) from error
         if not count:
             raise status.no_gpus()
-        self._present = count
+        self.gpus_present = count
         self._await(pending_devices)
         pending_of = {info.uuid: (pending, i) for pending in pending_devices for i, info in enumerate(pending.infos)}
         present = [info for pending in pending_devices for info in pending.infos]
         chosen = select_gpus(self._wanted, present, self._environ)
-        self._devices = tuple(Device(*pending_of[info.uuid], watch) for info in chosen)
+        self.gpus = tuple(Device(*pending_of[info.uuid], watch) for info in chosen)
         for pending in pending_devices:
             for probe in pending.probes:
                 if probe.info not in chosen:
@@ -107,15 +107,6 @@ class NvmlSource:
         until_s = self._clock() + self._open_deadline_s
         for pending in pending_devices:
             pending.opened_too_late = not pending.done.wait(max(0.0, until_s - self._clock()))
-
-    @property
-    def gpus(self) -> Sequence[Device]:
-        return self._devices
-
-    @property
-    def gpus_present(self) -> int | None:
-        """Number of the node's GPUs, those that ``--gpus`` leaves out included; None before ``open``."""
-        return self._present
 
     @property
     def host(self) -> PsutilHost:
@@ -130,10 +121,10 @@ class NvmlSource:
         """The driver's own sample buffers: some seconds of coarse utilization and of power."""
         from gputop.sources.nvml.sample_buffers import backfill_samples, read_sample_buffers
 
-        handles = {device.info.uuid: handle for device in self._devices if (handle := device.handle) is not None}
+        handles = {device.info.uuid: handle for device in self.gpus if (handle := device.handle) is not None}
         buffers = read_sample_buffers(self._nvml, handles, now_s)
-        infos = [device.info for device in self._devices]
-        return backfill_samples(buffers, infos, now_s, interval_s, os.uname().nodename, self.label, self._present)
+        infos = [device.info for device in self.gpus]
+        return backfill_samples(buffers, infos, now_s, interval_s, os.uname().nodename, self.label, self.gpus_present)
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         return {}
@@ -146,7 +137,7 @@ class NvmlSource:
         try:
             if self._watch is not None:
                 self._watch.stop()
-            for device in self._devices:
+            for device in self.gpus:
                 device.close()
             nvml.nvmlShutdown()
         except nvml.NVMLError:

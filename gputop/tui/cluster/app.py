@@ -114,7 +114,7 @@ class ClusterApp(TerminalApp):
             # The job that was asked for is not there any more: what is known stays.
             old = self._state.report
             problem = Problem(message.answer.message, message.answer.fix)
-            self._state.report = replace(old, fleet=_with_problem(old.fleet, problem))
+            self._state.report = replace(old, fleet=replace(old.fleet, problems=(problem,)))
         else:
             self._state.report = message.answer
             self._main.answered()
@@ -157,10 +157,6 @@ def run_program(command: list[str]) -> None:
     note("  enter: back to the cluster")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         input()
-
-
-def _with_problem(fleet: Fleet, problem: Problem) -> Fleet:
-    return replace(fleet, problems=(problem,))
 
 
 def run(collector: FleetCollector, make: MakeReport, view: View, period_s: float, commands: Commands, folder: Path,

@@ -191,7 +191,8 @@ def heading(state: State, width: int) -> list[StyledText]:
     texts = [fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names]
     span = span_text(state.span_s)
     if state.cursor is not None:
-        span = time.strftime("%H:%M", time.localtime(_cursor_time_s(state, history)))
+        span = time.strftime("%H:%M", time.localtime(
+            state.report.fleet.time_s - state.cursor * state.span_s / max(1, history)))
         span = f"┃ {span}: active then"
     last = f"“{printable(state.pattern)}”" if state.pattern else _order_text(state)
     return [(" " + " ".join(texts), DIM), (" " + fit(span, history), BOLD if state.cursor is not None else DIM),
@@ -210,10 +211,6 @@ def _layout(state: State, width: int) -> Layout:
 
 def history_columns(state: State, width: int) -> int:
     return _layout(state, width).history
-
-
-def _cursor_time_s(state: State, columns: int) -> float:
-    return state.report.fleet.time_s - (state.cursor or 0) * state.span_s / max(1, columns)
 
 
 def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]:

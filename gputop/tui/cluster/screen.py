@@ -11,7 +11,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.widgets import Footer
 
 from gputop.render.palette import ACCENT, PLAIN
@@ -23,7 +23,7 @@ from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.help import help_box
 from gputop.tui.widgets.cached_lines import DrawnLines, LinesWidget
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 _DETAIL_LINES = 7
 _LATE_S = 5.0  # beyond the period: an answer of a busy server takes seconds
@@ -126,7 +126,7 @@ class FleetTable(DrawnLines, can_focus=True):
             self.post_message(self.Opened(row.node.name))
 
 
-class OpenNode(ModalScreen[list[str] | None]):
+class OpenNode(Dialog[list[str] | None]):
     """Question how a node is opened; dismissed with the command, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -149,9 +149,6 @@ class OpenNode(ModalScreen[list[str] | None]):
                 out.append(f"{keys:>6}  ", ACCENT)
                 out.append(f"{what}\n        {shlex.join(self._commands[keys])}\n", PLAIN)
             yield WrappedText(out)
-
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
 
     def action_run_command(self, which: str) -> None:
         self.dismiss(self._commands.get(which))

@@ -19,7 +19,7 @@ from gputop.render.styled_text import StyledText, justify, wrap, wrap_sentences
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
 from gputop.tui.keys import STACKS_TELL, key
-from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 
 _MIN_HEIGHT_OF_TWO_LINES = 8  # a lower panel has one line for what the chosen cures save together
 _LEAD = 3  # lines above a finding of low severity, at most
@@ -100,7 +100,7 @@ def _dimmed(lines: list[list[StyledText]]) -> list[list[StyledText]]:
     return [[(text, DIM) for text, _ in line] for line in lines]
 
 
-class ActionsPanel(DrawnLines, can_focus=True):
+class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
     """A list of findings; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -281,12 +281,6 @@ class ActionsPanel(DrawnLines, can_focus=True):
     def action_copy(self, markdown: bool = False) -> None:
         if self.selected is not None:
             self.post_message(self.Opened(self.selected, "markdown" if markdown else "code"))
-
-    def on_mouse_scroll_down(self) -> None:
-        self.action_move(1)
-
-    def on_mouse_scroll_up(self) -> None:
-        self.action_move(-1)
 
     def on_click(self, event: events.Click) -> None:
         if event.chain > 1:  # what the click before has selected is unfolded: other lines are under the pointer now

@@ -18,7 +18,7 @@ from gputop.text.commands import short_command
 from gputop.text.units import NA, bytes_, devices, fit, percent, printable, rate
 from gputop.tui.keys import key as bind
 from gputop.tui.monitor.status_lines import bar
-from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
 _SORTS_WITHOUT_GPU = ("pid", "cpu")
@@ -116,7 +116,7 @@ class Columns(NamedTuple):
     labeled: bool  # without a heading: each figure says what it is
 
 
-class ProcessPanel(DrawnLines, can_focus=True):
+class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
     """A table of processes; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -297,12 +297,6 @@ class ProcessPanel(DrawnLines, can_focus=True):
         else:
             self.selected_pid = branch.process.pid
             self.draw()
-
-    def on_mouse_scroll_down(self) -> None:
-        self.action_move(1)
-
-    def on_mouse_scroll_up(self) -> None:
-        self.action_move(-1)
 
     def next_sort(self) -> str:
         """Sort by the next column; returns its name."""

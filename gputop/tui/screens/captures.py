@@ -33,7 +33,7 @@ from gputop.text.commands import command_of, short_command, short_description
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Ask, Confirm
-from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
 _BATCH = 16  # captures that are shown together while the logdir is read
@@ -49,7 +49,7 @@ def when(time_s: float, now_s: float) -> str:
     return time.strftime("%d %b %H:%M" if then[0] == now[0] else "%Y-%m-%d", then)
 
 
-class SavedCaptures(DrawnLines, can_focus=True):
+class SavedCaptures(WheelMoves, DrawnLines, can_focus=True):
     """A line a capture, the newest first; ● is the one that is shown, A and B are those to compare."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -108,12 +108,6 @@ class SavedCaptures(DrawnLines, can_focus=True):
         self.index = max(0, min(len(self.captures) - 1, self.index + by))
         self.draw()
         self.post_message(self.Moved())
-
-    def on_mouse_scroll_down(self) -> None:
-        self.action_move(1)
-
-    def on_mouse_scroll_up(self) -> None:
-        self.action_move(-1)
 
     def on_click(self, event: events.Click) -> None:
         row = event.get_content_offset(self)

@@ -8,7 +8,6 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import ModalScreen
 
 from gputop.core.samples import ProcessSample
 from gputop.profiler.capture.records import Server
@@ -18,7 +17,7 @@ from gputop.text.commands import command_of, short_command
 from gputop.text.units import bytes_, fit, printable, ranges
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import time_ago
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 
 def job_row(server: Server, processes: Sequence[ProcessSample], now_s: float) -> tuple[str, ...]:
@@ -32,14 +31,14 @@ def job_row(server: Server, processes: Sequence[ProcessSample], now_s: float) ->
             printable(short_command(command_of(server.description))) or server.address)
 
 
-class ChooseJob(ModalScreen[Server | None]):
+class ChooseJob(Dialog[Server | None]):
     """Dismissed with the server of the chosen job, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the job above"),
         key("down,j", "move(1)", "down", "select the job below"),
         key("enter,c", "choose", "capture", "capture from the selected job"),
-        key("escape,q", "close", "close", "close without a capture"),
+        key("escape,q", "dismiss", "close", "close without a capture"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
     HELP = "The choice is kept as long as the job runs.\n"
@@ -56,9 +55,6 @@ class ChooseJob(ModalScreen[Server | None]):
     def compose(self) -> ComposeResult:
         with DialogFrame("Which job?", "↑↓ select", "enter: capture", "esc: close", id="popup"):
             yield WrappedText(self._text)
-
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
 
     def _text(self, width: int) -> Text:
         out = Text(printable(self._reason) + "\n\n" if self._reason else "", WARN)
@@ -79,5 +75,3 @@ class ChooseJob(ModalScreen[Server | None]):
     def action_choose(self) -> None:
         self.dismiss(self._servers[self._index])
 
-    def action_close(self) -> None:
-        self.dismiss(None)

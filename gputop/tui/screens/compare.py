@@ -28,7 +28,7 @@ from gputop.text.units import fit, printable, seconds, size
 from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
 from gputop.tui.widgets.cached_lines import DrawnLines
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 if TYPE_CHECKING:
     from gputop.comparison.report import Line
@@ -139,7 +139,7 @@ class Changes(VerticalScroll, can_focus=True, inherit_bindings=False):
         (self.scroll_home if by < 0 else self.scroll_end)(animate=False, immediate=True)
 
 
-class CaptureAgain(ModalScreen[Name | None]):
+class CaptureAgain(Dialog[Name | None]):
     """Question which job runs now, whose further capture is to be taken; dismissed with its side, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -159,11 +159,6 @@ class CaptureAgain(ModalScreen[Name | None]):
             yield WrappedText(Text(self.QUESTION, WARN))
             yield WrappedText(Text(self.TEXT))
 
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
-
-    def action_answer(self, side: Name) -> None:
-        self.dismiss(side)
 
 
 class CompareScreen(ModalScreen[None]):
@@ -327,7 +322,7 @@ class CompareScreen(ModalScreen[None]):
         if record.problem is not None:
             self._unread[record.path] = record.problem
         else:
-            self._session.capture_read(record)
+            self._session.results.capture_read(record)
             self._a, self._b = (record if one.path == record.path else one for one in (self._a, self._b))
             self._again = {name: tuple(record if one.path == record.path else one for one in records)
                            for name, records in self._again.items()}

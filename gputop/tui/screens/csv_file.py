@@ -14,7 +14,7 @@ def write_csv(app: CopyingApp, folder: Path, name: str, titles: Sequence[str],
               rows: Sequence[Sequence[str | float | None]], *, simulated: bool) -> None:
     """Write all columns in base units, and say where they are."""
     from gputop.core.files import write_new_files
-    from gputop.export.csv_text import csv_text
+    from gputop.export.write_tables import csv_text
 
     mark = "-SIMULATED" if simulated else ""
     try:

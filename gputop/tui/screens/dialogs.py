@@ -13,11 +13,12 @@ from textual.containers import HorizontalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from gputop.core.errors import GputopError
 from gputop.render.palette import ACCENT, WARN
 from gputop.render.styled_text import wrap
 from gputop.text.units import printable
 from gputop.tui.keys import key
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def with_comments_above(code: str, columns: int) -> str:
 Part = Text | Callable[[int], Text] | Code | Below  # text as it is, or made for a number of columns
 
 
-class Popup(ModalScreen[None]):
+class Popup(Dialog[None]):
     """A box over the screen; esc and q close it. Code in it scrolls sideways and is not wrapped, but its comments."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -84,9 +85,6 @@ class Popup(ModalScreen[None]):
                     yield WrappedText(part.text if isinstance(part, Below) else part,
                                       classes="indented" if below else None)
 
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
-
     def action_scroll(self, by: int) -> None:
         self.query_one("#popup").scroll_relative(y=by, animate=False, immediate=True)
 
@@ -115,7 +113,7 @@ class LivePopup(Popup):
 class Ask(ModalScreen[str | None]):
     """One line of input; dismissed with the text, or None on escape."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "cancel")]
 
     def __init__(self, title: str, hint: str, value: str = "", placeholder: str = "",
                  check: Callable[[str], str | None] = lambda _: None) -> None:
@@ -137,11 +135,8 @@ class Ask(ModalScreen[str | None]):
         else:
             self.query_one(WrappedText).update_text(Text(printable(problem), WARN))
 
-    def action_cancel(self) -> None:
-        self.dismiss(None)
 
-
-class Confirm(ModalScreen[bool]):
+class Confirm(Dialog[bool]):
     """A question; dismissed with whether it was answered with yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -161,8 +156,21 @@ class Confirm(ModalScreen[bool]):
             if self._hint:
                 yield WrappedText(Text("\n".join(printable(line) for line in self._hint.split("\n"))))
 
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
 
-    def action_answer(self, yes: bool) -> None:
-        self.dismiss(yes)
+def ask_attach() -> Ask:
+    """Ask where the profiler server is."""
+    def problem(address: str) -> str | None:
+        from gputop.profiler.workers import addresses
+
+        try:
+            addresses([address])
+        except GputopError as error:
+            return error.in_one_line
+        return None
+
+    hint = ("The address of a job's profiler server. To start one in the job:\n"
+            "  tf.profiler.experimental.server.start(6009)\n"
+            "  jax.profiler.start_server(6009)\n"
+            "To start one in a running job:\n"
+            "  gputop attach PID")
+    return Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem)

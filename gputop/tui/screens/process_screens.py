@@ -22,7 +22,7 @@ from gputop.text.commands import short_command
 from gputop.text.units import fit, printable
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import LivePopup
-from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 from gputop.tui.widgets.dialog_frame import DialogFrame
 
 
@@ -105,7 +105,7 @@ class SignalList(DrawnLines, can_focus=True):
         self.show([*lines, *([(text, WARN if self.asked else DIM)] for text in explanation)])
 
 
-class SignalScreen(ModalScreen[Signals | None]):
+class SignalScreen(WheelMoves, ModalScreen[Signals | None]):
     """The question which signal to send; dismissed with it, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -157,12 +157,6 @@ class SignalScreen(ModalScreen[Signals | None]):
         signals.asked = asked
         signals.draw()
         self.query_one(DialogFrame).name_keys(*(() if asked else self.KEYS))
-
-    def on_mouse_scroll_down(self) -> None:
-        self.action_move(1)
-
-    def on_mouse_scroll_up(self) -> None:
-        self.action_move(-1)
 
     def on_click(self, event: events.Click) -> None:
         """A click on a signal selects it, on the selected one it asks; only the key sends it."""

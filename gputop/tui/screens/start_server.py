@@ -32,7 +32,7 @@ class StartServer(ModalScreen[int | None]):
         key("down,j", "move(1)", "down", "select the process below"),
         key("y", "start", "start one", "start a profiler server in the selected process, then capture from it"),
         key("a", "address", "enter an address", "enter the HOST:PORT of a server that runs elsewhere"),
-        key("n,escape,q,enter", "close", "no", "close without starting one"),
+        key("n,escape,q,enter", "dismiss", "no", "close without starting one"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
     HELP = "Only y means yes.\n"
@@ -101,5 +101,3 @@ class StartServer(ModalScreen[int | None]):
     def action_address(self) -> None:
         self.dismiss(NAME_AN_ADDRESS)
 
-    def action_close(self) -> None:
-        self.dismiss(None)

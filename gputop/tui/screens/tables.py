@@ -143,17 +143,13 @@ def arranged(table: Table, pattern: str, by: int | None, reverse: bool) -> list[
 
 def tables(analysis: Analysis | None) -> tuple[Table, ...]:
     """All tables of an analysis, in the order of their tabs; empty ones where it is None."""
-    shown = analysis if analysis is not None else _nothing()
+    shown = analysis if analysis is not None else Analysis(trace=TraceSummary())
     made = (_kernels(shown, by_op=False), _kernels(shown, by_op=True), _collectives(shown), _memory(shown),
             _copies(shown), _host_ops(shown), _functions(shown), _input(shown), _layers(shown), _limit(shown),
             _ranks(shown), _critical_path(shown), _wall_time(shown))
     if analysis is not None:  # the last tab stands where stacks were to be sampled: all fit 80 columns without
         return (*made, _python(shown)) if shown.stacks is not None else made
     return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t shows why.") for t in made)
-
-
-def _nothing() -> Analysis:
-    return Analysis(trace=TraceSummary())
 
 
 def _share(value: float) -> str:

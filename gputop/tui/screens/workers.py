@@ -7,18 +7,17 @@ from typing import ClassVar, Literal
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import ModalScreen
 
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, Choice
 from gputop.render.palette import DIM, WARN
 from gputop.text.units import printable
 from gputop.tui.keys import key
-from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 Answer = Literal["few", "all", "ask", "none"]
 
 
-class WorkersQuestion(ModalScreen[Answer]):
+class WorkersQuestion(Dialog[Answer]):
     """Dismissed with the answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -51,9 +50,6 @@ class WorkersQuestion(ModalScreen[Answer]):
         more += ["f: ask their nodes"] if choice.others_unasked else []
         with DialogFrame("Capture", "y: these", *more, "n, esc: no", id="popup"):
             yield WrappedText(text)
-
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
 
     def action_answer(self, answer: Answer) -> None:
         choice = self._choice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, ClassVar
@@ -19,7 +20,6 @@ from gputop.render.styled_text import wrap
 from gputop.text.console import clean
 from gputop.text.units import printable
 from gputop.tui.terminal import themes
-from gputop.tui.terminal.bell import bell
 from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.driver import StallProofDriver
 from gputop.tui.terminal.first_frame import FirstFrame
@@ -187,3 +187,17 @@ class TerminalApp(FaultReportingApp):
         """Draw everything again, after something else has written on the terminal."""
         if isinstance(driver := driver_of(self), StallProofDriver):
             driver.redraw()
+
+
+_MAX_CHARS = 200
+
+
+def bell(text: str) -> str:
+    """OSC 9 with the text, for the terminals that know it, and the bell for all of them.
+
+    tmux keeps OSC 9 to itself; with ``allow-passthrough`` it hands on what is wrapped so, and the bell always.
+    """
+    shown = f"\x1b]9;{printable(text)[:_MAX_CHARS]}\x07"
+    if os.environ.get("TMUX"):
+        shown = "\x1bPtmux;" + shown.replace("\x1b", "\x1b\x1b") + "\x1b\\"
+    return f"{shown}\x07"

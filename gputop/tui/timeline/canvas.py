@@ -208,7 +208,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             return
         least = max(1, self.view.span_ns // self.cells)
         begin = self.gap[0] if self.gap else self.cursor_ns
-        next_gap = self.timeline.next_gap(place.row.key, begin, least, by < 0)
+        next_gap = self.timeline.coverage.next_gap(place.row.key, begin, least, by < 0)
         if next_gap is None:
             self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} gap of {seconds(least / 1e9)} or "
                                            f"more on {place.row.label}; zoom in for shorter ones."))
@@ -285,7 +285,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             clicked = max(in_cell, key=lambda r: r.end_ns - r.start_ns, default=None)
         if clicked is not None and clicked == self.selected and index == self.index:
             self.action_details()
-        gap = self.timeline.next_gap(place.row.key, self.cursor_ns + 1, 1, True) if clicked is None else None
+        gap = self.timeline.coverage.next_gap(place.row.key, self.cursor_ns + 1, 1, True) if clicked is None else None
         self.select(index, clicked, gap if gap is not None and gap[1] > self.cursor_ns else None)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:

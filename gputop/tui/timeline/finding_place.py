@@ -62,7 +62,7 @@ def gap_before(timeline: Timeline, finding: Finding, event: Range) -> tuple[int,
     gpu = next((row.key for row in timeline.rows if row.kind == "gpu" and row.gpu == number), None)
     if finding.id != _LATE_LAUNCHES or gpu is None:
         return None
-    gap = timeline.next_gap(gpu, event.start_ns, 1, back=True)
+    gap = timeline.coverage.next_gap(gpu, event.start_ns, 1, back=True)
     return gap if gap is not None and gap[1] == event.start_ns else None
 
 

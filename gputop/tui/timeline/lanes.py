@@ -65,12 +65,12 @@ def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], v
     out: Lanes = {}
     if whole:
         rows = [row.key for p in whole for row in p.rows]
-        cover, kinds = timeline.picture(rows, view.start_ns, view.end_ns, 2 * cells)
+        cover, kinds = timeline.coverage.picture(rows, view.start_ns, view.end_ns, 2 * cells)
         sizes = [len(p.rows) for p in whole]
         first = np.cumsum([0, *sizes[:-1]])
         for i, key in enumerate(rows):
             if timeline.rows[key].kind == "counter":
-                level = timeline.levels(key, view.start_ns, view.end_ns, 2 * cells)
+                level = timeline.columns.levels(key, view.start_ns, view.end_ns, 2 * cells)
                 # A measured zero is the lowest bar, no sample is nothing.
                 cover[i] = np.where(np.isnan(level), 0, np.maximum(level, _LEAST_LEVEL))
         # Of a pool: how many of its threads are at work, and the kind of work.
@@ -81,7 +81,7 @@ def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], v
         for place, lines, share in zip(whole, drawn, cover.mean(axis=1).tolist(), strict=True):
             row = place.rows[0]
             if row.kind == "counter":
-                mean = float(timeline.levels(row.key, view.start_ns, view.end_ns, 1)[0])
+                mean = float(timeline.columns.levels(row.key, view.start_ns, view.end_ns, 1)[0])
                 out[place.key] = Lane(lines, share, NA if mean != mean else compact(mean * row.full_scale, row.unit))
                 continue
             if row.kind == "path" and timeline.pending:

@@ -215,7 +215,7 @@ class TimelinePicture(CachedLinesWidget):
         assert self.timeline is not None
         if self._busy is None or len(self._busy) != self.cells:
             gpus = [row.key for row in self.timeline.rows if row.kind == "gpu"] or [r.key for r in self.timeline.rows]
-            cover, _ = self.timeline.picture(gpus, *self.timeline.window_ns, self.cells)
+            cover, _ = self.timeline.coverage.picture(gpus, *self.timeline.window_ns, self.cells)
             self._busy = cover.mean(axis=0) if gpus else cover.sum(axis=0)
         return head.overview(self._busy, self.view)
 

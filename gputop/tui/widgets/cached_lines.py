@@ -42,6 +42,20 @@ class DrawnLine(Strip):
         return part if part is self else DrawnLine(part, part.cell_length)
 
 
+class WheelMoves:
+    """The wheel moves the selection by one."""
+
+    @abstractmethod
+    def action_move(self, by: int) -> None:
+        """Select the entry ``by`` places further down."""
+
+    def on_mouse_scroll_down(self) -> None:
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.action_move(-1)
+
+
 class CachedLinesWidget(DrawnOnce):
     """A widget that caches its lines. Its text has its own colors; only the ground comes from the style sheet.
 

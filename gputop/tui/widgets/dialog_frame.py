@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -12,11 +13,13 @@ from textual.app import RenderResult
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.geometry import Size
+from textual.screen import ModalScreen
 from textual.widget import Widget
 
 from gputop.text.units import printable
 
 _GAP = re.compile(r"(?:^|\S) {2,}(?=\S)")
+Answer = TypeVar("Answer")
 _ROOM = 16  # columns that the indented text needs at least
 
 
@@ -85,6 +88,16 @@ class WrappedText(Widget):
         before, columns, self._columns = self.text, self._columns, 0
         if columns and self._for(columns) != before:
             self.refresh(layout=self.text.plain.count("\n") != before.plain.count("\n"))
+
+
+class Dialog(ModalScreen[Answer]):
+    """A dialog whose frame "#popup" has the focus; a key dismisses it with its answer."""
+
+    def on_mount(self) -> None:
+        self.query_one("#popup").focus()
+
+    def action_answer(self, answer: Answer) -> None:
+        self.dismiss(answer)
 
 
 class DialogFrame(VerticalScroll):

@@ -263,7 +263,7 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
     def enough(_path: object, _events: int) -> tuple[float, bool]:
         return 0.001, True
 
-    monkeypatch.setattr("gputop.profiler.capture.step_time.step_time", enough)
+    monkeypatch.setattr("gputop.profiler.capture.safe_capture.step_time", enough)
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:

@@ -15,7 +15,8 @@ import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
-from gputop.profiler import sockets, storage
+from gputop.core.proc import read_stat
+from gputop.profiler import storage
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
@@ -132,9 +133,7 @@ def test_the_copy_of_a_large_trace_can_be_stopped(folder, tmp_path, monkeypatch)
 
 def test_a_clock_that_is_set_back_does_not_prolong_the_wait(folder, tmp_path, monkeypatch):
     """The start that ranks have in common is a time of day."""
-    fields = sockets.stat_fields(Path("/proc"), os.getpid())
-    assert fields is not None
-    client = Client(os.getpid(), os.getpid(), os.geteuid(), PurePosixPath(folder), False, fields[1])
+    client = Client(os.getpid(), os.getpid(), os.geteuid(), PurePosixPath(folder), False, read_stat(os.getpid()).start)
     with (SocketFolder.open(os.getpid(), PurePosixPath(folder), os.geteuid()) as opened,
           daemon.serving(opened) as serves):
         take = recorder._Take(client, serves, Recording(1.0, tmp_path, start_ns=time.time_ns()), _ignore,

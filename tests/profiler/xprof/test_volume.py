@@ -9,7 +9,7 @@ import pytest
 
 from gputop.analysis.steps import steps
 from gputop.analysis.steps.model import Steps
-from gputop.profiler.capture.step_time import step_time
+from gputop.profiler.capture.safe_capture import step_time
 from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.volume import count_events
 from gputop.trace.model import Trace

@@ -20,8 +20,8 @@ from gputop.session.auto_capture import retention
 from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, existing_folder, held_before
 from gputop.session.auto_capture.dip_rules import parse_rule
 from gputop.session.auto_capture.retention import MARK, mark_removable, remove_oldest
-from gputop.session.auto_capture_options import AutoCaptureOptions
 from gputop.session.capture_control import CaptureControl
+from gputop.session.options import AutoCaptureOptions
 from gputop.session.session import Options, Session
 from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.sources.dcgm.backoff import MAX_RETRY_S, STABLE_CONNECTION_S, Backoff
+from gputop.sources.dcgm.client import MAX_RETRY_S, STABLE_CONNECTION_S, Backoff
 
 
 def pauses(backoff: Backoff, failures: int) -> list[float]:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.backoff import MAX_RETRY_S
-from gputop.sources.dcgm.client import HANG_TIMEOUT_S, DcgmClient
+from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, DcgmClient
 from gputop.sources.dcgm.connection import Address, parse_address
 from gputop.sources.dcgm.fields import PROFILING_IDS
 from gputop.sources.dcgm.lost_gpus import REFUSED_RETRY_S

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gputop.sources.dcgm.tick_pace import TickPace
+from gputop.sources.dcgm.client import TickPace
 
 
 def after(gaps_s: Sequence[float], interval_s: float = 1.0) -> float:

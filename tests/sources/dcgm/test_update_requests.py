@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from gputop.sources.dcgm.update_requests import UpdateRequests
+from gputop.sources.dcgm.client import UpdateRequests
 
 WAIT_S = 20.0
 

@@ -76,7 +76,7 @@ def test_hidepid_hides_other_users_processes() -> None:
         "from pathlib import Path\n"
         "from gputop.sources.host import gpu_processes\n"
         "subprocess.run(['mount', '-o', 'remount,hidepid=2', '/proc'], check=True)\n"
-        "gpu_processes._FIRST_PID_NAMESPACE = os.readlink('/proc/self/ns/pid')\n"
+        "gpu_processes.FIRST_PID_NAMESPACE = os.readlink('/proc/self/ns/pid')\n"
         "if pid := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
         "import tests.sources.host.proc_tree\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.tui.terminal.bell import bell
+from gputop.tui.terminal.terminal_app import bell
 
 
 def test_the_terminal_gets_a_text_and_rings(monkeypatch: pytest.MonkeyPatch) -> None:

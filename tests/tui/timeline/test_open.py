@@ -280,7 +280,7 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
         lost = replace(session.results.last_capture, path=Path("/other"))
         assert trace_of(lost, app.trace).timeline is None
         with pytest.raises(AttributeError):  # the one before was closed
-            timeline.picture([0], 0, 1, 1)
+            timeline.coverage.picture([0], 0, 1, 1)
 
 
 async def test_without_a_trace_the_text_is_shown() -> None:
