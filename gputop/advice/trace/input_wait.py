@@ -28,7 +28,7 @@ from gputop.analysis.steps.training_loops import LOADER, training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage
+from gputop.trace.intervals import coverage, intersect
 from gputop.trace.lookups import name_mask
 from gputop.trace.threads import MAIN, lines_of
 
@@ -58,6 +58,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
     if steps is not None and max(steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
         return Missing("a second wait for a batch, because one can be chance: capture longer")
+    if steps is not None and steps.inside and steps.call_ends_ns:  # predict() in each step waits for its own batches
+        of_training = intersect(waits_for_input(facts), steps.call_spans)
+        share = min(share, of_training.total / facts.analyzed_spans.total)
     if share < limit("input_bound.share"):
         return None
     fix = _input_fix(facts, share * facts.period_s)
