@@ -10,6 +10,7 @@ import numpy as np
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import XLA_RUN, spans_of
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
+from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
 from gputop.analysis.host.small_ops import PAUSE_NS, small_ops
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
@@ -61,7 +62,7 @@ class HostSpans:
     call_rows: I64
     shows_ops: bool
     short_ops: Spans | None = None  # of PyTorch without a GPU: when Python runs no op that takes long
-    short_pauses: Spans = EMPTY  # of the same: within ``calls``, but no op runs for longer than Python takes to start one
+    short_pauses: Spans = EMPTY  # of the same, within ``calls``: longer than the start of an op takes
 
 
 def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None = None) -> HostSpans:
@@ -89,7 +90,8 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
         if not trace.gpus:
             long = ops[trace.host.end_ns[ops] - trace.host.start_ns[ops] >= LONG_OP_NS]
             short_ops = complement(spans_of(trace, np.concatenate((long, waited_for))), *trace.window_ns)
-            short_pauses = subtract(calls, joined(at_work, PAUSE_NS))
+            if not name_mask(trace, FUNCTION_NAME).any():  # a tracer of Python makes pauses of its own
+                short_pauses = subtract(calls, joined(at_work, PAUSE_NS))
     elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
