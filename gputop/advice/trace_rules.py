@@ -409,7 +409,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="unfinished_step", module="trace.wall_time", origin="trace",
         shared_limits=("time_outside_steps.share", "cpu_contention.full", "cpu_contention.others"),
         follows_from=(Cause("long_steps", wholly=True), Cause("input_bound", wholly=True),
-                      Cause("time_outside_steps", wholly=True)),
+                      Cause("time_outside_steps", wholly=True), Cause("retracing", "most_of_it", wholly=True)),
         limits=(
             Limit("unfinished_step.steps", 3, "count", f"{OWN}the usual step is known"),
             Limit("unfinished_step.medium", 0.15, "ratio",

@@ -19,9 +19,10 @@ from gputop.advice.evaluation_caveats import with_evaluation_caveat
 from gputop.advice.python_rules import guarded, python_rules
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.host_work import out_of_the_step
+from gputop.advice.trace.host_work import StepGapHost, main_function, out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.long_steps import LongStepsFound, less_often
 from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES
@@ -81,8 +82,11 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     words = of_type(rule.function("describe")(verdict, job), Explanation, "describe")
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
-    if rule.id == "step_gap_host" and culprits and culprits[0].kind == "line":
-        words = out_of_the_step(words, culprits[0], verdict.share * facts.period_s)
+    if isinstance(verdict, (StepGapHost, LongStepsFound)):
+        function = main_function(culprits, verdict.share * facts.period_s, facts.analysis.stacks)
+        if function is not None:
+            words = (out_of_the_step(words, verdict, function) if isinstance(verdict, StepGapHost) else
+                     less_often(words, function))
     made = finding(rule, verdict, words, Basis(
         facts.small_sample_caveat, facts.few_steps_caveat, replayed, reason, culprits,
         severest="low" if facts.hardly_any_kernels and rule.costs_time else "high"))

@@ -18,7 +18,7 @@ from gputop.advice.trace.snippets import LOADER
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
-from gputop.analysis.results import GapWork
+from gputop.analysis.results import FlameNode, GapWork, HostStacks
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
@@ -184,14 +184,64 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     )
 
 
-def out_of_the_step(words: Explanation, line: Culprit, gap_s: float) -> Explanation:
-    """The words with the fix for a line of Python ("metrics.py:112 confusion_matrix") that takes half of the gap or
-    more; else the words as they are."""
-    location, _, function = line.name.partition(" ")
-    if (line.time_s or 0.0) < 0.5 * gap_s or not function.rpartition(".")[2].isidentifier():
+class UserFunction(NamedTuple):
+    """A function of the user's, and its line that runs longest. ``holds_loop``: the steps themselves run in it, too."""
+
+    name: str
+    location: str
+    holds_loop: bool
+
+
+def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks | None) -> UserFunction | None:
+    """The function whose lines among these culprits ("metrics.py:112 confusion_matrix") take half of the gap or more;
+    None without one, or where a library runs."""
+    of_function: dict[tuple[str, str], list[Culprit]] = {}
+    for line in culprits:
+        function = _function_of(line.name)
+        if line.kind == "line" and function and "/" not in function[0]:  # a package is shown of a library alone
+            of_function.setdefault(function, []).append(line)
+    function, lines = max(of_function.items(), key=lambda item: _total_s(item[1]), default=(None, []))
+    if function is None or _total_s(lines) < 0.5 * gap_s:
+        return None
+    longest = max(lines, key=lambda line: line.time_s or 0.0)
+    return UserFunction(function[1].rpartition(".")[2], longest.name.partition(" ")[0],
+                        _runs_outside_gaps(function, stacks.flame if stacks is not None else ()))
+
+
+def _total_s(lines: Iterable[Culprit]) -> float:
+    return sum(line.time_s or 0.0 for line in lines)
+
+
+def _function_of(line: str) -> tuple[str, str] | None:
+    """File and function of "loss.py:8 Logger.norms.<dictcomp>", without what has no name; None of a module's line."""
+    location, _, qualified = line.partition(" ")
+    names = qualified.split(".")
+    while names and not names[-1].isidentifier():
+        names.pop()
+    return (location.rpartition(":")[0], ".".join(names)) if names else None
+
+
+def _runs_outside_gaps(function: tuple[str, str], flame: Sequence[FlameNode]) -> bool:
+    """Return whether most of what the loop does outside of the gaps runs in this function."""
+    calls = [node for node in flame if _function_of(node.line) == function and (
+        node.parent is None or _function_of(flame[node.parent].line) != function)]
+    total, inside = (sum(node.time_s - node.gap_s for node in nodes) for nodes in (
+        (node for node in flame if node.parent is None), calls))
+    return inside >= 0.5 * total > 0
+
+
+def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunction) -> Explanation:
+    """The words with the fix for the function that takes most of the gap; those of a prediction in each step have a
+    better one."""
+    if verdict.inside:
         return words
-    return structs.replace(words, action=f"Move {function} ({location}) out of the step, or run it every N steps.",
-                           snippet=f"if step % 100 == 0:\n    {function}(…)  # {location}")
+    if function.holds_loop:
+        return structs.replace(
+            words, action=f"Move the work at {function.location} out of the loop, or do it every N steps.",
+            snippet=f"if step % 100 == 0:\n    …  # {function.location}")
+    return structs.replace(
+        words, action=f"Move {function.name} ({function.location}) out of the step, or run it every N steps.",
+        snippet=f"if step % 100 == 0:\n    {function.name}(…)  # {function.location}")
 
 
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
@@ -220,14 +270,13 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
 
 
 def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str]:
-    """The same for steps whose callback predicts or evaluates each time."""
+    """The same for steps that predict or evaluate each time, in a callback or in a loop of the user's own."""
     calls = [_INSIDE[phase] for phase in v.inside]
     names, without_iterator = " and ".join(f"{name}()" for name, _ in calls), calls[0][1]
-    return (f"a callback calls {names} in each step, which makes a dataset and its iterator every time; "
-            + _gap_content(v, loop, most),
+    return (f"{names} {'run' if len(calls) > 1 else 'runs'} in each step and makes a dataset and its iterator every "
+            "time; " + _gap_content(v, loop, most),
             f"Call {names} every hundred steps. For a single batch use {without_iterator}, which makes no dataset.",
-            "def on_train_batch_end(self, batch, logs=None):\n"
-            f"    if batch % 100 == 0:\n        self.model.{without_iterator}")
+            f"if step % 100 == 0:  # in a callback: batch\n    model.{without_iterator}  # in a callback: self.model")
 
 
 def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],

@@ -28,13 +28,19 @@ from gputop.analysis.steps.training_loops import LOADER, training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage
+from gputop.trace.intervals import coverage, intersect
 from gputop.trace.lookups import name_mask
 from gputop.trace.threads import MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
 _LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers=True{})"
+_WHOLE_BATCHES = ("rows = BatchSampler(RandomSampler(dataset), batch_size, drop_last=True)\n"
+                  "DataLoader(dataset, sampler=rows, batch_size=None)  # dataset[rows], once a batch")
+_ROWS = ("aten::select", "aten::as_strided", "aten::stack", "aten::unsqueeze", "aten::cat")  # x[i], and torch.stack
+# Share of the waits, and rows of a batch, from which these are worth it; the rest is Python around them. gputop's own
+# figures.
+_MOSTLY_ROWS, _MANY_ROWS = 0.4, 64
 _WORKERS = 8  # to begin with, where the CPUs are not known
 _CPUS_FULL_RATIO = 0.9  # share of the CPUs that are busy; above it no further worker finds one
 
@@ -58,6 +64,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
     if steps is not None and max(steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
         return Missing("a second wait for a batch, because one can be chance: capture longer")
+    if steps is not None and steps.inside and steps.call_ends_ns:  # predict() in each step waits for its own batches
+        of_training = intersect(waits_for_input(facts), steps.call_spans)
+        share = min(share, of_training.total / facts.analyzed_spans.total)
     if share < limit("input_bound.share"):
         return None
     fix = _input_fix(facts, share * facts.period_s)
@@ -176,6 +185,13 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
     snippet = _LOADER.format(workers, pinned)
     if name_mask(facts.trace, rf"{LOADER}_SingleProcess").any():
+        rows = _rows_per_batch(facts)
+        if rows >= _MANY_ROWS:
+            return InputFix(
+                "Take a whole batch from the tensors at once: let a BatchSampler choose the rows, with batch_size=None. "
+                "Workers would copy row by row as well.", _WHOLE_BATCHES, None, "",
+                tells=f" The DataLoader takes {rows:,.0f} rows of a batch from tensors one by one, and stacks them "
+                      "again.")
         return InputFix("Give the DataLoader workers, which load ahead while the model trains.", snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
     if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:
@@ -187,6 +203,16 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
             "result), or give the job more CPUs. More workers than CPUs only cost memory and switching.", snippet,
             None, "", tells=tells)
     return InputFix("Give the DataLoader more workers and let them run ahead.", snippet, None, "")
+
+
+def _rows_per_batch(facts: TraceFacts) -> float:
+    """Number of rows that the training process takes from tensors for a batch, one by one; 0 where that and stacking
+    them is the smaller part of its waits."""
+    waits = waits_for_input(facts)
+    work = work_in(facts.trace, waits, lines_of(facts.trace, MAIN))[0]
+    time = sum(work.get(name, (0, 0))[0] for name in _ROWS)
+    batches = max(_waits_in_steps(facts), 1)
+    return work.get(_ROWS[0], (0, 0))[1] / batches if time >= _MOSTLY_ROWS * waits.total else 0.0
 
 
 def describe_input_bound(v: InputBound, job: Job) -> Explanation:

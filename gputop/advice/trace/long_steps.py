@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host
-from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, known_work
+from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import SAME_LENGTHS
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -115,7 +116,9 @@ def _host_work(facts: TraceFacts, indices: I64, usual: I64) -> tuple[GapWork, ..
     calls."""
     lines = lines_of(facts.trace, MAIN, EXECUTOR)
     in_long_steps, elsewhere = (work_in(facts.trace, _outside_work(facts, i), lines)[0] for i in (indices, usual))
-    more = {name: (round(time - elsewhere.get(name, (0, 0))[0] * len(indices) / len(usual)), count)
+    ratio = len(indices) / len(usual)
+    more = {name: (round(time - ratio * elsewhere.get(name, (0, 0))[0]),
+                   max(round(count - ratio * elsewhere.get(name, (0, 0))[1]), 1))
             for name, (time, count) in in_long_steps.items()}
     return ranked_work({name: work for name, work in more.items() if work[0] > 0}, len(indices))
 
@@ -195,6 +198,17 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
     elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:
         what = f"the host ({', '.join(work.name.rsplit('/', 1)[-1][:_NAME_CHARS] for work in v.work[:2])})"
     return what, action, SAME_LENGTHS.get(job.framework) if part == "compute" else None
+
+
+def less_often(words: Explanation, function: UserFunction) -> Explanation:
+    """The words with the function that takes most of the extra time, where no event names the work."""
+    unnamed = _PARTS["host"][0]
+    if unnamed not in words.title or function.holds_loop:
+        return words
+    place = f"{function.name} ({function.location})"
+    return structs.replace(words, title=words.title.replace(unnamed, place), why=words.why.replace(unnamed, place),
+                           action=f"Run {place} less often, or in the background.",
+                           snippet=f"if step % 1000 == 0:\n    {function.name}(…)  # {function.location}")
 
 
 def _known_work(v: LongStepsFound) -> tuple[KnownWork, list[GapWork]] | None:

@@ -180,9 +180,9 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     return OpsOutsideModel(
         gpus=(), share=share, frees_cpus=True, best_case=True, ops_s=share * facts.period_s,
         names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_LINES]) or "many kinds",
-        calls=counts[longest[0]] / steps.count if longest else 0.0,
+        calls=float(counts[longest[0]]) / steps.count if longest else 0.0,
         culprits=(*_lines(facts, intersect(spans, facts.analyzed_spans)), *(
-            Culprit(trace.names[kinds[i]], "host", times[i] / steps.count / 1e9, facts.basis,
+            Culprit(trace.names[kinds[i]], "host", float(times[i]) / steps.count / 1e9, facts.basis,
                     at_s=int(host.start_ns[ops[which == i]][within[which == i].argmax()]) / 1e9)
             for i in longest[:_NAMED_LINES])))
 

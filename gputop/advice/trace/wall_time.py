@@ -250,7 +250,8 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
         return None
     part = max(parts, key=lambda part: part.time_s)
     share = part.time_s / wall.recorded_s
-    if share < limit("time_outside_steps.share"):
+    # Steps that were recorded whole and took longer are judged by what is seen of them.
+    if share < limit("time_outside_steps.share") or part.longest_s <= max(steps.durations_s, default=0.0):
         return None
     others = _of_others(facts, part, share)
     if others is not None:

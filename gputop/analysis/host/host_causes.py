@@ -8,7 +8,8 @@ breakdown) goes to the first of these that holds:
    so small that starting them is most of their time (:mod:`gputop.analysis.host.small_ops`);
 3. ``placement``: a long op runs on the host and starts no kernel, inside a call;
 4. ``gap``: the host is in no function's call: Python between the steps; of PyTorch on a CPU, what follows the
-   optimizer's call with ops that take no time of their own (metrics) is that, too;
+   optimizer's call with ops that take no time of their own (metrics) is that, too, and so are pauses from op to op
+   that are too long for the start of an op and come at the same place in most steps;
 5. ``dispatch``: the rest: inside a call the next launch is late.
 
 Without a GPU the same division of all time within the steps that is not spent waiting for input; there
@@ -28,7 +29,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, host_spans
 from gputop.analysis.host.launch_threads import input_on_shared_threads, work_by_line
-from gputop.analysis.host.recurring_pauses import recurring_share
+from gputop.analysis.host.recurring_pauses import recurring_pauses, recurring_share
 from gputop.analysis.results import GapWork, HostOps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
@@ -173,6 +174,7 @@ def late_by_cause(
         in_calls = spans.calls if knows_calls else left
         if steps is not None and line is None and spans.short_ops is not None:
             in_calls = subtract(in_calls, intersect(spans.short_ops, _behind_calls(steps)))
+            in_calls = subtract(in_calls, recurring_pauses(trace, steps, spans.short_pauses, process) or EMPTY)
         by_cause = {}
         eager = spans.eager if spans.short_ops is None else intersect(spans.eager, in_calls)
         for cause, instants in (("tracing", spans.tracing), ("eager", eager),

@@ -10,7 +10,8 @@ import numpy as np
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import XLA_RUN, spans_of
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
-from gputop.analysis.host.small_ops import small_ops
+from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
+from gputop.analysis.host.small_ops import PAUSE_NS, small_ops
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, torch_builds
@@ -61,6 +62,7 @@ class HostSpans:
     call_rows: I64
     shows_ops: bool
     short_ops: Spans | None = None  # of PyTorch without a GPU: when Python runs no op that takes long
+    short_pauses: Spans = EMPTY  # of the same, within ``calls``: longer than the start of an op takes
 
 
 def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None = None) -> HostSpans:
@@ -78,15 +80,18 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     executing = _rows(trace, np.ones(len(trace.names), bool), here & xla)
     waiting = _rows(trace, name_mask(trace, _WAITS), main)
     calls = spans_of(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
-    short_ops = None
+    short_ops, short_pauses = None, EMPTY
     if not len(called) and host_rows(trace, _TORCH_OP).size:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
         waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
-        calls = joined(spans_of(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
+        at_work = spans_of(trace, np.concatenate((called, waited_for)))
+        calls = joined(at_work, EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
         if not trace.gpus:
             long = ops[trace.host.end_ns[ops] - trace.host.start_ns[ops] >= LONG_OP_NS]
             short_ops = complement(spans_of(trace, np.concatenate((long, waited_for))), *trace.window_ns)
+            if not name_mask(trace, FUNCTION_NAME).any():  # a tracer of Python makes pauses of its own
+                short_pauses = subtract(calls, joined(at_work, PAUSE_NS))
     elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
@@ -111,7 +116,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     return HostSpans(
         tracing=tracing, eager=eager, placed=spans_of(trace, placed_rows),
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
-        short_ops=short_ops,
+        short_ops=short_ops, short_pauses=short_pauses,
     )
 
 

@@ -20,8 +20,16 @@ _RECURRING_SHARE = 0.5  # share of the steps that have a pause at this place. gp
 
 def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
                     process: tuple[str, int | None] | None = None) -> float | None:
-    """The share of this time in pauses that come in most steps, after the same op and before the same op, counted from
-    the step's begin; None without pauses or ops. ``process``: the host and rank whose pauses these are, if of one."""
+    """The share of this time in recurring pauses; None without pauses or ops. ``process``: the host and rank whose
+    pauses these are, if of one."""
+    recurring = recurring_pauses(trace, steps, pauses, process)
+    return None if recurring is None else recurring.total / pauses.total
+
+
+def recurring_pauses(trace: Trace, steps: Steps, pauses: Spans,
+                     process: tuple[str, int | None] | None = None) -> Spans | None:
+    """Those pauses that come in most steps, after the same op and before the same op, counted from the step's begin;
+    None without pauses or ops."""
     host = trace.host
     rows = host_rows(trace, r"aten::")
     lines = lines_of(trace, MAIN)
@@ -42,10 +50,10 @@ def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
     number[order] = np.arange(len(pair)) - np.repeat(begin, np.diff(np.append(begin, len(pair))))
     after = np.searchsorted(ops.start, pauses.start)  # the op that ends each pause
     before_op = after < len(ops.start)
-    length = (pauses.end - pauses.start)[before_op]
     key = np.stack((pair[after[before_op]], number[after[before_op]]), axis=1)
     places, which = np.unique(key, axis=0, return_inverse=True)
     of_step = np.searchsorted(edges[:, 0], pauses.start[before_op], side="right") - 1
     seen = np.unique(np.stack((which.reshape(-1), of_step), axis=1), axis=0)[:, 0]
     often = np.bincount(seen, minlength=len(places)) >= _RECURRING_SHARE * steps.count
-    return float(length[often[which.reshape(-1)]].sum()) / pauses.total
+    chosen = np.flatnonzero(before_op)[often[which.reshape(-1)]]
+    return Spans(pauses.start[chosen], pauses.end[chosen])

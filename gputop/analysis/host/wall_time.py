@@ -5,8 +5,8 @@ first and last event), in this order:
 
 1. time that was not recorded;
 2. the whole training steps, and the steps left out as warm-up, which are the job's start. The pause that follows a
-   step's call belongs to it, unless it is longer than a usual step and a usual pause together, and the host's own:
-   that is the end of an epoch;
+   step's call belongs to it, unless it is longer than a usual step and a usual pause together, and than the usual
+   spread of pauses explains, and the host's own: that is the end of an epoch;
 3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
    steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
    line of the user's runs in it;
@@ -44,7 +44,7 @@ from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
 from gputop.analysis.results import HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
-from gputop.analysis.steps.long_steps import period_of
+from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.analysis.steps.steps import find_overview_steps
@@ -65,6 +65,7 @@ _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; a
 _WORTH_ITS_NAME = 0.005  # share of the recording
 _NAMES = 4  # of the host's work that are kept of each part
 _SUMMARY = PATTERN_OF_KIND["summary"]
+_READS = rf"(?:EagerLocalExecute: )?{READ_VARIABLE}$"
 _XLA_PROGRAM = r"ThunkExecutor::Execute"
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
 _AT_WORK = 0.5  # share of a wait that had not ended: tf.data's threads work meanwhile
@@ -76,6 +77,7 @@ _KERAS = "Keras"  # in the anchor of steps that are its
 _PYTHON = re.compile(r"i?python|pt_|thread/")  # names of its threads; "thread": the report has no name
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
 _CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
+_NO_NAME = ("input", "python", "silent", "unknown")  # kinds of host work that may be any
 _SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "silent", "unknown")
 
 
@@ -113,6 +115,7 @@ class _Rank:
     loop_lines: npt.NDArray[np.bool_]
     waits: Spans
     python: Sequence[Lines]
+    reads_per_step: float = 0.0  # of variables, from Python: a model that runs op by op makes many
 
 
 def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
@@ -215,8 +218,17 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
             _loop_lines(trace, lines, calls), waits,
-            _of_process(processes, index, len(numbers))))
+            _of_process(processes, index, len(numbers)), _reads_per_step(trace, lines, steps)))
     return out
+
+
+def _reads_per_step(trace: Trace, lines: npt.NDArray[np.bool_], steps: Steps | None) -> float:
+    """Number of variables that Python's threads among these read in a usual step."""
+    if steps is None or not steps.count:
+        return 0.0
+    rows = host_rows(trace, _READS)
+    start = np.sort(trace.host.start_ns[rows[(lines & lines_of(trace, MAIN))[trace.host.line[rows]]]])
+    return float(np.median(np.diff(np.searchsorted(start, steps.edges_ns), axis=1)))
 
 
 def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans) -> Spans:
@@ -270,7 +282,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     first, last = int(rank.window.start[0]), int(rank.window.end[-1])
     pauses = EMPTY
     if steps is not None:
-        pauses = EMPTY if steps.times.start_up else _long_pauses(steps, rank)
+        pauses = EMPTY if steps.times.start_up else _unlike_usual(trace, steps, rank, *_long_pauses(steps, rank))
         take("start" if steps.times.start_up else _id_of_steps(steps), subtract(steps.spans, pauses))
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
@@ -295,11 +307,12 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))
 
 
-def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
+def _long_pauses(steps: Steps, rank: _Rank) -> tuple[Spans, Spans]:
     """Pauses that follow the calls of some steps, if they take longer than a usual step and in most of it nothing
-    computes and the loop does not wait for a batch: the ends of epochs. A step's own work may end after its call."""
+    computes and the loop does not wait for a batch: the ends of epochs. And those that follow the other calls. A step's
+    own work may end after its call."""
     if not steps.call_ends_ns or steps.count < _KNOWN_STEPS:
-        return EMPTY
+        return EMPTY, EMPTY
     end = steps.edges_ns[:, 1]
     begin = np.minimum(np.array(steps.call_ends_ns, np.int64), end)
     usual_ns = steps.times.median_s * 1e9
@@ -309,9 +322,33 @@ def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
         next_ = np.minimum(np.searchsorted(computing.end, begin, side="right"), len(computing.end) - 1)
         begin = np.where(computing.start[next_] <= begin + lull_ns, np.clip(computing.end[next_], begin, end), begin)
     taken = coverage(merge(rank.computes, rank.waits), begin, end)
-    usual_ns += float(np.median(end - begin)) if len(end) else 0.0  # a call may be the lesser part of its step
+    if len(end):  # a call may be the lesser part of its step, and what follows it takes longer at times
+        pauses = (end - begin).astype(np.float64)
+        usual_ns = max(usual_ns + float(np.median(pauses)), usual_limit(pauses))
     long = (end - begin > usual_ns) & (taken < _MAIN_SHARE * (end - begin))
-    return Spans(begin[long], end[long])
+    return Spans(begin[long], end[long]), Spans(begin[~long], end[~long])
+
+
+def _unlike_usual(trace: Trace, steps: Steps, rank: _Rank, long: Spans, usual: Spans) -> Spans:
+    """The long pauses but those with the work of the usual ones, which took longer this time, and those that end what a
+    prediction in each step began: they belong to their steps."""
+    if not len(long.start):
+        return long
+    start, end = np.concatenate((long.start, usual.start)), np.concatenate((long.end, usual.end))
+    order = np.argsort(start, kind="stable")
+    stretches = [_Stretch("between", *edges, subtract(_spans([edges]), rank.busy)) for edges in zip(
+        start[order].tolist(), end[order].tolist(), strict=True)]
+    group = np.minimum(order, len(long.start))
+    work, silent = _work(trace, rank, stretches, group)
+    idle = subtract(long, rank.busy), subtract(usual, rank.busy)
+    names = [_name(trace, rank, intersect(idle[number == len(long.start)], span), work.get(number, {}),
+                   silent.get(number), "between")
+             for number, span in enumerate((*(_spans([edges]) for edges in zip(*map(np.ndarray.tolist, long), strict=True)),
+                                            usual))]
+    usual_name = same_work(*names.pop())
+    unlike = np.array([(same_work(*name) != usual_name or name[0] in _NO_NAME)
+                       and not (steps.inside and name[0] in _CLEANS_UP) for name in names], bool)
+    return Spans(long.start[unlike], long.end[unlike])
 
 
 def _id_of_steps(steps: Steps) -> str:
@@ -399,7 +436,7 @@ def _every(starts: I64, steps: Steps | None) -> int | None:
     not count."""
     if steps is None:
         return None
-    return period_of(np.searchsorted(steps.edges_ns[:, 0], np.sort(starts)))[0]
+    return period_of(np.searchsorted(steps.edges_ns[:, 0], np.sort(starts)), steps.count)[0]
 
 
 # -- what the host did -----------------------------------------------------------------------------------
@@ -490,7 +527,7 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
             return kind, line or alike[0]
     silent = silent_ns is not None and silent_ns >= _MAIN_SHARE * total
     many = MANY_VARIABLES * max(len(idle.start), 1)
-    if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many:  # Python writes what it has read
+    if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many + rank.reads_per_step * max(len(idle.start), 1):  # Python writes what it has read
         return "checkpoint", line or READ_VARIABLE
     if not silent and sum(count for name, (_, count) in work.items() if re.match(_SUMMARY, name)) >= many:
         return "summary", line or names[0]  # ops make histograms and images of what they write

@@ -5,7 +5,8 @@
    a part of the model or its loss.
 2. Ops in a function of autograd, in the optimizer and in the ``DataLoader`` are of these.
 3. Of the rest those count whose results are new. Ops in place (``add_``), on lists (``_foreach_norm``) and norms update
-   weights, averages of them and gradients; copies and what makes tensors prepare the batch.
+   weights, averages of them and gradients; copies and what makes tensors prepare the batch; what draws a sample
+   (``multinomial``) chooses the actions that the training needs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from gputop.trace.model import I64, Trace
 _OP = r"(?!autograd::|c10d::|record_param_comms)[\w.]+::\S|\w+Backward\d*$|CompiledFunction|Torch-Compiled Region"
 _OTHER_PARTS = rf"autograd::engine::evaluate_function|Optimizer\.(?:step|zero_grad)#|{LOADER}"
 _NEW_RESULTS = (r"aten::(?!_foreach|_amp|(?:linalg_)?(?:vector_|matrix_)?norm$|\w+_$|_?to(?:_copy)?$|copy|contiguous$|"
-                r"clone$|detach$|empty|zeros|ones|full|stack$|cat$|item$|is_nonzero$|_local_scalar_dense$)")
+                r"clone$|detach$|empty|zeros|ones|full|stack$|cat$|item$|is_nonzero$|_local_scalar_dense$|multinomial$|"
+                r"bernoulli$|normal$|rand)")
 _PRODUCT = (r"aten::(?:addmm|mm|bmm|baddbmm|linear|matmul|_?convolution\w*|mkldnn_\w+|einsum|lstm|gru|"
             r"_?scaled_dot_product\w*)$")
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
-from gputop.analysis.steps.jax_calls import marking_calls
+from gputop.analysis.steps.jax_calls import gradient_functions, marking_calls
 from gputop.analysis.steps.loop_selection import (
     SelectedLoop,
     longest_function,
@@ -33,7 +33,7 @@ from gputop.analysis.steps.loop_selection import (
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import Spans
-from gputop.trace.lookups import host_rows, host_stat, name_mask
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 
@@ -147,9 +147,10 @@ def rebuilt_calls(trace: Trace) -> Anchors | None:
 
 
 def jax_calls(trace: Trace) -> Anchors | None:
-    """Calls of the jitted function that takes most time, from Python (:mod:`gputop.analysis.steps.jax_calls`)."""
+    """Calls from Python of the jitted function that takes most time, one that computes gradients before others
+    (:mod:`gputop.analysis.steps.jax_calls`)."""
     rows = marking_calls(trace)
-    return repeating_calls(trace, rows, trace.host.name[rows], "calls of {}")
+    return repeating_calls(trace, rows, trace.host.name[rows], "calls of {}", gradient_functions(trace))
 
 
 def function_calls(trace: Trace) -> Anchors | None:
@@ -214,9 +215,11 @@ def _merge_retraced(trace: Trace, rows: I64, function: I64) -> I64:
     return IntMap(merged)(np.asarray(function, np.int64)) if merged else function
 
 
-def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str) -> Anchors | None:
+def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
+                    trains: Mask | None = None) -> Anchors | None:
     """The calls of a loop, by the rules above, of these calls of functions (indices into ``Trace.names``); ``name`` has
-    a place for the function's. None where no function is called often enough."""
+    a place for the function's, and ``trains`` is a mask of names that are known to train. None where no function is
+    called often enough."""
     if not len(rows):
         return None
     host = trace.host
@@ -227,7 +230,8 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str) -
     rows, function = rows[often], function[often]
     length = host.end_ns[rows] - host.start_ns[rows]
     phase_of = phases(trace, rows, np.asarray(function, np.int64))
-    training = [index for index, phase in phase_of.items() if phase == TRAINING]
+    training = [index for index, phase in phase_of.items() if phase == TRAINING or (
+        trains is not None and trains[index])]
     candidates = np.isin(function, training) if training else np.ones(len(function), bool)
     loop = longest_function(trace, function[candidates], length[candidates])
     in_loop = function == loop

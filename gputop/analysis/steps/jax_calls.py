@@ -4,7 +4,7 @@ Outside of ``jax.jit`` each op is a jitted function too: ``params + update`` cal
 of them a step, and one ``add`` is no step. Which is:
 
 1. the user's function that takes most time marks the steps, of those that compute gradients where the trace shows
-   it: a library's helper may take more, and is called for each part of an update;
+   it: a library's helper or the policy of a reinforcement learner may take more, called many times for one update;
 2. without one the period of the sequence of names; it begins with the function that takes most time of those called
    once in a period. Where nothing repeats there is no step, nor where a shorter sequence repeats within a longer one:
    an optimizer does the same for each parameter.
@@ -81,15 +81,14 @@ def marking_calls(trace: Trace) -> I64:
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
     users = ~is_own[name]
     if len(rows) and np.unique(name[users], return_counts=True)[1].max(initial=0) >= FEWEST:
-        trains = users & _gradient_functions(trace)[name]
-        return rows[trains] if int(trains.sum()) >= FEWEST else rows[users]
+        return rows[users]
     period = sequence_period(name)
     if period is None:
         return rows[:0]
     return rows[name == _first_of_period(trace, name, length, period)]
 
 
-def _gradient_functions(trace: Trace) -> Mask:
+def gradient_functions(trace: Trace) -> Mask:
     """Mask of ``trace.names`` that are calls of functions whose program, jit_NAME, has ops of a backward pass; none
     where the trace names no program's ops."""
     (rows, ops), (_, module) = host_stat(trace.host, "hlo"), host_stat(trace.host, "hlo_module")

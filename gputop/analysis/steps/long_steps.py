@@ -42,8 +42,7 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
         return None
     judged = durations_s if judged_s is None else judged_s
     usual = float(np.median(judged))
-    spread = _MAD * float(np.median(np.abs(judged - usual)))
-    long = np.flatnonzero(judged - usual > max(_MORE * float(np.median(durations_s)), _DEVIATIONS * spread))
+    long = np.flatnonzero(judged > max(usual + _MORE * float(np.median(durations_s)), usual_limit(judged)))
     if not 1 <= len(long) <= _MAX_SHARE_OF_STEPS * len(durations_s):
         return None
     all_long = long
@@ -51,19 +50,25 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
     if len(long) == 1 and judged[long[0]] - usual < _ONE_SHARE * float(durations_s.sum()):
         return None
     usual_s, usual = float(np.median(np.delete(durations_s, all_long))), float(np.median(np.delete(judged, all_long)))
-    long, every = _periodic(long)
+    long, every = _periodic(long, len(durations_s))
     return LongSteps(long, judged[long] - usual, usual_s, every)
 
 
-def _periodic(long: I64) -> tuple[I64, int | None]:
+def usual_limit(times: F64) -> float:
+    """The longest of these times, of one for each step, that their usual spread explains."""
+    usual = float(np.median(times))
+    return usual + _DEVIATIONS * _MAD * float(np.median(np.abs(times - usual)))
+
+
+def _periodic(long: I64, count: int) -> tuple[I64, int | None]:
     """Long steps that come every so many steps, none missing, and that number; all where few do so."""
-    every, periodic = period_of(long)
+    every, periodic = period_of(long, count)
     return (long, None) if every is None else (long[periodic], every)
 
 
-def period_of(places: I64) -> tuple[int | None, I64]:
-    """Number of steps by which most of these (rising) positions lie apart, none missing between the first and the last,
-    and those positions; None where that holds of fewer than three, or of too few of them.
+def period_of(places: I64, count: int) -> tuple[int | None, I64]:
+    """Number of steps by which most of these (rising) positions lie apart, none missing among all ``count`` steps, and
+    those positions; None where that holds of fewer than three, or of too few of them.
 
     Each distance between a place and one of the two after it is tried: an accident between two makes one of them two
     shorter ones.
@@ -74,7 +79,8 @@ def period_of(places: I64) -> tuple[int | None, I64]:
     for every in apart[np.argsort(-times, kind="stable")][:_TRIED].tolist():
         remainder, counts = np.unique(places % every, return_counts=True)
         alike = np.flatnonzero(places % every == remainder[np.argmax(counts)])
-        if len(alike) > len(which) and (np.diff(places[alike]) == every).all():
+        if len(alike) > len(which) and (np.diff(places[alike]) == every).all() and (
+                max(places[alike[0]], count - places[alike[-1]]) <= every):
             best, which = every, alike
     if len(which) < max(_MIN_PERIODIC, _PERIODIC * len(places)):
         return None, places[:0]

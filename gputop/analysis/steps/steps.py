@@ -37,9 +37,10 @@ from gputop.analysis.steps.function_calls import (
     rebuilt_calls,
 )
 from gputop.analysis.steps.host_ahead import steps_on_gpu
+from gputop.analysis.steps.jax_calls import gradient_functions
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.phases import UNKNOWN, phases
+from gputop.analysis.steps.phases import TRAINING, UNKNOWN, phases
 from gputop.analysis.steps.pytorch_loops import batch_steps, op_sequence, optimizer_steps
 from gputop.analysis.steps.start_up import past_start, start_up_in_all, start_up_spans
 from gputop.analysis.steps.step_marks import numbered_steps, profiler_steps, step_markers, viewer_steps
@@ -142,9 +143,10 @@ def find_overview_steps(trace: Trace, overview: Trace, steps: Steps | None) -> S
 
 
 def _function_phases(trace: Trace) -> dict[str, str]:
-    """The phase of each tf.function, by name, where the trace shows it."""
+    """The phase of each tf.function and jitted function, by name, where the trace shows it."""
     rows, function = calls_of_functions(trace)
     phase_of = phases(trace, rows, np.asarray(function, np.int64)) if len(rows) else {}
+    phase_of |= dict.fromkeys(np.flatnonzero(gradient_functions(trace)).tolist(), TRAINING)
     return {trace.names[index]: phase for index, phase in phase_of.items() if phase != UNKNOWN}
 
 

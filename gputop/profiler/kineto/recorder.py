@@ -247,7 +247,8 @@ class _Take(Struct):
                 self.busy_s, self.ready_polls = now, 0
             elif self.fetched_s and now > self.begins_s + _STARTS_WITHIN_S + seconds:
                 self.ready_polls += 1
-        over = self.fetched_s and now > self.begins_s + seconds
+        # Not before the latest end of a recording that began as late as it may: stacks are sampled until then.
+        over = self.fetched_s and now > self.begins_s + _STARTS_WITHIN_S + seconds
         phase: Phase = "receiving" if over else "recording" if self.fetched_s else "connecting"
         self.on_progress(Progress(phase, now - began, seconds))
         if self.stop.is_set() and not self.fetched_s:

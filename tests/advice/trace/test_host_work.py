@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gputop.advice.trace.host_work import StepGapHost, UserFunction, main_function, out_of_the_step
+from gputop.advice.verdict import Explanation
+from gputop.analysis.results import FlameNode, HostStacks
+from gputop.core.findings import Culprit
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.trace.model import Trace
 from gputop.trace.readers.load import load
@@ -154,7 +158,7 @@ def test_what_a_callback_predicts_or_evaluates_in_each_step_is_named(function, o
         for op in ops:
             b.host(op, at + 5, 5, "tf_Compute/1")
     f = found(b)["step_gap_host"]
-    assert f"a callback calls {calls} in each step" in f.why and f.action.startswith(f"Call {calls} every")
+    assert f"{calls} runs in each step" in f.why and f.action.startswith(f"Call {calls} every")
     assert instead in (f.snippet or "") and ".repeat()" not in (f.snippet or "")
 
 
@@ -257,3 +261,37 @@ def test_the_rank_that_holds_the_others_up_is_named():
 def test_where_all_ranks_pause_alike_none_is_named():
     finding = next(f for f in analyze_to_facts(ranks(20_000, 15_000)).analysis.findings if f.id == "step_gap_host")
     assert "node_60" not in finding.title + finding.why
+
+
+def lines(*times: tuple[str, float]) -> list[Culprit]:
+    return [Culprit(name, "line", time_s) for name, time_s in times]
+
+
+def flame(*nodes: tuple[str, int | None, float, float]) -> HostStacks:
+    return HostStacks(basis="step", flame=tuple(FlameNode(line, "/u/t.py", *rest) for line, *rest in nodes))
+
+
+CALLBACK = flame(("t.py:1 main", None, 1.0, 0.6), ("t.py:9 Log.norms", 0, 0.6, 0.6))
+
+
+@pytest.mark.parametrize(("culprits", "stacks", "function"), [
+    # Two lines of one function, within comprehensions.
+    (lines(("t.py:9 Log.norms.<dictcomp>", 0.2), ("t.py:8 Log.norms", 0.2)), CALLBACK, ("norms", "t.py:9", False)),
+    (lines(("t.py:9 Log.norms", 0.2)), CALLBACK, None),  # less than half
+    (lines(("torch/optim/adam.py:5 step", 0.6)), CALLBACK, None),  # a library's
+    (lines(("t.py:3 <module>", 0.6)), CALLBACK, None),
+    (lines(("t.py:9 main", 0.6)), flame(("t.py:7 main", None, 0.4, 0.0), ("t.py:9 main", None, 0.6, 0.6)),
+     ("main", "t.py:9", True)),  # the loop itself
+])
+def test_the_function_that_takes_the_gap(culprits, stacks, function):
+    assert main_function(culprits, 0.6, stacks) == (None if function is None else UserFunction(*function))
+
+
+def test_the_fix_names_the_function_or_the_line_of_the_loop():
+    words = Explanation("t", "w", {}, "a", "s", "g")
+    verdict = StepGapHost(gpus=(), share=0.6, gap_s=0.6, silent_s=0.6, work=(), executor_work=())
+    assert "Move norms (t.py:9) out" in out_of_the_step(words, verdict, UserFunction("norms", "t.py:9", False)).action
+    of_loop = out_of_the_step(words, verdict, UserFunction("main", "t.py:9", True))
+    assert "main" not in f"{of_loop.action}{of_loop.snippet}" and "t.py:9" in of_loop.action
+    predicts = StepGapHost(gpus=(), share=0.6, gap_s=0.6, silent_s=0.6, work=(), executor_work=(), inside=("prediction",))
+    assert out_of_the_step(words, predicts, UserFunction("main", "t.py:9", True)) is words

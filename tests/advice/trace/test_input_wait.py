@@ -9,7 +9,7 @@ from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
 from gputop.diagnosis.diagnose import analyze_trace
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy, input_bound
-from tests.trace.build import Builder
+from tests.trace.build import Builder, keras_steps
 
 
 def test_input_bound():
@@ -115,3 +115,33 @@ def test_what_to_do_about_pytorchs_loader(of: str, cpus: JobCpus | None, workers
     assert f"num_workers={workers}," in (f.snippet or "") and "pin_memory" not in (f.snippet or "")
     assert tells in f.why and ("more workers" in f.action.lower()) == (tells != "num_workers=0")
     assert ("wait for CPUs" in f.action) == ("CPUs" in tells)
+
+
+@pytest.mark.parametrize(("rows", "fix"), [(128, "BatchSampler"), (8, "num_workers"), (0, "num_workers")])
+def test_rows_of_tensors_one_by_one_want_whole_batches(rows: int, fix: str):
+    """As of a TensorDataset: workers would do the same work."""
+    b = Builder(gpus=0, format="chrome")
+    for i in range(12):
+        at = i * 20_000
+        b.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 12_000)
+        for k in range(rows):
+            b.host("aten::select", at + 10 + k * 80, 60)
+        b.host("aten::stack", at + 10_500, 1_000)
+        b.host("aten::addmm", at + 12_010, 6_000)
+        b.host("autograd::engine::evaluate_function: AddmmBackward0", at + 18_020, 900)
+        b.host("Optimizer.step#SGD.step", at + 19_000, 900, annotation=1)
+    f = findings(b)["input_bound"]
+    assert fix in (f.snippet or "") and (f"{rows} rows" in f.why) == (fix == "BatchSampler")
+
+
+def test_the_batches_of_a_prediction_in_each_step_are_no_input_of_the_training():
+    b = keras_steps(Builder(gpus=0), 13, 20_000, 5_000)
+    for i in range(13):
+        at = i * 20_000 + 8_000
+        b.host("gradient_tape/m/MatMul:MatMul", at - 7_000, 1_000, "tf_Compute/1")
+        b.host("IteratorGetNextOp::DoCompute", at, 6_000)
+        b.host("EagerExecute", at + 6_100, 1_000, is_func=1, eager_op="__inference_one_step_on_data_distributed_3")
+    assert "input_bound" not in findings(b) and "predict()" in findings(b)["step_gap_host"].why
+    for i in range(13):  # the training's own, within its call
+        b.host("IteratorGetNextOp::DoCompute", i * 20_000 + 10, 4_000, "tf_Compute/2")
+    assert findings(b)["input_bound"].gain.step_time is not None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from gputop.analysis.steps.steps import find_steps
+from gputop.analysis.steps.steps import find_overview_steps, find_steps
+from gputop.trace.model import HloOp
 from tests.advice.trace.host_jobs import found
 from tests.trace.build import Builder
 
@@ -132,3 +134,27 @@ def test_large_ops_one_by_one_are_the_jobs_own_computing():
         b.host("dot.1", i * 8_000.0 + 150, 5_800, line="tf_XLAEigen/1")
     f = found(b).get("eager_execution")
     assert f is None or f.evidence["share_ratio"] < 0.1
+
+
+def learner(ops: bool = True) -> Builder:
+    """A reinforcement learner: sixteen calls of its policy, which together take longer, then an update."""
+    b = Builder(gpus=0)
+    for i in range(12):
+        at = i * 20_000.0
+        for k in range(16):
+            b.host("PjitFunction(policy)", at + k * 1_000, 600)
+            b.host("dot.1", at + k * 1_000 + 10, 400, line="tf_XLAEigen/1", **(
+                {"hlo": 0, "hlo_module": "jit_policy"} if ops else {}))
+        b.host("PjitFunction(update)", at + 16_500, 3_000)
+        b.host("dot.2", at + 16_600, 2_800, line="tf_XLAEigen/1", **({"hlo": 1, "hlo_module": "jit_update"} if ops else {}))
+    return b
+
+
+def test_the_step_of_a_learner_is_its_update_and_not_a_call_of_the_policy():
+    names = ("jit(policy)/dot_general", "jit(update)/transpose(jvp(loss))/dot_general")
+    trace = replace(learner().build(), hlo_ops=[HloOp(name, "", None, None) for name in names])
+    steps = find_steps(trace)
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(update)" and steps.times.phase == "training"
+    assert steps.times.median_s == pytest.approx(20e-3) and not steps.other_loops
+    overview = find_overview_steps(trace, learner(ops=False).build(), steps)  # which has no ops
+    assert overview is not None and overview.times.anchor == steps.times.anchor and overview.count == steps.count

@@ -91,10 +91,16 @@ def test_a_wait_between_two_calls_counts_once_without_a_gpu():
     ((9, 19, 39, 49), None, ()),  # one is missing: no rhythm
     ((9, 19), None, ()), ((), None, ()), ((4,), None, ()), ((5, 5, 5, 5), None, ()),
     ((3, 10, 14, 25, 31, 33, 48), None, ()), ((9, 12, 16, 19, 22, 29), None, ()),
+    ((25, 28, 31), None, ()),  # eight are missing before
 ])
 def test_a_rhythm_is_one_with_an_accident_between(places, every, of_them):
-    found, own = period_of(np.array(places, np.int64))
+    found, own = period_of(np.array(places, np.int64), max(places, default=0) + 1)
     assert (found, tuple(np.array(places, np.int64)[own])) == (every, of_them)
+
+
+def test_a_rhythm_goes_on_to_the_last_step():
+    assert period_of(np.array([2, 5, 8]), 11)[0] == 3
+    assert period_of(np.array([2, 5, 8]), 40)[0] is None
 
 
 def test_steps_that_are_a_little_longer_are_accidents_beside_the_long_ones():

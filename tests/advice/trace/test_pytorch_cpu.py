@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,27 @@ def test_a_loop_of_small_ops_is_found_with_its_figures() -> None:
     ids=["few", "a tenth", "large ops", "pauses of Python", "none"])
 def test_a_job_whose_ops_compute_is_left_alone(job: Builder) -> None:
     assert "eager_execution" not in findings(job)
+
+
+def paused(at_one_place: bool) -> Builder:
+    """Between forty ops of each step Python pauses for 0.3 ms at eight places."""
+    b, dice = Builder(gpus=0, format="chrome"), random.Random(4)
+    at = 0.0
+    for _ in range(30):
+        places = range(0, 40, 5) if at_one_place else dice.sample(range(40), 8)
+        for k in range(40):
+            b.host(f"aten::op{k}", at, 150)
+            at += 155 + (300 if k in places else 0)
+        b.host(NODE, at, 3_000).host("Optimizer.step#SGD.step", at + 3_005, 1_000, annotation=1)
+        at += 4_010
+    return b
+
+
+def test_short_pauses_of_python_in_each_step_are_the_gap() -> None:
+    """As of np.histogram after each of a model's parameters; a thread without a CPU pauses anywhere."""
+    f = findings(paused(True))["step_gap_host"]
+    assert f.evidence["gap_s"] == pytest.approx(8 * 0.3e-3, rel=0.25)
+    assert "step_gap_host" not in findings(paused(False))
 
 
 def test_the_optimizers_small_ops_have_a_fix_of_their_own() -> None:

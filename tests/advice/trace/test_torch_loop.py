@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.core.codec import encode
 from gputop.trace.model import Kind
 from tests.advice.trace.traces import STEP, STEPS, findings, verdict
 from tests.trace.build import Builder
@@ -128,6 +129,7 @@ def test_an_op_that_no_gradient_passes_through() -> None:
     f = findings(training("aten::histogram", 6_000))["ops_without_gradient"]
     assert f.severity == "high" and f.evidence["share_ratio"] == pytest.approx(0.3, abs=0.01)
     assert f.title.endswith("aten::histogram") and [c.name for c in f.culprits] == ["aten::histogram"]
+    assert b"aten::histogram" in encode(f)  # no number of NumPy's is in it
 
 
 @pytest.mark.parametrize("job", [
@@ -136,6 +138,7 @@ def test_an_op_that_no_gradient_passes_through() -> None:
     training("aten::relu", 6_000, "aten::copy_", "aten::mm"),
     training("aten::lerp_", 6_000),  # an average of the weights
     training("aten::_foreach_norm", 6_000),  # clipping
+    training("aten::multinomial", 6_000),  # an action is drawn
     training("aten::histogram", 6_000, gpus=1),
 ])
 def test_what_is_small_or_a_model_or_an_update_or_on_a_gpu_is_not_judged(job: Builder) -> None:

@@ -59,6 +59,34 @@ def test_the_end_of_an_epoch_without_an_evaluation_is_no_part_of_its_last_step()
     assert pause.time_s == pytest.approx(1.2, rel=0.01) and seconds_by(wall)["steps"] == pytest.approx(0.33, rel=0.02)
 
 
+def with_pauses(names: tuple[str, ...], long_ms: float = 80.0, other: str = "") -> Builder:
+    """Steps of 30 ms, 20 of which the host works behind the call; three such pauses take ``long_ms``, with ``other``
+    work if it has a name."""
+    b, at = Builder(gpus=0), 0.0
+    for i in range(31):
+        end, pause = train(b, at, 1), (long_ms if i % 10 == 5 else 20.0) * MS
+        work = (other,) if other and i % 10 == 5 else names
+        for k, name in enumerate(work):
+            b.host(name, end + k * pause / len(work), pause / len(work))
+        at = end + pause
+    return b
+
+
+@pytest.mark.parametrize(("names", "other", "outside"), [
+    (("TFE_Py_FastPathExecute_C",), "", False),  # the same work took longer this time
+    (("TFE_Py_FastPathExecute_C",), "SaveV2", True), ((), "SaveV2", True),
+])
+def test_a_pause_with_the_work_of_every_pause_belongs_to_its_step(names, other, outside):
+    assert ("between" in seconds_by(divided(with_pauses(names, other=other)))) == outside
+
+
+def test_pauses_within_the_usual_spread_belong_to_their_steps():
+    b, at, dice = Builder(gpus=0), 0.0, random.Random(2)
+    for _ in range(60):
+        at = train(b, at, 1) + dice.uniform(10, 70) * MS
+    assert "between" not in seconds_by(divided(b))
+
+
 def test_pauses_in_which_a_gpu_works_or_the_loop_waits_belong_to_the_steps():
     b, at = Builder(), 0.0
     for step in range(32):
@@ -111,6 +139,18 @@ def test_reading_many_variables_in_silence_is_a_checkpoint():
             b.host("ReadVariableOp", at + 6 * MS + i * MS, 50)
     pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
     assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
+
+
+def test_a_model_that_reads_its_variables_op_by_op_saves_no_checkpoint():
+    """A loop without a function, one step of which takes long."""
+    b, at = Builder(gpus=0), 0.0
+    for step in range(20):
+        b.host("EagerExecute", at, 100, eager_op="IteratorGetNext", is_func=0)
+        pause = (400 if step == 10 else 30) * MS
+        for i in range(20):
+            b.host("EagerLocalExecute: ReadVariableOp", at + 200 + i * pause / 20, 50)
+        at += 200 + pause
+    assert not {"checkpoint"} & {part.kind for part in divided(b).parts}
 
 
 def test_reading_many_variables_for_histograms_is_no_checkpoint():

@@ -226,8 +226,17 @@ def test_stop_ends_the_wait_for_the_job(folder, tmp_path):
 def test_a_recording_that_has_begun_is_waited_for(folder, tmp_path):
     stop = threading.Event()
     with fake_job(folder) as process:
-        result = _record(process, tmp_path, 0.5, lambda p: p.phase == "receiving" and stop.set(), stop)
+        result = _record(process, tmp_path, 0.5, lambda p: p.phase == "recording" and stop.set(), stop)
     assert result.bytes and not result.stopped_early
+
+
+def test_it_records_until_the_latest_end_of_a_recording_that_begins_late(folder, tmp_path, monkeypatch):
+    """Stacks are sampled while it records, and kineto begins a second or more after it has its request."""
+    monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 60.0)
+    phases: list[str] = []
+    with fake_job(folder) as process:
+        _record(process, tmp_path, 0.2, lambda progress: phases.append(progress.phase))
+    assert "recording" in phases and "receiving" not in phases and phases[-1] == "saving"
 
 
 def test_a_request_that_kineto_drops_is_made_again(folder, tmp_path, monkeypatch):
