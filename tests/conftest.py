@@ -35,8 +35,9 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-_SHARED_JOBS, _PARSED_SOURCES = "TensorFlow jobs", "parsed sources"
-_SHARED = {"fast_process": _SHARED_JOBS, "slow_process": _SHARED_JOBS, "parsed_sources": _PARSED_SOURCES}
+_SHARED_JOBS, _PARSED_SOURCES, _REAL_TRACES = "TensorFlow jobs", "parsed sources", "real traces"
+_SHARED = {"fast_process": _SHARED_JOBS, "slow_process": _SHARED_JOBS, "parsed_sources": _PARSED_SOURCES,
+           "real_analyses": _REAL_TRACES}
 # What takes minutes begins first, so that no process works on alone at the end.
 _FIRST = ("tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py", "tests/launch/test_real.py",
           "tests/launch/test_real_pytorch.py",
@@ -106,6 +107,11 @@ def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def parsed_sources() -> None:
     """For tests that call :func:`tests.source_trees.sources`: it keeps them together."""
+
+
+@pytest.fixture
+def real_analyses() -> None:
+    """For tests that take analyses of :mod:`tests.diagnosis.real_traces`: it keeps them together."""
 
 
 @pytest.fixture(scope="session", autouse=True)
