@@ -23,7 +23,7 @@ FILES = {
 
 @cache
 def analysis_of(*files: Path) -> Analysis:
-    """The analysis of one trace. Tests that take it use ``real_analyses``."""
+    """The analysis of one trace; for tests of files that share a process, see tests/conftest.py."""
     return analyze([str(file) for file in files])
 
 

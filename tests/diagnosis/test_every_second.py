@@ -24,7 +24,6 @@ OF_EVERY_RECORDING = ("steps", "periods", "edges", "profiler")
 
 
 @needs_data
-@pytest.mark.usefixtures("real_analyses")
 @pytest.mark.parametrize("files", shared_inputs() if DATA.is_dir() else [],
                          ids=lambda files: "/".join(files[0].parts[-2:]))
 def test_findings_rest_on_something_and_no_time_is_unnamed(files: tuple[Path, ...]) -> None:

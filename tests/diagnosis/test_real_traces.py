@@ -11,8 +11,6 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
 from tests.diagnosis.real_traces import DATA, FILES, analysis_of, analyzed, needs_data
 
-pytestmark = pytest.mark.usefixtures("real_analyses")
-
 OWN = Path(__file__).resolve().parents[1] / "data"
 
 POINT = 0.002  # 0.2 percentage points

@@ -9,7 +9,7 @@ import pytest
 
 from tests.diagnosis.real_traces import DATA, analysis_of, needs_data
 
-pytestmark = [needs_data, pytest.mark.usefixtures("real_analyses")]
+pytestmark = needs_data
 
 # Kernels of the trace, their time in ms, and by GPU: kernels, window in µs, busy %. GPUs without events are left out.
 TRUE = {
