@@ -74,7 +74,7 @@ FAILED := .pytest_cache/v/cache/lastfailed
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	@echo "The whole suite in $(TEST_PROCESSES) processes: they read the tests first (a quarter of a minute on a fresh clone), then a dot a test."
-	$(PYTEST) -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS) || { \
+	$(PYTEST) -n $(TEST_PROCESSES) --no-loadscope-reorder $(PYTEST_ARGS) || { \
 	  test $$? -eq 1 && test $$(wc -l < $(FAILED)) -le 5 || exit 1; \
 	  echo "At most three failed: once more, each alone. One that passes now is still to be mended: it depends on chance."; \
 	  $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 1 -v; }

@@ -18,6 +18,7 @@ _ZERO: tuple[tuple[type[inspect.Type], Any], ...] = (
     (inspect.StrType, ""), (inspect.LiteralType, "low"), (inspect.DictType, {}), (inspect.VarTupleType, ()),
     (inspect.TupleType, (0, 0, 0)),
 )
+_ANALYSIS = inspect.type_info(Analysis)  # once: it takes longer than all that is made of it
 
 
 def of_steps(trace: Trace) -> WorkOfSteps | None:
@@ -28,7 +29,7 @@ def of_steps(trace: Trace) -> WorkOfSteps | None:
 
 def make_analysis(**document: Any) -> Analysis:
     """The analysis whose document has these values, at any depth."""
-    filled = _filled(inspect.type_info(Analysis), to_document(document))
+    filled = _filled(_ANALYSIS, to_document(document))
     return msgspec.convert(filled, Analysis, str_keys=True)
 
 

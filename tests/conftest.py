@@ -9,6 +9,7 @@ import importlib.util
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,17 +36,27 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-_SHARED_JOBS, _PARSED_SOURCES = "TensorFlow jobs", "parsed sources"
-_SHARED = {"fast_process": _SHARED_JOBS, "slow_process": _SHARED_JOBS, "parsed_sources": _PARSED_SOURCES}
+# What takes seconds to make is made once: the tests of these files share a process.
+_SHARED_JOBS, _PARSED_SOURCES, _REAL_TRACES = "TensorFlow jobs", "parsed sources", "real traces"
+_TOGETHER = {
+    _SHARED_JOBS: ("tests/profiler/xprof/test_real.py", "tests/test_end_to_end.py"),
+    _PARSED_SOURCES: (  # they call tests.source_trees.sources
+        "tests/advice/test_registry.py", "tests/core/test_codec.py", "tests/core/test_own_program.py",
+        "tests/test_docs.py", "tests/test_house.py", "tests/test_imports.py", "tests/test_words.py",
+        "tests/text/test_console.py", "tests/tui/terminal/test_textual_private.py"),
+    _REAL_TRACES: (  # they take analyses of tests.diagnosis.real_traces
+        "tests/analysis/gpu/test_real_device_tables.py", "tests/diagnosis/test_every_second.py",
+        "tests/diagnosis/test_real_traces.py", "tests/diagnosis/test_true_figures.py"),
+}
+_GROUP = {file: group for group, files in _TOGETHER.items() for file in files}
 # What takes minutes begins first, so that no process works on alone at the end.
-_FIRST = ("tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py", "tests/launch/test_real.py",
-          "tests/launch/test_real_pytorch.py",
-          "tests/commands/test_cli_workers_dips.py", "tests/sources/nvml/test_faults.py", "tests/tui/test_keys.py",
-          "tests/tui/terminal/test_terminal_manners.py", "tests/advice/test_labeled.py", "tests/tui/test_themes.py",
-          "tests/commands/test_cli.py", "tests/tui/", "tests/trace/readers/", "tests/timeline/",
-          "tests/diagnosis/", "tests/comparison/test_demo.py", "tests/advice/live/",
-          "tests/launch/test_inject_attacks.py",
-          "tests/text/test_redaction.py", "tests/telemetry/test_step_period.py", _PARSED_SOURCES)
+_FIRST = ("tests/launch/test_real_pytorch.py", "tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py",
+          "tests/test_arm.py", "tests/session/test_restart.py", "tests/launch/test_real.py",
+          "tests/tui/test_keys.py", "tests/tui/terminal/", "tests/telemetry/test_step_period.py",
+          "tests/advice/test_labeled.py", "tests/test_marks.py", "tests/profiler/xprof/", "tests/commands/test_cli",
+          "tests/sources/nvml/test_faults.py", "tests/diagnosis/", _REAL_TRACES, "tests/tui/", "tests/comparison/",
+          "tests/timeline/", "tests/advice/live/", "tests/trace/readers/", "tests/launch/",
+          "tests/text/test_redaction.py", _PARSED_SOURCES)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -70,10 +81,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: next((i for i, first in enumerate(_FIRST) if groups[item].startswith(first)),
+    items.sort(key=lambda item: next((i for i, first in enumerate(_FIRST) if _group(item.nodeid).startswith(first)),
                                      len(_FIRST)))
     if importlib.util.find_spec("tensorflow") is not None:
         return
@@ -83,14 +91,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(absent)
 
 
-def _group(item: pytest.Item) -> str:
-    """Which tests share a process: those of one file; and all on what takes seconds to make."""
-    shared = next((_SHARED[name] for name in getattr(item, "fixturenames", ()) if name in _SHARED), None)
-    return shared or item.nodeid.partition("::")[0]
+def _group(nodeid: str) -> str:
+    """The name of the tests that share a process with this one: those of its file, or of several."""
+    file = nodeid.partition("::")[0]
+    return _GROUP.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a process whole groups, in their order.
+
+    The groups of ``--dist loadgroup`` would not do: xdist reads the marks before this file can set them, and adds them
+    to the names of tests, by which --last-failed does not find these again.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Groups(config, log)
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    if _group(item) == _PARSED_SOURCES and (nextitem is None or _group(nextitem) != _PARSED_SOURCES):
+    if _group(item.nodeid) == _PARSED_SOURCES and (nextitem is None or _group(nextitem.nodeid) != _PARSED_SOURCES):
         sources.cache_clear()  # a quarter of a gigabyte
 
 
@@ -101,11 +125,6 @@ def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         patch.delenv("NO_COLOR", raising=False)
         yield
-
-
-@pytest.fixture
-def parsed_sources() -> None:
-    """For tests that call :func:`tests.source_trees.sources`: it keeps them together."""
 
 
 @pytest.fixture(scope="session", autouse=True)

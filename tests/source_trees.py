@@ -30,8 +30,7 @@ class Source(NamedTuple):
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """All modules of the package, by path. A test that calls it takes the fixture ``parsed_sources``, which keeps
-    such tests in one process and in a row."""
+    """All modules of the package, by path. Files whose tests call it share a process, see tests/conftest.py."""
     gc.disable()  # searching a million nodes while they are made takes longer than to make them
     try:
         return tuple(_sources())

@@ -371,7 +371,6 @@ def test_calls_in_sentences_and_tables_are_understood() -> None:
     assert len(calls) > 50
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_the_messages_of_the_troubleshooting_page_are_printed() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     said = _literals()

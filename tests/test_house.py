@@ -47,7 +47,6 @@ def crowded_classes() -> Iterator[tuple[str, int]]:
                 yield f"{source.name}:{node.name}", count
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_no_class_has_more_attributes_than_today():
     assert dict(crowded_classes()) == BUDGET, "fewer: lower the number here; more: find the part that is a class"
 
@@ -74,7 +73,6 @@ def records(kind: str) -> Counter[str]:
     return +found
 
 
-@pytest.mark.usefixtures("parsed_sources")
 @pytest.mark.parametrize(("kind", "today"), [("dataclass", DATACLASSES), ("NamedTuple", NAMED_TUPLES)])
 def test_a_record_is_a_struct(kind: str, today: dict[str, int]):
     assert records(kind) == today, "fewer: lower the number here; more: make it a frozen msgspec.Struct"
@@ -135,7 +133,6 @@ def first_words(nodes: Sequence[ast.AST]) -> Iterator[str]:
             yield from (ast.get_docstring(node) or "").lower().split(maxsplit=1)[:1]
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_variables_are_named_for_what_they_hold():
     left = Counter(source.folder for source in sources() for name in variables(source.nodes)
                    if name in EMPTY_NAMES and (source.folder, name) != ("advice", "why"))
@@ -143,7 +140,6 @@ def test_variables_are_named_for_what_they_hold():
     assert not more, f"name what the value is, instead of {', '.join(EMPTY_NAMES)}"
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_docstrings_begin_with_a_noun_or_a_verb():
     words = [(source.folder, word) for source in sources() for word in first_words(source.nodes)]
     wrong = Counter(folder for folder, word in words if word in NOT_FIRST)

@@ -6,11 +6,7 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 
-import pytest
-
 from tests.source_trees import sources
-
-pytestmark = pytest.mark.usefixtures("parsed_sources")
 
 # A command loads what it runs: wrong usage, --help and the other commands do without. The code inside a job loads what
 # the job has. Whatever these import in functions needs no further reason.

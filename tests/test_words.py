@@ -73,14 +73,12 @@ def british(text: str) -> Iterator[str]:
         yield from (f"{number}: {found[0]}" for found in BRITISH.finditer(line))
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_the_spelling_is_american() -> None:
     texts = [*((source.name, source.text) for source in sources()),
              *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in DOCUMENTS)]
     assert [f"{name}:{found}" for name, text in texts for found in british(text)] == []
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_retired_names_do_not_come_back() -> None:
     found = {(source.name, word) for source in sources() for word in words(source) & RETIRED.keys()}
     assert {f"{file}: {word} → {RETIRED[word]}" for file, word in found - ALLOWED.keys()} == set()
@@ -192,7 +190,6 @@ def ninth_decile(texts: Sequence[str]) -> int:
     return lengths[int(0.9 * (len(lengths) - 1))]
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_the_words_of_the_program_only_become_plainer() -> None:
     """A word is counted once for each string; the message says where to go on."""
     found: Counter[str] = Counter()

@@ -30,6 +30,7 @@ TRUE = (
 
 
 def findings(case: Case) -> list[tuple[str, str]]:
+    """Ids and severities; the evidence is checked on the way."""
     analysis = analysis_of(case)
     check_evidence(analysis)
     return [(f.id, f.severity) for f in analysis.findings]
@@ -132,6 +133,11 @@ def test_strong_faults_are_found(id_: str) -> None:
     verdict = judge(case, findings(case), ids_with_rules())
     assert id_ in verdict.hit and not verdict.false and not verdict.contradicted
     assert verdict.first_right is not False
+
+
+@pytest.mark.parametrize("id_", sorted(ids_with_rules()))
+def test_findings_of_weak_faults_rest_on_something(id_: str) -> None:
+    findings(fault_case(id_, "weak", 1))
 
 
 @pytest.mark.parametrize("name", [

@@ -157,7 +157,6 @@ def strings(node: ast.AST | None) -> set[str]:
             } if node is not None else set()
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_no_code_names_an_id_that_is_no_rule() -> None:
     prefixes = {id_.split(".")[0] for id_ in LIMITS}
     named: dict[str, set[str]] = {}

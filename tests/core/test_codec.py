@@ -48,7 +48,6 @@ def test_threads_that_meet_a_type_for_the_first_time_read_it() -> None:
 _OTHER_READERS = {"launch/inside/gputop_serve.py", "trace/readers/chrome/json_stream.py", "ranks/stack_sampler.py"}
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_json_has_one_door() -> None:
     readers = set()
     for source in sources():

@@ -76,7 +76,6 @@ def test_the_program_is_named_by_a_path_that_leads_there_from_anywhere(
     assert gputop_command()[0] == sys.executable
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_no_source_starts_a_module_or_code_of_its_own_by_another_way() -> None:
     """``-m`` and ``-c`` of Python stand in one file."""
     found = []

@@ -10,7 +10,7 @@ import pytest
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze
 
-DATA = Path(__file__).resolve().parents[2] / "../shared/data"
+DATA = (Path(__file__).parents[2] / "../shared/data").resolve()
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the shared real traces are not on this machine")
 FILES = {
     "dlrm": "dlrm_8gpu_v100/*.json.gz",
@@ -22,5 +22,18 @@ FILES = {
 
 
 @cache
+def analysis_of(*files: Path) -> Analysis:
+    """The analysis of one trace; for tests of files that share a process, see tests/conftest.py."""
+    return analyze([str(file) for file in files])
+
+
 def analyzed(name: str) -> Analysis:
-    return analyze(sorted(str(p) for p in DATA.resolve().glob(FILES[name])))
+    return analysis_of(*sorted(DATA.glob(FILES[name])))
+
+
+def shared_inputs() -> list[tuple[Path, ...]]:
+    """The files of each trace."""
+    single = [*DATA.glob("xplane_*/*.*[bz]"), *DATA.glob("kineto*/*.gz"), *DATA.glob("nsys/*.sqlite"),
+              *DATA.glob("cases/*.gz")]
+    sets = [DATA / "dlrm_8gpu_v100", DATA / "torchrec_4v100", *DATA.glob("cases/ddp_*")]
+    return [(path,) for path in sorted(single)] + [tuple(sorted(folder.glob("*.gz"))) for folder in sorted(sets)]

@@ -9,12 +9,13 @@ import pytest
 from msgspec import structs
 
 from gputop.analysis.results import Analysis, LayerRow, Layers, RankWallTime, TraceNote, WallPart, WallTime
-from gputop.diagnosis.diagnose import analyze, analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import limit_of, short_report, text_report
 from gputop.diagnosis.wall_text import ENOUGH_STEPS, WORTH_SAYING, not_enough, unnamed_parts, wall_rows, wall_sentence
+from tests.advice.evidence import check_evidence
 from tests.advice.trace.traces import healthy
 from tests.analysis.host.traces_of_epochs import MS, train
-from tests.analysis.host.wall_time_traces import DATA, shared_inputs
+from tests.diagnosis.real_traces import DATA, analysis_of, needs_data, shared_inputs
 from tests.trace.build import Builder, keras_steps
 
 CLEAN = ("No problem found", "No large problem found", "Nothing to advise")
@@ -22,14 +23,12 @@ CLEAN = ("No problem found", "No large problem found", "Nothing to advise")
 OF_EVERY_RECORDING = ("steps", "periods", "edges", "profiler")
 
 
-def input_name(files: list[str]) -> str:
-    return "/".join(Path(files[0]).parts[-2:])
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared real traces are not on this machine")
-@pytest.mark.parametrize("files", shared_inputs() if DATA.is_dir() else [], ids=input_name)
-def test_no_clean_bill_and_no_silence_over_time_that_is_unnamed(files: list[str]) -> None:
-    a = analyze(files)
+@needs_data
+@pytest.mark.parametrize("files", shared_inputs() if DATA.is_dir() else [],
+                         ids=lambda files: "/".join(files[0].parts[-2:]))
+def test_findings_rest_on_something_and_no_time_is_unnamed(files: tuple[Path, ...]) -> None:
+    a = analysis_of(*files)
+    check_evidence(a)
     wall = a.wall_time
     assert wall is not None and wall.recorded_s > 0
     for one in (wall, *wall.ranks):

@@ -9,7 +9,7 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
-from tests.diagnosis.real_traces import DATA, FILES, analyzed, needs_data
+from tests.diagnosis.real_traces import DATA, FILES, analysis_of, analyzed, needs_data
 
 OWN = Path(__file__).resolve().parents[1] / "data"
 
@@ -189,7 +189,7 @@ def test_mfu_waits_for_an_8_byte_copy_in_each_layer():
 @needs_data
 @pytest.mark.parametrize("file", sorted(DATA.glob("xplane_nvidia/*.*[bz]")), ids=lambda f: f.name)
 def test_native_traces_whose_fetched_losses_nothing_waits_for(file):
-    found = {id_ for f in analyze(str(file)).findings for id_ in f.ids}
+    found = {id_ for f in analysis_of(file).findings for id_ in f.ids}
     assert "sync_copies" not in found
     # Text is split in the model of one; the generator's PyFunc of others is the input pipeline itself.
     assert ("host_placement" in found) == file.name.startswith("mirrored_4v100_text")

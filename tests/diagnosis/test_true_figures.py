@@ -3,16 +3,13 @@ another program (protobuf's own parser, events of the lines ``Stream #`` alone).
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 
-from gputop.analysis.results import Analysis
-from gputop.diagnosis.diagnose import analyze
-from tests.trace.shares import SHARED
+from tests.diagnosis.real_traces import DATA, analysis_of, needs_data
 
-pytestmark = pytest.mark.skipif(not SHARED.exists(), reason="the shared real traces are not on this machine")
+pytestmark = needs_data
 
 # Kernels of the trace, their time in ms, and by GPU: kernels, window in µs, busy %. GPUs without events are left out.
 TRUE = {
@@ -40,15 +37,10 @@ OF_THE_GPUS = ("gpus", "collectives", "kernels", "kernel_sizes", "copies", "repl
 NOT_EXPORTED = ("shape", "shapes", "host")
 
 
-@cache
-def analyzed(name: str) -> Analysis:
-    return analyze(str(SHARED / name))
-
-
 @pytest.mark.parametrize("name", TRUE)
 def test_kernels_their_time_and_busy(name):
     kernels, time_ms, gpus = TRUE[name]
-    a = analyzed(name)
+    a = analysis_of(DATA / name)
     assert sum(use.kernels for use in a.gpus) == kernels
     assert a.kernels is not None and a.kernels.time_s * 1e3 == pytest.approx(time_ms, abs=0.006)
     ran = {use.gpu: use for use in a.gpus if use.busy}
@@ -60,7 +52,7 @@ def test_kernels_their_time_and_busy(name):
 
 @pytest.mark.parametrize("run", ["keras_laptop_cc61", "mirrored_4v100_mnist"])
 def test_both_files_of_one_run_give_the_same_figures(run):
-    xspace, export = (analyzed(f"xplane_nvidia/{run}.{ending}") for ending in ("xplane.pb", "trace.json.gz"))
+    xspace, export = (analysis_of(DATA / f"xplane_nvidia/{run}.{ending}") for ending in ("xplane.pb", "trace.json.gz"))
     for figure in OF_THE_GPUS:
         assert flat(xspace.to_json()[figure]) == pytest.approx(flat(export.to_json()[figure]), rel=1e-9), figure
 

@@ -160,7 +160,6 @@ def test_files_that_hold_escape_codes_are_told_without(content: bytes, capsys: p
             assert err and all(line.isprintable() for line in (out + err).split("\n")), err
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_nothing_else_prints() -> None:
     lines = {source.name: _writes(source) for source in sources()}
     found = [f"{name}:{line}" for name in lines.keys() - WRITERS.keys() for line in lines[name]]

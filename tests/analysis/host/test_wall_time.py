@@ -14,7 +14,8 @@ from gputop.analysis.steps.judged import detect_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.load import load
 from tests.analysis.host.traces_of_epochs import MS, TEST, TRAIN, epochs, evaluate, train, with_stacks
-from tests.analysis.host.wall_time_traces import DATA, overview_of, shared_inputs, two_grains
+from tests.analysis.host.wall_time_traces import overview_of, two_grains
+from tests.diagnosis.real_traces import DATA, needs_data
 from tests.trace.build import Builder
 
 
@@ -318,17 +319,7 @@ def test_the_parts_sum_to_the_recording_whatever_is_in_it(seed):
     assert all(part.time_s > 0 for part in wall.parts) and wall.total_s > 0
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="shared data is not there")
-def test_the_parts_sum_to_the_recording_in_every_shared_trace():
-    inputs = shared_inputs()
-    assert len(inputs) >= 20
-    for files in inputs:
-        wall = divided(load(files))
-        for one in (wall, *wall.ranks):
-            assert sum(part.time_s for part in one.parts) == pytest.approx(one.total_s, rel=1e-9), files
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="shared data is not there")
+@needs_data
 def test_kineto_tells_when_it_began_and_ended():
     wall = divided(load([str(DATA / "kineto" / "a100_launch_bound.json.gz")]))
     # "PyTorch Profiler (0)" of the file: 696.2 ms, and kernels go on for 17 ms after it.

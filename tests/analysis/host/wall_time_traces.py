@@ -1,23 +1,13 @@
-"""Traces whose seconds are accounted for, and where real ones are."""
+"""Traces whose seconds are accounted for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from gputop.trace.model import Trace
 from tests.trace.build import Builder
-
-DATA = Path(__file__).resolve().parents[3] / "../shared/data"
-
-
-def shared_inputs() -> list[list[str]]:
-    single = [*DATA.glob("xplane_*/*.pb"), *DATA.glob("kineto*/*.gz"), *DATA.glob("nsys/*.sqlite"),
-              *DATA.glob("cases/*.gz")]
-    sets = [DATA / "dlrm_8gpu_v100", DATA / "torchrec_4v100", *DATA.glob("cases/ddp_*")]
-    return [[str(path)] for path in sorted(single)] + [sorted(map(str, folder.glob("*.gz"))) for folder in sorted(sets)]
 
 
 def overview_of(job: Builder, by_s: float, **columns: object) -> Trace:

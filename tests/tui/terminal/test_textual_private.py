@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
 from tests.source_trees import sources
 
 
-@pytest.mark.usefixtures("parsed_sources")
 def test_one_module_alone_imports_what_is_private_to_textual() -> None:
     found = set()
     for source in sources():
