@@ -51,8 +51,9 @@ _RETRACED_CUSTOM = (
 _SAME_SHAPES = ("Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
                 "values as tensors, and create the function once.")
 _SAME_SHAPES_JAX = ("Call the function with the same shapes and types each time: pad batches to a few lengths "
-                    "(buckets), pass changing numbers as arrays (not in static_argnums), and call jax.jit once, outside of "
-                    "the loop. JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, JAX_LOG_COMPILES=1 which ones do.")
+                    "(buckets), pass changing numbers as arrays (not in static_argnums), and call jax.jit once, "
+                    "outside of the loop. JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, JAX_LOG_COMPILES=1 "
+                    "which ones do.")
 _SAME_SHAPES_TORCH = ("Call the compiled function with the same shapes and types each time: drop or pad the last batch "
                       "(drop_last=True), pad lengths to a few, and mark dimensions that change. TORCH_LOGS=recompiles "
                       "logs why a call compiles.")

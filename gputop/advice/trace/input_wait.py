@@ -188,8 +188,8 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
         rows = _rows_per_batch(facts)
         if rows >= _MANY_ROWS:
             return InputFix(
-                "Take a whole batch from the tensors at once: let a BatchSampler choose the rows, with batch_size=None. "
-                "Workers would copy row by row as well.", _WHOLE_BATCHES, None, "",
+                "Take a whole batch from the tensors at once: let a BatchSampler choose the rows, with batch_size=None."
+                " Workers would copy row by row as well.", _WHOLE_BATCHES, None, "",
                 tells=f" The DataLoader takes {rows:,.0f} rows of a batch from tensors one by one, and stacks them "
                       "again.")
         return InputFix("Give the DataLoader workers, which load ahead while the model trains.", snippet, None, "",

@@ -341,10 +341,10 @@ def _unlike_usual(trace: Trace, steps: Steps, rank: _Rank, long: Spans, usual: S
     group = np.minimum(order, len(long.start))
     work, silent = _work(trace, rank, stretches, group)
     idle = subtract(long, rank.busy), subtract(usual, rank.busy)
+    single = [_spans([edges]) for edges in zip(*map(np.ndarray.tolist, long), strict=True)]
     names = [_name(trace, rank, intersect(idle[number == len(long.start)], span), work.get(number, {}),
                    silent.get(number), "between")
-             for number, span in enumerate((*(_spans([edges]) for edges in zip(*map(np.ndarray.tolist, long), strict=True)),
-                                            usual))]
+             for number, span in enumerate((*single, usual))]
     usual_name = same_work(*names.pop())
     unlike = np.array([(same_work(*name) != usual_name or name[0] in _NO_NAME)
                        and not (steps.inside and name[0] in _CLEANS_UP) for name in names], bool)
@@ -526,8 +526,10 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         if alike and sum(work[name][0] for name in alike) >= _MAIN_SHARE * total:
             return kind, line or alike[0]
     silent = silent_ns is not None and silent_ns >= _MAIN_SHARE * total
-    many = MANY_VARIABLES * max(len(idle.start), 1)
-    if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many + rank.reads_per_step * max(len(idle.start), 1):  # Python writes what it has read
+    stretches = max(len(idle.start), 1)
+    many = MANY_VARIABLES * stretches
+    # Python writes what it has read.
+    if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many + rank.reads_per_step * stretches:
         return "checkpoint", line or READ_VARIABLE
     if not silent and sum(count for name, (_, count) in work.items() if re.match(_SUMMARY, name)) >= many:
         return "summary", line or names[0]  # ops make histograms and images of what they write

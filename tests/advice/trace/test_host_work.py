@@ -293,5 +293,6 @@ def test_the_fix_names_the_function_or_the_line_of_the_loop():
     assert "Move norms (t.py:9) out" in out_of_the_step(words, verdict, UserFunction("norms", "t.py:9", False)).action
     of_loop = out_of_the_step(words, verdict, UserFunction("main", "t.py:9", True))
     assert "main" not in f"{of_loop.action}{of_loop.snippet}" and "t.py:9" in of_loop.action
-    predicts = StepGapHost(gpus=(), share=0.6, gap_s=0.6, silent_s=0.6, work=(), executor_work=(), inside=("prediction",))
+    predicts = StepGapHost(gpus=(), share=0.6, gap_s=0.6, silent_s=0.6, work=(), executor_work=(),
+                           inside=("prediction",))
     assert out_of_the_step(words, predicts, UserFunction("main", "t.py:9", True)) is words

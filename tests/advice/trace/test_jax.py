@@ -146,7 +146,8 @@ def learner(ops: bool = True) -> Builder:
             b.host("dot.1", at + k * 1_000 + 10, 400, line="tf_XLAEigen/1", **(
                 {"hlo": 0, "hlo_module": "jit_policy"} if ops else {}))
         b.host("PjitFunction(update)", at + 16_500, 3_000)
-        b.host("dot.2", at + 16_600, 2_800, line="tf_XLAEigen/1", **({"hlo": 1, "hlo_module": "jit_update"} if ops else {}))
+        b.host("dot.2", at + 16_600, 2_800, line="tf_XLAEigen/1",
+               **({"hlo": 1, "hlo_module": "jit_update"} if ops else {}))
     return b
 
 
@@ -154,7 +155,8 @@ def test_the_step_of_a_learner_is_its_update_and_not_a_call_of_the_policy():
     names = ("jit(policy)/dot_general", "jit(update)/transpose(jvp(loss))/dot_general")
     trace = replace(learner().build(), hlo_ops=[HloOp(name, "", None, None) for name in names])
     steps = find_steps(trace)
-    assert steps is not None and steps.times.anchor == "calls of PjitFunction(update)" and steps.times.phase == "training"
+    assert steps is not None and steps.times.phase == "training"
+    assert steps.times.anchor == "calls of PjitFunction(update)"
     assert steps.times.median_s == pytest.approx(20e-3) and not steps.other_loops
     overview = find_overview_steps(trace, learner(ops=False).build(), steps)  # which has no ops
     assert overview is not None and overview.times.anchor == steps.times.anchor and overview.count == steps.count
