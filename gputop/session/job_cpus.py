@@ -35,7 +35,7 @@ class _ThreadTime(NamedTuple):
     waited_ns: int  # ready to run, but without a CPU
 
 
-class _ThreadShare(NamedTuple):
+class _ThreadShare(Struct, frozen=True):
     """Shares of the time in which a thread had a CPU, and in which it waited for one."""
 
     ran: float

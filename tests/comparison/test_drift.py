@@ -94,6 +94,10 @@ def test_a_job_that_mostly_sleeps_is_told_from_one_that_waits_for_a_cpu():
         change = "noise" if {a_s, b_s} == {0.181, 0.094} else "better" if b_s < a_s else "worse"
         assert compare_sides(a, b).verdict == change, (a_s, b_s)
     (_, a), (_, b) = slow, fast
+    steps_s = a.analysis.steps.count * a.analysis.steps.mean_s
+    for window_s, by_threads in ((1.9 * steps_s, True), (2.1 * steps_s, False)):
+        part = changed(a, lambda document, window_s=window_s: document["trace"].update(window_s=window_s))
+        assert drift_of(part, b).by_threads == by_threads, "the waits are of the whole recording"
     assert compare_sides(*(changed(of, lambda document: document["trace"]["job_cpus"].update(asleep=None))
                            for of in (a, b))).verdict == "noise", "without it, all may be load"
 
