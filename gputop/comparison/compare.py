@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gputop.comparison.advice import FollowedAdvice, followed
 from gputop.comparison.document import CompareDocument, CompareMethod, CompareRow, CompareSide, GateResult
-from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_SPREAD_MOST, drift_of
+from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, THREADS_SPREAD_MOST, drift_of
 from gputop.comparison.job import Note, batch_factor, notes, other_batch
 from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, Row, Verdict, all_rows, percent_change
 from gputop.comparison.sides import Side, read_side
@@ -37,12 +37,13 @@ METHOD = (
     f"widen the interval. First, the spread over time, by {BLOCKS} blocks of each capture. Second, the spread between "
     f"runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
     f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, if "
-    "the CPUs were full, the longest delay that other processes can have caused. The CPUs that they left and the waits "
-    "of the job's threads bound it. The interval holds the change as recorded, and the change without that load, with "
-    f"a standard deviation of {percent(LOAD_SPREAD_MOST)} per side (measured). A change that the live step period of "
-    "those minutes excludes is also noise. The wall time per training step has the interval of the steps and that of "
-    "the long pauses between them, by how much their lengths and distances vary (a renewal process, Cox 1962). With "
-    "fewer than three pauses, the recording may hold one more or less by chance."
+    "the CPUs were full, the delay by other processes. A step without it is the time in which all threads of the job "
+    "sleep, and their CPU time. Captures without these figures have a bound, by the CPUs that were left and the waits "
+    "of all threads. The interval holds the change as recorded, and the change without that load, with a standard "
+    f"deviation of up to {percent(THREADS_SPREAD_MOST)} per side (measured), and more if one side met more load. A "
+    "change that the live step period of those minutes excludes is also noise. The wall time per training step has the "
+    "interval of the steps and that of the long pauses between them, by how much their lengths and distances vary (a "
+    "renewal process, Cox 1962). With fewer than three pauses, the recording may hold one more or less by chance."
 )
 
 

@@ -22,18 +22,29 @@ GPU_DRIFT = 0.01
 # CPU time of a step does (benchmarks/compare_loaded.md).
 LOAD_SPREAD = 0.3
 LOAD_SPREAD_MOST = 0.2
+# The same if the waits of each thread tell what the load made of a step: the most, and the share of the logarithm by
+# which it made more of one side's steps than of the other's (benchmarks/compare_loaded.md: 0.17, and 0.4).
+THREADS_SPREAD_MOST = 0.25
+UNEVEN_LOAD = 0.5
 # A job that finds this share of its CPUs busy, its own use included, is slowed down by what else runs. gputop's own.
 _FULL = 0.9
 _MIN_CPUS = 0.01
+_COVERED = 0.5  # of the recording are steps. gputop's own.
+_FEW = 0.1  # of the CPUs that the job itself used. gputop's own.
 
 
 def drift_of(a: Side, b: Side) -> Drift:
     """The variation of both sides, no less than that over the minutes before each capture, and what the load of other
     processes explains of their difference."""
-    slowed = _slowdowns(a, b)
-    spread = math.hypot(*(min(LOAD_SPREAD * slowdown, LOAD_SPREAD_MOST) / _runs(side)
-                          for side, slowdown in zip((a, b), slowed, strict=True)))
-    return Drift(_deviation(a), _deviation(b), slowed[1] - slowed[0], spread)
+    first, second = _slowdowns(a, b)
+    if not first or not second:
+        return Drift(_deviation(a), _deviation(b))
+    loads = tuple(y - x for x, y in zip(first, second, strict=True))
+    by_threads = len(first) > 1
+    most, uneven = (THREADS_SPREAD_MOST, UNEVEN_LOAD) if by_threads else (LOAD_SPREAD_MOST, 0.0)
+    spread = math.hypot(*(min(LOAD_SPREAD * max(slowdowns), most) / _runs(side)
+                          for side, slowdowns in ((a, first), (b, second))), uneven * max(map(abs, loads)))
+    return Drift(_deviation(a), _deviation(b), loads, spread, by_threads)
 
 
 def load_effect(a: Side, b: Side) -> float:
@@ -46,25 +57,57 @@ def cpus_of(side: Side) -> JobCpus | None:
     return side.analysis.trace.job_cpus if side.analysis is not None else None
 
 
-def _slowdowns(a: Side, b: Side) -> tuple[float, float]:
-    """Return of both sides the logarithm of the factor by which other processes made its steps longer at most; the
-    least of three bounds, of those that both sides know:
+def _slowdowns(a: Side, b: Side) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return of both sides the logarithms of factors by which other processes may have made its steps longer, found
+    alike; empty where the CPUs were not full, or that is not known."""
+    one, other = cpus_of(a), cpus_of(b)
+    if one is None or other is None or not (_full(one) or _full(other)):
+        return (), ()
+    if any(cpus.used is None or cpus.others is None for cpus in (one, other)):
+        return (), ()
+    by_threads = _by_threads(one), _by_threads(other)
+    if all(by_threads) and _covers(a) and _covers(b):
+        return by_threads
+    by_waits = one.stretch is not None and other.stretch is not None
+    return (_most(one, by_waits=by_waits),), (_most(other, by_waits=by_waits),)
+
+
+def _covers(side: Side) -> bool:
+    """Return whether the steps are most of the recording, which the waits are of."""
+    analysis = side.analysis
+    if analysis is None or analysis.steps is None:
+        return False
+    return analysis.steps.count * analysis.steps.mean_s >= _COVERED * analysis.trace.window_s
+
+
+def _by_threads(cpus: JobCpus) -> tuple[float, ...]:
+    """Return the two ends of what the load made of a step, by the waits of each thread; empty if they are not known.
+
+    Without load, a step is the time in which all threads sleep, which load does not lengthen, and the CPU time of all.
+    That took its time
+
+    1. one thread after the other, or
+    2. by as many at once as were ready at once while any was, if there are CPUs for them.
+
+    A step that waits for the job's child processes is not to be reckoned so: their threads are not among these.
+    """
+    if cpus.asleep is None or cpus.waited is None or not cpus.used:
+        return ()
+    if cpus.children is None or cpus.children > _FEW * cpus.used:
+        return ()
+    at_once = min(cpus.limit, (cpus.used + cpus.waited) / max(1 - cpus.asleep, _MIN_CPUS))
+    return tuple(max(0.0, -math.log(cpus.asleep + cpus.used / parallel)) for parallel in (1.0, max(1.0, at_once)))
+
+
+def _most(cpus: JobCpus, *, by_waits: bool) -> float:
+    """Return the logarithm of the factor by which other processes made a step longer at most; the least of three
+    bounds:
 
     1. A step that needs CPUs all the time is longer by the CPUs that there are over those that were left to the job.
     2. A thread that never sleeps takes longer by the time that it waits for a CPU over the time that it has one
        (``JobCpus.stretch``). A job that sleeps leaves the CPUs to others, which the first bound mistakes for load.
     3. Whatever a step does, no more of it than ``waited`` is waiting, as long as less than one thread waits on average.
     """
-    one, other = cpus_of(a), cpus_of(b)
-    if one is None or other is None or not (_full(one) or _full(other)):
-        return 0.0, 0.0
-    if any(cpus.used is None or cpus.others is None for cpus in (one, other)):
-        return 0.0, 0.0
-    by_waits = one.stretch is not None and other.stretch is not None
-    return _slowdown(one, by_waits=by_waits), _slowdown(other, by_waits=by_waits)
-
-
-def _slowdown(cpus: JobCpus, *, by_waits: bool) -> float:
     left = max(min(cpus.limit, cpus.allowed - (cpus.others or 0.0)), cpus.used or 0.0, _MIN_CPUS)
     bounds = [math.log(max(cpus.limit, _MIN_CPUS) / left)]
     if by_waits and cpus.stretch is not None and cpus.waited is not None:

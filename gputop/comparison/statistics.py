@@ -19,11 +19,11 @@ independent called most changed: ``benchmarks/compare_reruns.md``.) Therefore
    one of 17 ms by its 250 ms, and by half of 17 ms it says all (P. J. Fleming and J. J. Wallace, "How not to lie with
    statistics", Commun. ACM 29, 1986, on ratios; J. Aitchison and J. A. C. Brown, "The Lognormal Distribution", 1957).
    The interval of a ratio is the same, whichever side is called A.
-5. Where other processes fill the CPUs, a step is longer by a factor between 1 and what they can have made of it at most
-   (:mod:`gputop.comparison.drift`). At the one end the recorded times stand as they are, with the spread of their
-   blocks; at the other they are divided by that factor, and the spread between runs is ``Drift.load_spread``: what the
-   load did to the blocks has gone, but for the error of their mean, which falls with their number once each has several
-   steps. The interval holds both ends, and so all that lies between them.
+5. Where other processes fill the CPUs, a step is longer by a factor that lies between 1 and what they can have made of
+   it (:mod:`gputop.comparison.drift`). The interval holds the change as it was recorded, and the change if each side is
+   divided by its factor, whose spread between runs is ``Drift.load_spread``: what the load did to the blocks has gone,
+   but for the error of their mean, which falls with their number once each has several steps. Where the waits of each
+   thread for a CPU were measured, all blocks are averaged: what they differ by is the scheduler's, anew in each step.
 """
 
 from __future__ import annotations
@@ -64,15 +64,22 @@ class Drift(Struct, frozen=True):
     """Difference between runs of one job, whatever changed in it: the least that counts as a change.
 
     ``a`` and ``b`` are standard deviations of the logarithm of each side's mean between runs; about its share of the
-    mean. ``load`` is the logarithm of the factor by which a step of B may be longer than one of A only because other
-    processes took more of the CPUs; negative: shorter. Any part of it may have happened. ``load_spread`` is the
-    standard deviation of a change that is corrected by all of it, ``a`` and ``b`` apart.
+    mean. ``loads`` are logarithms of factors by which a step of B may be longer than one of A only because other
+    processes took more of the CPUs; negative: shorter. Each of them may have happened, and all between 0 and them.
+    ``load_spread`` is the standard deviation of a change that is corrected by one of them, ``a`` and ``b`` apart.
+    ``by_threads``: they come from the waits of each thread.
     """
 
     a: float = 0.0
     b: float = 0.0
-    load: float = 0.0
+    loads: tuple[float, ...] = ()
     load_spread: float = 0.0
+    by_threads: bool = False
+
+    @property
+    def load(self) -> float:
+        """The largest of the ``loads``, either way; 0 if there is none."""
+        return max(self.loads, key=abs, default=0.0)
 
     @property
     def floor(self) -> float:
@@ -82,11 +89,8 @@ class Drift(Struct, frozen=True):
     def interval(self, change: float, below: float, above: float, corrected: tuple[float, float]) -> Interval:
         """The interval of a change that reaches ``below`` and ``above`` it as it was recorded, and by ``corrected`` if
         the load made all of what it can have made."""
-        if not self.load and not self.load_spread:
-            return Interval(change, change - below, change + above)
-        unloaded = change - self.load
-        return Interval(change, min(change - below, unloaded - corrected[0]),
-                        max(change + above, unloaded + corrected[1]))
+        return Interval(change, min((change - below, *(change - load - corrected[0] for load in self.loads))),
+                        max((change + above, *(change - load + corrected[1] for load in self.loads))))
 
 
 _MAX_LOG = 700.0  # exp of it is still finite
@@ -111,8 +115,9 @@ def ratio(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = 
     if min(float(np.min(blocks)) for side in sides for blocks in side.blocks) <= 0:
         return None
     logarithms = [side.logarithms() for side in sides]
-    reach = _reach(logarithms, drift.floor, confidence)
-    averaged = [min(BLOCKS, max(1.0, min(map(len, side)) / _STEPS_OF_A_BLOCK)) for side in (a, b)]
+    averaged = [BLOCKS if drift.by_threads else min(BLOCKS, max(1.0, min(map(len, side)) / _STEPS_OF_A_BLOCK))
+                for side in (a, b)]
+    reach = _reach(logarithms, drift.floor, confidence, averaged if drift.by_threads else (1.0, 1.0))
     corrected = _reach(logarithms, drift.floor + drift.load_spread**2, confidence, averaged)
     return drift.interval(math.log(sides[1].mean / sides[0].mean), reach, reach, (corrected, corrected))
 

@@ -25,9 +25,11 @@ class JobCpus:
     job started did ``children``, its other ranks on this node ``ranks``, and gputop, which recorded it, ``gputop``;
     None: not known. ``busiest`` are the processes beside the job, its ranks and gputop that used most. ``held_up`` is
     the share of the recording in which the job's main thread was ready to run and had no CPU; ``waited`` is how many of
-    its threads were so, on average. ``threads`` is how many of them ran or were ready to run for a tenth of the
-    recording or more, ``main`` the CPUs that its main thread kept busy, ``cores`` how many cores the allowed CPUs are.
-    ``age_s`` is for how long the process had run when it began.
+    its threads were so, on average. ``asleep`` is the share of the recording in which none of its threads ran or was
+    ready to run, reckoned as if each slept whatever the others did. The profiler's own threads count for neither of the
+    two. ``threads`` is how many ran or were ready to run for a tenth of the recording or more, ``main`` the CPUs that
+    its main thread kept busy, ``cores`` how many cores the allowed CPUs are. ``age_s`` is for how long the process had
+    run when it began.
     """
 
     allowed: float
@@ -44,6 +46,7 @@ class JobCpus:
     threads: int | None = None
     cores: int | None = None
     main: float | None = None
+    asleep: float | None = None
 
     @property
     def busy(self) -> float | None:

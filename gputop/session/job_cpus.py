@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -25,13 +26,25 @@ _MIN_S = 0.2  # the counters have steps of 10 ms
 # Threads' waits are one file each, about 10 µs to read: so often in a second, and not of a process with more threads.
 _THREADS_PERIOD_S = 0.5
 _MAX_THREADS = 1024
-_HAS_WORK = 0.1  # share of the time in which a thread runs or wants to: less is a timer's or the profiler's
+_HAS_WORK = 0.1  # share of the time in which a thread runs or wants to: less is a timer's
+_PROFILER = b"grpcpp_sync_ser"  # a thread of TensorFlow's and JAX's profiler server, which polls its recording
 _MAX_SIBLINGS_READ = 4096  # CPUs
 
 
 class _ThreadTime(NamedTuple):
     ran_ns: int
     waited_ns: int  # ready to run, but without a CPU
+
+
+class _ThreadShare(Struct, frozen=True):
+    """Shares of the time in which a thread had a CPU, and in which it waited for one."""
+
+    ran: float
+    waited: float
+
+    @property
+    def ready(self) -> float:
+        return self.ran + self.waited
 
 
 class _Sample(Struct, frozen=True):
@@ -48,19 +61,14 @@ class _ThreadTimes(Struct, frozen=True):
     time_s: float
     threads: dict[str, _ThreadTime] | None
 
-    def since(self, first: _ThreadTimes) -> tuple[float, int] | None:
-        """Mean number of threads that waited since ``first``, and number of those that had work for ``_HAS_WORK`` of
-        the time; those that ended meanwhile are not counted."""
+    def since(self, first: _ThreadTimes) -> dict[str, _ThreadShare] | None:
+        """The shares of the time since ``first`` of each thread that is there now; None: not known."""
         if self.threads is None or first.threads is None or self.time_s - first.time_s < _MIN_S:
             return None
         ns = 1e9 * (self.time_s - first.time_s)
-        waited, working = 0.0, 0
-        for thread, last in self.threads.items():
-            before = first.threads.get(thread, _ThreadTime(0, 0))
-            ran_ns, waited_ns = (max(0, now - then) for now, then in zip(last, before, strict=True))
-            waited += waited_ns / ns
-            working += ran_ns + waited_ns >= _HAS_WORK * ns
-        return waited, working
+        return {thread: _ThreadShare(*(max(0, now - then) / ns for now, then in zip(
+                    last, first.threads.get(thread, _ThreadTime(0, 0)), strict=True)))
+                for thread, last in self.threads.items()}
 
 
 class _Job:
@@ -103,6 +111,18 @@ class _Job:
         times = {thread: thread_time for thread in threads if (thread_time := self._thread_time(thread)) is not None}
         return _ThreadTimes(time.monotonic(), times or None)
 
+    def _thread_shares(self) -> list[_ThreadShare] | None:
+        """The shares of its threads, without those of the profiler that have work; None: not known."""
+        shares = self._last_times.since(self._first_times)
+        return None if shares is None else [share for thread, share in shares.items()
+                                            if share.ready < _HAS_WORK or not self._is_profilers(thread)]
+
+    def _is_profilers(self, thread: str) -> bool:
+        try:
+            return proc_files.read(f"{self._root}/proc/{self._pid}/task/{thread}/comm").rstrip(b"\n") == _PROFILER
+        except OSError:
+            return False
+
     def _age_s(self, start_ticks: int) -> float | None:
         try:
             up_s = float(proc_files.read(f"{self._root}/proc/uptime").split()[0])
@@ -120,7 +140,7 @@ class _Job:
         except OSError:
             return None
         limit = Cgroups(time.monotonic, self._root).read(group, is_own=group == own_group)["cpu_limit_cores"].value
-        used = others = held_up = waited = threads = main = None
+        used = others = held_up = waited = threads = main = asleep = None
         first, last = self._first, self._last
         if first is not None and last is not None and last.time_s - first.time_s >= _MIN_S:
             per_s = os.sysconf("SC_CLK_TCK") * (last.time_s - first.time_s)
@@ -128,8 +148,10 @@ class _Job:
             busy = sum(last.node.cores[n][0] - first.node.cores[n][0] for n in allowed
                        if n in last.node.cores and n in first.node.cores)
             others = max(0.0, busy / per_s - used)
-            if (since := self._last_times.since(self._first_times)) is not None:
-                waited, threads = since
+            if (shares := self._thread_shares()) is not None:
+                waited = sum(share.waited for share in shares)
+                threads = sum(share.ready >= _HAS_WORK for share in shares)
+                asleep = math.prod(max(0.0, 1 - share.ready) for share in shares)
             if first.main is not None and last.main is not None:
                 ran, held_up = (max(0.0, (now - then) / 1e9 / (last.time_s - first.time_s))
                                 for now, then in zip(last.main, first.main, strict=True))
@@ -141,7 +163,8 @@ class _Job:
             float(len(allowed)), limit, used, others, held_up=held_up, waited=waited,
             age_s=None if first is None else first.age_s,
             children=users and users.children, ranks=users and users.ranks, gputop=users and users.gputop,
-            busiest=users.busiest if users else (), threads=threads, cores=_cores(allowed, self._root), main=main)
+            busiest=users.busiest if users else (), threads=threads, cores=_cores(allowed, self._root), main=main,
+            asleep=asleep)
 
 
 def _cores(cpus: Collection[int], root: Path) -> int | None:

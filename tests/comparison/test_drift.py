@@ -8,17 +8,27 @@ import numpy as np
 import pytest
 
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_SPREAD, LOAD_SPREAD_MOST, drift_of, load_effect
+from gputop.comparison.drift import (
+    CPU_DRIFT,
+    GPU_DRIFT,
+    LOAD_SPREAD,
+    LOAD_SPREAD_MOST,
+    THREADS_SPREAD_MOST,
+    UNEVEN_LOAD,
+    drift_of,
+    load_effect,
+)
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import Drift
 from tests.comparison.sides import changed, side
 from tests.records import replace
 
 
-def on(of: Side, used: float | None, others: float | None, waited: float | None = None, *, allowed: float = 2.0,
-       quota: float | None = None) -> Side:
+def on(of: Side, used: float | None, others: float | None, waited: float | None = None,
+       asleep: float | None = None, *, allowed: float = 2.0, quota: float | None = None) -> Side:
     """The side in a job without GPUs that used so many CPUs, beside others."""
-    cpus = {"allowed": allowed, "used": used, "others": others, "waited": waited, "quota": quota}
+    cpus = {"allowed": allowed, "used": used, "others": others, "waited": waited, "asleep": asleep, "quota": quota,
+            "children": 0.0}
     return changed(of, lambda document: document.update(
         gpus=[], trace={**document["trace"], "job_cpus": cpus}))
 
@@ -57,12 +67,51 @@ def test_threads_that_hardly_waited_were_not_held_up():
     assert effect((2.0, 0.0, 6.0), (2.0, 0.0, 0.1)) == 0.0
 
 
+@pytest.mark.parametrize(("cpus", "serial", "parallel"), [
+    ((0.1, 1.9, 1.2, 0.3), 0.4, 0.3 + 0.1 * 0.7 / 1.3),  # 1.3 threads of those that were ready in 0.7 of the time
+    ((0.2, 1.8, 3.0, 0.04), 0.24, 0.14),  # 3.3, and two CPUs
+    ((0.1, 1.9, 0.0, 0.9), 1.0, 1.0),  # nothing waited
+    ((1.9, 0.1, 2.0, 0.0), 1.0, 0.95),
+])
+def test_what_load_made_of_a_step_by_the_time_in_which_all_threads_sleep(cpus, serial, parallel):
+    quiet = (1.0, 1.0, 0.0, 0.5)
+    drift = drift_of(on(side(0), *quiet), on(side(1), *cpus))
+    assert drift.by_threads and drift.loads == pytest.approx((-math.log(serial), -math.log(parallel)))
+    assert drift.load == drift.loads[1] == -drift_of(on(side(1), *cpus), on(side(0), *quiet)).load
+    busy_children = changed(on(side(1), *cpus), lambda document: document["trace"]["job_cpus"].update(children=0.3))
+    assert not drift_of(on(side(0), *quiet), busy_children).by_threads
+    # Captures of before, which do not know it, are judged as they were, and those that are compared with them.
+    assert drift_of(on(side(0), *quiet), on(side(1), *cpus[:3])) == drift_of(
+        on(side(0), *quiet[:3]), on(side(1), *cpus[:3]))
+
+
+def test_a_job_that_mostly_sleeps_is_told_from_one_that_waits_for_a_cpu():
+    """The figures of real captures next to eight processes: reads by one worker, twice, and by four."""
+    steps = np.exp(0.3 * np.random.default_rng(2).standard_normal(40))
+    slow, rerun, fast = [(mean_s, on(side(n, step_s=mean_s * steps), *cpus)) for n, (mean_s, *cpus) in enumerate((
+        (0.181, 0.06, 1.94, 1.19, 0.29), (0.094, 0.1, 1.9, 0.64, 0.57), (0.039, 0.27, 1.73, 3.0, 0.03)))]
+    for (a_s, a), (b_s, b) in ((slow, fast), (fast, slow), (rerun, fast), (slow, rerun), (rerun, slow)):
+        change = "noise" if {a_s, b_s} == {0.181, 0.094} else "better" if b_s < a_s else "worse"
+        assert compare_sides(a, b).verdict == change, (a_s, b_s)
+    (_, a), (_, b) = slow, fast
+    steps_s = a.analysis.steps.count * a.analysis.steps.mean_s
+    for window_s, by_threads in ((1.9 * steps_s, True), (2.1 * steps_s, False)):
+        part = changed(a, lambda document, window_s=window_s: document["trace"].update(window_s=window_s))
+        assert drift_of(part, b).by_threads == by_threads, "the waits are of the whole recording"
+    assert compare_sides(*(changed(of, lambda document: document["trace"]["job_cpus"].update(asleep=None))
+                           for of in (a, b))).verdict == "noise", "without it, all may be load"
+
+
 def test_each_side_varies_by_what_the_load_may_make_of_it_and_less_over_several_captures():
     a, b = on(side(0), 1.0, 1.0, 3.0), on(side(1), 1.9, 0.1, 0.1)
     drift = drift_of(a, b)
     assert (drift.a, drift.b) == (CPU_DRIFT, CPU_DRIFT)
     assert LOAD_SPREAD * math.log(2) > LOAD_SPREAD_MOST
     assert drift.load_spread == pytest.approx(math.hypot(LOAD_SPREAD_MOST, LOAD_SPREAD * math.log1p(0.1 / 1.9)))
+    by_threads = [drift_of(*(on(side(n), *cpus, asleep) for n, (*cpus, asleep) in enumerate(sides))) for sides in (
+        ((0.1, 1.9, 1.0, 0.1),) * 2, ((0.1, 1.9, 1.0, 0.1), (0.1, 1.9, 0.0, 0.9)))]
+    assert by_threads[0].load_spread == pytest.approx(math.hypot(THREADS_SPREAD_MOST, THREADS_SPREAD_MOST))
+    assert by_threads[1].load_spread == pytest.approx(math.hypot(THREADS_SPREAD_MOST, UNEVEN_LOAD * by_threads[1].load))
     four = drift_of(replace(a, repeats=(a, a, a)), b)
     assert four.a == pytest.approx(drift.a / 2) and four.b == drift.b and four.load_spread < drift.load_spread
 

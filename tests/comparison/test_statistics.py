@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gputop.comparison.drift import LOAD_SPREAD, LOAD_SPREAD_MOST
+from gputop.comparison.drift import LOAD_SPREAD, LOAD_SPREAD_MOST, THREADS_SPREAD_MOST
 from gputop.comparison.statistics import BLOCKS, Drift, Interval, block_values, difference, ratio, student_quantile
+from tests.records import replace
 
 series = arrays(float, st.integers(2, 60), elements=st.floats(1e-6, 1e3))
 
@@ -89,12 +90,14 @@ def loaded(rng: np.random.Generator, count: int, level: float) -> np.ndarray:
     return level * np.exp(0.15 * rng.standard_normal()) * blocks * np.exp(0.2 * rng.standard_normal(count)) * waits
 
 
-@pytest.mark.parametrize(("count", "seventy", "half_or_more"), [(16, 0.8, 0.85), (60, 0.97, 0.9), (250, 0.97, 0.9)])
-def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, seventy, half_or_more):
+@pytest.mark.parametrize(("count", "by_threads", "seventy", "half_or_more"), [
+    (16, False, 0.8, 0.85), (60, False, 0.97, 0.9), (250, False, 0.97, 0.9), (16, True, 0.95, 0.9)])
+def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, by_threads, seventy, half_or_more):
     """Both error rates, as compare decides: the mean, then the median, each with 95% confidence. The job has half of
     two CPUs, which is ln 2 of load on either side."""
     rng = np.random.default_rng(count)
-    drift = Drift(0.08, 0.08, load_spread=math.sqrt(2) * min(LOAD_SPREAD * math.log(2), LOAD_SPREAD_MOST))
+    spread = THREADS_SPREAD_MOST if by_threads else min(LOAD_SPREAD * math.log(2), LOAD_SPREAD_MOST)
+    drift = Drift(0.08, 0.08, (0.0,), math.sqrt(2) * spread, by_threads)
 
     def called(fast: float) -> int:
         a, b = loaded(rng, count, 100.0), loaded(rng, count, 100.0 * fast)
@@ -122,8 +125,8 @@ def test_a_step_29_times_as_fast_is_no_noise_however_much_the_slow_one_varies():
 
 def test_the_load_is_a_shift_of_one_side():
     even = np.full(20, 0.2)
-    for load, low, high in ((0.0, 0.4, 0.4), (0.6, -0.2, 0.4), (-0.6, 0.4, 1.0)):
-        found = ratio([even], [even * math.exp(0.4)], 0.95, Drift(load=load))
+    for loads, low, high in (((), 0.4, 0.4), ((0.0,), 0.4, 0.4), ((0.6,), -0.2, 0.4), ((-0.6, 0.1), 0.3, 1.0)):
+        found = ratio([even], [even * math.exp(0.4)], 0.95, Drift(loads=loads))
         assert found is not None and found[:3] == pytest.approx((0.4, low, high))
 
 
@@ -132,10 +135,13 @@ def test_where_the_load_can_explain_the_spread_of_the_blocks_the_corrected_end_h
     stretch = np.repeat([7.0, 10.0, 8.0, 11.0, 9.0], 40)
     slow, fast = 0.024 * stretch, 0.008 * stretch[::-1]
     unknown, known = (ratio([slow], [fast], 0.95, drift) for drift in (
-        Drift(math.hypot(0.08, 0.6), math.hypot(0.08, 0.6)), Drift(0.08, 0.08, 0.05, math.sqrt(2) * 0.2)))
+        Drift(math.hypot(0.08, 0.6), math.hypot(0.08, 0.6)), Drift(0.08, 0.08, (0.05,), math.sqrt(2) * 0.2)))
     assert unknown is not None and known is not None and unknown.high > 0 > known.high
-    few = ratio([slow[::40]], [fast[::40]], 0.95, Drift(0.08, 0.08, 0.05, math.sqrt(2) * 0.2))
+    drift = Drift(0.08, 0.08, (0.05,), math.sqrt(2) * 0.2)
+    few = ratio([slow[::40]], [fast[::40]], 0.95, drift)
     assert few is not None and few.high > known.high, "of a step a block nothing says that the blocks are independent"
+    by_threads = ratio([slow[::40]], [fast[::40]], 0.95, replace(drift, by_threads=True))
+    assert by_threads is not None and by_threads.high < few.high
 
 
 def test_a_ratio_in_the_unit_of_its_figures():
@@ -154,8 +160,8 @@ def test_a_series_does_not_differ_from_itself(a):
 @example(np.ones(5), np.full(50, 1e-6))
 def test_the_other_way_round_it_is_the_opposite(a, b):
     for compared in (difference, ratio):
-        there = compared([a], [b], 0.99, Drift(0.01, 0.02, 0.3, 0.2))
-        back = compared([b], [a], 0.99, Drift(0.02, 0.01, -0.3, 0.2))
+        there = compared([a], [b], 0.99, Drift(0.01, 0.02, (0.3, 0.1), 0.2))
+        back = compared([b], [a], 0.99, Drift(0.02, 0.01, (-0.3, -0.1), 0.2))
         assert (there is None) == (back is None)
         if there is not None and back is not None:
             scale = max(a.max(), b.max()) if compared is difference else 1.0

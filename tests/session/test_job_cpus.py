@@ -80,6 +80,10 @@ def test_how_many_of_its_threads_waited_for_a_cpu(tmp_path: Path, monkeypatch: p
     assert found is not None and found.waited == pytest.approx(0.75)
     assert found.used == 0.5 and found.stretch == pytest.approx(2.5)
     assert found.threads == 2 and found.main == pytest.approx(0.125) and found.cores is None
+    assert found.asleep == pytest.approx(0.5 * 0.75)
+    (tmp_path / f"proc/{PID}/task/new/comm").write_text("grpcpp_sync_ser\n")
+    profiled = watch.cpus("a:1")
+    assert profiled is not None and (profiled.waited, profiled.threads, profiled.asleep) == pytest.approx((0.5, 1, 0.5))
     for cpu in (0, 1):
         (folder := tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology").mkdir(parents=True)
         (folder / "thread_siblings_list").write_text("0-1\n")
