@@ -24,7 +24,7 @@ LOAD_SPREAD = 0.3
 LOAD_SPREAD_MOST = 0.2
 # The same if the waits of each thread tell what the load made of a step: the most, and the share of the logarithm by
 # which it made more of one side's steps than of the other's (benchmarks/compare_loaded.md: 0.17, and 0.4).
-THREADS_SPREAD_MOST = 0.25
+THREADS_SPREAD_MOST = 0.3
 UNEVEN_LOAD = 0.5
 # A job that finds this share of its CPUs busy, its own use included, is slowed down by what else runs. gputop's own.
 _FULL = 0.9

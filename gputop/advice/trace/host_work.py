@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpu_contention import may_be_others
@@ -184,7 +184,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     )
 
 
-class UserFunction(NamedTuple):
+class UserFunction(Struct, frozen=True):
     """A function of the user's, and its line that runs longest. ``holds_loop``: the steps themselves run in it, too."""
 
     name: str

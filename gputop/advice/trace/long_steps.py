@@ -205,9 +205,9 @@ def less_often(words: Explanation, function: UserFunction) -> Explanation:
     unnamed = _PARTS["host"][0]
     if unnamed not in words.title or function.holds_loop:
         return words
-    place = f"{function.name} ({function.location})"
-    return structs.replace(words, title=words.title.replace(unnamed, place), why=words.why.replace(unnamed, place),
-                           action=f"Run {place} less often, or in the background.",
+    culprit = f"{function.name} ({function.location})"
+    return structs.replace(words, title=words.title.replace(unnamed, culprit), why=words.why.replace(unnamed, culprit),
+                           action=f"Run {culprit} less often, or in the background.",
                            snippet=f"if step % 1000 == 0:\n    {function.name}(…)  # {function.location}")
 
 

@@ -28,7 +28,7 @@ def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
 
 def recurring_pauses(trace: Trace, steps: Steps, pauses: Spans,
                      process: tuple[str, int | None] | None = None) -> Spans | None:
-    """Those pauses that come in most steps, after the same op and before the same op, counted from the step's begin;
+    """Pauses that come in most steps, after the same op and before the same op, counted from the step's begin;
     None without pauses or ops."""
     host = trace.host
     rows = host_rows(trace, r"aten::")
