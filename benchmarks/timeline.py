@@ -85,10 +85,10 @@ def read(path: Path) -> dict[str, object]:
         screens.append((start, start + length))
 
     def picture(start: int, end: int) -> object:
-        return timeline.picture(rows, start, end, _COLUMNS)
+        return timeline.coverage.picture(rows, start, end, _COLUMNS)
 
     def screen(start: int, end: int) -> None:
-        timeline.picture(rows, start, end, _COLUMNS)
+        timeline.coverage.picture(rows, start, end, _COLUMNS)
         for row in rows:
             if timeline.count(row, start, end) <= _COLUMNS // 4:
                 timeline.ranges(row, start, end, _COLUMNS // 4)
@@ -100,8 +100,8 @@ def read(path: Path) -> dict[str, object]:
         out = []
         for row in rows:
             for source in timeline._sources(row):
-                events = slice(*timeline._columns.begun(source, start, end))
-                out.append(coverage(union(timeline._columns.start[events], timeline._columns.end[events]), edges[:-1],
+                events = slice(*timeline.columns.begun(source, start, end))
+                out.append(coverage(union(timeline.columns.start[events], timeline.columns.end[events]), edges[:-1],
                                     edges[1:]))
         return out
 
@@ -117,8 +117,8 @@ def read(path: Path) -> dict[str, object]:
         "picture_plain": spread([each(plain, s) for s in screens[:_PLAIN]]),
         "picture_of_these": spread([each(picture, s) for s in screens[:_PLAIN]]),
         "at": spread(timed(lambda: timeline.at(*place()), 500)),
-        "next_gap": spread(timed(lambda: timeline.next_gap(*place(), 1_000), 500)),
-        "next_gap_none": spread(timed(lambda: timeline.next_gap(busy, low - 1, high - low), 50)),
+        "next_gap": spread(timed(lambda: timeline.coverage.next_gap(*place(), 1_000), 500)),
+        "next_gap_none": spread(timed(lambda: timeline.coverage.next_gap(busy, low - 1, high - low), 50)),
         "search_common": spread(timed(lambda: timeline.search(name[:20], *place()), 100)),
         "search_rare": spread(timed(lambda: timeline.search("train", rows[0], rng.randint(low, high)), 100)),
         "anonymous_bytes": held("RssAnon") - before, "mapped_bytes": held("RssFile"),

@@ -37,13 +37,13 @@ async def frames() -> list[str]:
                 shown.append(app.export_screenshot(title="gputop --demo input-bound"))
 
             async def capture() -> None:
-                before = session.status
+                before = session.control.status
                 await pilot.press("c")
-                await _until(lambda: session.status is not before and session.status is not None
-                             and not session.status.running)
+                await _until(lambda: session.control.status is not before and session.control.status is not None
+                             and not session.control.status.running)
                 await pilot.pause()
 
-            await _until(lambda: session.sample is not None and session.servers)
+            await _until(lambda: session.feed.sample is not None and session.watch.servers)
             await shoot()
             await capture()
             await shoot()
@@ -53,7 +53,7 @@ async def frames() -> list[str]:
             await pilot.press("D")
             await asyncio.sleep(FASTER_S)
             await shoot()
-            await _until(lambda: session.servers)
+            await _until(lambda: session.watch.servers)
             await capture()
             await pilot.press("B")
             await asyncio.sleep(3.0)

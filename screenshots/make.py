@@ -47,9 +47,9 @@ async def _shoot(name: str, size: tuple[int, int], scenario: str, keys: tuple[st
         session = Session(SimulatedSource(scenario), Options(logdir=Path(folder), capture_s=3.0))
         app = GputopApp(session)
         async with app.run_test(size=size, notifications=False) as pilot:
-            await _until(lambda: session.sample is not None and session.servers)
+            await _until(lambda: session.feed.sample is not None and session.watch.servers)
             await pilot.press("c")
-            await _until(lambda: session.status is not None and not session.status.running)
+            await _until(lambda: session.control.status is not None and not session.control.status.running)
             await pilot.pause()
             for key in keys:
                 await pilot.press(key)
@@ -66,9 +66,9 @@ async def _report(scenario: str, size: tuple[int, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = Session(SimulatedSource(scenario), Options(logdir=Path(folder), capture_s=3.0))
         session.start()
-        await _until(lambda: session.sample is not None and session.servers)
-        session.start_capture()
-        await _until(lambda: session.status is not None and not session.status.running)
+        await _until(lambda: session.feed.sample is not None and session.watch.servers)
+        session.start_capture(session.capture_request())
+        await _until(lambda: session.control.status is not None and not session.control.status.running)
         paths = {path.suffix: path for path in write_snapshot(session, Path(folder))}
         session.close()
         (HERE / "snapshot.svg").write_text(paths[".svg"].read_text())
