@@ -273,8 +273,9 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str]
     """The same for steps that predict or evaluate each time, in a callback or in a loop of the user's own."""
     calls = [_INSIDE[phase] for phase in v.inside]
     names, without_iterator = " and ".join(f"{name}()" for name, _ in calls), calls[0][1]
-    return (f"{names} {'run' if len(calls) > 1 else 'runs'} in each step and makes a dataset and its iterator every "
-            "time; " + _gap_content(v, loop, most),
+    verbs = ("run", "make") if len(calls) > 1 else ("runs", "makes")
+    return (f"{names} {verbs[0]} in each step and {verbs[1]} a dataset and its iterator every time; "
+            + _gap_content(v, loop, most),
             f"Call {names} every hundred steps. For a single batch use {without_iterator}, which makes no dataset.",
             f"if step % 100 == 0:  # in a callback: batch\n    model.{without_iterator}  # in a callback: self.model")
 

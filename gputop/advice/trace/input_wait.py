@@ -35,7 +35,7 @@ from gputop.trace.threads import MAIN, lines_of
 _WORTH_NAMING = 0.01  # share of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
 _LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers=True{})"
-_WHOLE_BATCHES = ("rows = BatchSampler(RandomSampler(dataset), batch_size, drop_last=True)\n"
+_WHOLE_BATCHES = ("rows = BatchSampler(RandomSampler(dataset), batch_size, drop_last=False)\n"
                   "DataLoader(dataset, sampler=rows, batch_size=None)  # dataset[rows], once a batch")
 _ROWS = ("aten::select", "aten::as_strided", "aten::stack", "aten::unsqueeze", "aten::cat")  # x[i], and torch.stack
 # Share of the waits, and rows of a batch, from which these are worth it; the rest is Python around them. gputop's own

@@ -208,7 +208,7 @@ def less_often(words: Explanation, function: UserFunction) -> Explanation:
     culprit = f"{function.name} ({function.location})"
     return structs.replace(words, title=words.title.replace(unnamed, culprit), why=words.why.replace(unnamed, culprit),
                            action=f"Run {culprit} less often, or in the background. If that is cheap itself, Python's "
-                                  "garbage collection runs there: call gc.freeze() once the job has started.",
+                                  "garbage collection may run there: call gc.freeze() once the job has started.",
                            snippet=f"if step % 1000 == 0:\n    {function.name}(…)  # {function.location}")
 
 
