@@ -12,24 +12,43 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.pytorch_ops import outer_ops
 from gputop.trace.intervals import Spans
 from gputop.trace.lookups import host_rows
-from gputop.trace.model import Trace
+from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 
 _RECURRING_SHARE = 0.5  # share of the steps that have a pause at this place. gputop's own figure
+_OF_USUAL = 2.0  # times the median pause of a place; longer is what came on top. gputop's own figure
 
 
 def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
                     process: tuple[str, int | None] | None = None) -> float | None:
     """The share of this time in recurring pauses; None without pauses or ops. ``process``: the host and rank whose
-    pauses these are, if of one."""
-    recurring = recurring_pauses(trace, steps, pauses, process)
-    return None if recurring is None else recurring.total / pauses.total
+    pauses these are, if of one.
+
+    Of a pause that is longer than ``_OF_USUAL`` of the usual one at its place, only that much counts: a thread may lose
+    its CPU where a short pause comes in each step.
+    """
+    chosen = _recurring(trace, steps, pauses, process)
+    if chosen is None:
+        return None
+    recurring, places = chosen
+    order = np.argsort(places, kind="stable")
+    length = (recurring.end - recurring.start)[order]
+    of_places = np.split(length, np.flatnonzero(np.diff(places[order])) + 1) if len(places) else []
+    counted = [float(np.minimum(lengths, _OF_USUAL * np.median(lengths)).sum()) for lengths in of_places]
+    return sum(counted) / pauses.total
 
 
 def recurring_pauses(trace: Trace, steps: Steps, pauses: Spans,
                      process: tuple[str, int | None] | None = None) -> Spans | None:
     """Pauses that come in most steps, after the same op and before the same op, counted from the step's begin;
     None without pauses or ops."""
+    chosen = _recurring(trace, steps, pauses, process)
+    return None if chosen is None else chosen[0]
+
+
+def _recurring(trace: Trace, steps: Steps, pauses: Spans,
+               process: tuple[str, int | None] | None) -> tuple[Spans, I64] | None:
+    """The pauses that come in most steps, and a number for the place of each."""
     host = trace.host
     rows = host_rows(trace, r"aten::")
     lines = lines_of(trace, MAIN)
@@ -55,5 +74,6 @@ def recurring_pauses(trace: Trace, steps: Steps, pauses: Spans,
     of_step = np.searchsorted(edges[:, 0], pauses.start[before_op], side="right") - 1
     seen = np.unique(np.stack((which.reshape(-1), of_step), axis=1), axis=0)[:, 0]
     often = np.bincount(seen, minlength=len(places)) >= _RECURRING_SHARE * steps.count
-    chosen = np.flatnonzero(before_op)[often[which.reshape(-1)]]
-    return Spans(pauses.start[chosen], pauses.end[chosen])
+    recurs = often[which.reshape(-1)]
+    chosen = np.flatnonzero(before_op)[recurs]
+    return Spans(pauses.start[chosen], pauses.end[chosen]), which.reshape(-1)[recurs]

@@ -40,3 +40,21 @@ def test_only_those_are_the_loops_own_work(at_one_place):
     analysis = analyze_trace(paused(at_one_place)[0].b.build())
     assert ("step_gap_host" in {finding.id for finding in analysis.findings}) == at_one_place
     assert ("step_gap_host" in {one.id for one in analysis.abstained}) != at_one_place
+
+
+def test_a_long_pause_at_the_place_of_short_ones_does_not_recur():
+    """A thread that has no CPU now and then stops where Python pauses shortly anyway."""
+    loop, pauses = Loop(), []
+    for step in range(30):
+        for run in (loop.forward, loop.forward, lambda: loop.op("aten::nll_loss"), loop.backward, loop.update,
+                    loop.zero):
+            run()
+        pause_us = 20_000 if step % 10 == 5 else 150
+        pauses.append((loop.now, loop.now + pause_us))
+        loop.sleep(pause_us)
+    trace = loop.b.build()
+    steps = find_steps(trace)
+    assert steps is not None
+    spans = union([round(a * 1e3) for a, _ in pauses], [round(b * 1e3) for _, b in pauses])
+    share = recurring_share(trace, steps, spans)
+    assert share is not None and share < 0.1
