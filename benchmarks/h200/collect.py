@@ -42,9 +42,11 @@ HERE = Path(__file__).resolve().parent
 JOBS = {f"jax/{name}": job for name, job in jax_jobs.JOBS.items()} | {
     f"torch/{name}": job for name, job in torch_jobs.JOBS.items()}
 GPUTOP = (sys.executable, "-m", "gputop")
-START_TIMEOUT_S = 120.0  # of a job: importing and compiling
+START_TIMEOUT_S = 60.0  # of a job: importing and compiling
 ALONE_S = 2.5  # of every job's time undisturbed, for its own step time
 AFTER_S = 1.0  # of its time after the capture
+CAPTURE_TIMEOUT_S = 60.0
+ALSO = {"torch/cuda_graph"}  # fixes of which a trace is wanted, too
 AHEAD = 8  # jobs that import while another one trains
 
 
@@ -149,6 +151,7 @@ class Collector:
         self.out, self.scale, self.seconds = out, scale, seconds
         self.seen: dict[str, Seen] = {}
         self.began = time.monotonic()
+        self.analyses: list[threading.Thread] = []  # of captures whose job has ended
 
     def note(self, text: str) -> None:
         line = f"{time.monotonic() - self.began:6.1f} s  {text}"
@@ -194,7 +197,7 @@ class Collector:
             begun = time.time()
             is_fix = any(other.fix == job.split("/")[1] for name, other in JOBS.items()
                          if name.split("/")[0] == job.split("/")[0])
-            if is_fix and JOBS[job].fault is None:
+            if is_fix and JOBS[job].fault is None and job not in ALSO:
                 time.sleep(ALONE_S)
                 moments["alone"] = begun, time.time()
             else:
@@ -207,7 +210,7 @@ class Collector:
                 seen.windows[name] = steps
 
     def capture(self, job: str, program: Program, seen: Seen, base: Path) -> dict[str, tuple[float, float]]:
-        """Record the telemetry, and in the middle of it a trace; the moments of both."""
+        """Record the telemetry, and in the middle of it a trace; the moments of both. The analysis goes on after it."""
         target = (str(program.process.pid), "--yes") if program.port is None else (
             "--attach", f"127.0.0.1:{program.port}")
         traces = Path(f"{base}.traces")
@@ -217,8 +220,17 @@ class Collector:
         try:
             time.sleep(ALONE_S)  # the job alone: this is what is measured
             asked = time.time()
-            text = self.run(f"{base.name}.capture", (*GPUTOP, "capture", *target, "--seconds", str(self.seconds),
-                                                     "--json", "--logdir", str(traces)), 60.0)
+            command = (*GPUTOP, "capture", *target, "--seconds", str(self.seconds), "--json", "--logdir", str(traces))
+            with Path(f"{base}.json").open("w") as document:
+                capture = subprocess.Popen(command, stdout=document, stderr=subprocess.PIPE, text=True)
+            late = threading.Timer(CAPTURE_TIMEOUT_S, capture.kill)
+            late.start()
+            assert capture.stderr is not None
+            lines = []
+            for line in capture.stderr:
+                lines.append(f"{time.time() - asked:6.2f} s  {line}")
+                if "analyzing" in line:
+                    break
             done = time.time()
             seen.took_s = done - asked
             time.sleep(AFTER_S)
@@ -227,16 +239,25 @@ class Collector:
             _, errors = record.communicate(timeout=60)
             if record.returncode:
                 self.note(f"{job}: record: {errors[-500:]}")
-        if text:
-            Path(f"{base}.json").write_text(text)
-            seen.document = json.loads(text)
-        for trace in (path for path in traces.rglob("*") if path.is_file()):
-            if trace.suffix == ".gz":
-                shutil.copy(trace, f"{base}.{trace.name}")
-            else:
-                with trace.open("rb") as raw, gzip.open(f"{base}.{trace.name}.gz", "wb", 3) as packed:
-                    shutil.copyfileobj(raw, packed)
-        shutil.rmtree(traces, ignore_errors=True)
+
+        def analyze() -> None:
+            assert capture.stderr is not None
+            lines.extend(f"{time.time() - asked:6.2f} s  {line}" for line in capture.stderr)
+            capture.wait()
+            late.cancel()
+            Path(f"{base}.stderr").write_text("".join(lines))
+            with contextlib.suppress(ValueError):
+                seen.document = json.loads(Path(f"{base}.json").read_text())
+            for trace in (path for path in traces.rglob("*") if path.is_file()):
+                if trace.suffix == ".gz":
+                    shutil.copy(trace, f"{base}.{trace.name}")
+                else:
+                    with trace.open("rb") as raw, gzip.open(f"{base}.{trace.name}.gz", "wb", 3) as packed:
+                        shutil.copyfileobj(raw, packed)
+            shutil.rmtree(traces, ignore_errors=True)
+
+        self.analyses.append(threading.Thread(target=analyze))
+        self.analyses[-1].start()
         return {"alone": (begun + 1.0, asked), "capture": (asked, done), "after": (done, time.time())}
 
     def summary(self) -> str:
@@ -313,6 +334,9 @@ def main() -> int:
             collector.note(f"{job}: {error}")
         collector.note(f"{job}: {time.monotonic() - begun:.0f} s")
         (options.out / "summary.md").write_text(collector.summary())  # after each: a limit may end the run
+    for analysis in collector.analyses:
+        analysis.join()
+    (options.out / "summary.md").write_text(collector.summary())
     print(collector.summary())
     return 0
 
