@@ -27,8 +27,10 @@ _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto
 _DETAIL_CHARS = 300
 _POLL_S, _ANSWER_S = 1.0, 0.5
 _DRIVER = "/dev/nvidiactl"
-_TEARDOWN = "TEARDOWN_CUPTI"
-_TEARDOWN_SINCE = (12, 6)  # CUDA: before it a second recording of a job with CUDA graphs crashes (pytorch#112507)
+# Kineto must not detach CUPTI from the process after a recording. A job with CUDA graphs then ends with "unspecified
+# launch failure", SIGABRT or SIGSEGV: each of five did (H200, PyTorch 2.11, CUDA 13), and none of three without it.
+# The price: each launch takes longer until the process ends. Whoever sets the variable themselves keeps their value.
+_STAY_ATTACHED = ("TEARDOWN_CUPTI", "0")
 _kept: list[object] = []  # what Python may call later
 BASE_CONFIG = "ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"  # kineto polls every 5 s otherwise
 # They import torch as well, and train nothing.
@@ -40,14 +42,6 @@ def variables(folder: str) -> dict[str, str]:
     """The environment that daemon mode needs."""
     return {_FLAG: "1", "KINETO_IPC_SOCKET_DIR": folder, "KINETO_ONDEMAND_TRACE_DIR": folder,
             "KINETO_CONFIG": folder + "/kineto.conf", "KINETO_LOG_LEVEL": "5"}
-
-
-def teardown(torch: Any) -> dict[str, str]:
-    """Return what has kineto detach CUPTI from the process after each recording, as newer versions do by themselves
-    (kineto#1264): attached, it delays each launch until the process ends. Measured on an H200 (PyTorch 2.11, CUDA 13):
-    a step of 427 small kernels took 15.9 ms instead of 12.4 ms after a recording. Whoever set it keeps it."""
-    numbers = [int(part) for part in str(torch.version.cuda or "").split(".") if part.isdigit()]
-    return {} if _TEARDOWN in os.environ or tuple(numbers) < _TEARDOWN_SINCE else {_TEARDOWN: "1"}
 
 
 def switch_on_now(folder: str, token: str, until_s: float) -> None:
@@ -219,7 +213,8 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
     except (AttributeError, OSError):  # before 2.6 the functions are not exported
         return "unsupported", version
     is_set.restype, is_set.argtypes, init.restype, init.argtypes = ctypes.c_bool, (), None, ()
-    settings = {**variables(folder), **teardown(torch)}
+    name, value = _STAY_ATTACHED
+    settings = {**variables(folder), name: os.environ.get(name, value)}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)  # by putenv, too, where kineto looks
     done = False

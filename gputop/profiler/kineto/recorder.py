@@ -197,8 +197,9 @@ class _Take(Struct):
         began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
         took_s = max(seconds, written_s - began_s)
         if empty:
-            raise EmptyTrace(f"process {pid} did nothing in {seconds:g} s that PyTorch's profiler records",
-                             f"Capture again when it trains, or longer. The trace is kept: {path}", took_s)
+            raise EmptyTrace(f"process {pid} began nothing in {seconds:g} s that PyTorch's profiler records",
+                             "It does not train now; or it waits for a GPU that has seconds of work in its queue: then "
+                             f"capture longer. The trace is kept: {path}", took_s)
         return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, seconds, took_s, size, False, "job's disk",
                              sent_s=written_s - took_s)
 

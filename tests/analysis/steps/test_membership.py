@@ -46,6 +46,22 @@ def test_a_step_has_the_work_that_it_launched_whenever_the_gpu_did_it(lag: float
     assert [(own.direction, own.count, own.bytes) for own in copied] == [("h2d", 1, 1000)]
 
 
+def test_a_full_queue_that_the_recording_does_not_see_emptied_shows_the_steps_by_their_kernels() -> None:
+    """The host launches nine steps at once, then waits for the GPU with each; the GPU does six of its fifteen."""
+    b = Builder()
+    launches = [20 * step for step in range(9)] + [10_000 * (step - 8) for step in range(9, 15)]
+    for step, launch in enumerate(launches):
+        b.host("Optimizer.step#SGD.step", launch + 15, 2)
+        b.host("aten::mm", launch, 10)
+        for i in range(4):
+            if step * 10_000 + 2_500 * i < 57_000:
+                b.run(0, 100 + step * 10_000 + 2_500 * i, 2_400, f"k{i}", launch=launch + 1 + i)
+    trace = b.build()
+    steps = find_steps(trace)
+    assert steps is not None and "the host runs ahead" in steps.times.anchor
+    assert steps.times.durations_s == pytest.approx([10e-3] * steps.count, abs=2e-4) and steps.count in (4, 5)
+
+
 def test_of_steps_that_rest_on_kernels_their_starts_count() -> None:
     b = Builder()
     for step in range(8):
