@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from gputop.session.other_nodes import OtherNodes
 
 
+_BEFORE_S = 2.0  # of live figures before a PyTorch job is recorded: they show how much that slows it
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gputop capture [options] [HOST:PORT… | PID…]"  # an address alone is taken as that of --attach
     add_shared(parser, watch_options, worker_options, rules_options, dip_options, notify_options, cluster_options)
@@ -66,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gputop.profiler.addresses import process_of
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
     from gputop.profiler.capture.records import CaptureStatus
     from gputop.profiler.capture.request import CaptureRequest, require_no_question
@@ -144,6 +148,8 @@ def run(args: argparse.Namespace) -> int:
             if not args.all_workers and len(answering) > MAX_WORKERS:
                 choice = _choose_workers(answering, options.worker_figures, watch)
                 chosen = tuple(s for s in chosen if s.address in choice.chosen)
+            elif any(process_of(s.address) is not None for s in answering):
+                watch.wait(_BEFORE_S)
             with signal_handlers(termination_handlers(interrupted)):
                 require_no_question(risk_question(chosen, request))
                 made.append(capture_and_analyze(chosen, request, CaptureRun(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
+    from gputop.profiler.discovery import ProfilerServer
     from gputop.session.other_nodes import OtherNodes
 
 # What was sampled of the GPUs of an analyzed capture of these servers.
@@ -63,23 +64,28 @@ def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover
     from, which must not be probed meanwhile.
     """
     from gputop.core.proc import started_s
-    from gputop.profiler.addresses import parse_address
+    from gputop.profiler.addresses import parse_address, process_of
     from gputop.profiler.ways import check as check_address
 
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in endpoints.items()}
     notes: tuple[str, ...] = ()
     unprotected: tuple[int, ...] | None = None
+    found: list[ProfilerServer] = []
+    if discover or any(process_of(text) is not None for text in attached):
+        from gputop.profiler.kineto.jobs import find_jobs
+
+        jobs = find_jobs()
+        found += (s for s in jobs.servers if discover or s.address in attached)
     if discover:
         from gputop.profiler.discovery import find_servers as discover_servers
-        from gputop.profiler.kineto.jobs import find_jobs
         from gputop.profiler.kineto.recorder import unsafe
 
-        discovery, jobs = discover_servers(None), find_jobs()
+        discovery = discover_servers(None)
         unprotected = jobs.unprotected
         notes = (*discovery.notes, *(unsafe(pid).in_one_line for pid in unprotected))
-        discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other, user=s.user or "",
-                                         started_s=started_s(s.pid))
-                       for s in (*discovery.servers, *jobs.servers)}
+        found[:0] = discovery.servers
+    discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other, user=s.user or "",
+                                     started_s=started_s(s.pid)) for s in found}
 
     def check(text: str) -> Server:
         try:
@@ -241,7 +247,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     from gputop.profiler.ways import recorder_of
     from gputop.session.job_cpus import JobCpusWatch
 
-    asked_s = request.seconds
+    asked_s, began_s = request.seconds, time.time()
     answering = [s for s in servers if s.problem is None]
     name = servers_label(answering)
     pids = _pids(answering)
@@ -281,7 +287,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     cpus = {address: job_cpus.cpus(address) for address in pids}
     if others is None:
         record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
-    return analyze(of_job(record, answering), run, servers, cpus, sampled)
+    return analyze(of_job(replace(record, began_s=began_s), answering), run, servers, cpus, sampled)
 
 
 def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
@@ -307,6 +313,7 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
     address the Python stacks of the jobs, for any later analysis, the findings and, of ``servers``, what the run's
     ``counters`` knows of the GPUs.
     """
+    from gputop.session.counters import slowed_by_recording
     from gputop.trace.readers.capture_file import CaptureFile, write_capture
     from gputop.trace.readers.stacks_file import write_stacks
 
@@ -327,10 +334,12 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
         if analyzed.compared is not None:
             analyzed = replace(analyzed, compared=replace(
                 analyzed.compared, findings_at_capture=analyzed.findings))
+        sampled = None if counters is None or len(paths) > 1 else counters(analyzed, servers)
+        if sampled is not None and (slowed := slowed_by_recording(sampled, analyzed)):
+            analyzed = replace(analyzed, notices=(*analyzed.notices, slowed))
         with contextlib.suppress(OSError):
             write_capture(folder, replace(
-                about, findings=analyzed.findings, step_s=analyzed.step_s,
-                counters=None if counters is None or len(paths) > 1 else counters(analyzed, servers),
+                about, findings=analyzed.findings, step_s=analyzed.step_s, counters=sampled,
                 counters_by_file={} if counters is None or len(paths) == 1 else {
                     paths[server.address].name: counters(analyzed, (server,))
                     for server in servers if server.address in paths}))

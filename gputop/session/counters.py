@@ -15,11 +15,15 @@ from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.gpu_numbers import local, numbers_of
 from gputop.sources.base import Source
+from gputop.text.units import seconds as seconds_text
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
 _LATE_S = 20.0  # time that a driver may take to start
+BEFORE_S = 5.0  # of the time before a capture
+# A recording that lengthens the host's launches by less is not worth a word; below so much activity is noise.
+_SLOWED, _LEAST_ACTIVITY = 1.2, 0.002
 METRICS = ("sm_active", "gpu_util", "tensor_active", "tensor_flop_util", "dram_active", "pcie_rx_bytes_per_s",
            "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "sm_clock_hz")
 
@@ -39,6 +43,8 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
         return GpuCounters(reason=f"which GPUs of this machine they are is unknown: {numbers.reason}")
     # A trace may be of the time before it was asked for; the sample after it tells of its last moments.
     seconds, end_s = record.took_s + record.asked_s + 3 * interval_s, record.time_s + interval_s
+    if record.began_s is not None:
+        seconds = max(seconds, end_s - record.began_s + BEFORE_S)
     uuids = {g.info.index: g.info.uuid for g in sample.gpus if g.info.mig is None}
     gpus = {job: uuids[node] for job, node in sorted(numbers.by_ordinal.items()) if node in uuids}
     all_times = [history.window(uuid, METRICS[0], seconds, end_s=end_s)[0] for uuid in gpus.values()]
@@ -51,6 +57,39 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
         times_s=tuple(round(time_s, 4) for time_s in times[::kept]), interval_s=interval_s * kept,
         gpus={job: {metric: CounterLane(lane.values[::kept], lane.full_scale) for metric, lane in lanes_of_gpu.items()}
               for job, lanes_of_gpu in lanes.items()})
+
+
+def slowed_by_recording(counters: GpuCounters, record: CaptureRecord) -> str:
+    """Words for how much the recording slowed the job, by the activity of its GPUs before and meanwhile; "" where it
+    did not, or the samples do not show it.
+
+    The GPUs do the same work in each step, so where the host's launches bound it they are the less active, the longer
+    its steps: 4.5% before and 2.6% in a recording whose steps took 11.2 ms and then 18 to 26 (PyTorch, H200). A sample
+    that the recording only half fills shows less than that, hence "at most".
+    """
+    if record.began_s is None or record.analysis is None or record.analysis.trace.start_s is None:
+        return ""
+    begin_s = record.analysis.trace.start_s
+    end_s = begin_s + record.analysis.trace.window_s
+    before, meanwhile = [], []
+    for lanes in counters.gpus.values():
+        values = (lanes.get("sm_active") or CounterLane(())).values
+        for start_s, time_s, value in zip(counters.times_s, counters.times_s[1:], values[1:], strict=False):
+            if value is None or start_s is None or time_s is None:
+                continue
+            if time_s <= record.began_s:
+                before.append(value)
+            elif min(time_s, end_s) - max(start_s, begin_s) >= (time_s - start_s) / 2:
+                meanwhile.append(value)
+    if not before or not meanwhile:
+        return ""
+    activity_before, activity = sum(before) / len(before), sum(meanwhile) / len(meanwhile)
+    if activity_before < max(_LEAST_ACTIVITY, _SLOWED * activity) or not activity:
+        return ""
+    times = activity_before / activity
+    step_s = record.step_s
+    shorter = f". A step took at most about {seconds_text(step_s / times)} then" if step_s else ""
+    return f"the recording slowed the job: its GPUs were {times:.1f} times as active in the seconds before{shorter}"
 
 
 def _lanes(history: History, uuid: str, end_s: float, seconds: float, count: int) -> dict[str, CounterLane]:

@@ -145,6 +145,15 @@ def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:
     assert servers == (Server("127.0.0.1:6009", "own", asked=True),)
 
 
+def test_a_named_pytorch_process_is_known_as_one_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its GPUs are sampled, and its job is named, as if it had been found."""
+    servers = tuple(discovery.ProfilerServer(f"pid:{pid}", pid, "bob", f"python {pid}.py", "PyTorch", "2.13.0")
+                    for pid in (7, 8))
+    monkeypatch.setattr(kineto_jobs, "find_jobs", lambda: kineto_jobs.Jobs(servers, ()))
+    (server,) = find_servers(["pid:7"], {}, discover=False).servers
+    assert (server.pid, server.asked) == (7, True) and "7.py" in server.description
+
+
 def test_no_server_to_choose_says_how_to_start_one() -> None:
     with pytest.raises(NoDataError, match="no profiler server found") as caught:
         choose_servers([])

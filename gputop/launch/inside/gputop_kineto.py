@@ -213,8 +213,8 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
     except (AttributeError, OSError):  # before 2.6 the functions are not exported
         return "unsupported", version
     is_set.restype, is_set.argtypes, init.restype, init.argtypes = ctypes.c_bool, (), None, ()
-    name, value = _STAY_ATTACHED
-    settings = {**variables(folder), name: os.environ.get(name, value)}
+    teardown, stay_attached = _STAY_ATTACHED
+    settings = {**variables(folder), teardown: os.environ.get(teardown, stay_attached)}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)  # by putenv, too, where kineto looks
     done = False

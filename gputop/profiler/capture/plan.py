@@ -47,8 +47,8 @@ _OVERVIEW_EVENTS, _MAX_OVERVIEW_EVENTS = 18_000, 4 * TARGET_EVENTS
 # The overview makes 1 to 10 times fewer events than the detail: so the length of its first part is a guess.
 OVERVIEW_SHARE = 1 / 4
 MIN_OVERVIEW_S = 0.5
-# Of so many events of the host shapes are left out: with them a job of 263 k events/s (PyTorch 2.11, H200, 126 GiB free) grew by
-# 1.9 GiB in 1.9 s, and its steps took seven times as long for the 18 s in which that became a trace.
+# Of so many events of the host shapes are left out: with them a job of 263 k events/s (PyTorch 2.11, H200, 126 GiB
+# free) grew by 1.9 GiB in 1.9 s, and its steps took seven times as long for the 18 s in which that became a trace.
 _SHAPES_EVENTS = 250_000
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
