@@ -70,12 +70,12 @@ def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in endpoints.items()}
     notes: tuple[str, ...] = ()
     unprotected: tuple[int, ...] | None = None
-    found: list[ProfilerServer] = []
+    listed: list[ProfilerServer] = []
     if discover or any(process_of(text) is not None for text in attached):
         from gputop.profiler.kineto.jobs import find_jobs
 
         jobs = find_jobs()
-        found += (s for s in jobs.servers if discover or s.address in attached)
+        listed += (s for s in jobs.servers if discover or s.address in attached)
     if discover:
         from gputop.profiler.discovery import find_servers as discover_servers
         from gputop.profiler.kineto.recorder import unsafe
@@ -83,9 +83,9 @@ def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover
         discovery = discover_servers(None)
         unprotected = jobs.unprotected
         notes = (*discovery.notes, *(unsafe(pid).in_one_line for pid in unprotected))
-        found[:0] = discovery.servers
+        listed[:0] = discovery.servers
     discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other, user=s.user or "",
-                                     started_s=started_s(s.pid)) for s in found}
+                                     started_s=started_s(s.pid)) for s in listed}
 
     def check(text: str) -> Server:
         try:
@@ -287,7 +287,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     cpus = {address: job_cpus.cpus(address) for address in pids}
     if others is None:
         record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
-    return analyze(of_job(replace(record, began_s=began_s), answering), run, servers, cpus, sampled)
+    return analyze(of_job(record, answering), run, servers, cpus, sampled, began_s)
 
 
 def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
@@ -306,8 +306,9 @@ def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
 
 def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = (),
             cpus: Mapping[str, JobCpus | None] | None = None,
-            stacks: Mapping[str, StackSamples | str] | None = None) -> CaptureRecord:
-    """The record with what its trace says, or with the ``problem`` of not knowing; blocks.
+            stacks: Mapping[str, StackSamples | str] | None = None, began_s: float = 0.0) -> CaptureRecord:
+    """The record with what its trace says, or with the ``problem`` of not knowing; blocks. The capture was asked for at
+    Unix time ``began_s``.
 
     Beside the trace it leaves ``cpus``, by address what the jobs could use, the step period before, and ``stacks``, by
     address the Python stacks of the jobs, for any later analysis, the findings and, of ``servers``, what the run's
@@ -335,7 +336,7 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
             analyzed = replace(analyzed, compared=replace(
                 analyzed.compared, findings_at_capture=analyzed.findings))
         sampled = None if counters is None or len(paths) > 1 else counters(analyzed, servers)
-        if sampled is not None and (slowed := slowed_by_recording(sampled, analyzed)):
+        if sampled is not None and (slowed := slowed_by_recording(sampled, analyzed, began_s)):
             analyzed = replace(analyzed, notices=(*analyzed.notices, slowed))
         with contextlib.suppress(OSError):
             write_capture(folder, replace(

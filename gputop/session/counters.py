@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
 _LATE_S = 20.0  # time that a driver may take to start
-BEFORE_S = 5.0  # of the time before a capture
+_BEFORE_S = 15.0  # of the time before a recording: a probe of PyTorch takes up to ten seconds
 # A recording that lengthens the host's launches by less is not worth a word; below so much activity is noise.
 _SLOWED, _LEAST_ACTIVITY = 1.2, 0.002
 METRICS = ("sm_active", "gpu_util", "tensor_active", "tensor_flop_util", "dram_active", "pcie_rx_bytes_per_s",
@@ -42,9 +42,7 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
     if numbers.reason is not None:
         return GpuCounters(reason=f"which GPUs of this machine they are is unknown: {numbers.reason}")
     # A trace may be of the time before it was asked for; the sample after it tells of its last moments.
-    seconds, end_s = record.took_s + record.asked_s + 3 * interval_s, record.time_s + interval_s
-    if record.began_s is not None:
-        seconds = max(seconds, end_s - record.began_s + BEFORE_S)
+    seconds, end_s = record.took_s + record.asked_s + _BEFORE_S + 3 * interval_s, record.time_s + interval_s
     uuids = {g.info.index: g.info.uuid for g in sample.gpus if g.info.mig is None}
     gpus = {job: uuids[node] for job, node in sorted(numbers.by_ordinal.items()) if node in uuids}
     all_times = [history.window(uuid, METRICS[0], seconds, end_s=end_s)[0] for uuid in gpus.values()]
@@ -59,15 +57,15 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
               for job, lanes_of_gpu in lanes.items()})
 
 
-def slowed_by_recording(counters: GpuCounters, record: CaptureRecord) -> str:
-    """Words for how much the recording slowed the job, by the activity of its GPUs before and meanwhile; "" where it
-    did not, or the samples do not show it.
+def slowed_by_recording(counters: GpuCounters, record: CaptureRecord, began_s: float) -> str:
+    """Words for how much the recording slowed the job, by the activity of its GPUs before the capture was asked for, at
+    Unix time ``began_s``, and meanwhile; "" where it did not, or the samples do not show it.
 
     The GPUs do the same work in each step, so where the host's launches bound it they are the less active, the longer
     its steps: 4.5% before and 2.6% in a recording whose steps took 11.2 ms and then 18 to 26 (PyTorch, H200). A sample
     that the recording only half fills shows less than that, hence "at most".
     """
-    if record.began_s is None or record.analysis is None or record.analysis.trace.start_s is None:
+    if record.analysis is None or record.analysis.trace.start_s is None:
         return ""
     begin_s = record.analysis.trace.start_s
     end_s = begin_s + record.analysis.trace.window_s
@@ -77,7 +75,7 @@ def slowed_by_recording(counters: GpuCounters, record: CaptureRecord) -> str:
         for start_s, time_s, value in zip(counters.times_s, counters.times_s[1:], values[1:], strict=False):
             if value is None or start_s is None or time_s is None:
                 continue
-            if time_s <= record.began_s:
+            if time_s <= began_s:
                 before.append(value)
             elif min(time_s, end_s) - max(start_s, begin_s) >= (time_s - start_s) / 2:
                 meanwhile.append(value)

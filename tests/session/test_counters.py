@@ -37,14 +37,14 @@ def visible(session: StillSession, text: str) -> NodeSample:
 def test_the_samples_of_the_captured_seconds_by_the_jobs_numbers_of_its_gpus() -> None:
     session = StillSession()
     found = counters_of(captured(0, 1), (SERVER,), visible(session, "5,2"), session.feed.history, 1.0)
-    assert found.times_s == tuple(START_S + tick for tick in range(287, 300)) and not found.reason
+    assert found.times_s == tuple(START_S + tick for tick in range(272, 300)) and not found.reason
     for job, node in ((0, 5), (1, 2)):
         lanes = found.gpus[job]
         assert lanes["power_w"].values == tuple(
-            pytest.approx(gpu_sample(node, tick)["power_w"].value, rel=1e-3) for tick in range(287, 300))
+            pytest.approx(gpu_sample(node, tick)["power_w"].value, rel=1e-3) for tick in range(272, 300))
         assert lanes["power_w"].full_scale == 700 and lanes["nvlink_rx_bytes_per_s"].full_scale is None
         assert lanes["tensor_flop_util"].values[0] == pytest.approx(
-            gpu_sample(node, 287)["tensor_flop_util"].value, rel=1e-3)
+            gpu_sample(node, 272)["tensor_flop_util"].value, rel=1e-3)
         assert "gpu_util" not in lanes  # there is a better one
     assert convert(parse(encode(found)), GpuCounters) == found
 
@@ -110,39 +110,31 @@ def test_a_source_that_cannot_be_opened_is_a_reason() -> None:
     assert watch.counters(captured(0), (SERVER,)).reason == "no GPU could be sampled: no NVIDIA driver"
 
 
-def test_the_samples_reach_back_to_before_the_capture_was_asked_for() -> None:
-    session = StillSession()
-    record = replace(captured(0), began_s=START_S + 280)
-    found = counters_of(record, (SERVER,), session.feed.sample, session.feed.history, 1.0)
-    assert found.times_s[0] == START_S + 275
-
-
 def _sampled(*activity: float | None) -> GpuCounters:
     """One GPU's SM activity, second by second."""
     return GpuCounters(tuple(START_S + second for second in range(len(activity))),
                        gpus={0: {"sm_active": CounterLane(activity)}})
 
 
-def _recorded(begin: float, seconds: float, began: float | None = 4.0) -> CaptureRecord:
-    analysis = make_analysis(trace={"start_s": START_S + begin, "window_s": seconds}, steps={"median_s": 0.026})
-    return replace(captured(0), analysis=analysis, began_s=None if began is None else START_S + began)
+def _recorded(begin: float, seconds: float) -> CaptureRecord:
+    return replace(captured(0), analysis=make_analysis(trace={"start_s": START_S + begin, "window_s": seconds},
+                                                       steps={"median_s": 0.026}))
 
 
 def test_a_recording_that_slows_the_launches_is_told_by_the_gpus_activity() -> None:
     # As on an H200 of a job that reads 256 values a step: 11.2 ms a step alone, 26 ms by the trace.
     lanes = (None, 0.045, 0.046, 0.045, 0.045, 0.040, 0.026, 0.026, 0.029)
-    said = slowed_by_recording(_sampled(*lanes), _recorded(5.2, 1.9))
+    said = slowed_by_recording(_sampled(*lanes), _recorded(5.2, 1.9), START_S + 4)
     assert said == ("the recording slowed the job: its GPUs were 1.7 times as active in the seconds before. A step "
                     "took at most about 14.9 ms then")
     for sampled, record in (
-        (_sampled(*lanes), _recorded(5.2, 1.9, None)),  # when it was asked for is not known
         (_sampled(*lanes), _recorded(5.2, 0.4)),  # no sample that it half fills
         (_sampled(*(None,) * 5, *lanes[5:]), _recorded(5.2, 1.9)),  # none before it
         (_sampled(None, *(0.97,) * 8), _recorded(5.2, 1.9)),  # bound by the GPU
         (_sampled(None, *(0.001,) * 4, *(0.0,) * 4), _recorded(5.2, 1.9)),  # noise
         (GpuCounters(reason="no driver"), _recorded(5.2, 1.9)),
     ):
-        assert slowed_by_recording(sampled, record) == ""
+        assert slowed_by_recording(sampled, record, START_S + 4) == ""
 
 
 def test_of_several_workers_each_has_those_of_its_own_gpus() -> None:
@@ -156,6 +148,6 @@ def test_of_several_workers_each_has_those_of_its_own_gpus() -> None:
     for pid, node in ((7, 5), (8, 2)):
         found = counters_of(record, (Server("127.0.0.1:1", pid=pid),), sample, session.feed.history, 1.0)
         assert list(found.gpus) == [0] and found.gpus[0]["power_w"].values[0] == pytest.approx(
-            gpu_sample(node, 287)["power_w"].value, rel=1e-3)
+            gpu_sample(node, 272)["power_w"].value, rel=1e-3)
     away = counters_of(record, (Server("node2:1"),), sample, session.feed.history, 1.0)
     assert not away.gpus and "node2:1 is on another machine" in away.reason

@@ -91,7 +91,6 @@ class CaptureRecord(Struct, frozen=True):
     started_s: float | None = None  # Unix time at which that process began; None: not known
     uncaptured: str = ""  # in a line: the other jobs and workers that were not captured
     compared: ComparedTrace | None = None  # what a comparison needs of the trace; None: it was not read for one
-    began_s: float | None = None  # Unix time at which it was asked for, before any probe; None: not known
     saved_step_s: float | None = None  # the median step time as gputop.capture.json tells it, until it is analyzed
 
     @property
