@@ -25,13 +25,12 @@ from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.text.units import counted, seconds
-from gputop.trace.lookups import detect_framework, host_rows, how_to_mark_steps
+from gputop.trace.lookups import LAUNCH_CALLS, detect_framework, host_rows, how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
 from gputop.trace.readers.capture_file import capture_of
 from gputop.trace.readers.load import load
 
-_LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
 # How a profiler that recorded the host alone records its GPU, by format.
 _RECORD_GPU = {
     "chrome": "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and call torch.cuda.synchronize() "
@@ -156,7 +155,7 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
 
 def _no_gpu(trace: Trace) -> str:
     """Reason why a trace shows no GPU, as far as its host shows one: a job that uses a GPU launches kernels."""
-    launches = len(host_rows(trace, _LAUNCH_CALLS))
+    launches = len(host_rows(trace, LAUNCH_CALLS))
     if launches:
         return (f"No GPU in this trace, but {counted(launches, 'call')} that launch{'es' if launches == 1 else ''} "
                 f"kernels: the profiler recorded none of them. {_RECORD_GPU.get(trace.format, _RECORD_GPU[''])}")
@@ -183,7 +182,7 @@ def _notes(
     without = no_collectives(trace)
     if without is not None:
         notes.append(TraceNote("no_collectives", without))
-    if not device_events and trace.gpus and not note_ids & {"empty_device_plane", "no_device_events"}:
+    if not device_events and trace.gpus and not note_ids & {"empty_device_plane", "no_device_events", "lost_kernels"}:
         notes.append(TraceNote("empty_device_plane", (
             "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
             "`gputop doctor` says how to grant it.")))

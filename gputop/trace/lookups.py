@@ -28,6 +28,7 @@ _OPTIMIZER = (rf"(?!{PYTHON_FUNCTION})"
               r"(?!.*functor<(?:unsigned )?(?:long|int|short|char|bool)\b)|adam|adagrad|rm_?sprop|momentum|lamb_|"
               r"\blars|\bsgd|resourceapply|apply_?gradient|optax))")
 TORCH_HOST_MEMORY = "host memory of PyTorch"  # in the name of an allocator, behind the rank
+LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
@@ -109,6 +110,11 @@ def host_rows(trace: Trace, pattern: str) -> I64:
     """Rows of the host events whose name matches, in order of time."""
     mask = name_mask(trace, pattern)
     return np.flatnonzero(mask[trace.host.name]) if mask.any() else np.empty(0, np.int64)
+
+
+def computes_on_cpu(trace: Trace) -> bool:
+    """Return whether the job of a trace without GPUs uses none: it launches no kernels that were not recorded."""
+    return not trace.gpus and not name_mask(trace, LAUNCH_CALLS)[trace.host.name].any()
 
 
 def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:

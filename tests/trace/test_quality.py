@@ -11,6 +11,7 @@ from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace import quality
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
+from tests.trace import build
 from tests.trace.readers.nsys_report import report
 from tests.trace.readers.xspace.reference import Builder
 from tests.trace.readers.xspace.sample_space import sample
@@ -109,3 +110,33 @@ def test_no_steps_and_no_gpu_are_said_once():
     assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["no_device_events", "no_steps"]
     b.event("/host:CPU", b.line("/host:CPU", "t2"), "cuLaunchKernel", 1, 1, correlation_id=1)
     assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["empty_device_plane", "no_steps"]
+
+
+def launching(lost_s: float = 0.0, capture: bool = False, not_run: int = 0) -> build.Builder:
+    """Two threads launch 100 kernels each; the share ``lost_s`` of the second one's has no kernel."""
+    b = build.Builder()
+    for i in range(100):
+        for thread, offset in (("python", 0), ("backward", 50)):
+            launch = 100 * i + offset
+            b.host("cudaLaunchKernel", launch, 5, line=thread)
+            if thread == "python" or i >= lost_s * 100:
+                b.run(0, launch + 10, 30, launch=launch, thread=thread)
+    for i in range(not_run):
+        b.host("cudaLaunchKernel", 10_000 + 10 * i, 5, line="backward")
+    if capture:
+        b.host("cudaStreamBeginCapture", 1, 1, line="backward").host("cudaStreamEndCapture", 9_999, 1, line="backward")
+    return b
+
+
+@pytest.mark.parametrize(("job", "lost"), [
+    (launching(), False), (launching(1.0), True), (launching(0.5), False),  # half a thread's: what else that may be
+    (launching(1.0, capture=True), False),  # a CUDA graph is recorded: those launches run nothing
+    (launching(not_run=500), False),  # the recording ends before the GPU has run them
+])
+def test_kernels_of_a_whole_thread_are_lost(job: build.Builder, lost: bool) -> None:
+    trace = job.build()
+    quality.leave_out_lost_kernels(trace)
+    assert ids(trace) == (["lost_kernels"] if lost else []) and (len(trace.device) == 0) == lost
+    if lost:
+        assert "of 99 of 299 launches: all that one thread" in trace.quality[0].message
+        assert "empty_device_plane" not in [note.id for note in analyze_trace(trace).trace.quality]

@@ -25,7 +25,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit, at_most, severity_of
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage, intersect, union
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, name_mask
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -235,7 +235,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     """PyTorch starts so many small ops that this takes a good part of the CPU's time; a GPU that waits for launches is
     :func:`gputop.advice.trace.launch.judge_launch_bound`'s."""
     host, trace = facts.host, facts.trace
-    if host is None or trace.gpus or facts.period_s <= 0:
+    if host is None or not computes_on_cpu(trace) or facts.period_s <= 0:
         return None
     spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * max(len(host.divided), 1)
     main = lines_of(trace, MAIN)

@@ -13,7 +13,7 @@ from gputop.core.findings import Culprit
 from gputop.core.job_cpus import JobCpus
 from gputop.text.units import counted, percent
 from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import host_rows
+from gputop.trace.lookups import computes_on_cpu, host_rows
 from gputop.trace.threads import MAIN, lines_of
 
 # Ops that PyTorch divides between its threads, however they are reached.
@@ -43,7 +43,7 @@ class ThreadsUnused(Verdict, frozen=True, kw_only=True):
 
 def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     """One thread computes ops that PyTorch would divide, while cores are idle."""
-    if facts.trace.gpus or facts.period_s <= 0:
+    if not computes_on_cpu(facts.trace) or facts.period_s <= 0:
         return None
     cpus = _cpus(facts)
     if cpus is None or cpus.cores is None or cpus.main is None:
@@ -108,7 +108,7 @@ class ThreadOversubscription(Verdict, frozen=True, kw_only=True):
 
 def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription | Missing | None:
     """The job's own threads are more than the CPUs that it may use, and wait for each other's CPU."""
-    if facts.trace.gpus or facts.period_s <= 0:
+    if not computes_on_cpu(facts.trace) or facts.period_s <= 0:
         return None
     cpus = _cpus(facts)
     if cpus is None or cpus.held_up is None:

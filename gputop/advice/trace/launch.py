@@ -64,6 +64,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
     recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None
+    launches = _launches_in(facts, waits)
     idle_ns = idle_before(facts, "launch")
     late = np.flatnonzero(idle_ns)
     return LaunchBound(
@@ -73,7 +74,8 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
         waits=_waits_within_steps(facts), recorded=recorded,
-        recording_s=None if recorded is None else recorded * limit("launch_bound.recording_s"),
+        recording_s=None if recorded is None else (
+            recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s")),
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Each kernel is launched before its GPU waits for it, as with one call for many kernels; kernels take as "
@@ -90,6 +92,15 @@ def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
     events = sum(int((np.searchsorted(began, spans.end) - np.searchsorted(began, spans.start)).sum())
                  for spans in waits.values())
     return events / max(len(waits), 1) / facts.steps_or_window
+
+
+def _launches_in(facts: TraceFacts, waits: dict[int, Spans]) -> float:
+    """Launches and copies per step, or in the window, that begin in a wait; mean of the GPUs. The profiler records each
+    where the driver runs it."""
+    launch_ns = in_order(np.unique(facts.trace.device.launch_ns))
+    launches = sum(int((np.searchsorted(launch_ns, spans.end) - np.searchsorted(launch_ns, spans.start)).sum())
+                   for spans in waits.values())
+    return launches / max(len(waits), 1) / facts.steps_or_window
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:
@@ -118,7 +129,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     least_s = limit("launch_bound.recording_share") * evidence["launch_wait_s"]
     if v.recorded and v.recording_s and v.recording_s >= least_s:
         evidence["recording_s"] = v.recording_s
-        why += (f" About {seconds(v.recording_s)} of this wait is the profiler's own work: it records "
+        why += (f" About {seconds(v.recording_s)} of this wait is the profiler's own work: it records each launch and "
                 f"{v.recorded:,.0f} ops and Python functions. Without the profiler the wait is shorter.")
     kind = f"{', compiled' if job.compiled else ''}{', with waits' if v.waits else ''}"
     server = _SERVERS.get(job.server)

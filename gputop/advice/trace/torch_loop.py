@@ -14,7 +14,7 @@ from gputop.analysis.layers.ops_without_gradient import ops_without_gradient
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, coverage, intersect
-from gputop.trace.lookups import host_rows, name_mask
+from gputop.trace.lookups import computes_on_cpu, host_rows, name_mask
 from gputop.trace.model import I64
 
 _DDP = r"DistributedDataParallel\.forward$"
@@ -160,7 +160,7 @@ class OpsOutsideModel(Verdict, frozen=True, kw_only=True):
 def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     """Ops on the CPU through which no gradient passes take a good part of a step that trains: metrics, histograms."""
     trace, host, steps = facts.trace, facts.trace.host, facts.steps
-    if trace.gpus or steps is None or steps.count < limit("ops_without_gradient.steps"):
+    if not computes_on_cpu(trace) or steps is None or steps.count < limit("ops_without_gradient.steps"):
         return None
     result = ops_without_gradient(trace)
     if result is None:

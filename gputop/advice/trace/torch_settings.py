@@ -15,7 +15,7 @@ from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, coverage, merge, union
-from gputop.trace.lookups import host_rows, host_stat, name_mask
+from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask
 from gputop.trace.model import I64
 from gputop.trace.threads import MAIN, lines_of
 
@@ -117,7 +117,7 @@ class DoublePrecision(Verdict, frozen=True, kw_only=True):
 def judge_double_precision(facts: TraceFacts) -> DoublePrecision | Missing | None:
     """Most matrix products and convolutions on the CPU compute in 64 bits: by accident, as of NumPy's arrays."""
     trace, host = facts.trace, facts.trace.host
-    if trace.gpus:
+    if not computes_on_cpu(trace):
         return None
     products = _on_main(facts, host_rows(trace, _PRODUCT))
     double, _ = host_stat(host, "float64")
@@ -159,7 +159,7 @@ class OnednnOff(Verdict, frozen=True, kw_only=True):
 def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
     """Convolutions in 32 bits of 16 samples and more run PyTorch's own code, which it uses for them without oneDNN."""
     trace, host = facts.trace, facts.trace.host
-    if trace.gpus:
+    if not computes_on_cpu(trace):
         return None
     rows, batch = host_stat(host, "batch")
     rows = rows[batch >= limit("onednn_off.batch")]

@@ -19,6 +19,9 @@ _ONE_SHARE = 0.05  # share of all steps' time: one long step is worth a word whe
 # Less than this share of what the longest step takes more is an accident beside it: eight pauses of 350 ms every 25
 # steps are no less so for three steps that took 2 ms longer. gputop's own figure.
 _OF_LONGEST = 0.05
+# Most of the first steps of a recording are no rare ones: the profiler begins (7 of 32 steps took 30 ms for 22: H200,
+# PyTorch 2.11).
+_AT_THE_HEAD = 1.5
 _TRIED = 16  # distances between long steps, the most common ones
 _PERIODIC = 0.75  # share of the long steps; the others are accidents beside them
 
@@ -50,6 +53,8 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
     if len(long) == 1 and judged[long[0]] - usual < _ONE_SHARE * float(durations_s.sum()):
         return None
     usual_s, usual = float(np.median(np.delete(durations_s, all_long))), float(np.median(np.delete(judged, all_long)))
+    if len(long) >= _MIN_PERIODIC and long[-1] < _AT_THE_HEAD * len(long):
+        return None
     long, every = _periodic(long, len(durations_s))
     return LongSteps(long, judged[long] - usual, usual_s, every)
 

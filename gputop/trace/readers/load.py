@@ -11,6 +11,7 @@ from gputop.text.commands import command_of
 from gputop.text.units import printable
 from gputop.trace import limits
 from gputop.trace.model import QualityNote, Trace
+from gputop.trace.quality import leave_out_lost_kernels
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
@@ -51,6 +52,8 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     format_ = next(iter(formats.values()))
     trace = format_.read(list(formats))
     trace.quality = notes + trace.quality
+    if format_.id == "chrome":
+        leave_out_lost_kernels(trace)
     captured = capture_of(trace.paths)
     if captured.ended:
         trace.quality.append(QualityNote("ended_early", limits.cut_text(printable(captured.ended))))

@@ -124,3 +124,11 @@ def test_a_function_whose_line_takes_the_time_is_named_and_what_may_run_within_i
     named = less_often(words, UserFunction("on_train_batch_end", "t.py:9", False))
     assert named.title.endswith("longer: on_train_batch_end (t.py:9)") and "gc.freeze()" in named.action
     assert less_often(words, UserFunction("main", "t.py:9", True)) is words, "the loop itself"
+
+
+def test_the_first_steps_of_a_recording_are_no_rare_ones() -> None:
+    """As of a PyTorch job on an H200, while its profiler began."""
+    durations = np.array([29.3, 30.0, 33.1, 28.7, 30.4, 29.8, 29.3, *[19.1, 22.4, 22.5, 20.0, 22.3] * 5]) / 1e3
+    assert long_steps(durations) is None
+    elsewhere = np.concatenate((durations[7:12], durations[:1], durations[12:24], durations[1:3], durations[24:]))
+    assert long_steps(elsewhere) is not None

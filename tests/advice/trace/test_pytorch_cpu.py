@@ -128,6 +128,13 @@ def test_a_gpu_that_waits_for_launches_is_another_finding() -> None:
     assert "eager_execution" not in findings(job)
 
 
+def test_a_gpu_that_the_recording_left_out_is_no_job_of_the_cpu() -> None:
+    job = loop(ops=1500)
+    for i in range(COUNT):
+        job.host("cudaLaunchKernel", i * STEP + 11, 2)
+    assert "eager_execution" not in findings(job)
+
+
 # -- threads ----------------------------------------------------------------------------------------
 
 def test_one_thread_while_cores_are_idle() -> None:
