@@ -31,7 +31,7 @@ _FULL_SHARE = 0.9
 _MISSING_TAIL_SHARE = 0.02  # share of the capture
 _KERNEL_LAUNCH = r"(?:cuda|cu|hip)(?:Module|Ext)?LaunchKernel"
 _BEGINS_CAPTURE, _ENDS_CAPTURE = r"(?:cuda|cu|hip)StreamBeginCapture", r"(?:cuda|cu|hip)StreamEndCapture"
-_MIN_LAUNCHES, _LOST_OF_THREAD, _LOST_SHARE = 20, 0.95, 0.02  # of a thread, and of all launches. gputop's own figures
+_MIN_LAUNCHES, _LOST_OF_THREAD, _LOST_SHARE = 20, 0.95, 0.05  # of a thread, and of all kernels. gputop's own figures
 _MIN_STREAM_KERNELS = 50  # so that no overlap with other streams' kernels is no coincidence
 
 
@@ -141,12 +141,12 @@ def leave_out_lost_kernels(trace: Trace) -> None:
     launches = np.bincount(host.line[rows], minlength=lines)
     lost = np.bincount(host.line[rows], ~has_kernel, minlength=lines)
     threads = np.flatnonzero((launches >= _MIN_LAUNCHES) & (lost >= _LOST_OF_THREAD * launches))
-    share = float(lost[threads].sum() / max(len(rows), 1))
-    if share < _LOST_SHARE:
+    missing = int(lost[threads].sum())
+    if missing < _LOST_SHARE * (missing + len(kernels)):  # a graph's kernels have one launch
         return
     trace.device = DeviceEvents.empty()
     trace.quality.append(QualityNote("lost_kernels", (
-        f"The profiler lost the kernels of {int(lost[threads].sum()):,} of {len(rows):,} launches: all that "
+        f"The profiler lost the kernels of {missing:,} of {len(rows):,} launches: all that "
         f"{'one thread' if len(threads) == 1 else f'{len(threads)} threads'} of the job launched. So gputop leaves the "
         "GPU's events out and does not judge its idle time. Capture again.")))
 
