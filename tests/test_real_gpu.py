@@ -32,7 +32,7 @@ def test_gpm_gives_all_its_values_while_cupti_records() -> None:
         assert first <= 2 and all(readings[metric].value is not None for readings in gpus[first:]), metric
         assert not any(readings[metric].coarse for readings in gpus[first:])
     assert gpus[-1]["power_limit_w"].value == 700
-    assert all(sample.processes[0].gpus[0].memory.value for sample in samples[-3:])
+    assert all(sample.processes[0].gpus[0].memory_bytes.value for sample in samples[-3:])
 
 
 def test_the_gpus_activity_shows_how_much_a_recording_slowed_its_job() -> None:
