@@ -89,15 +89,22 @@ def environment(recipe: Recipe) -> Environment:
 
 
 def _install_gputop(folder: Path) -> None:
-    """From a copy: a build leaves things behind where it is made."""
-    source = folder / "gputop-source"
+    """Install it from a copy, as a build leaves things behind where it is made; what is installed already stays."""
+    source, installed = folder / "gputop-source", folder / ".gputop"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("gputop", "tools"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    digest = hashlib.sha256()
+    for file in sorted(path for path in source.rglob("*") if path.is_file()):
+        digest.update(repr((str(file.relative_to(source)), file.read_bytes())).encode())
+    if installed.exists() and installed.read_text() == digest.hexdigest():
+        return
+    installed.unlink(missing_ok=True)
     _install(folder, "--upgrade", "--no-compile", str(source))
+    installed.write_text(digest.hexdigest())
 
 
 def _copy_pip(folder: Path) -> None:

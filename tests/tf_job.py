@@ -72,13 +72,17 @@ class TfJob:
         try:
             yield self
         finally:
-            self._ask("pause")
+            self.pause()
 
     def _ask(self, what: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it was killed
             self._process.stdin.write(what + "\n")
             self._process.stdin.flush()
+
+    def pause(self) -> None:
+        """Let it train no more, unless something wakes it."""
+        self._ask("pause")
 
     def kill(self) -> None:
         """End the job as a crash would."""
