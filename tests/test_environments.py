@@ -50,7 +50,7 @@ def capture_inside(place: Environment, address: str, logdir: Path) -> None:
 @pytest.mark.tensorflow
 def test_tensorflow_215_writes_to_its_own_disk(tensorflow: Environment, tmp_path: Path) -> None:
     check_inside(tensorflow)
-    with start_tf_job("fast", python=str(tensorflow.python)) as job:
+    with start_tf_job("fast", threads=1, python=str(tensorflow.python)) as job:
         assert job.versions["tensorflow"].startswith("2.15.")
         result = capture(job.address, seconds=1, logdir=tmp_path / "here", pid=job.pid)
         (server,) = [s for s in Finder().find([job.pid]).servers if s.pid == job.pid]

@@ -59,7 +59,7 @@ class Loop:
 @pytest.fixture(scope="module")
 def fast_job() -> Iterator[TfJob]:
     """A job that trains only when it is woken. The last of the tests kills it."""
-    with start_tf_job() as job:
+    with start_tf_job(threads=1) as job:
         job.pause()
         yield job
 
@@ -69,7 +69,7 @@ def test_of_two_jobs_the_other_is_not_captured_in_the_place_of_the_one_that_ende
     loop = Loop(tmp_path, monkeypatch)
     session = loop.session
     other = fast_job
-    with start_tf_job("small layers") as job:
+    with start_tf_job("small layers", threads=1) as job:
         job.pause()
         loop.pids += [job.pid, other.pid]
         loop.found(job)
@@ -102,7 +102,7 @@ def test_a_job_that_is_started_again_is_captured_and_compared_without_a_question
     assert not session.captured_before_restart
     loop.see_end(job.kill)
     assert session.watch.ended_server is not None and session.watch.ended_server.pid == job.pid
-    with start_tf_job("slow input", port=port) as again:  # another option of the same script, as a change is
+    with start_tf_job("slow input", threads=1, port=port) as again:  # another option of the same script, as a change is
         loop.pids[:] = [again.pid]
         server = loop.found(again)
         assert session.watch.ended_server is None and session.restarted_s == server.started_s
