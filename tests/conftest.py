@@ -136,13 +136,13 @@ def quick_pilots() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fast_process() -> Iterator[TfJob]:
-    with start_tf_job("fast") as job:
+    with start_tf_job("fast", threads=1) as job:
         yield job
 
 
 @pytest.fixture(scope="session")
 def slow_process() -> Iterator[TfJob]:
-    with start_tf_job("slow input") as job:
+    with start_tf_job("slow input", threads=1) as job:
         yield job
 
 

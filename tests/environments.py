@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PROJECT = "gputop-tf"
 _INSTALL_TIMEOUT_S = 600.0
 _PIP = ("-m", "pip", "--disable-pip-version-check", "-q", "--retries", "1", "--timeout", "20")
 
@@ -89,15 +90,38 @@ def environment(recipe: Recipe) -> Environment:
 
 
 def _install_gputop(folder: Path) -> None:
-    """From a copy: a build leaves things behind where it is made."""
-    source = folder / "gputop-source"
-    shutil.rmtree(source, ignore_errors=True)
-    source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("gputop", "tools"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    _install(folder, "--upgrade", "--no-compile", str(source))
+    """Install it unless the same is installed already."""
+    wheel, installed = _wheel(folder), folder / ".gputop"
+    if installed.exists() and installed.read_text() == str(wheel):
+        return
+    installed.unlink(missing_ok=True)
+    _do(str(folder / "bin" / "python"), *_PIP, "uninstall", "-y", PROJECT)  # pip takes one of the same version for it
+    _install(folder, "--no-compile", str(wheel))
+    installed.write_text(str(wheel))
+
+
+def _wheel(folder: Path) -> Path:
+    """gputop as it is now, built once for all environments, by the Python of ``folder``."""
+    files = [ROOT / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE")]
+    files += sorted(path for name in ("gputop", "tools") for path in (ROOT / name).rglob("*")
+                    if path.is_file() and path.suffix != ".pyc")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(repr((str(file.relative_to(ROOT)), file.read_bytes())).encode())
+    built = folder.parent / "gputop"
+    wheels = built / digest.hexdigest()[:16]
+    with (folder.parent / "gputop.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not any(wheels.glob("*.whl")):
+            shutil.rmtree(built, ignore_errors=True)
+            source = built / "source"  # a build leaves things behind where it is made
+            for file in files:
+                copy = source / file.relative_to(ROOT)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, copy)
+            _pip(folder, "wheel", "--no-deps", "-w", str(wheels), str(source))
+    (wheel,) = wheels.glob("*.whl")
+    return wheel
 
 
 def _copy_pip(folder: Path) -> None:
@@ -109,13 +133,17 @@ def _copy_pip(folder: Path) -> None:
 
 
 def _install(folder: Path, *what: str, needed: bool = True) -> None:
-    """With the pip in ``folder``. If it cannot be, the test fails; it is skipped if it is not ``needed`` or no index
+    _pip(folder, "install", *what, needed=needed)
+
+
+def _pip(folder: Path, *command: str, needed: bool = True) -> None:
+    """Run the pip in ``folder``. If it fails, so does the test; it is skipped if it is not ``needed`` or no index
     answers."""
     python = str(folder / "bin" / "python")
-    problem = _do(python, *_PIP, "install", *what)
+    problem = _do(python, *_PIP, *command)
     if not problem:
         return
-    message = f"{what[-1]} cannot be installed into {folder.name}: {problem}"
+    message = f"{command[-1]} cannot be installed into {folder.name}: {problem}"
     if not needed:
         pytest.skip(message)
     if index_answers(python):

@@ -1,18 +1,22 @@
 """A job of PyTorch whose rank 1 does not come to the fourth collective. Each rank writes its flight recorder's dump as
-NCCL's watchdog would, says so, and waits until it is ended. With DEBUG_SERVER set it serves what
-torch.distributed.debug.start_debug_server() does in each rank."""
+NCCL's watchdog would, says so, and waits until it is ended. In each rank it serves what
+torch.distributed.debug.start_debug_server() does."""
 
 from __future__ import annotations
 
 import os
 import sys
+import types
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 rank = int(os.environ["RANK"])
-server = torch._C._distributed_c10d._WorkerServer("::", 0) if os.environ.get("DEBUG_SERVER") else None
+server = torch._C._distributed_c10d._WorkerServer("::", 0)
+# Of torch.compile, which takes longer to load than all the rest, the process group asks this alone.
+torch._dynamo = sys.modules["torch._dynamo"] = types.SimpleNamespace(
+    trace_rules=types.SimpleNamespace(clear_lru_cache=lambda: None))
 prefix = os.environ["TORCH_FR_DUMP_TEMP_FILE"]
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 store = dist.distributed_c10d._get_default_store()

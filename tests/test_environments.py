@@ -29,12 +29,16 @@ def jax() -> Environment:
     return environment(JAX)
 
 
-def check_inside(place: Environment, address: str, logdir: Path) -> None:
-    """gputop of that environment: it breaks nobody's requirements, and captures."""
+def check_inside(place: Environment) -> None:
+    """gputop of that environment breaks nobody's requirements, and is whole."""
     check = place.run("-m", "pip", "check")
     assert check.returncode == 0, check.stdout
     assert (place.python.parents[1] / "share/man/man1/gputop.1").is_file()
     assert "_gputop" in place.run("-m", "gputop", "completion", "zsh").stdout
+
+
+def capture_inside(place: Environment, address: str, logdir: Path) -> None:
+    """gputop of that environment captures."""
     done = place.run("-m", "gputop", "capture", "--attach", address, "--seconds", "1", "--json",
                      "--logdir", str(logdir))
     assert done.returncode == 0, done.stderr
@@ -45,11 +49,12 @@ def check_inside(place: Environment, address: str, logdir: Path) -> None:
 
 @pytest.mark.tensorflow
 def test_tensorflow_215_writes_to_its_own_disk(tensorflow: Environment, tmp_path: Path) -> None:
-    with start_tf_job("fast", python=str(tensorflow.python)) as job:
+    check_inside(tensorflow)
+    with start_tf_job("fast", threads=1, python=str(tensorflow.python)) as job:
         assert job.versions["tensorflow"].startswith("2.15.")
         result = capture(job.address, seconds=1, logdir=tmp_path / "here", pid=job.pid)
         (server,) = [s for s in Finder().find([job.pid]).servers if s.pid == job.pid]
-        check_inside(tensorflow, job.address, tmp_path / "inside")
+        capture_inside(tensorflow, job.address, tmp_path / "inside")
     assert result.delivered == "server disk" and result.path.is_relative_to(tmp_path / "here")
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.count > 2
@@ -58,10 +63,11 @@ def test_tensorflow_215_writes_to_its_own_disk(tensorflow: Environment, tmp_path
 
 @pytest.mark.tensorflow
 def test_jax_hands_the_trace_over(jax: Environment, tmp_path: Path) -> None:
+    check_inside(jax)
     with jax_job(jax.python) as (address, pid, version):
         result = capture(address, seconds=1, logdir=tmp_path / "here", pid=pid)
         (server,) = [s for s in Finder().find([pid]).servers if s.pid == pid]
-        check_inside(jax, address, tmp_path / "inside")
+        capture_inside(jax, address, tmp_path / "inside")
     assert result.delivered == "response"
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.count > 2

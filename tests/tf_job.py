@@ -72,13 +72,17 @@ class TfJob:
         try:
             yield self
         finally:
-            self._ask("pause")
+            self.pause()
 
     def _ask(self, what: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it was killed
             self._process.stdin.write(what + "\n")
             self._process.stdin.flush()
+
+    def pause(self) -> None:
+        """Let it train no more, unless something wakes it."""
+        self._ask("pause")
 
     def kill(self) -> None:
         """End the job as a crash would."""
@@ -87,13 +91,17 @@ class TfJob:
 
 
 @contextlib.contextmanager
-def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int | None = None) -> Iterator[TfJob]:
-    """Run a training job in one of the ``MODES`` until the block ends."""
+def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int | None = None,
+                 threads: int | None = None) -> Iterator[TfJob]:
+    """Run a training job in one of the ``MODES`` until the block ends, each op of it in so many threads (None: as many
+    as TensorFlow takes)."""
     assert mode in MODES
     command = [python, str(Path(__file__).resolve()), mode, str(port or _free_port())]
     # The job ends by itself when its stdin closes, so it does not outlive a killed test run.
     # Keras is imported as a namespace of TensorFlow; the script's folder must not shadow anything.
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONSAFEPATH": "1"}
+    if threads is not None:
+        env["TF_NUM_INTRAOP_THREADS"] = str(threads)
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )

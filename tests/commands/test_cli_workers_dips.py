@@ -91,14 +91,14 @@ def test_options_of_dips():
 
 
 def test_a_wait_for_a_dip(tmp_path, capsys):
-    """The simulated node's GPUs 1 to 7 are always below 95%. Signals are handled as before once it is over."""
+    """No kernel of the simulated node keeps 99% of the SMs busy. Signals are handled as before once it is over."""
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in handled}
-    assert main(["capture", "--demo", "--interval", "0.1", "--on-dip", "sm<95% for 1s", "--seconds", "0.5", "--json",
+    assert main(["capture", "--demo", "--interval", "0.1", "--on-dip", "sm<99% for 1s", "--seconds", "0.5", "--json",
                  "--logdir", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
     path = Path(document["capture"]["path"])
     assert path.is_relative_to(tmp_path / "black-box") and path.is_file()
-    assert "waiting for sm<95% for 1s" in err and "automatic capture: GPU " in err
+    assert "waiting for sm<99% for 1s" in err and "automatic capture: GPU " in err
     assert {number: signal.getsignal(number) for number in handled} == before

@@ -30,7 +30,7 @@ FIXES = {
 def captured(folder: Path, scenario: Scenario) -> Side:
     """A capture as the monitor takes it: of an idle time that returns where that is what the scenario is about."""
     loop = TrainingLoop(scenario)
-    begin_ns, end_ns = BEGIN_NS, BEGIN_NS + (2.5 if "launch" in scenario.id else 5) * 10**9
+    begin_ns, end_ns = BEGIN_NS, BEGIN_NS + (2 if "launch" in scenario.id else 3.5) * 10**9
     if scenario.id.startswith("slow-checkpoint"):
         saves = next(s for s in loop.steps(BEGIN_NS, 10 * BEGIN_NS) if s.kind is StepKind.CHECKPOINT)
         begin_ns, end_ns = saves.start_ns - 3 * 10**9, saves.next_ns + 2 * 10**9

@@ -226,8 +226,8 @@ def test_any_text_after_a_beginning_of_json(tmp_path, tail, head):
 ], ids=lambda m: m[:24].decode())
 def test_odd_json(tmp_path, middle):
     first = b'[{"ph":"X","ts":1,"dur":1,"pid":1,"tid":1,"name":"first"},'
-    for tail in (b"", b"]", b"0]"):
-        trace = read_in_bounds(tmp_path / "x.json", first + middle + tail)
+    for tail, read_it in ((b"", read), (b"]", read), (b"0]", read_in_bounds)):
+        trace = read_it(tmp_path / "x.json", first + middle + tail)
         assert trace is not None and "first" in trace.names
 
 

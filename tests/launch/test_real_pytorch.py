@@ -1,7 +1,8 @@
 """Against real PyTorch for the CPU (tests/environments.py); ``TORCH_PYTHON`` may name a Python that has it.
 
-A job trains on random numbers from a seed and says after each step what the weights sum up to, so that a changed value
-shows. It stops at a line on its standard input.
+A job trains from a seed and says the loss of the hundredth step, so that a changed value shows. A line on its standard
+input ends it; "again" has it begin anew from the same seed. The plain job alone loads all that PyTorch loads: for the
+others torch.compile, which the optimizer and the profiler import, is left out, as it takes longer than all the rest.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -38,32 +38,40 @@ _JOB = """
 import os, sys, threading, time, types
 import torch
 torch.set_num_threads(1)
-torch.manual_seed(0)
 MODE = sys.argv[1]
-if MODE not in ("plain", "ddp", "used"):  # else the optimizer loads torch.compile, which takes longer than all the rest
-    torch._dynamo = sys.modules["torch._dynamo"] = types.SimpleNamespace(
-        disable=lambda function, *_, **__: function, graph_break=lambda *_, **__: None)
+def leave_out(name, **members):
+    module = sys.modules["torch." + name] = types.SimpleNamespace(**members)
+    setattr(torch, name, module)
+
+if MODE != "plain":
+    leave_out("_dynamo", disable=lambda function, *_, **__: function, graph_break=lambda *_, **__: None,
+              trace_rules=types.SimpleNamespace(clear_lru_cache=lambda: None))
+    leave_out("_inductor", config=types.SimpleNamespace(triton=types.SimpleNamespace(cudagraphs=False)))
+    sys.modules["torch._inductor.config"] = torch._inductor.config
 if MODE == "used":
     from torch.profiler import profile
     with profile() as profiler:
         torch.ones(3).sum()
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 if MODE == "ddp":
     torch.distributed.init_process_group("gloo")
-    model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 1 << 30
     def __getitem__(self, i): return torch.full((64,), float(i % 7))
 
 def train():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     workers = {"fork": 2, "spawn": 1}.get(MODE, 0)
     how = dict(num_workers=workers, multiprocessing_context=MODE) if workers else {}
     for step, batch in enumerate(torch.utils.data.DataLoader(Data(), batch_size=8, **how)):
         optimizer.zero_grad()
         loss = model(batch).pow(2).mean()
         loss.backward()
+        if MODE == "ddp":
+            for weights in model.parameters():
+                torch.distributed.all_reduce(weights.grad)
         optimizer.step()
         time.sleep(0.01)  # a recording of a tighter loop takes long to write on a loaded machine
         if step == 1:
@@ -71,20 +79,25 @@ def train():
         yield step, float(loss.detach())
 
 def wait():
-    os.read(0, 100)  # not sys.stdin, whose lock a forked child would find taken
-    global ended
-    ended = True
+    asked.append(os.read(0, 100))  # not sys.stdin, whose lock a forked child would find taken
+    if asked[0] == b"again\\n":
+        asked.append(os.read(0, 100))
 
-ended = False
-if __name__ == "__main__":
-    threading.Thread(target=wait, daemon=True).start()
+def run(asked_before):
     for step, loss in train():
         if step == 100:
             print("value", loss.hex(), torch.__version__, flush=True)
         if MODE == "native" and step == 2:
             threading.Event().wait()  # no Python runs in it
-        if ended and step > 100:
+        if len(asked) > asked_before and step > 100:
             break
+
+asked = []
+if __name__ == "__main__":
+    threading.Thread(target=wait, daemon=True).start()
+    run(0)
+    if asked[0] == b"again\\n":
+        run(1)
     print("environment", os.environ.get("KINETO_USE_DAEMON"), flush=True)
     os._exit(7)
 """
@@ -150,33 +163,48 @@ def _capture(pid: int, logdir: Path, seconds: float = 0.5, *, hold: bool = False
     return plan
 
 
-class _Shared(NamedTuple):
-    """A job that trained a hundred steps before anybody asked it for something. ``loss``: of the hundredth."""
+class _Job(NamedTuple):
+    """One that some tests share. ``loss``: of the hundredth step, before anybody asked the job for something."""
 
     process: subprocess.Popen[str]
     pid: int
-    loss: str
-    version: str
+    loss: str = ""
+    version: str = ""
+
+
+def _value(process: subprocess.Popen[str]) -> list[str]:
+    """Loss of the hundredth step, and the version of PyTorch."""
+    assert process.stdout is not None
+    return next(line for line in process.stdout if line.startswith("value")).split()[1:]
 
 
 @pytest.fixture(scope="module")
-def shared_job(pytorch, tmp_path_factory) -> Iterator[_Shared]:
-    """Of the first tests here; the last of them kills it."""
-    with _job(tmp_path_factory.mktemp("shared")) as (process, (pid,)):
-        assert process.stdout is not None
-        _, loss, version = next(line for line in process.stdout if line.startswith("value")).split()
-        yield _Shared(process, pid, loss, version)
+def plain_job(pytorch, tmp_path_factory) -> Iterator[_Job]:
+    """Of the first tests here; the last of them ends it."""
+    with _job(tmp_path_factory.mktemp("plain")) as (process, (pid,)):
+        yield _Job(process, pid, *_value(process))
 
 
-def test_the_version_is_read_from_the_process_s_own_files(shared_job):
-    assert jobs.torch_version(shared_job.pid) == shared_job.version
+def test_the_version_is_read_from_the_process_s_own_files(plain_job):
+    assert jobs.torch_version(plain_job.pid) == plain_job.version
 
 
-def test_two_gputops_get_a_trace_each(shared_job, tmp_path):
+def test_an_unprepared_job_is_recorded_and_not_changed(plain_job, tmp_path):
+    """It trains twice from one seed, and is recorded at the second time."""
+    process, pid, *value = plain_job
+    assert client_of(pid) is None and process.stdin is not None
+    process.stdin.write("again\n")
+    process.stdin.flush()
+    plan = _capture(pid, tmp_path, 1.2)
+    assert plan.probe is not None and plan.probe.host_events > 0
+    assert _value(process) == value
+
+
+def test_two_gputops_get_a_trace_each(plain_job, tmp_path):
     results = []
-    switch_on(shared_job.pid)
+    switch_on(plain_job.pid)
     threads = [threading.Thread(target=lambda name=name: results.append(
-        _capture(shared_job.pid, tmp_path / name))) for name in "ab"]
+        _capture(plain_job.pid, tmp_path / name))) for name in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -184,22 +212,12 @@ def test_two_gputops_get_a_trace_each(shared_job, tmp_path):
     assert len(results) == 2
 
 
-def test_a_job_that_ends_meanwhile_is_told(shared_job, tmp_path):
-    with pytest.raises(GputopError, match="ended before its trace"):
-        _capture(shared_job.pid, tmp_path, 0.9,
-                 on_progress=lambda p: p.phase == "recording" and shared_job.process.kill())
-
-
-def test_an_unprepared_job_is_recorded_and_not_changed(shared_job, tmp_path):
-    with _job(tmp_path) as (process, (pid,)):
-        assert client_of(pid) is None
-        for number in range(2):
-            plan = _capture(pid, tmp_path / str(number), 1.2)
-            assert plan.probe is not None and plan.probe.host_events > 0
-        status, out = _end(process)
-    assert status == 7 and "environment None" in out
-    assert re.findall("value (.*)", out) == [f"{shared_job.loss} {shared_job.version}"]
-    assert (tmp_path / "stderr").read_text() == ""
+def test_a_job_that_was_recorded_ends_as_it_would_have(plain_job):
+    if client_of(plain_job.pid) is None:  # this test alone
+        switch_on(plain_job.pid)
+    status, out = _end(plain_job.process)
+    assert status == 7 and out.endswith("environment None\n")
+    assert Path(plain_job.process.args[-2]).with_name("stderr").read_text() == ""
 
 
 def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypatch):
@@ -214,11 +232,24 @@ def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypa
     assert folder is not None
 
 
-def test_loader_workers_are_no_clients(tmp_path):
-    with _job(tmp_path, "fork") as (_, (pid,)):
-        _capture(pid, tmp_path)
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        assert len(children) >= 2 and not any(client_of(child) for child in children)
+@pytest.fixture(scope="module")
+def fork_job(pytorch, tmp_path_factory) -> Iterator[_Job]:
+    """With loader workers; the second of its tests kills it."""
+    with _job(tmp_path_factory.mktemp("fork"), "fork") as (process, (pid,)):
+        yield _Job(process, pid)
+
+
+def test_loader_workers_are_no_clients(fork_job, tmp_path):
+    pid = fork_job.pid
+    _capture(pid, tmp_path)
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    assert len(children) >= 2 and not any(client_of(child) for child in children)
+
+
+def test_a_job_that_ends_meanwhile_is_told(fork_job, tmp_path):
+    with pytest.raises(GputopError, match="ended before its trace"):
+        _capture(fork_job.pid, tmp_path, 0.9,
+                 on_progress=lambda p: p.phase == "recording" and fork_job.process.kill())
 
 
 def test_ranks_are_recorded_over_the_same_seconds(tmp_path):
@@ -252,7 +283,7 @@ def test_a_job_that_runs_no_python_is_told_and_goes_on(tmp_path, monkeypatch):
 
 
 def test_an_unsafe_job_is_refused(tmp_path):
-    with _job(tmp_path, KINETO_USE_DAEMON="1", KINETO_LOG_LEVEL="5") as (_, (pid,)), \
+    with _job(tmp_path, "light", KINETO_USE_DAEMON="1", KINETO_LOG_LEVEL="5") as (_, (pid,)), \
             pytest.raises(GputopError, match="any user of this node"):
         assert pid in jobs.find_jobs().unprotected
         switch_on(pid)

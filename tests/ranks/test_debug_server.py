@@ -1,10 +1,9 @@
-"""PyTorch's debug servers: whom gputop asks, what it makes of the answers, hostile ones, and a real job with gloo."""
+"""PyTorch's debug servers: whom gputop asks, what it makes of the answers, and of hostile ones."""
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +20,9 @@ from gputop.ranks.flight_recorder_report import server_lines
 from gputop.ranks.stack_groups import report
 from gputop.ranks.stacks_document import StacksAnswers
 from tests.dripping import DRIPS, dripping
-from tests.environments import PYTORCH, environment
 from tests.ranks.debug_double import NCCL, OTHERS, Answer, names, recorder, serving
 from tests.ranks.flight_dumps import NOW_S, document, entry, history
 
-JOB = Path(__file__).parents[1] / "gloo_job.py"
 WAITS = history(3, then=[entry(4, state="started")])
 
 
@@ -264,30 +261,3 @@ def test_without_the_last_threads_none_is_the_main_one() -> None:
     (one,) = read_traceback("Thread 0x1 (most recent call first):\n" + '  File "a", line 1 in f\n' * 100_000)
     assert len(one.frames) < 20_000
     assert read_traceback("Thread 0x1 (most recent call first):\n" + '  File "a", line 1 in ' * 100_000) == ()
-
-
-def test_a_real_job_in_which_one_rank_does_not_come(tmp_path: Path) -> None:
-    python = environment(PYTORCH).python
-    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2", "DEBUG_SERVER": "1",
-               "TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_")}
-    job = [subprocess.Popen([str(python), str(JOB), str(tmp_path / "store")], env={**environ, "RANK": str(number)},
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for number in (0, 1)]
-    try:
-        for process in job:
-            assert process.stdout is not None and process.stdout.readline() == "dumped\n"
-        pids = [process.pid for process in job]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stacks, "find_py_spy", lambda: None)
-            shown = read_stacks(pids)
-        answers = compared(ask(pids), ask(pids))
-    finally:
-        for process in job:
-            process.kill()
-            process.communicate()
-    assert [dump.rank for dump in answers[0].dumps.dumps] == [0, 1] and not answers[0].dumps.problems
-    assert not answers[0].moved
-    (state,) = compare(answers[0].dumps.dumps)
-    assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
-    assert [own.rank for own in state.apart] == [1] and [own.rank for own in state.others] == [0]
-    lines = JOB.read_text().splitlines()
-    assert all(own.main is not None and "sys.stdin.read()" in lines[own.main.frames[-1].line - 1] for own in shown)

@@ -1,4 +1,4 @@
-"""Dumps of PyTorch's flight recorder: as files, of processes, hostile ones, and of a real job with gloo."""
+"""Dumps of PyTorch's flight recorder: as files, of processes, and hostile ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.ranks import flight_recorder
-from gputop.ranks.desync import compare
 from gputop.ranks.flight_recorder import Dumps, rank_of_file, read_dump, read_files, read_of_processes
-from tests.environments import PYTORCH, environment
 from tests.ranks.flight_dumps import document, entry, history, processes, save
-
-JOB = Path(__file__).parents[1] / "gloo_job.py"
 
 
 @pytest.fixture
@@ -250,26 +246,3 @@ def test_jobs_are_told_apart(tmp_path: Path, with_torch: None) -> None:
 
 def test_processes_without_pytorch_are_left_out() -> None:
     assert read_of_processes([os.getpid(), 2 ** 22 + 1]) == ()
-
-
-def test_a_real_job_in_which_one_rank_does_not_come(tmp_path: Path) -> None:
-    python = environment(PYTORCH).python
-    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2",
-               "TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_")}
-    job = [subprocess.Popen([str(python), str(JOB), str(tmp_path / "store")], env={**environ, "RANK": str(rank)},
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
-    try:
-        for process in job:
-            assert process.stdout is not None and process.stdout.readline() == "dumped\n"
-        (found,) = read_of_processes([process.pid for process in job])
-    finally:
-        for process in job:
-            process.kill()
-            process.communicate()
-    assert [dump.rank for dump in found.dumps] == [0, 1] and not found.problems
-    (state,) = compare(found.dumps)
-    source = JOB.read_text().splitlines()
-    waits, last = (next(i for i, line in enumerate(source, 1) if word in line) for word in ("# waits", "# all come"))
-    assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
-    assert [(own.rank, own.at and own.at.line) for own in state.others] == [(0, f"gloo_job.py:{waits}")]
-    assert [(own.rank, own.last and own.last.line) for own in state.apart] == [(1, f"gloo_job.py:{last}")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,38 +56,21 @@ class Loop:
         self.session.sample_updated(node_sample(1), "before_backfill")
 
 
-def test_a_job_that_is_started_again_is_captured_and_compared_without_a_question(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = Loop(tmp_path, monkeypatch)
-    session = loop.session
-    with start_tf_job() as job:
-        port = int(job.address.rpartition(":")[2])
-        loop.pids.append(job.pid)
-        server = loop.found(job)
-        assert server.user and server.started_s is not None and server.started_s <= time.time()
-        before = loop.captured()
-        assert (before.pid, before.started_s, before.uncaptured) == (job.pid, server.started_s, "")
-        session.set_baseline(before)
-        assert not session.captured_before_restart
-        loop.see_end(job.kill)
-        assert session.watch.ended_server is not None and session.watch.ended_server.pid == job.pid
-    with start_tf_job("slow input", port=port) as again:  # another option of the same script, as a change is
-        loop.pids[:] = [again.pid]
-        server = loop.found(again)
-        assert session.watch.ended_server is None and session.restarted_s == server.started_s
-        assert session.captured_before_restart, "what was captured is of the job before"
-        after = loop.captured()
-        assert after.pid == again.pid and not session.captured_before_restart
-        assert {one.record.pid for one in saved_captures(tmp_path)} == {job.pid, again.pid}
-        assert session.results.baseline is before
-        assert [one.path for one in session.results.captures] == [before.path, after.path]
+@pytest.fixture(scope="module")
+def fast_job() -> Iterator[TfJob]:
+    """A job that trains only when it is woken. The last of the tests kills it."""
+    with start_tf_job(threads=1) as job:
+        job.pause()
+        yield job
 
 
 def test_of_two_jobs_the_other_is_not_captured_in_the_place_of_the_one_that_ended(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        fast_job: TfJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(tmp_path, monkeypatch)
     session = loop.session
-    with start_tf_job() as job, start_tf_job("small layers") as other:
+    other = fast_job
+    with start_tf_job("small layers", threads=1) as job:
+        job.pause()
         loop.pids += [job.pid, other.pid]
         loop.found(job)
         loop.found(other)
@@ -101,3 +84,32 @@ def test_of_two_jobs_the_other_is_not_captured_in_the_place_of_the_one_that_ende
         question = session.start_capture()
         assert question is not None and question.kind == "job" and question.details.endswith("has ended.")
         assert [server.pid for server in question.servers] == [other.pid] and session.control.status is None
+
+
+def test_a_job_that_is_started_again_is_captured_and_compared_without_a_question(
+        fast_job: TfJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(tmp_path, monkeypatch)
+    session = loop.session
+    job = fast_job
+    port = int(job.address.rpartition(":")[2])
+    loop.pids.append(job.pid)
+    server = loop.found(job)
+    assert server.user and server.started_s is not None and server.started_s <= time.time()
+    with job.awake():
+        before = loop.captured()
+    assert (before.pid, before.started_s, before.uncaptured) == (job.pid, server.started_s, "")
+    session.set_baseline(before)
+    assert not session.captured_before_restart
+    loop.see_end(job.kill)
+    assert session.watch.ended_server is not None and session.watch.ended_server.pid == job.pid
+    with start_tf_job("slow input", threads=1, port=port) as again:  # another option of the same script, as a change is
+        loop.pids[:] = [again.pid]
+        server = loop.found(again)
+        assert session.watch.ended_server is None and session.restarted_s == server.started_s
+        assert session.captured_before_restart, "what was captured is of the job before"
+        after = loop.captured()
+        again.pause()
+        assert after.pid == again.pid and not session.captured_before_restart
+        assert {one.record.pid for one in saved_captures(tmp_path)} == {job.pid, again.pid}
+        assert session.results.baseline is before
+        assert [one.path for one in session.results.captures] == [before.path, after.path]

@@ -21,9 +21,9 @@ def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]
     return tuple(found.idle_gap for found in rank_idle_gaps(facts, limit).ranked)
 
 
-def timeline_of(trace: Trace) -> Timeline:
+def timeline_of(trace: Trace | TraceFacts) -> Timeline:
     with tempfile.TemporaryFile() as file:
-        build(analyze_to_facts(trace), file)
+        build(analyze_to_facts(trace) if isinstance(trace, Trace) else trace, file)
         return Timeline.open(file)
 
 

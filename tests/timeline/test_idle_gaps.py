@@ -209,7 +209,7 @@ def consistent(trace: Trace) -> None:
     assert costs == sorted(costs, reverse=True)
     for few in (1, 10):  # the search that ends early finds as much
         assert [f.idle_gap.cost_ns for f in rank_idle_gaps(facts, few).ranked] == costs[:few]
-    timeline = timeline_of(trace)
+    timeline = timeline_of(facts)
     assert min(len(every), 200) <= len(timeline.idle_gaps) <= min(len(every), 200 + 10 * len(totals))
     for total in timeline.idle_totals:  # none without a place of its own, where there is one
         assert any(map(total.holds, timeline.idle_gaps)) == any(map(total.holds, every))

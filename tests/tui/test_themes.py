@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gputop.analysis.results import Analysis
 from gputop.commands import settings
 from gputop.commands.settings import save_setting
 from gputop.core.findings import Advice
@@ -157,7 +158,7 @@ class Hostile(FoundSession):
     """Everything that has a name from outside has a bad one."""
 
     def __init__(self) -> None:
-        super().__init__(change=lambda gpu, _: replace(gpu, info=replace(gpu.info, name=HOSTILE)))
+        super().__init__(ticks=60, change=lambda gpu, _: replace(gpu, info=replace(gpu.info, name=HOSTILE)))
         make = self._make
 
         def named(tick: int) -> NodeSample:
@@ -220,14 +221,19 @@ def hostile_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def hostile_analysis(hostile_trace: Path) -> Analysis:
+    return analyze_trace(load([hostile_trace]))
+
+
 @pytest.mark.parametrize("keys", [
     ("T",), ("T", "2"), ("T", "4"), ("T", "6"), ("T", "8"), ("T", "0"), ("T", "R"), ("T", "enter"), ("w",), ("J",),
     ("i",), ("h",), ("enter", "y"), ("B",), ("S",)], ids=" ".join)
 async def test_hostile_names_of_a_trace_are_shown_literally_on_every_screen(keys: tuple[str, ...],
-                                                                            hostile_trace: Path) -> None:
+                                                                            hostile_analysis: Analysis) -> None:
     session = Hostile()
     assert session.results.last_capture is not None
-    session.results.last_capture = replace(session.results.last_capture, analysis=analyze_trace(load([hostile_trace])))
+    session.results.last_capture = replace(session.results.last_capture, analysis=hostile_analysis)
     session.results.findings = session.results.last_capture.findings
     app = GputopApp(session)
     async with app.run_test(size=(180, 60), notifications=True) as pilot:

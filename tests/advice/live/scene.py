@@ -24,6 +24,7 @@ from gputop.core.samples import (
 from gputop.ranks.model import Report
 from gputop.telemetry.history import History
 from tests.fakes import cgroup_sample
+from tests.records import replace
 
 START_S = 1_800_000_000.0
 TOTAL = 80e9
@@ -65,7 +66,7 @@ class Scene:
     util: Level = 1.0
     other: Mapping[str, Level | None] = field(default_factory=dict)
     events: Sequence[str] | None = ()
-    change: Callable[[GpuSample, float], GpuSample] = lambda gpu, t: gpu
+    change: Callable[[GpuSample, float], GpuSample] | None = None
     interval_s: float = 1.0
     watched: Sequence[int] | None = None  # as --gpus would; None: all
     cpu: Level | None = 0.3
@@ -77,7 +78,9 @@ class Scene:
         watched = range(self.gpus) if self.watched is None else self.watched
         held = {j.pid: {g: GpuProcess(j.pid, "C", None, read("memory_used_bytes", j.memory), read("sm_active", j.sm))
                         for g in j.gpus if g in watched} for j in jobs}
-        gpus = tuple(self.change(self.gpu(i, t, [h[i] for h in held.values() if i in h]), t) for i in watched)
+        gpus = tuple(self.gpu(i, t, [h[i] for h in held.values() if i in h]) for i in watched)
+        if self.change is not None:
+            gpus = tuple(self.change(gpu, t) for gpu in gpus)
         processes = tuple(
             ProcessSample(j.pid, j.user, j.command, Reading(at(j.cores, t), "cores"), Reading(1e9, "bytes"), 10,
                           held[j.pid], None if j.command else "no permission", j.parent, j.started_s,
@@ -86,6 +89,18 @@ class Scene:
                               cpu_throttled_ratio=at(j.throttled, t)))
             for j in jobs if held[j.pid])
         return NodeSample(START_S + t, gpus, self.host(t), processes, self.interval_s, gpus_present=self.gpus)
+
+    def samples(self, seconds: float) -> list[NodeSample]:
+        """Those of the first ``seconds``; if nothing changes meanwhile, one with the time of each."""
+        times_s = [tick * self.interval_s for tick in range(round(seconds / self.interval_s))]
+        levels = (*self.active.values(), *self.other.values(), self.util, self.cpu, self.full_cores,
+                  *(level for job in self.jobs for level in (job.cores, job.throttled)))
+        # What a kind of scene adds of its own may change, too.
+        if type(self) is not Scene or self.change is not None or any(map(callable, levels)) or any(
+                job.since_s > 0 or job.until_s <= seconds for job in self.jobs):
+            return [self.sample(t) for t in times_s]
+        still = self.sample(0.0)
+        return [replace(still, time_s=START_S + t) for t in times_s]
 
     def host(self, t: float) -> HostSample:
         cpu = Reading.missing("ratio", "the test says so") if self.cpu is None else Reading(at(self.cpu, t), "ratio")
@@ -109,6 +124,11 @@ class Scene:
         return GpuSample(info, {m: read(m, v) for m, v in values.items()},
                          tuple(processes), None, tuple(self.events or ()),
                          "the test says so" if self.events is None else None)
+
+
+def two(level: Level, job: Job | None = None, **how: Any) -> Scene:
+    """Two GPUs of a job that do the same: over a long time they show it as well as eight, in less time."""
+    return Scene({0: level, 1: level}, [replace(job or Job(), gpus=(0, 1))], gpus=2, **how)
 
 
 def at(level: Level, t: float) -> float:
@@ -154,7 +174,7 @@ def verdict(scene: Scene, seconds: float, id_: str, ranks: Report | None = None)
 
 def _recorded(scene: Scene, seconds: float) -> tuple[History, NodeSample]:
     history = History(raw_samples=2000, tiers=TIERS)
-    samples = [scene.sample(tick * scene.interval_s) for tick in range(round(seconds / scene.interval_s))]
+    samples = scene.samples(seconds)
     for sample in samples:
         history.append(sample)
     return history, samples[-1]

@@ -8,7 +8,7 @@ import pytest
 
 from gputop.core.findings import Advice
 from gputop.core.samples import LOST, GpuSample
-from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, read, verdict
+from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, read, two, verdict
 from tests.advice.live.stuck_jobs import STUCK
 from tests.records import replace
 
@@ -77,7 +77,7 @@ def test_starting_up_is_not_low_activity() -> None:
     def compiling(t: float) -> float:
         return 0.0 if t < 170 else 0.9
 
-    _, advices = play(Scene(dict.fromkeys(range(8), compiling), jobs=[Job(memory=3e10)]), 360)
+    _, advices = play(two(compiling, Job(memory=3e10)), 360)
     assert all("low_sm_active" not in ids(a) for a in advices)
     young = after(Scene(dict.fromkeys(range(8), 0.2), jobs=[Job(since_s=150)]), 260)
     assert "start-up" in abstained(young)["low_sm_active"]
@@ -90,7 +90,7 @@ def training_with_pauses(t: float) -> float:
 
 
 def test_validation_and_checkpoints_are_no_alarm() -> None:
-    scene = Scene(dict.fromkeys(range(8), training_with_pauses), cpu=lambda t: 0.97 if t % 300 >= 250 else 0.3)
+    scene = two(training_with_pauses, cpu=lambda t: 0.97 if t % 300 >= 250 else 0.3)
     _, advices = play(scene, 1000)
     assert {i for a in advices for i in ids(a)} == set()
 
@@ -100,7 +100,8 @@ def test_a_checkpoint_for_which_the_others_wait_in_nccl_is_no_alarm() -> None:
         return t % 400 >= 320  # 80 s
 
     scene = Scene(
-        {0: lambda t: 0.05 if saving(t) else 0.9} | dict.fromkeys(range(1, 8), lambda t: 0.15 if saving(t) else 0.9),
+        {0: lambda t: 0.05 if saving(t) else 0.9} | dict.fromkeys((1, 2), lambda t: 0.15 if saving(t) else 0.9),
+        [Job(gpus=range(3))], 3,
         other={"tensor_active": lambda t: 0.0 if saving(t) else 0.4, "power_w": lambda t: 130.0 if saving(t) else 600.0,
                "dram_active": lambda t: 0.0 if saving(t) else 0.3})
     _, advices = play(scene, 820)

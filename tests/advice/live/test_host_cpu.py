@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.advice.live.scene import Job, Scene, abstained, after, get, ids, play
+from tests.advice.live.scene import Job, Scene, abstained, after, get, ids, play, two
 
 WAITING = dict.fromkeys(range(8), 0.4)
 
@@ -87,8 +87,8 @@ def test_compiling_and_checkpoints_fill_a_core_too() -> None:
     def writing(t: float) -> bool:
         return t % 300 >= 220 or t < 250  # compiles for 250 s, then saves for 80 s of each 300
 
-    scene = Scene(dict.fromkeys(range(8), lambda t: 0.0 if writing(t) else 0.9), jobs=[Job(cores=1.0)],
-                  full_cores=lambda t: 1.0 if writing(t) else 0.0, cpu=lambda t: 0.99 if writing(t) else 0.2)
+    scene = two(lambda t: 0.0 if writing(t) else 0.9, Job(cores=1.0),
+                full_cores=lambda t: 1.0 if writing(t) else 0.0, cpu=lambda t: 0.99 if writing(t) else 0.2)
     _, advices = play(scene, 900)
     assert all("host_cpu_saturated" not in ids(a) for a in advices)
 

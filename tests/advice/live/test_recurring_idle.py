@@ -10,7 +10,7 @@ import pytest
 from gputop.advice.merge import merge_findings
 from gputop.advice.verdict import Missing
 from gputop.core.findings import Finding, Gain
-from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, verdict
+from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, two, verdict
 
 ALL = tuple(range(8))
 
@@ -85,9 +85,9 @@ def test_a_job_that_has_just_begun_is_not_judged_by_the_one_before() -> None:
 
 
 def test_shown_it_stays_until_its_share_is_small() -> None:
-    history, first = play(alike(pauses(62, 7), interval_s=2.0), 500)
+    history, first = play(two(pauses(62, 7), interval_s=2.0), 500)
     assert "recurring_idle" in ids(first[-1])
-    _, later = play(alike(0.9, interval_s=2.0), 600, history, 500, first[-1].findings)
+    _, later = play(two(0.9, interval_s=2.0), 600, history, 500, first[-1].findings)
     shown = ["recurring_idle" in ids(advice) for advice in later]
     assert shown[0] and not shown[-1] and sum(a != b for a, b in pairwise(shown)) == 1
 
@@ -97,7 +97,7 @@ def test_its_severity_does_not_flicker() -> None:
     begins = [130.0]
     while begins[-1] < 1500:
         begins.append(begins[-1] + 140 * rng.uniform(0.97, 1.03))
-    _, advices = play(alike(lambda t: 0.0 if any(b <= t < b + 7 for b in begins) else 0.9, interval_s=2.0), 1500)
+    _, advices = play(two(lambda t: 0.0 if any(b <= t < b + 7 for b in begins) else 0.9, interval_s=2.0), 1500)
     severities = [f.severity for advice in advices for f in advice.findings if f.id == "recurring_idle"]
     assert len(severities) > 250 and sum(a != b for a, b in pairwise(severities)) <= 1
 

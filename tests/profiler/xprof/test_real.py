@@ -107,7 +107,7 @@ def test_one_capture_at_a_time(tf_fast_job, tmp_path):
 
 
 def test_job_that_dies_while_it_is_recorded(tmp_path):
-    with start_tf_job("fast") as job, pytest.raises(GputopError, match="the connection to it broke"):
+    with start_tf_job("fast", threads=1) as job, pytest.raises(GputopError, match="the connection to it broke"):
         capture(job.address, seconds=60, logdir=tmp_path / "logs",
                 on_progress=lambda p: p.phase == "recording" and job.kill())
     assert not (tmp_path / "logs").exists()
@@ -121,7 +121,7 @@ def detail_alone(monkeypatch):
 
 def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_path, detail_alone):
     asked_s = 100.0
-    with start_tf_job("tiny ops") as job:
+    with start_tf_job("tiny ops", threads=1) as job:
         result, plan, cost = capture_with_probe(job.address, seconds=asked_s, logdir=tmp_path, pid=job.pid)
         job.wait_steps(2)  # it goes on as if nothing had been
     assert plan.probe is not None and plan.probe.device_events == 0

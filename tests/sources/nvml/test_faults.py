@@ -64,7 +64,8 @@ class Node:
     """Eight GPUs, the settings of one of ``NODES`` and more; read at times the test chooses.
 
     ``opened`` ones are there from the beginning, without what :class:`NvmlSource` does to
-    find and open them in threads; the fake has been configured for that kind before.
+    find and open them in threads; the fake has been configured for that kind before. They are
+    those up to the sick one: the rest would be more of the same.
     """
 
     def __init__(self, fake: FakeNvml, kind: str, *more: str, opened: bool = False) -> None:
@@ -85,7 +86,7 @@ class Node:
             self.fake.change(setting)
         self.gpus = [
             NvmlGpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i), info, self.clock, self.clock)
-            for i in range(GPUS)
+            for i in range(SICK + 1)
             for info in [GpuInfo(i, f"GPU-{i}", "H100", "", 5, 16)]
         ]
         return self
@@ -158,7 +159,7 @@ def right(sample: GpuSample, expected: dict[str, tuple[float, str]]) -> None:
 
 
 def untouched(samples: list[GpuSample], expected: dict[str, tuple[float, str]]) -> None:
-    """The seven others say all that they say on a healthy node."""
+    """The others say all that they say on a healthy node."""
     for sample in samples:
         if sample.info.index != SICK:
             assert sample.state == OK

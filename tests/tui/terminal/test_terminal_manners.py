@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,17 +47,69 @@ def stopped(there: Terminal) -> bool:
     return os.WIFSTOPPED(status)
 
 
-def test_a_storm_of_sizes_ends_in_a_whole_picture() -> None:
-    with terminal((120, 40), "--demo", "healthy") as there:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Terminal]:
+    """A monitor that the first tests share, started with SIGUSR1 ignored. The last of them ends it."""
+    command = ["/bin/sh", "-c", f"trap '' USR1; exec {sys.executable} -m gputop --demo healthy"]
+    with terminal((120, 40), command=command) as there:
         started(there)
-        for i in range(60):
-            there.resize(*((20, 5), (0, 0), (200, 60), (1, 1), (79, 23), (40, 12))[i % 6])
-            there.read(0.01)
-        there.resize(120, 40)
-        # A picture may arrive in parts; in the end it fills the screen, no line more or less.
-        there.until(lambda text: "What to do" in text and "train.py" in text and "demo-node" in text
-                    and len(text.splitlines()) == 40)
-        quit_well(there)
+        yield there
+
+
+def test_a_storm_of_sizes_ends_in_a_whole_picture(shared: Terminal) -> None:
+    for i in range(60):
+        shared.resize(*((20, 5), (0, 0), (200, 60), (1, 1), (79, 23), (40, 12))[i % 6])
+        shared.read(0.01)
+    shared.resize(120, 40)
+    # A picture may arrive in parts; in the end it fills the screen, no line more or less.
+    shared.until(lambda text: "What to do" in text and "train.py" in text and "demo-node" in text
+                 and len(text.splitlines()) == 40)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP])
+def test_stopped_and_continued_it_is_there_again_and_the_terminal_as_it_was(
+        shared: Terminal, number: signal.Signals) -> None:
+    shared.program.send_signal(number)
+    assert stopped(shared)
+    if number == signal.SIGTSTP:
+        assert shared.given_back(), "the shell gets its terminal as it was"
+    shared.cells.feed("\x1b[H" + "\r\n".join("the shell's own text, all over the screen" for _ in range(40)))
+    shared.program.send_signal(signal.SIGCONT)
+    shared.until(lambda text: "What to do" in text and "the shell's" not in text)
+
+
+def test_ctrl_z_too(shared: Terminal) -> None:
+    shared.press("\x1a")
+    assert stopped(shared) and shared.given_back()
+    shared.cells.feed("\x1b[2J")
+    shared.program.send_signal(signal.SIGCONT)
+    shared.until("What to do")
+
+
+def test_what_something_else_wrote_on_the_screen_goes_with_ctrl_l(shared: Terminal) -> None:
+    shared.cells.feed("\x1b[H" + "\r\n".join("wall: the node goes down for maintenance" for _ in range(40)))
+    shared.press("\x0c")
+    shared.until(lambda text: "wall:" not in text and "What to do" in text)
+
+
+def test_what_is_ignored_stays_ignored(shared: Terminal) -> None:
+    shared.program.send_signal(signal.SIGUSR1)
+    shared.press("?")
+    shared.until("esc: close")
+    shared.press("\x1b")
+    shared.until(lambda text: "esc: close" not in text)
+
+
+def test_escape_and_the_key_after_it_are_two_keys_even_when_they_are_read_at_once(shared: Terminal) -> None:
+    """As a terminal sends alt and that key; so do a fast typist, and a slow link."""
+    shared.press("i")
+    shared.until("Profiler servers")
+    shared.press("\x1b?")
+    shared.until(lambda text: "The keys" not in text and "─ Help" in text and "Profiler servers" not in text)
+    shared.press("\x1bq")
+    assert shared.ended() == 0
+    assert shared.given_back(), "after all of that"
+    assert b"Traceback" not in shared.raw
 
 
 @pytest.mark.parametrize("size", [(0, 0), (20, 5), (6, 12), (1, 1)])
@@ -64,39 +117,6 @@ def test_it_runs_and_ends_in_a_terminal_of_any_size(size: tuple[int, int]) -> No
     with terminal(size, "--demo", "healthy") as there:
         while b"\x1b[?2004h" not in there.raw:  # Textual reads keys
             assert there.read(30), bytes(there.raw)
-        quit_well(there)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP])
-def test_stopped_and_continued_it_is_there_again_and_the_terminal_as_it_was(number: signal.Signals) -> None:
-    with terminal((120, 40), "--demo", "healthy") as there:
-        started(there)
-        there.program.send_signal(number)
-        assert stopped(there)
-        if number == signal.SIGTSTP:
-            assert there.given_back(), "the shell gets its terminal as it was"
-        there.cells.feed("\x1b[H" + "\r\n".join("the shell's own text, all over the screen" for _ in range(40)))
-        there.program.send_signal(signal.SIGCONT)
-        there.until(lambda text: "What to do" in text and "the shell's" not in text)
-        quit_well(there)
-
-
-def test_ctrl_z_too() -> None:
-    with terminal((120, 40), "--demo", "healthy") as there:
-        started(there)
-        there.press("\x1a")
-        assert stopped(there) and there.given_back()
-        there.program.send_signal(signal.SIGCONT)
-        there.until("What to do")
-        quit_well(there)
-
-
-def test_what_something_else_wrote_on_the_screen_goes_with_ctrl_l() -> None:
-    with terminal((120, 40), "--demo", "healthy") as there:
-        started(there)
-        there.cells.feed("\x1b[H" + "\r\n".join("wall: the node goes down for maintenance" for _ in range(40)))
-        there.press("\x0c")
-        there.until(lambda text: "wall:" not in text and "What to do" in text)
         quit_well(there)
 
 
@@ -177,18 +197,6 @@ def test_the_timeline_gives_the_terminal_back_too(number: signal.Signals) -> Non
         there.program.send_signal(number)
         assert there.ended() == -number
         assert there.given_back()
-
-
-def test_what_is_ignored_stays_ignored() -> None:
-    command = ["/bin/sh", "-c", f"trap '' USR1; exec {sys.executable} -m gputop --demo healthy"]
-    with terminal((120, 40), command=command) as there:
-        started(there)
-        there.program.send_signal(signal.SIGUSR1)
-        there.press("?")
-        there.until("esc: close")
-        there.press("\x1b")
-        there.until(lambda text: "esc: close" not in text)
-        quit_well(there)
 
 
 def test_after_a_crash_the_terminal_is_as_it_was_and_the_reason_on_it() -> None:
@@ -323,16 +331,3 @@ def test_in_tmux_the_picture_is_what_was_drawn_and_the_shell_comes_back(tmp_path
         assert "What to do" not in until("ready>")
     finally:
         run("kill-server")
-
-
-def test_escape_and_the_key_after_it_are_two_keys_even_when_they_are_read_at_once() -> None:
-    """As a terminal sends alt and that key; so do a fast typist, and a slow link."""
-    with terminal((120, 40), "--demo", "healthy") as there:
-        started(there)
-        there.press("i")
-        there.until("Profiler servers")
-        there.press("\x1b?")
-        there.until(lambda text: "The keys" not in text and "─ Help" in text and "Profiler servers" not in text)
-        there.press("\x1bq")
-        assert there.ended() == 0
-        assert there.given_back()

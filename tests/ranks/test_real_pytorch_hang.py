@@ -1,0 +1,61 @@
+"""A real job of PyTorch with gloo, of which one rank does not come to a collective: its dumps and its debug servers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.ranks import debug_server, stacks
+from gputop.ranks.debug_server import ask, compared, read_stacks
+from gputop.ranks.desync import compare
+from gputop.ranks.flight_recorder import read_of_processes
+from tests.environments import PYTORCH, environment
+
+JOB = Path(__file__).parents[1] / "gloo_job.py"
+
+
+@pytest.fixture(scope="module")
+def pids(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
+    """Its two ranks, once both have written their dumps."""
+    python, folder = environment(PYTORCH).python, tmp_path_factory.mktemp("gloo")
+    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2",
+               "TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": str(folder / "dump_")}
+    job = [subprocess.Popen([str(python), str(JOB), str(folder / "store")], env={**environ, "RANK": str(number)},
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for number in (0, 1)]
+    try:
+        for process in job:
+            assert process.stdout is not None and process.stdout.readline() == "dumped\n"
+        yield [process.pid for process in job]
+    finally:
+        for process in job:
+            process.kill()
+            process.communicate()
+
+
+def test_the_dumps_say_which_rank_does_not_come_and_where_the_other_waits(pids: list[int]) -> None:
+    (dumps,) = read_of_processes(pids)
+    assert [dump.rank for dump in dumps.dumps] == [0, 1] and not dumps.problems
+    (state,) = compare(dumps.dumps)
+    source = JOB.read_text().splitlines()
+    waits, last = (next(i for i, line in enumerate(source, 1) if word in line) for word in ("# waits", "# all come"))
+    assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
+    assert [(rank.rank, rank.at and rank.at.line) for rank in state.others] == [(0, f"gloo_job.py:{waits}")]
+    assert [(rank.rank, rank.last and rank.last.line) for rank in state.apart] == [(1, f"gloo_job.py:{last}")]
+
+
+def test_the_debug_servers_say_the_same_and_have_the_stacks(pids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debug_server, "_TIMEOUT_S", 60.0)  # the machine may be busy
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    shown = read_stacks(pids)
+    answers = compared(ask(pids), ask(pids))
+    assert [dump.rank for dump in answers[0].dumps.dumps] == [0, 1] and not answers[0].dumps.problems
+    assert not answers[0].moved
+    (state,) = compare(answers[0].dumps.dumps)
+    assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
+    assert [rank.rank for rank in state.apart] == [1] and [rank.rank for rank in state.others] == [0]
+    lines = JOB.read_text().splitlines()
+    assert all(rank.main is not None and "sys.stdin.read()" in lines[rank.main.frames[-1].line - 1] for rank in shown)
