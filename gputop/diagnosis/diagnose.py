@@ -10,7 +10,7 @@ import msgspec
 
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts, time_shares
-from gputop.analysis.gpu.breakdown import breakdown, idle_by_gpu
+from gputop.analysis.gpu.breakdown import bounds_judged, breakdown, idle_by_gpu
 from gputop.analysis.gpu.collectives import no_collectives
 from gputop.analysis.gpu.device_time import gpu_use, timelines, unused_gpu
 from gputop.analysis.gpu.packed_series import ComparedTrace
@@ -84,7 +84,7 @@ def analyze_with_steps(
         of_host = do(host_ops, trace, steps)
         in_steps = do(work_of_steps, trace, steps) if steps is not None and steps.count else None
         gpu_timelines = timelines(trace)
-        idle = idle_by_gpu(trace, gpu_timelines, steps.bounds_ns if steps is not None else (window,))
+        idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
         ops = of_host.result()
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]
         futures = start_analyses(threads, Given(trace, recording, started, steps, gpu_timelines, idle, ops,

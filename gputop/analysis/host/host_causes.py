@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.analysis.gpu.breakdown import IdleByGpu, idle_by_gpu
+from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, host_spans
@@ -163,6 +163,8 @@ def late_by_cause(
 ) -> tuple[list[Late], dict[tuple[str, int | None], HostSpans]]:
     """The same division instant by instant, of each GPU that took part (each process, where there is none), and what
     each of their processes was at. Empty where no GPU ran within the steps."""
+    if idle is None:
+        idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
     late = _late(trace, gpu_timelines, _bounds(trace, steps), idle)
     eagerly = runs_eagerly(ops)
     hosts = {process: host_spans(trace, process[0], runs_eagerly=eagerly, rank=process[1])
@@ -219,14 +221,13 @@ def _bounds(trace: Trace, steps: Steps | None) -> Sequence[tuple[int, int]]:
 
 
 def _late(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]], idle: IdleByGpu | None,
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]], idle: IdleByGpu,
 ) -> list[tuple[tuple[str, int | None], GpuTimeline | None, Spans]]:
     """(process, GPU, when that GPU waits for the host); without GPUs (process, None, when it does not wait for
     input)."""
     if gpu_timelines:
-        late = (idle_by_gpu(trace, gpu_timelines, bounds) if idle is None else idle).late
-        return [((trace.gpus[timeline.gpu].host, None), timeline, late[timeline.gpu])
-                for timeline in gpu_timelines if timeline.gpu in late]
+        return [((trace.gpus[timeline.gpu].host, None), timeline, idle.late[timeline.gpu])
+                for timeline in gpu_timelines if timeline.gpu in idle.late]
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     by_rank = trace.format == "chrome" and len(trace.paths) > 1
     processes = sorted({(line.host, line.rank if by_rank else None) for line in trace.lines}, key=str)

@@ -49,8 +49,9 @@ def test_gaps_between_tf_functions_are_host_work_however_short():
     for t in (10, 60, 210, 260):
         b.run(0, t + 10, 20, launch=t)
     found = parts(b, 0, 300)
-    # Idle 40-70 within the call; 90-220 of which 100-200 lies between the calls; 240-270 within.
-    assert found["host"] == pytest.approx(100) and found["launch"] == pytest.approx(30 + 30 + 30)
+    # Idle 0-20 within the call, launching from 10 on; 40-70 within; 90-220 of which 100-200 lies between the calls;
+    # 240-270 within, and 290-300, behind the last launch.
+    assert found["host"] == pytest.approx(10 + 100 + 10) and found["launch"] == pytest.approx(10 + 30 + 30 + 30)
 
 
 def test_work_that_was_queued_is_not_the_hosts_fault():
@@ -93,6 +94,36 @@ def test_two_gpus_that_starve_together_do_not_wait_for_each_other():
             b.run(gpu, 100 + i * 40 + gpu * 20, 10, launch=95 + i * 40 + gpu * 20)
     b.run(0, 5_000, 10, launch=4_990)
     assert parts(b, 100, 4_000)["launch"] > 2_500
+
+
+def test_the_time_before_the_first_event_is_the_hosts_if_that_was_launched_late():
+    b = Builder().host("aten::linear", 0, 7_000).run(0, 5_000, 100, launch=4_990)
+    assert parts(b, 0, 5_100) == {"compute": 100, "launch": 10, "host": 4_990}
+    assert parts(b, 4_000, 5_100) == {"compute": 100, "launch": 10, "host": 990}
+
+
+@pytest.mark.parametrize("launch", [0, 2_000, None], ids=["before the step", "in a queue", "launch not known"])
+def test_the_time_before_the_first_event_has_no_cause_if_that_had_waited(launch):
+    b = Builder().host("aten::linear", 0, 7_000).run(0, 5_000, 100, launch=launch)
+    assert parts(b, 1_000, 5_100) == {"compute": 100, "idle": 4_000}
+
+
+def test_the_time_before_the_first_event_has_no_cause_where_the_host_shows_none():
+    b = Builder().run(0, 5_000, 100, launch=4_990)
+    assert parts(b, 0, 5_100) == {"compute": 100, "idle": 5_000}
+
+
+def test_the_time_after_the_last_event_is_the_hosts_if_nothing_is_launched_any_more():
+    b = Builder().host("aten::linear", 0, 7_000).run(0, 0, 100, launch=0)
+    assert parts(b, 0, 7_500) == {"compute": 100, "host": 6_900, "idle": 500}
+    b.host("cuLaunchKernel", 3_000, 5)  # a kernel that the recording has lost
+    assert parts(b, 0, 7_500) == {"compute": 100, "idle": 7_400}
+
+
+def test_a_gpu_that_waits_at_an_edge_for_another_ones_work_does_not_wait_for_its_host():
+    b = Builder(gpus=2).host("aten::linear", 0, 20_000).run(0, 100, 9_900, launch=80).run(1, 10_010, 90, launch=10_000)
+    found = parts(b, 100, 10_100)
+    assert found["compute"] == (9_900 + 90) / 2 and found["idle"] == 9_900 / 2
 
 
 def test_gpus_that_took_no_part_are_not_averaged_in():
