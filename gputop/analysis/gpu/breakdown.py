@@ -13,10 +13,11 @@ parts are averaged over those GPUs:
 7. ``host``: the same, but the host was doing something else;
 8. ``idle``: the rest (work was queued, or the launch is not in the trace).
 
-The time before a GPU's first event is such a gap, from the begin of its process' events on, unless that event waited in
-a queue: for work whose events are not in the trace. So is the time after its last event, up to the end of its process'
-events, if that event's launch is known and the process launches nothing later that has no event. No event of the host,
-no cause: such time is ``idle``.
+The time before a GPU's first event may be such a gap, unless that event waited in a queue. What was launched before the
+recording may have no event in it: the gap begins later than the process' events by the longest time that recorded work
+took from its launch to its end, or when the process has waited for the whole GPU. The time after the last event is
+such a gap up to the end of the process' events, if that event's launch is known and the process launches nothing later
+that has no event. No event of the host, no cause: such time is ``idle``.
 
 Without any GPU in the trace there is ``input``, and all else is ``host``.
 """
@@ -45,6 +46,7 @@ WAIT_FOR_GPU_NS = 1_000_000
 WAIT_FOR_GPU_SHARE = 0.8
 # The first event of a GPU that begins so long after its call waited in a queue. gputop's own figure.
 _QUEUED_NS = 1_000_000
+_WAITS_FOR_ALL = r"(?:cuda|hip)DeviceSynchronize|cuCtxSynchronize"
 _LAUNCHES = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?(?:Launch|Mem(?:cpy|set))"
 
 # By GPU (index into ``Trace.gpus``) and part, when the part holds.
@@ -135,18 +137,26 @@ def idle_by_gpu(
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
     starved = _starved(trace, gpu_timelines, training_loops(trace))
-    recorded = dict[tuple[str, int], tuple[I64, I64]]()
+    processes = dict[tuple[str, int], _Process]()
     late = {}
     for timeline in gpu_timelines:
-        process = process_of(trace, timeline.gpu)
+        name = process_of(trace, timeline.gpu)
         edges = EMPTY
         if within.start[0] < timeline.window_ns[0] or timeline.window_ns[1] < within.end[-1]:
-            if process not in recorded:
-                recorded[process] = _host_window_and_lost_launches(trace, process)
-            edges = _late_at_edges(trace, timeline, within, *recorded[process])
+            if name not in processes:
+                processes[name] = _process(trace, name)
+            edges = _late_at_edges(trace, timeline, within, processes[name])
         late[timeline.gpu] = _late_by_host(timeline, of_one_process(trace, gpu_timelines, timeline.gpu), within,
                                            starved[timeline.gpu], edges)
     return IdleByGpu(starved, late)
+
+
+def unseen_before_first_event(gpu_timelines: Sequence[GpuTimeline], steps: Steps, parts: PartsByGpu) -> dict[int, int]:
+    """Time (ns), by GPU (index into ``Trace.gpus``), before its first event in which nothing shows whether it worked:
+    of the steps, whose ``parts`` these are."""
+    begin = steps.edges_ns[:1, 0]
+    return {timeline.gpu: int(coverage(parts[timeline.gpu]["idle"], begin, np.array(timeline.window_ns[:1])).sum())
+            for timeline in gpu_timelines if timeline.gpu in parts and timeline.window_ns[0] > begin[0]}
 
 
 def bounds_judged(trace: Trace, gpu_timelines: Sequence[GpuTimeline],
@@ -178,35 +188,47 @@ def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], withi
     return subtract(intersect(merge(timeline.late, edges), within), waits)
 
 
-def _host_window_and_lost_launches(trace: Trace, process: tuple[str, int]) -> tuple[I64, I64]:
-    """Begin of the first host event of a process and end of its last one (ns; empty without any), and the begins of its
-    launches and copies that have no device event."""
+class _Process(NamedTuple):
+    """Events of one process' host (ns): the begin of the first and the end of the last (empty without any), the ends of
+    its waits for the whole GPU, and the begins of its launches and copies that have no device event."""
+
+    window_ns: I64
+    synchronized_ns: I64
+    lost_launches_ns: I64
+
+
+def _process(trace: Trace, process: tuple[str, int]) -> _Process:
     host = trace.host
-    of_process = np.array([line.gpu < 0 and (line.host, line.rank) == process for line in trace.lines], bool)
+    of_process = np.array([line.gpu < 0 and (line.host, line.rank) == process for line in trace.lines] + [False], bool)
     rows = rows_of(of_process[host.line])
     start, end = host.start_ns[rows], host.end_ns[rows]
-    launches = host_rows(trace, _LAUNCHES)
-    launched = host.start_ns[launches[of_process[host.line[launches]]]]
-    return (np.array([start.min(), end.max()]) if len(start) else start[:0],
-            np.setdiff1d(launched, trace.device.launch_ns))
+    waits, launches = (rows[of_process[host.line[rows]]] for rows in (
+        host_rows(trace, _WAITS_FOR_ALL), host_rows(trace, _LAUNCHES)))
+    return _Process(np.array([start.min(), end.max()]) if len(start) else start[:0], host.end_ns[waits],
+                    np.setdiff1d(host.start_ns[launches], trace.device.launch_ns))
 
 
-def _late_at_edges(trace: Trace, timeline: GpuTimeline, within: Spans, window_ns: I64, lost_launches: I64) -> Spans:
+def _late_at_edges(trace: Trace, timeline: GpuTimeline, within: Spans, process: _Process) -> Spans:
     """The time before this GPU's first event and after its last one in which it waits for its host, see above."""
-    device = trace.device
-    if not len(window_ns):
+    device, rows = trace.device, timeline.rows
+    if not len(process.window_ns):
         return EMPTY
-    (first, last), rows = timeline.window_ns, timeline.rows
-    begin, end = max(int(within.start[0]), int(window_ns[0])), min(int(within.end[-1]), int(window_ns[1]))
+    first, last = timeline.window_ns
+    end = min(int(within.end[-1]), int(process.window_ns[1]))
+    launch = device.launch_ns[rows]
     spans = []
-    resumed = event_after(trace, rows, Spans(np.array([begin]), np.array([first])))
-    delay = launch_delays_ns(trace, resumed, np.array([first]))
-    if begin < device.launch_ns[resumed[0]] and delay[0] <= _QUEUED_NS:
-        spans.append((begin, first))
-    launched = device.launch_ns[rows[timeline.end_ns == last]].max()
-    if last < end and launched >= 0 and not (lost_launches > launched).any():
+    if (launch >= 0).any():
+        longest = int((timeline.end_ns - launch)[launch >= 0].max())
+        done = process.synchronized_ns[process.synchronized_ns < first]
+        begin = max(int(within.start[0]), min([int(process.window_ns[0]) + longest, *done.tolist()]))
+        resumed = event_after(trace, rows, Spans(np.array([begin]), np.array([first])))
+        delay = launch_delays_ns(trace, resumed, np.array([first]))
+        if begin < device.launch_ns[resumed[0]] and delay[0] <= _QUEUED_NS:
+            spans.append((begin, first))
+    launched = launch[timeline.end_ns == last].max()
+    if last < end and launched >= 0 and not (process.lost_launches_ns > launched).any():
         spans.append((last, end))
-    return union([a for a, _ in spans], [b for _, b in spans]) if spans else EMPTY
+    return union([a for a, _ in spans], [b for _, b in spans])
 
 
 def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequence[TrainingLoop]) -> dict[int, Spans]:

@@ -132,6 +132,9 @@ def host_causes(
     seen = _bounds_seen(gpu_timelines, bounds)
     placed = intersect(placed, seen)
     placed_ns = sum(intersect(waits.by_cause["placement"], seen).total for waits in late)
+    # The steps that are not seen may be far longer or shorter.
+    whole_ns = sum(end - begin for begin, end in bounds)
+    steps_seen = seen.total * len(bounds) / whole_ns if whole_ns and seen.total else 1.0
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
     gap_s = parts["gap"] / unit
@@ -143,11 +146,11 @@ def host_causes(
     main, executor, silent = _work(trace, gaps, len(bounds), of_hosts if slow is None else [hosts[slow]])
     return HostCauses(
         tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
-        placement_s=placed_ns / (1e9 * len(seen.start) * len(late)) if any(h.shows_ops for h in of_hosts) else None,
+        placement_s=placed_ns / (1e9 * steps_seen * len(late)) if any(h.shows_ops for h in of_hosts) else None,
         gap_s=gap_s if any(len(h.calls.start) for h in of_hosts) else None,
         dispatch_s=parts["dispatch"] / unit,
         stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
-        placement=_by_op(trace, placed, of_hosts, len(seen.start)),
+        placement=_by_op(trace, placed, of_hosts, steps_seen),
         gap_main=main, gap_executor=executor, gap_silent_s=silent,
         gap_host=slow[0] if slow is not None else None, gap_rank=slow[1] if slow is not None else None,
         input_together=together, input_threads=threads,
@@ -271,7 +274,7 @@ def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | 
     return together / stalled.total, (sum(spans.total for spans in work) + on_shared) / together, on_shared / together
 
 
-def _by_op(trace: Trace, placed: Spans, hosts: Sequence[HostSpans], steps: int) -> tuple[GapWork, ...]:
+def _by_op(trace: Trace, placed: Spans, hosts: Sequence[HostSpans], steps: float) -> tuple[GapWork, ...]:
     host = trace.host
     rows = np.concatenate([h.placed_rows for h in hosts])
     inside = coverage(placed, host.start_ns[rows], host.end_ns[rows])
