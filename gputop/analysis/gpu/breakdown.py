@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, launch_delays_ns, waits_for_another
 from gputop.analysis.results import Breakdown
@@ -188,7 +189,7 @@ def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], withi
     return subtract(intersect(merge(timeline.late, edges), within), waits)
 
 
-class _Process(NamedTuple):
+class _Process(Struct, frozen=True):
     """Events of one process' host (ns): the begin of the first and the end of the last (empty without any), the ends of
     its waits for the whole GPU, and the begins of its launches and copies that have no device event."""
 

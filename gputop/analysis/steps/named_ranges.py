@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.steps.numbered_ranges import DIGITS, EVALUATES, MAX_CHARS, PARTS, launches_of_rank
 from gputop.analysis.steps.optimizer_calls import period_of_calls
-from gputop.trace.lookups import by_line, distinct, host_stat
+from gputop.trace.lookups import Mask, by_line, host_stat
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -52,6 +52,9 @@ _OPTIMIZER = re.compile(rf"{_BEFORE}(?i:optim(?:izer)?(?:[ _.:-]?(?:step|update)
 # Ranges of PyTorch's own, and calls of CUDA's and HIP's runtime and driver.
 _NOT_USERS = re.compile(r"Optimizer\.(?:step|zero_grad)#|ProfilerStep#|DistributedDataParallel\.|enumerate\(|\{|\w+::|"
                         r"\w*Backward\d|(?:cuda|cu|hip)[A-Z]")
+_QUICK = re.compile(r"(?i)step|iter|batch|token|request|prompt|query|infer|frame|execute_|data|load|h2d|zero|forward|"
+                    r"fwd|loss|criterion|backward|bwd|opt")  # a part of every such name
+_KNOWN = "named ranges"  # the key of the mask in Trace.name_masks
 # All of these are gputop's own figures.
 _FEWEST = 3  # ranges
 _HELD, _OF_ALL, _OF_TIME = 0.9, 0.5, 0.5  # shares of the launches meanwhile, of all launches, and of the time
@@ -59,7 +62,7 @@ _ALIKE, _FACTOR = 0.6, 2.0  # share of the ranges that launch as many as the med
 _OF_ENGINE = "of an inference engine's steps"
 
 
-class NamedRanges(NamedTuple):
+class NamedRanges(Struct, frozen=True):
     """Iterations of a loop by the user's ranges: ``name`` for people, and the begin and end of each (ns), in order.
     ``rows`` of the host's events are the ranges that hold an iteration; none where they are parts of it."""
 
@@ -89,16 +92,21 @@ def _users_ranges(trace: Trace) -> I64:
     rows = np.arange(len(host)) if trace.format == "nsys" else host_stat(host, "annotation")[0]
     if not len(rows):
         return rows
-    mask = np.zeros(len(trace.names) + 1, bool)  # the last one answers for no name
-    names = distinct(host.name[rows])
-    mask[names] = [index >= 0 and _may_be_users(trace.names[index]) for index in names.tolist()]
-    rows = rows[mask[host.name[rows]]]
+    rows = rows[_known_names(trace)[host.name[rows]]]
     return rows[lines_of(trace, MAIN)[host.line[rows]]]
 
 
-def _may_be_users(name: str) -> bool:
-    return 0 < len(name) <= MAX_CHARS and _NOT_USERS.match(name) is None and any(
-        pattern.search(name) for pattern in (_PART, _PASS, _NUMBERED, _ENGINE, _WHOLE, _OPTIMIZER))
+def _known_names(trace: Trace) -> Mask:
+    """Mask of ``trace.names`` that may be of such ranges, as :func:`gputop.trace.lookups.name_mask`."""
+    mask = trace.name_masks.get(_KNOWN)
+    if mask is None or len(mask) != len(trace.names) + 1:
+        mask = np.zeros(len(trace.names) + 1, bool)
+        mask[:-1] = [0 < len(name) <= MAX_CHARS and _QUICK.search(name) is not None and _NOT_USERS.match(name) is None
+                     and any(pattern.search(name) for pattern in (_PART, _NUMBERED, _ENGINE, _WHOLE, _OPTIMIZER))
+                     for name in trace.names]
+        mask.flags.writeable = False
+        trace.name_masks[_KNOWN] = mask
+    return mask
 
 
 def _loops(trace: Trace, rows: I64, rank: int) -> list[NamedRanges]:
@@ -165,7 +173,7 @@ def _parts_in_turn(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedRange
 
 
 def _outermost(start_ns: I64, end_ns: I64, rows: I64) -> I64:
-    """These ranges, in order of their begins, without those that begin within an earlier one."""
+    """Ranges in order of their begins, without those that begin within an earlier one."""
     reach = np.maximum.accumulate(end_ns[rows]) if len(rows) else rows
     return rows[np.append(True, start_ns[rows][1:] >= reach[:-1])] if len(rows) else rows
 

@@ -14,7 +14,7 @@ _ABOUT_AS_GOOD, _MOST = 0.1, 0.6
 
 
 def period_of_calls(name: npt.NDArray, work: I64) -> int:
-    """Number of calls after which the optimizers' names and the work before each come again (1); 1 where nothing tells.
+    """Number of calls after which the optimizers' names and the work before each come again; 1 where nothing tells.
 
     The shortest for which about as many of them do as for the best.
     """
