@@ -69,7 +69,8 @@ class HostCauses:
 
     ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions. ``placement_s`` and
     ``placement`` are of the steps that begin after the GPUs' first event, where there are some: what runs on the host
-    at the head of a step before it is not known to keep a GPU waiting, and would be missed.
+    at the head of a step before it is not known to keep a GPU waiting, and would be missed. ``gap_s`` and its work are
+    without the time before that event, where a step begins after it: such a gap came once.
     ``placement`` are the ops on the host, ``gap_main`` and ``gap_executor`` the work in the gaps by name,
     ``gap_silent_s`` gap time without any event on Python's threads that call functions.
     ``stalled`` is the share of ``dispatch_s`` in launches held up far longer than usual, None without launches.
@@ -124,7 +125,7 @@ def host_causes(
         return None
     bounds = _bounds(trace, steps)
     parts = {cause: sum(waits.by_cause[cause].total for waits in late) for cause in CAUSES}
-    gaps, placed = (merge(*(waits.by_cause[cause] for waits in late)) for cause in ("gap", "placement"))
+    placed = merge(*(waits.by_cause["placement"] for waits in late))
     held_up = [intersect(waits.by_cause["dispatch"], _held_up(trace, waits.timeline))
                for waits in late if waits.timeline is not None]
     stalled = merge(EMPTY, *held_up)
@@ -132,17 +133,16 @@ def host_causes(
     seen = _bounds_seen(gpu_timelines, bounds)
     placed = intersect(placed, seen)
     placed_ns = sum(intersect(waits.by_cause["placement"], seen).total for waits in late)
+    once = _before_first_event(gpu_timelines, bounds)
     # The steps that are not seen may be far longer or shorter.
     whole_ns = sum(end - begin for begin, end in bounds)
     steps_seen = seen.total * len(bounds) / whole_ns if whole_ns and seen.total else 1.0
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
-    gap_s = parts["gap"] / unit
     slow = _slow_host(late)
-    if slow is not None:
-        of_slow = [one for one in late if one.process == slow]
-        gap_s = sum(one.by_cause["gap"].total for one in of_slow) / len(of_slow) / len(bounds) / 1e9
-        gaps = merge(*(one.by_cause["gap"] for one in of_slow))
+    of_slow = [subtract(one.by_cause["gap"], once) for one in late if slow is None or one.process == slow]
+    gap_s = sum(of_gpu.total for of_gpu in of_slow) / len(of_slow) / len(bounds) / 1e9
+    gaps = merge(*of_slow)
     main, executor, silent = _work(trace, gaps, len(bounds), of_hosts if slow is None else [hosts[slow]])
     return HostCauses(
         tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
@@ -206,6 +206,13 @@ def _bounds_seen(gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[in
     first = max((timeline.window_ns[0] for timeline in gpu_timelines), default=0)
     seen = [(begin, end) for begin, end in bounds if begin >= first] or bounds
     return Spans(np.array([begin for begin, _ in seen], np.int64), np.array([end for _, end in seen], np.int64))
+
+
+def _before_first_event(gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Spans:
+    """The time up to the last of the GPUs' first events, where a step begins after it."""
+    first = max((timeline.window_ns[0] for timeline in gpu_timelines), default=0)
+    begin, last = bounds[0][0], bounds[-1][0]
+    return Spans(np.array([begin]), np.array([first])) if begin < first <= last else EMPTY
 
 
 def _slow_host(late: Sequence[Late]) -> tuple[str, int | None] | None:
