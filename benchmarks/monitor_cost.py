@@ -22,7 +22,8 @@ frame of either program ("431W / 700W" or "431", "63.90GiB" or "63.9"). A frame 
 tables does not count.
 
 The fake answers in under a microsecond, so the CPU figures are those of the programs, not
-of the driver.
+of the driver. With --driver both read this machine's own driver and GPUs; then a frame counts as the first one once it
+shows how much memory GPU 0 has.
 """
 
 from __future__ import annotations
@@ -124,16 +125,36 @@ def begin(command: Sequence[str], env: dict[str, str], columns: int, rows: int) 
     return process, ours
 
 
-def first_frame_s(command: Sequence[str], env: dict[str, str], columns: int, rows: int) -> float | None:
+def of_driver() -> re.Pattern[bytes]:
+    """What only a frame with values of this machine's GPU 0 shows: its memory in GiB, as either program writes it."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    total = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total
+    pynvml.nvmlShutdown()
+    return re.compile(rf"\b{total / 2**30:.0f}(\.\d+)?\s?(GiB|G)?\b|\b{int(total / 2**30)}\.\d+".encode())
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """Where a program runs: its environment, the size of its terminal, and what its first frame shows."""
+
+    env: dict[str, str]
+    columns: int
+    rows: int
+    first_values: re.Pattern[bytes] = FIRST_VALUES
+
+
+def first_frame_s(command: Sequence[str], terminal: Terminal) -> float | None:
     """Seconds from the start of ``command`` to its first frame, with which it is killed; None: none within 30 s."""
     began_s = time.monotonic()
-    process, ours = begin(command, env, columns, rows)
+    process, ours = begin(command, terminal.env, terminal.columns, terminal.rows)
     seen = bytearray()
     try:
         while (left_s := began_s + 30 - time.monotonic()) > 0:
             if select.select([ours], [], [], left_s)[0]:
                 seen += os.read(ours, 1 << 16)
-                if FIRST_VALUES.search(ESCAPES.sub(b"", bytes(seen))):
+                if terminal.first_values.search(ESCAPES.sub(b"", bytes(seen))):
                     return time.monotonic() - began_s
     except OSError:  # it ended
         pass
@@ -144,11 +165,10 @@ def first_frame_s(command: Sequence[str], env: dict[str, str], columns: int, row
     return None
 
 
-def measure(command: Sequence[str], env: dict[str, str], columns: int, rows: int, seconds: float,
-            settle_s: float) -> Cost:
+def measure(command: Sequence[str], terminal: Terminal, seconds: float, settle_s: float) -> Cost:
     """Run ``command`` in a terminal for ``seconds``, then end it; its CPU and bytes are those after ``settle_s``."""
     began_s = time.monotonic()
-    process, ours = begin(command, env, columns, rows)
+    process, ours = begin(command, terminal.env, terminal.columns, terminal.rows)
     tree = Tree(process.pid)
     settled_s, end_s = began_s + settle_s, began_s + seconds
     poll_s = began_s
@@ -172,7 +192,7 @@ def measure(command: Sequence[str], env: dict[str, str], columns: int, rows: int
             written += len(data)
             if first_s is None:
                 seen += data
-                if FIRST_VALUES.search(ESCAPES.sub(b"", bytes(seen))):
+                if terminal.first_values.search(ESCAPES.sub(b"", bytes(seen))):
                     first_s = time.monotonic() - began_s
         if process.poll() is not None or settled is None:
             raise RuntimeError(f"{command[0]} ended early ({process.wait()}):\n{seen[-2000:].decode(errors='replace')}")
@@ -222,6 +242,7 @@ def main() -> int:
     parser.add_argument("--gputop", help="an installed gputop; this checkout if not told")
     parser.add_argument("--only", choices=("gputop", "nvitop"), help="measure one of them")
     parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--driver", action="store_true", help="read this machine's driver, not the fake")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
     parser.add_argument("--size", default="160x50")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of one run")
@@ -243,27 +264,31 @@ def main() -> int:
 
     runs: dict[str, list[Cost]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
-        settings = [f"gpus {options.gpus}", "set power_w 431", "set memory_used_mib 65433.6 0"]
-        settings += [f"process {gpu} {os.getpid()} 60000 C {50 + gpu}" for gpu in range(options.gpus)]
-        env = environment(build(Path(folder)), *settings)
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # else what was not installed is compiled at each start
-        env["PYTHONPATH"] = "" if options.gputop else str(ROOT)
-        own_env = {"gputop": env, "nvitop": {k: v for k, v in env.items() if k != "PYTHONPATH"}}
+        if options.driver:
+            env = dict(os.environ)
+            terminals = dict.fromkeys(commands, Terminal(env, columns, rows, of_driver()))
+        else:
+            settings = [f"gpus {options.gpus}", "set power_w 431", "set memory_used_mib 65433.6 0"]
+            settings += [f"process {gpu} {os.getpid()} 60000 C {50 + gpu}" for gpu in range(options.gpus)]
+            env = environment(build(Path(folder)), *settings)
+            terminals = {"gputop": Terminal({**env, "PYTHONPATH": "" if options.gputop else str(ROOT)}, columns, rows),
+                         "nvitop": Terminal({k: v for k, v in env.items() if k != "PYTHONPATH"}, columns, rows)}
+        for terminal in terminals.values():
+            terminal.env.pop("PYTHONDONTWRITEBYTECODE", None)  # else what was not installed is compiled at each start
         for turn in range(options.repeats):
             for name in list(commands)[::-1 if turn % 2 else 1]:
-                runs[name].append(measure(commands[name], own_env[name], columns, rows, options.seconds,
-                                          options.settle))
+                runs[name].append(measure(commands[name], terminals[name], options.seconds, options.settle))
             starts: dict[str, list[float | None]] = {name: [] for name in commands}
             for start in range(options.starts):
                 for name in list(commands)[::-1 if (turn + start) % 2 else 1]:
-                    starts[name].append(first_frame_s(commands[name], own_env[name], columns, rows))
+                    starts[name].append(first_frame_s(commands[name], terminals[name]))
             for name, found in starts.items():
                 if found:
                     runs[name][-1].first_frame_s = middle(found)
 
     medians = {name: asdict(median(costs)) for name, costs in runs.items()}
     report: dict[str, object] = {
-        "gpus": options.gpus,
+        "gpus": "this machine's" if options.driver else options.gpus,
         "interval_s": options.interval,
         "size": options.size,
         "seconds": options.seconds,

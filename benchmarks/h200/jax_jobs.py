@@ -1,37 +1,26 @@
-"""Small JAX training jobs, each with one known fault, beside the same job cured.
+"""Small JAX training jobs, each with one known fault, next to the same job fixed.
 
-    python benchmarks/h200/jobs.py NAME --port 6009 --log steps.json [--scale 1.0]
+    python benchmarks/h200/jax_jobs.py NAME --port 6009 --log steps.json [--scale 1.0]
 
-The job serves its profiler on ``--port``, trains until SIGTERM or SIGINT and then writes what it
-measured itself: the Unix time at the end of every step. ``--scale`` makes the arrays smaller, for
-a machine without a GPU. The faults are those a JAX program can have on one GPU: see :data:`JOBS`.
+The job imports JAX, prints "imported", and waits for a line; then it serves its profiler on ``--port``, prints
+"ready" after some steps, and trains until SIGTERM or SIGINT. It writes the Unix time at the end of every step.
+``--scale`` makes the arrays smaller, for a machine without a GPU. The faults are those a JAX program can have on one
+GPU: see :data:`JOBS`.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
+import itertools
 import queue
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
+from common import Job, Loop, Stepped, parser, run_until_signaled, wait_to_begin
+
 Step = Callable[[int], Any]  # makes one step's work and returns what to wait for
-
-
-@dataclass(frozen=True)
-class Job:
-    """``fault`` is the finding id gputop should come to (None: a healthy job), ``cure`` the job without it."""
-
-    make: Callable[[float], Step]
-    fault: str | None = None
-    cure: str | None = None
 
 
 def _sizes(scale: float, width: int = 8192) -> int:
@@ -182,47 +171,34 @@ JOBS = {
 }
 
 
-def _until_signaled() -> Iterator[int]:
-    """Step numbers until SIGTERM or SIGINT."""
-    stopped = threading.Event()
+def _loop(step: Step, *, markers: bool) -> Loop:
+    """A training loop of this step, which waits for what each step makes."""
+    import jax
 
-    def tell(_: int, __: FrameType | None) -> None:
-        stopped.set()
+    def loop(stepped: Stepped) -> None:
+        for number in itertools.count():
+            with jax.profiler.StepTraceAnnotation("train", step_num=number) if markers else contextlib.nullcontext():
+                jax.block_until_ready(step(number))
+            stepped()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, tell)
-    step = 0
-    while not stopped.is_set():
-        yield step
-        step += 1
+    return loop
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    arguments.add_argument("job", choices=JOBS)
-    arguments.add_argument("--port", type=int, required=True)
-    arguments.add_argument("--log", type=Path, required=True, help="where the end of every step is written")
-    arguments.add_argument("--scale", type=float, default=1.0)
+    arguments = parser(JOBS, __doc__)
+    arguments.add_argument("--port", type=int, help="of the profiler server (default: none)")
     arguments.add_argument("--no-markers", action="store_true", help="do not mark the steps in the trace")
     options = arguments.parse_args()
 
     import jax
 
-    jax.profiler.start_server(options.port)
-    step = JOBS[options.job].make(options.scale)
-    jax.block_until_ready(step(-1))  # compiled before it counts
-    print("ready", flush=True)
-    ends: list[float] = []
-    for number in _until_signaled():
-        marker = (contextlib.nullcontext() if options.no_markers
-                  else jax.profiler.StepTraceAnnotation("train", step_num=number))
-        with marker:
-            out = step(number)
-            jax.block_until_ready(out)
-        ends.append(time.time())
-    options.log.write_text(json.dumps({"job": options.job, "platform": jax.devices()[0].platform,
-                                       "device": jax.devices()[0].device_kind, "jax": jax.__version__,
-                                       "step_ends_s": ends}))
+    wait_to_begin()
+    if options.port:
+        jax.profiler.start_server(options.port)
+    run_until_signaled(
+        _loop(JOBS[options.job].make(options.scale), markers=not options.no_markers), options.log,
+        {"job": options.job, "platform": jax.devices()[0].platform, "device": jax.devices()[0].device_kind,
+         "jax": jax.__version__})
 
 
 if __name__ == "__main__":
