@@ -191,11 +191,11 @@ def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], withi
 
 class _Process(Struct, frozen=True):
     """Events of one process' host (ns): the begin of the first and the end of the last (empty without any), the ends of
-    its waits for the whole GPU, and the begins of its launches and copies that have no device event."""
+    its waits for the whole GPU, and the begins of its launches and copies, in order."""
 
     window_ns: I64
     synchronized_ns: I64
-    lost_launches_ns: I64
+    launches_ns: I64
 
 
 def _process(trace: Trace, process: tuple[str, int]) -> _Process:
@@ -205,8 +205,8 @@ def _process(trace: Trace, process: tuple[str, int]) -> _Process:
     start, end = host.start_ns[rows], host.end_ns[rows]
     waits, launches = (rows[of_process[host.line[rows]]] for rows in (
         host_rows(trace, _WAITS_FOR_ALL), host_rows(trace, _LAUNCHES)))
-    return _Process(np.array([start.min(), end.max()]) if len(start) else start[:0], host.end_ns[waits],
-                    np.setdiff1d(host.start_ns[launches], trace.device.launch_ns))
+    return _Process(np.array([start[0], end.max()]) if len(start) else start[:0], host.end_ns[waits],
+                    host.start_ns[launches])
 
 
 def _late_at_edges(trace: Trace, timeline: GpuTimeline, within: Spans, process: _Process) -> Spans:
@@ -221,13 +221,14 @@ def _late_at_edges(trace: Trace, timeline: GpuTimeline, within: Spans, process: 
     if (launch >= 0).any():
         longest = int((timeline.end_ns - launch)[launch >= 0].max())
         done = process.synchronized_ns[process.synchronized_ns < first]
-        begin = max(int(within.start[0]), min([int(process.window_ns[0]) + longest, *done.tolist()]))
-        resumed = event_after(trace, rows, Spans(np.array([begin]), np.array([first])))
+        begin = max(int(within.start[0]), min(int(process.window_ns[0]) + longest, *done[:1].tolist(), first))
+        resumed = event_after(trace, rows[timeline.start_ns == first], Spans(np.array([begin]), np.array([first])))
         delay = launch_delays_ns(trace, resumed, np.array([first]))
         if begin < device.launch_ns[resumed[0]] and delay[0] <= _QUEUED_NS:
             spans.append((begin, first))
     launched = launch[timeline.end_ns == last].max()
-    if last < end and launched >= 0 and not (process.lost_launches_ns > launched).any():
+    later = process.launches_ns[np.searchsorted(process.launches_ns, launched, side="right"):]
+    if last < end and launched >= 0 and np.isin(later, device.launch_ns[device.launch_ns > launched]).all():
         spans.append((last, end))
     return union([a for a, _ in spans], [b for _, b in spans])
 
