@@ -10,9 +10,9 @@ import msgspec
 
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts, time_shares
-from gputop.analysis.gpu.breakdown import breakdown, idle_by_gpu
+from gputop.analysis.gpu.breakdown import PartsByGpu, bounds_judged, breakdown, idle_by_gpu, unseen_before_first_event
 from gputop.analysis.gpu.collectives import no_collectives
-from gputop.analysis.gpu.device_time import gpu_use, timelines, unused_gpu
+from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, timelines, unused_gpu
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
@@ -38,6 +38,7 @@ _RECORD_GPU = {
     "nsys": "Record with `nsys profile --trace=cuda,nvtx`.",
     "": "`gputop doctor` checks the right to profile.",
 }
+_MUCH_UNSEEN = 0.1  # share of the steps. gputop's own figure
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
 
@@ -83,7 +84,7 @@ def analyze_with_steps(
         of_host = do(host_ops, trace, steps)
         in_steps = do(work_of_steps, trace, steps) if steps is not None and steps.count else None
         gpu_timelines = timelines(trace)
-        idle = idle_by_gpu(trace, gpu_timelines, steps.bounds_ns if steps is not None else (window,))
+        idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
         ops = of_host.result()
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]
         futures = start_analyses(threads, Given(trace, recording, started, steps, gpu_timelines, idle, ops,
@@ -99,7 +100,8 @@ def analyze_with_steps(
             window_s=(window[1] - window[0]) / 1e9, start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
             unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
             job_cpus=trace.job_cpus, live_steps=trace.live_steps,
-            quality=(*start_note, *_notes(trace, steps, bool(gpu_timelines), results["clocks"]))),
+            quality=(*start_note, *_notes(trace, steps, bool(gpu_timelines), results["clocks"]),
+                     *_unseen_note(trace, gpu_timelines, steps, parts))),
         steps=steps.times if steps is not None else None, breakdown=step_parts,
         gpus=tuple(sorted(gpus, key=lambda use: use.gpu)), ops=ops, layers=layers.table if layers else None,
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
@@ -134,6 +136,20 @@ def _start_note(
     return (TraceNote("start", f"The recording begins with the job's start: {time} with "
                                f"{what_started(started, over_ns)}. They are left out, and gputop judges the rest "
                                "separately."),)
+
+
+def _unseen_note(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
+                 parts: PartsByGpu | None) -> tuple[TraceNote, ...]:
+    """Note that a large part of the steps lies before a GPU's first event and nothing shows whether the GPU worked."""
+    if steps is None or parts is None:
+        return ()
+    unseen_ns = unseen_before_first_event(gpu_timelines, steps, parts)
+    gpu = max(unseen_ns, key=lambda number: unseen_ns[number], default=-1)
+    if gpu < 0 or unseen_ns[gpu] < _MUCH_UNSEEN * steps.spans.total:
+        return ()
+    return (TraceNote("unseen_head", (
+        f"GPU {gpu_number(trace, gpu)} has no event at first. For {seconds(unseen_ns[gpu] / 1e9)} of the steps it may "
+        "have run work that was launched before the recording. That time has no cause here.")),)
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:

@@ -76,7 +76,8 @@ def test_python_between_the_steps():
 
 def test_late_launches():
     found = find_idle_gaps(analyze_to_facts(launch_bound().build()), ALL)
-    assert {b.finding for b in found if b.cause == "dispatch"} <= {"launch_bound", "small_kernels"}
+    amid_work = [b for b in found if b.start_ns > 0]  # what precedes the first kernel is the host's, and no finding's
+    assert {b.finding for b in amid_work if b.cause == "dispatch"} <= {"launch_bound", "small_kernels"}
     by_cause = {b.cause for b in found if b.cost_ns > 25_000}
     assert "dispatch" in by_cause and found[0].work
 

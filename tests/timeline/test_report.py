@@ -100,7 +100,7 @@ def test_json_holds_them_only_where_asked(capsys):
     found = asked.pop("bubbles")
     causes = asked.pop("idle_gap_causes")
     assert asked == plain and len(found) == 3
-    assert causes[0] == {"cause": "dispatch", "part": "launch", "finding": "launch_bound", "gaps": 1544,
+    assert causes[0] == {"cause": "dispatch", "part": "launch", "finding": "launch_bound", "gaps": 1554,
                          "python": [], "s_per_step": pytest.approx(plain["breakdown"]["launch"], rel=1e-6)}
     assert set(found[0]) == {"gpus", "start_s", "end_s", "cost_s", "step", "part", "cause", "finding", "ended_by",
                              "meanwhile", "host", "python"}

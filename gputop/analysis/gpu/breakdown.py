@@ -13,6 +13,12 @@ parts are averaged over those GPUs:
 7. ``host``: the same, but the host was doing something else;
 8. ``idle``: the rest (work was queued, or the launch is not in the trace).
 
+The time before a GPU's first event may be such a gap, unless that event waited in a queue. What was launched before the
+recording may have no event in it: the gap begins later than the process' events by the longest time that recorded work
+took from its launch to its end, or when the process has waited for the whole GPU. The time after the last event is
+such a gap up to the end of the process' events, if that event's launch is known and the process launches nothing later
+that has no event. No event of the host, no cause: such time is ``idle``.
+
 Without any GPU in the trace there is ``input``, and all else is ``host``.
 """
 
@@ -22,13 +28,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
-from gputop.analysis.gpu.device_time import GpuTimeline, waits_for_another
+from gputop.analysis.gpu.device_time import GpuTimeline, event_after, launch_delays_ns, waits_for_another
 from gputop.analysis.results import Breakdown
+from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import host_stat, rows_of
+from gputop.trace.lookups import host_rows, host_stat, rows_of
 from gputop.trace.model import F64, I64, Trace
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
@@ -37,7 +45,10 @@ LAUNCHING_GAP_NS = 1_000_000
 # Below, gaps between launches coincide with other GPUs' kernels by chance. gputop's own figures.
 WAIT_FOR_GPU_NS = 1_000_000
 WAIT_FOR_GPU_SHARE = 0.8
-
+# The first event of a GPU that begins so long after its call waited in a queue. gputop's own figure.
+_QUEUED_NS = 1_000_000
+_WAITS_FOR_ALL = r"(?:cuda|hip)DeviceSynchronize|cuCtxSynchronize"
+_LAUNCHES = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?(?:Launch|Mem(?:cpy|set))"
 
 # By GPU (index into ``Trace.gpus``) and part, when the part holds.
 PartsByGpu = Mapping[int, Mapping[str, Spans]]
@@ -127,24 +138,99 @@ def idle_by_gpu(
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
     starved = _starved(trace, gpu_timelines, training_loops(trace))
-    return IdleByGpu(starved, {
-        timeline.gpu: _late_by_host(timeline, of_one_process(trace, gpu_timelines, timeline.gpu), within,
-                                    starved[timeline.gpu])
-        for timeline in gpu_timelines})
+    processes = dict[tuple[str, int], _Process]()
+    late = {}
+    for timeline in gpu_timelines:
+        name = process_of(trace, timeline.gpu)
+        edges = EMPTY
+        if within.start[0] < timeline.window_ns[0] or timeline.window_ns[1] < within.end[-1]:
+            if name not in processes:
+                processes[name] = _process(trace, name)
+            edges = _late_at_edges(trace, timeline, within, processes[name])
+        late[timeline.gpu] = _late_by_host(timeline, of_one_process(trace, gpu_timelines, timeline.gpu), within,
+                                           starved[timeline.gpu], edges)
+    return IdleByGpu(starved, late)
+
+
+def unseen_before_first_event(gpu_timelines: Sequence[GpuTimeline], steps: Steps, parts: PartsByGpu) -> dict[int, int]:
+    """Time (ns), by GPU (index into ``Trace.gpus``), before its first event in which nothing shows whether it worked:
+    of the steps, whose ``parts`` these are."""
+    begin = steps.edges_ns[:1, 0]
+    return {timeline.gpu: int(coverage(parts[timeline.gpu]["idle"], begin, np.array(timeline.window_ns[:1])).sum())
+            for timeline in gpu_timelines if timeline.gpu in parts and timeline.window_ns[0] > begin[0]}
+
+
+def bounds_judged(trace: Trace, gpu_timelines: Sequence[GpuTimeline],
+                  steps: Steps | None) -> Sequence[tuple[int, int]]:
+    """The steps; without steps the time from the first device event to the last, or the window without any."""
+    if steps is not None:
+        return steps.bounds_ns
+    if not gpu_timelines:
+        return (trace.window_ns,)
+    begins, ends = zip(*(timeline.window_ns for timeline in gpu_timelines), strict=True)
+    return ((min(begins), max(ends)),)
 
 
 def of_one_process(trace: Trace, gpu_timelines: Sequence[GpuTimeline], gpu: int) -> list[GpuTimeline]:
     """The GPUs of the process that this one belongs to. Only among these one waits for another without a collective: of
     another process the host knows nothing."""
-    def process(number: int) -> tuple[str, int]:
-        return trace.gpus[number].host, trace.gpus[number].rank
-
-    return [timeline for timeline in gpu_timelines if process(timeline.gpu) == process(gpu)]
+    process = process_of(trace, gpu)
+    return [timeline for timeline in gpu_timelines if process_of(trace, timeline.gpu) == process]
 
 
-def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], within: Spans, waiting: Spans) -> Spans:
-    waits = merge(waiting, waits_for_another(timeline, gpu_timelines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-    return subtract(intersect(timeline.late, within), waits)
+def process_of(trace: Trace, gpu: int) -> tuple[str, int]:
+    """Host and rank of the process that this GPU (index into ``Trace.gpus``) belongs to."""
+    return trace.gpus[gpu].host, trace.gpus[gpu].rank
+
+
+def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], within: Spans, waiting: Spans,
+                  edges: Spans) -> Spans:
+    waits = merge(waiting, waits_for_another(timeline, gpu_timelines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, edges))
+    return subtract(intersect(merge(timeline.late, edges), within), waits)
+
+
+class _Process(Struct, frozen=True):
+    """Events of one process' host (ns): the begin of the first and the end of the last (empty without any), the ends of
+    its waits for the whole GPU, and the begins of its launches and copies, in order."""
+
+    window_ns: I64
+    synchronized_ns: I64
+    launches_ns: I64
+
+
+def _process(trace: Trace, process: tuple[str, int]) -> _Process:
+    host = trace.host
+    of_process = np.array([line.gpu < 0 and (line.host, line.rank) == process for line in trace.lines] + [False], bool)
+    rows = rows_of(of_process[host.line])
+    start, end = host.start_ns[rows], host.end_ns[rows]
+    waits, launches = (rows[of_process[host.line[rows]]] for rows in (
+        host_rows(trace, _WAITS_FOR_ALL), host_rows(trace, _LAUNCHES)))
+    return _Process(np.array([start[0], end.max()]) if len(start) else start[:0], host.end_ns[waits],
+                    host.start_ns[launches])
+
+
+def _late_at_edges(trace: Trace, timeline: GpuTimeline, within: Spans, process: _Process) -> Spans:
+    """The time before this GPU's first event and after its last one in which it waits for its host, see above."""
+    device, rows = trace.device, timeline.rows
+    if not len(process.window_ns):
+        return EMPTY
+    first, last = timeline.window_ns
+    end = min(int(within.end[-1]), int(process.window_ns[1]))
+    launch = device.launch_ns[rows]
+    spans = []
+    if (launch >= 0).any():
+        longest = int((timeline.end_ns - launch)[launch >= 0].max())
+        done = process.synchronized_ns[process.synchronized_ns < first]
+        begin = max(int(within.start[0]), min(int(process.window_ns[0]) + longest, *done[:1].tolist(), first))
+        resumed = event_after(trace, rows[timeline.start_ns == first], Spans(np.array([begin]), np.array([first])))
+        delay = launch_delays_ns(trace, resumed, np.array([first]))
+        if begin < device.launch_ns[resumed[0]] and delay[0] <= _QUEUED_NS:
+            spans.append((begin, first))
+    launched = launch[timeline.end_ns == last].max()
+    later = process.launches_ns[np.searchsorted(process.launches_ns, launched, side="right"):]
+    if last < end and launched >= 0 and np.isin(later, device.launch_ns[device.launch_ns > launched]).all():
+        spans.append((last, end))
+    return union([a for a, _ in spans], [b for _, b in spans])
 
 
 def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequence[TrainingLoop]) -> dict[int, Spans]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gputop.analysis.gpu.breakdown import IdleByGpu, idle_by_gpu
+from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.steps.membership import in_steps
@@ -75,7 +75,7 @@ def collective_waits(
     if len(ran) == 1:
         return _of_one_rank(trace, ran[0], rows[0], steps)
     if idle is None:
-        idle = idle_by_gpu(trace, gpu_timelines, steps.bounds_ns if steps is not None else (trace.window_ns,))
+        idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
     late = [idle.late.get(timeline.gpu, EMPTY) for timeline in ran]
     sums = _Sums(trace, ran, late, [
         merge(spans, idle.starved.get(timeline.gpu, EMPTY), _before_first_launch(trace, timeline, steps))

@@ -294,18 +294,20 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
     return dict(sorted(by_type.items(), key=lambda item: -item[1])), tensor if any_known else None
 
 
-def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float) -> Spans:
+def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float,
+                      edges: Spans = EMPTY) -> Spans:
     """Idle time of this GPU in which it waits for another GPU, not for launches.
 
     Counted are idle stretches of ``at_least_ns`` or more during which a single other GPU is busy for at least
     ``share`` of the time, short pauses included: a GPU that itself waits for launches is busy for short moments only.
     A stretch that begins and ends in the middle of the other GPU's work does not count: a GPU that waits for another
-    one stops when that one begins, or goes on when that one is done.
+    one stops when that one begins, or goes on when that one is done. ``edges`` are idle times of the GPU before its
+    first event and after its last one.
     """
     near_ns = at_least_ns // 10
-    length = timeline.gaps.end - timeline.gaps.start
-    long = length >= at_least_ns
-    gaps = Spans(timeline.gaps.start[long], timeline.gaps.end[long])
+    gaps = merge(timeline.gaps.spans, edges) if len(edges.start) else timeline.gaps.spans
+    long = gaps.end - gaps.start >= at_least_ns
+    gaps = Spans(gaps.start[long], gaps.end[long])
     waiting = [EMPTY]
     for other in others:
         if other is timeline or not len(gaps.start):

@@ -13,6 +13,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.named_ranges import named_ranges
 from gputop.analysis.steps.numbered_ranges import numbered_ranges
 from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, rows_of
@@ -124,6 +125,8 @@ def marks(trace: Trace) -> npt.NDArray[np.bool_]:
     is_mark[host_stat(host, "step_num")[0]] = True
     if (numbered := numbered_ranges(trace)) is not None:
         is_mark[numbered.rows] = True
+    if (named := named_ranges(trace)) is not None:
+        is_mark[named.rows] = True
     marked = np.flatnonzero(is_mark)
     for line in np.unique(host.line[marked]).tolist():
         of_line = marked[host.line[marked] == line]

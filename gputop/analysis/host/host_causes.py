@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.analysis.gpu.breakdown import IdleByGpu, idle_by_gpu
+from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, host_spans
@@ -69,7 +69,8 @@ class HostCauses:
 
     ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions. ``placement_s`` and
     ``placement`` are of the steps that begin after the GPUs' first event, where there are some: what runs on the host
-    at the head of a step before it is not known to keep a GPU waiting, and would be missed.
+    at the head of a step before it is not known to keep a GPU waiting, and would be missed. ``gap_s`` and its work are
+    without the time before that event, where a step begins after it: such a gap came once.
     ``placement`` are the ops on the host, ``gap_main`` and ``gap_executor`` the work in the gaps by name,
     ``gap_silent_s`` gap time without any event on Python's threads that call functions.
     ``stalled`` is the share of ``dispatch_s`` in launches held up far longer than usual, None without launches.
@@ -124,7 +125,7 @@ def host_causes(
         return None
     bounds = _bounds(trace, steps)
     parts = {cause: sum(waits.by_cause[cause].total for waits in late) for cause in CAUSES}
-    gaps, placed = (merge(*(waits.by_cause[cause] for waits in late)) for cause in ("gap", "placement"))
+    placed = merge(*(waits.by_cause["placement"] for waits in late))
     held_up = [intersect(waits.by_cause["dispatch"], _held_up(trace, waits.timeline))
                for waits in late if waits.timeline is not None]
     stalled = merge(EMPTY, *held_up)
@@ -132,22 +133,24 @@ def host_causes(
     seen = _bounds_seen(gpu_timelines, bounds)
     placed = intersect(placed, seen)
     placed_ns = sum(intersect(waits.by_cause["placement"], seen).total for waits in late)
+    once = _before_first_event(gpu_timelines, bounds)
+    # The steps that are not seen may be far longer or shorter.
+    whole_ns = sum(end - begin for begin, end in bounds)
+    steps_seen = seen.total * len(bounds) / whole_ns if whole_ns and seen.total else 1.0
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
-    gap_s = parts["gap"] / unit
     slow = _slow_host(late)
-    if slow is not None:
-        of_slow = [one for one in late if one.process == slow]
-        gap_s = sum(one.by_cause["gap"].total for one in of_slow) / len(of_slow) / len(bounds) / 1e9
-        gaps = merge(*(one.by_cause["gap"] for one in of_slow))
+    of_slow = [subtract(one.by_cause["gap"], once) for one in late if slow is None or one.process == slow]
+    gap_s = sum(of_gpu.total for of_gpu in of_slow) / len(of_slow) / len(bounds) / 1e9
+    gaps = merge(*of_slow)
     main, executor, silent = _work(trace, gaps, len(bounds), of_hosts if slow is None else [hosts[slow]])
     return HostCauses(
         tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
-        placement_s=placed_ns / (1e9 * len(seen.start) * len(late)) if any(h.shows_ops for h in of_hosts) else None,
+        placement_s=placed_ns / (1e9 * steps_seen * len(late)) if any(h.shows_ops for h in of_hosts) else None,
         gap_s=gap_s if any(len(h.calls.start) for h in of_hosts) else None,
         dispatch_s=parts["dispatch"] / unit,
         stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
-        placement=_by_op(trace, placed, of_hosts, len(seen.start)),
+        placement=_by_op(trace, placed, of_hosts, steps_seen),
         gap_main=main, gap_executor=executor, gap_silent_s=silent,
         gap_host=slow[0] if slow is not None else None, gap_rank=slow[1] if slow is not None else None,
         input_together=together, input_threads=threads,
@@ -163,6 +166,8 @@ def late_by_cause(
 ) -> tuple[list[Late], dict[tuple[str, int | None], HostSpans]]:
     """The same division instant by instant, of each GPU that took part (each process, where there is none), and what
     each of their processes was at. Empty where no GPU ran within the steps."""
+    if idle is None:
+        idle = idle_by_gpu(trace, gpu_timelines, bounds_judged(trace, gpu_timelines, steps))
     late = _late(trace, gpu_timelines, _bounds(trace, steps), idle)
     eagerly = runs_eagerly(ops)
     hosts = {process: host_spans(trace, process[0], runs_eagerly=eagerly, rank=process[1])
@@ -203,6 +208,13 @@ def _bounds_seen(gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[in
     return Spans(np.array([begin for begin, _ in seen], np.int64), np.array([end for _, end in seen], np.int64))
 
 
+def _before_first_event(gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Spans:
+    """The time up to the last of the GPUs' first events, where a step begins after it."""
+    first = max((timeline.window_ns[0] for timeline in gpu_timelines), default=0)
+    begin, last = bounds[0][0], bounds[-1][0]
+    return Spans(np.array([begin]), np.array([first])) if begin < first <= last else EMPTY
+
+
 def _slow_host(late: Sequence[Late]) -> tuple[str, int | None] | None:
     """The process whose gaps are ``SLOW_HOST`` times as long as those of every other, or longer; None without one."""
     gaps: dict[tuple[str, int | None], list[int]] = {}
@@ -219,14 +231,13 @@ def _bounds(trace: Trace, steps: Steps | None) -> Sequence[tuple[int, int]]:
 
 
 def _late(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]], idle: IdleByGpu | None,
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]], idle: IdleByGpu,
 ) -> list[tuple[tuple[str, int | None], GpuTimeline | None, Spans]]:
     """(process, GPU, when that GPU waits for the host); without GPUs (process, None, when it does not wait for
     input)."""
     if gpu_timelines:
-        late = (idle_by_gpu(trace, gpu_timelines, bounds) if idle is None else idle).late
-        return [((trace.gpus[timeline.gpu].host, None), timeline, late[timeline.gpu])
-                for timeline in gpu_timelines if timeline.gpu in late]
+        return [((trace.gpus[timeline.gpu].host, None), timeline, idle.late[timeline.gpu])
+                for timeline in gpu_timelines if timeline.gpu in idle.late]
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     by_rank = trace.format == "chrome" and len(trace.paths) > 1
     processes = sorted({(line.host, line.rank if by_rank else None) for line in trace.lines}, key=str)
@@ -270,7 +281,7 @@ def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | 
     return together / stalled.total, (sum(spans.total for spans in work) + on_shared) / together, on_shared / together
 
 
-def _by_op(trace: Trace, placed: Spans, hosts: Sequence[HostSpans], steps: int) -> tuple[GapWork, ...]:
+def _by_op(trace: Trace, placed: Spans, hosts: Sequence[HostSpans], steps: float) -> tuple[GapWork, ...]:
     host = trace.host
     rows = np.concatenate([h.placed_rows for h in hosts])
     inside = coverage(placed, host.start_ns[rows], host.end_ns[rows])

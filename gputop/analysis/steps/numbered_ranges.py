@@ -24,10 +24,10 @@ from gputop.trace.threads import MAIN, lines_of
 
 _RANGE = re.compile(r"(?:^|[^a-zA-Z]|[a-z](?=[A-Z])|(?i:train|global))(?i:step|iteration|iter|batch)"
                     r"[\s_:#=.\[(-]{0,4}[0-9]{1,15}(?:/[0-9]{1,15})?[\])]?$")
-_PARTS = re.compile(r"(?i)micro|sub|layer|block|stage|ProfilerStep")
-_EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|val(?![a-z])|test|predict|infer)")
-_DIGITS = re.compile(r"[0-9]{1,15}")
-_MAX_CHARS = 120  # of such a name
+PARTS = re.compile(r"(?i)micro|sub|layer|block|stage|ProfilerStep")
+EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|val(?![a-z])|test|predict|infer)")
+DIGITS = re.compile(r"[0-9]{1,15}")
+MAX_CHARS = 120  # of such a name
 _FEWEST = 3  # ranges
 _KNOWN = "numbered ranges"  # the key of the mask in Trace.name_masks
 
@@ -50,7 +50,7 @@ class _Family(NamedTuple):
 
     @property
     def evaluates(self) -> bool:
-        return _EVALUATES.search(self.name) is not None
+        return EVALUATES.search(self.name) is not None
 
     @property
     def order(self) -> tuple[bool, int, int, str]:
@@ -89,8 +89,8 @@ def _numbered(trace: Trace) -> Mask:
     mask = trace.name_masks.get(_KNOWN)
     if mask is None or len(mask) != len(trace.names) + 1:
         mask = np.zeros(len(trace.names) + 1, bool)
-        mask[:-1] = [0 < len(name) <= _MAX_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
-                      and _PARTS.search(name) is None for name in trace.names]
+        mask[:-1] = [0 < len(name) <= MAX_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
+                      and PARTS.search(name) is None for name in trace.names]
         mask.flags.writeable = False
         trace.name_masks[_KNOWN] = mask
     return mask
@@ -102,9 +102,9 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
     numbers: dict[int, tuple[int, ...]] = {}
     for row in rows.tolist():
         text = trace.names[host.name[row]]
-        numbers[row] = tuple(map(int, _DIGITS.findall(text)))
-        families.setdefault(_DIGITS.sub("N", text), []).append(row)
-    launched = np.sort(trace.device.launch_ns[_of_rank(trace, rank)])
+        numbers[row] = tuple(map(int, DIGITS.findall(text)))
+        families.setdefault(DIGITS.sub("N", text), []).append(row)
+    launched = launches_of_rank(trace, rank)
     out = []
     for name, listed in families.items():
         ranges = np.array(listed)
@@ -125,11 +125,11 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
         _within_one(trace, family.rows, np.array(holder)) for name, holder in holders.items() if name != family.name)]
 
 
-def _of_rank(trace: Trace, rank: int) -> Mask:
-    """Device events that a thread of this process launched."""
-    line = trace.device.launch_line
+def launches_of_rank(trace: Trace, rank: int) -> I64:
+    """Times (ns), in order, at which threads of this process launched device events."""
+    line, launch_ns = trace.device.launch_line, trace.device.launch_ns
     of_rank = np.array([one.rank == rank for one in trace.lines] + [False], bool)  # the last one answers for no line
-    return of_rank[line] & (trace.device.launch_ns >= 0)
+    return np.sort(launch_ns[of_rank[line] & (launch_ns >= 0)])
 
 
 def _within_one(trace: Trace, rows: I64, holders: I64) -> bool:

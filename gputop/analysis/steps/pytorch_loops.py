@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import outermost
+from gputop.analysis.steps.optimizer_calls import period_of_calls
 from gputop.analysis.steps.phases import EVALUATION, UNKNOWN
 from gputop.analysis.steps.pytorch_ops import Ops, outer_ops, thread_of_ops
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
@@ -36,10 +37,6 @@ from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 
 # All of these are gputop's own figures.
-_MAX_OPTIMIZERS = 8  # that one step of training calls
-# An evaluation between two calls makes two comparisons of a call with a later one fail: a period is one that few more
-# fail than of the best, and that most hold.
-_ABOUT_AS_GOOD, _MOST = 0.1, 0.6
 _MIN_NAMES = 3  # of ops in a period: a benchmark of one op has no steps
 _LOCAL, _KEPT = 1 / 3, 0.8  # of all ops: those of a name lie in less; those that are looked at, at least
 
@@ -68,7 +65,7 @@ def optimizer_steps(trace: Trace) -> Anchors | None:
     rows = np.sort(outermost(trace, rows[host.line[rows] == line]))
     ops = outer_ops(trace, line)
     start, end = host.start_ns[rows], host.end_ns[rows]
-    period = _period_of_calls(host.name[rows], _work_between(trace, ops, start))
+    period = period_of_calls(host.name[rows], _work_between(trace, ops, start))
     first = _first_of_step(ops, start, end, period)
     count = (len(rows) - first) // period
     if count < FEWEST:
@@ -86,24 +83,6 @@ def _work_between(trace: Trace, ops: Ops, start: I64) -> I64:
         return ops.backward_nodes(start[:-1], start[1:])
     launched = np.sort(trace.device.launch_ns[trace.device.launch_ns >= 0])
     return np.diff(np.searchsorted(launched, start))
-
-
-def _period_of_calls(name: npt.NDArray, work: I64) -> int:
-    """Number of calls after which the optimizers' names and the work before each come again (1); 1 where nothing tells.
-
-    The shortest for which about as many of them do as for the best.
-    """
-    for with_work in (True, False):
-        shares = {}
-        for period in range(1, min(_MAX_OPTIMIZERS, len(work) // 2) + 1):
-            alike = name[1:][period:] == name[1:][:-period]
-            if with_work:
-                alike &= work[period:] == work[:-period]
-            shares[period] = float(alike.mean())
-        best = max(shares.values(), default=0.0)
-        if best >= _MOST:
-            return next(period for period, share in shares.items() if share >= best - _ABOUT_AS_GOOD)
-    return 1
 
 
 def _first_of_step(ops: Ops, start: I64, end: I64, period: int) -> int:

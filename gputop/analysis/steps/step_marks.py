@@ -6,6 +6,7 @@ import numpy as np
 
 from gputop.analysis.steps.anchors import Anchors, first_to_last, steps_of_ranks
 from gputop.analysis.steps.loop_selection import other_loops, select_loop, within_each_step
+from gputop.analysis.steps.named_ranges import named_ranges
 from gputop.analysis.steps.numbered_ranges import numbered_ranges
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
 from gputop.trace.intervals import joined, union
@@ -72,6 +73,15 @@ def numbered_steps(trace: Trace) -> Anchors | None:
     return Anchors(f'ranges "{ranges.name}"', "high", start, end,
                    np.concatenate((start, host.start_ns[ranges.evaluations])),
                    phase=EVALUATION if ranges.evaluates else UNKNOWN, other_loops=loops)
+
+
+def named_steps(trace: Trace) -> Anchors | None:
+    """Ranges of the user's that name the step, or its parts in turn (:mod:`gputop.analysis.steps.named_ranges`)."""
+    ranges = named_ranges(trace)
+    if ranges is None:
+        return None
+    return Anchors(f"ranges {ranges.name}", "medium", ranges.start_ns, ranges.end_ns, ranges.start_ns,
+                   phase=EVALUATION if ranges.evaluates else UNKNOWN)
 
 
 def viewer_steps(trace: Trace) -> Anchors | None:

@@ -43,7 +43,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import TRAINING, UNKNOWN, phases
 from gputop.analysis.steps.pytorch_loops import batch_steps, op_sequence, optimizer_steps
 from gputop.analysis.steps.start_up import past_start, start_up_in_all, start_up_spans
-from gputop.analysis.steps.step_marks import numbered_steps, profiler_steps, step_markers, viewer_steps
+from gputop.analysis.steps.step_marks import named_steps, numbered_steps, profiler_steps, step_markers, viewer_steps
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.analysis.steps.whole_steps import WholeSteps, whole_steps
 from gputop.trace.intervals import coverage, union
@@ -103,6 +103,9 @@ STEP_DETECTORS = (
                  min_steps=2, max_warm_up=_FEW_WARM_UP),
     StepDetector("DataLoader's batches", batch_steps, "PyTorch: a loop calls no optimizer",
                  "four batches of the `DataLoader`", min_steps=2, max_warm_up=_FEW_WARM_UP),
+    StepDetector("named ranges", named_steps, "any: the user's ranges name the step, or its parts in turn",
+                 "three ranges such as `train_step` or `token N`, or of `forward`, `backward` and `optimizer`",
+                 min_steps=1, max_warm_up=_FEW_WARM_UP),
     StepDetector("sequence of kernels", kernel_sequence, "any: a recording of only GPUs",
                  "ten kernels or more that one GPU repeats three times", min_steps=2),
     StepDetector("sequence of ops", op_sequence, "PyTorch: a loop calls neither optimizer nor `DataLoader`",

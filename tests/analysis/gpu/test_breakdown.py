@@ -49,8 +49,9 @@ def test_gaps_between_tf_functions_are_host_work_however_short():
     for t in (10, 60, 210, 260):
         b.run(0, t + 10, 20, launch=t)
     found = parts(b, 0, 300)
-    # Idle 40-70 within the call; 90-220 of which 100-200 lies between the calls; 240-270 within.
-    assert found["host"] == pytest.approx(100) and found["launch"] == pytest.approx(30 + 30 + 30)
+    # Idle 40-70 within the call; 90-220 of which 100-200 lies between the calls; 240-270 within, and 290-300, behind
+    # the last launch. Work from before the recording may have run up to 30.
+    assert found["host"] == pytest.approx(100 + 10) and found["launch"] == pytest.approx(30 + 30 + 30)
 
 
 def test_work_that_was_queued_is_not_the_hosts_fault():
@@ -93,6 +94,56 @@ def test_two_gpus_that_starve_together_do_not_wait_for_each_other():
             b.run(gpu, 100 + i * 40 + gpu * 20, 10, launch=95 + i * 40 + gpu * 20)
     b.run(0, 5_000, 10, launch=4_990)
     assert parts(b, 100, 4_000)["launch"] > 2_500
+
+
+def test_the_time_before_the_first_event_is_the_hosts_if_that_was_launched_late():
+    b = Builder().host("aten::linear", 0, 7_000).run(0, 5_000, 100, launch=4_990)
+    # What was launched earlier may have run for 110 µs, as the recorded kernel from its launch on.
+    assert parts(b, 0, 5_100) == {"compute": 100, "launch": 10, "host": 4_990 - 110, "idle": 110}
+    assert parts(b, 4_000, 5_100) == {"compute": 100, "launch": 10, "host": 990}
+
+
+def test_work_from_before_the_recording_may_run_as_long_as_recorded_work_does():
+    b = Builder().host("aten::linear", 0, 20_000).run(0, 5_000, 100, launch=4_990).run(0, 7_000, 6_000, launch=6_000)
+    assert parts(b, 0, 5_100) == {"compute": 100, "idle": 5_000}
+    b.host("cudaDeviceSynchronize", 200, 1_800)
+    assert parts(b, 0, 5_100) == {"compute": 100, "launch": 10, "host": 2_990, "idle": 2_000}
+
+
+@pytest.mark.parametrize("launch", [0, 2_000, None], ids=["before the step", "in a queue", "launch not known"])
+def test_the_time_before_the_first_event_has_no_cause_if_that_had_waited(launch):
+    b = Builder().host("aten::linear", 0, 7_000).run(0, 5_000, 100, launch=launch)
+    assert parts(b, 1_000, 5_100) == {"compute": 100, "idle": 4_000}
+
+
+def test_the_time_before_the_first_event_has_no_cause_where_the_host_shows_none():
+    b = Builder().run(0, 5_000, 100, launch=4_990)
+    assert parts(b, 0, 5_100) == {"compute": 100, "idle": 5_000}
+
+
+def test_a_large_part_of_the_steps_before_the_first_event_that_has_no_cause_is_noted():
+    def notes(first_us: float) -> list[str]:
+        b = keras_steps(Builder(), 4, 10_000, 9_900)
+        for i in range(4):
+            b.run(0, i * 10_000 + first_us, 5_000, launch=i * 10_000 + first_us - 10)
+        return [note.message for note in analyze_trace(b.build()).trace.quality if note.id == "unseen_head"]
+
+    assert notes(4_900) == ["GPU 0 has no event at first. For 4.9 ms of the steps it may have run work that was "
+                            "launched before the recording. That time has no cause here."]
+    assert notes(1_000) == []
+
+
+def test_the_time_after_the_last_event_is_the_hosts_if_nothing_is_launched_any_more():
+    b = Builder().host("aten::linear", 0, 7_000).run(0, 0, 100, launch=0)
+    assert parts(b, 0, 7_500) == {"compute": 100, "host": 6_900, "idle": 500}
+    b.host("cuLaunchKernel", 3_000, 5)  # a kernel that the recording has lost
+    assert parts(b, 0, 7_500) == {"compute": 100, "idle": 7_400}
+
+
+def test_a_gpu_that_waits_at_an_edge_for_another_ones_work_does_not_wait_for_its_host():
+    b = Builder(gpus=2).host("aten::linear", 0, 20_000).run(0, 100, 9_900, launch=80).run(1, 10_010, 90, launch=10_000)
+    found = parts(b, 100, 10_100)
+    assert found["compute"] == (9_900 + 90) / 2 and found["idle"] == 9_900 / 2
 
 
 def test_gpus_that_took_no_part_are_not_averaged_in():

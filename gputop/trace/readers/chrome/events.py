@@ -11,8 +11,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, NoDataError
 from gputop.trace import kernel_names
 from gputop.trace.builder import IGNORED_EVENT, TraceBuilder, encodable
 from gputop.trace.model import I64, Kind
@@ -26,6 +27,13 @@ _WITHOUT_DETAILS = frozenset(("cpu_op", "cuda_runtime", "cuda_driver", "python_f
 _SKIPPED_CATEGORIES = frozenset(("gpu_user_annotation", "trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"))
 _MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties", "otherData"))
 _RECORDING = "PyTorch Profiler ("  # kineto's event that lasts as long as the recording
+# Phases of spans that belong to no thread and need not nest, with those that Chrome no longer writes; and phases of
+# spans whose begin and end are two events.
+_ASYNCHRONOUS, _BEGINS_OR_ENDS = frozenset("bneSTpF"), frozenset("BE")
+_NCCL_CATEGORIES = frozenset(("GROUP", "GROUP_API", "COLL", "COLL_API", "P2P", "P2P_API", "PROXY", "NET"))
+_HOROVOD_NAME = "NEGOTIATE_"
+_EXAMPLE_CHARS = 48  # of a span's name
+_RECORD_AGAIN = "Record the job with the PyTorch profiler, or with `nsys profile --trace=cuda,nvtx`"
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
@@ -82,13 +90,17 @@ class ChromeFile:
 def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuilder, limit_bytes: float) -> ChromeFile:
     """Read the file; ``order`` is its rank where the file does not say it. Names and launch shapes go to ``builder``.
 
-    Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``.
+    Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``, NoDataError
+    where its only spans are of kinds that are not read.
     """
     events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes))
     members, has_list, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take)
     if not has_list and not damaged:
         raise GputopError(f"{path} is JSON, but not a Chrome trace: it has no list \"traceEvents\".",
                           "Give the trace that the PyTorch profiler, TensorBoard or JAX exported.")
+    columns = events.columns()
+    if not (columns["dur"] > 0).any() and (refusal := events.unread.refusal(path)) is not None:
+        raise refusal
     if damaged and not events.seen:
         raise GputopError(f"{path} is not a Chrome trace, or is cut off before its first event.",
                           "Give the trace that the PyTorch profiler, TensorBoard or JAX exported; copy it again.")
@@ -104,7 +116,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
         base if isinstance(base, int) and 0 <= base < 1 << 61 else 0,
         {d["id"]: d for d in devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(devices, list) else {},
-        events.columns(), events.rows, events.processes, events.threads, damaged,
+        columns, events.rows, events.processes, events.threads, damaged,
         isinstance(other, dict) and other.get("simulated") is True, events.window_us, events.sparse(), events.memory())
 
 
@@ -113,6 +125,49 @@ def _counted(pieces: Iterable[bytes], builder: TraceBuilder) -> Iterator[bytes]:
     for piece in pieces:
         builder.names.allow_for(len(piece))
         yield piece
+
+
+class _UnreadSpans(Struct):
+    """Number of events of spans that are not read, the name of the first, and which program writes such."""
+
+    asynchronous: int = 0
+    begins_and_ends: int = 0
+    first_name: str = ""
+    writer: str = ""
+
+    def add(self, event: dict[str, Any], phase: str) -> None:
+        """Count the event, if its phase is one of such spans."""
+        if phase in _ASYNCHRONOUS:
+            self.asynchronous += 1
+        elif phase in _BEGINS_OR_ENDS:
+            self.begins_and_ends += 1
+        else:
+            return
+        name = str(event.get("name", ""))
+        self.first_name = self.first_name or name
+        if phase == "b" and event.get("cat") in _NCCL_CATEGORIES:
+            self.writer = "NCCL"
+        elif phase == "B" and name.startswith(_HOROVOD_NAME):
+            self.writer = "Horovod"
+
+    def refusal(self, path: str) -> NoDataError | None:
+        """Return what the file is, for one in which nothing else takes time; None without such spans."""
+        if self.writer == "NCCL":
+            return NoDataError(f"{path} is a dump of NCCL's profiler plugin: it shows collectives and network "
+                               "transfers, but no work of a GPU or a thread.",
+                               f"{_RECORD_AGAIN}; both show NCCL's kernels next to all others.")
+        if self.writer == "Horovod":
+            return NoDataError(f"{path} is Horovod's timeline: it shows when each tensor was reduced, but no work of a "
+                               "GPU or a thread.", f"{_RECORD_AGAIN}.")
+        if self.asynchronous:
+            example = f', such as "{encodable(self.first_name[:_EXAMPLE_CHARS])}"' if self.first_name else ""
+            return NoDataError(f"{path} has only asynchronous spans ({self.asynchronous:,} events{example}). "
+                               "They lie on no thread or stream, so gputop cannot see what ran when.",
+                               f"{_RECORD_AGAIN}.")
+        if self.begins_and_ends:
+            return NoDataError(f"{path} has the begins and ends of its spans as single events (\"B\" and \"E\"), which "
+                               "gputop does not read.", f"{_RECORD_AGAIN}.")
+        return None
 
 
 @dataclass(slots=True)
@@ -134,6 +189,7 @@ class _Events:
     _pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
     _memory: list[tuple[float, int, int]] = field(default_factory=list)
     _memory_pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
+    unread: _UnreadSpans = field(default_factory=_UnreadSpans)
 
     def take(self, event: Any) -> None:
         self.seen += 1
@@ -148,6 +204,8 @@ class _Events:
             self._name(event)
         elif phase == "i" and event.get("name") == _MEMORY:
             self._allocation(event.get("ts"), event.get("args"))
+        elif isinstance(phase, str):
+            self.unread.add(event, phase)
 
     def memory(self) -> npt.NDArray[np.void]:
         pieces = [*self._memory_pieces, np.array(self._memory, MEMORY)]

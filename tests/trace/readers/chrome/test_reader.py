@@ -393,3 +393,36 @@ def test_functions_of_threads_that_kineto_does_not_number_are_no_main_thread_s()
     trace = read(document)
     assert {line.name: role(line.name) for line in trace.lines if line.gpu < 0} == {
         "thread 1 (python)": "main", "other Python threads": "pool", "thread 0 (python)": "main"}
+
+
+def span(phase: str, name: str, ts: float, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "ts": ts, "pid": 7, "tid": 1, **more}
+
+
+@pytest.mark.parametrize(("events", "cause"), [
+    ([span(phase, "AllReduce", ts, id=0, cat="COLL") for phase, ts in (("b", 0.0), ("e", 9.5))], "NCCL's profiler"),
+    ([span(phase, "step 1", ts, id="0x1", cat="request") for phase, ts in (("b", 1.0), ("n", 2.0), ("e", 9.0))],
+     r"asynchronous spans \(3 events, such as \"step 1\"\)"),
+    ([span("B", "NEGOTIATE_ALLREDUCE", 1.0), span("X", "2", 2.0, dur=0), span("E", "", 3.0)], "Horovod's timeline"),
+    ([span("B", "op", 1.0), span("E", "op", 3.0)], r'"B" and "E"'),
+], ids=["nccl", "asynchronous", "horovod", "begins and ends"])
+def test_a_file_without_a_complete_event_is_refused_by_what_it_has(events, cause):
+    with pytest.raises(NoDataError, match=cause) as error:
+        read({"traceEvents": events})
+    assert "nsys profile" in error.value.fix
+    with pytest.raises(NoDataError, match=cause):
+        read(events)
+
+
+def test_a_dump_of_nccl_that_is_no_json_from_the_second_event_on_is_no_damaged_file():
+    text = ('[\n{"name": "Group API", "cat": "GROUP_API", "ph": "b", "id": 0, "pid": 7, "tid": 1, "ts": 1.5},\n'
+            '{"name": "KernelLaunch", "ph": "b", "id": 0, "ts": 0.0, "args": {"Stream": 0x5020000567d0}},\n{}]')
+    with pytest.raises(NoDataError, match="NCCL's profiler plugin"):
+        read_chrome([("nccl.json", [text.encode()])])
+
+
+def test_asynchronous_spans_next_to_complete_events_are_left_out():
+    document = kineto()
+    usual = len(read(document).host)
+    document["traceEvents"] += [span("b", "request", 0.0, id=1), span("e", "request", 9.0, id=1), span(["b"], "x", 0.0)]
+    assert len(read(document).host) == usual
