@@ -19,15 +19,17 @@ from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Kind, Trace
 
 # gputop's own figures; a queue that is merely deep keeps the same pace.
+_FEWEST = 2  # of several steps that the GPU must have done
 _AHEAD_FACTOR, _BEHIND_A_STEP_FACTOR = 1.5, 1.05
 
 
 def steps_on_gpu(trace: Trace, bounds_ns: I64) -> I64 | None:
     """Begin and end of these steps on the GPUs, both of shape (steps, 2); None where the host is not ahead of them."""
-    bounds_ns = bounds_ns[:_steps_done(trace, bounds_ns)]
-    on_gpu = _bounds_of_kernels(trace, bounds_ns) if len(bounds_ns) else None
+    done = _steps_done(trace, bounds_ns)
+    on_gpu = _bounds_of_kernels(trace, bounds_ns[:done]) if done >= min(_FEWEST, len(bounds_ns)) else None
     if on_gpu is None:
         return None
+    bounds_ns = bounds_ns[:done]
     late = (on_gpu[:, 0] - bounds_ns[:, 0] >= bounds_ns[:, 1] - bounds_ns[:, 0]).all()
     factor = _BEHIND_A_STEP_FACTOR if late else _AHEAD_FACTOR
     ahead = on_gpu[-1, 1] - on_gpu[0, 0] >= factor * (bounds_ns[-1, 1] - bounds_ns[0, 0])

@@ -165,7 +165,7 @@ def _are_steps(detector: StepDetector, anchors: Anchors, whole: WholeSteps, func
 
 def _steps(trace: Trace, detector: StepDetector, anchors: Anchors, whole: WholeSteps) -> Steps:
     """The steps and their figures (5, 6)."""
-    on_gpu = steps_on_gpu(trace, whole.bounds_ns)
+    on_gpu = None if detector.detect is kernel_sequence else steps_on_gpu(trace, whole.bounds_ns)
     bounds = whole.bounds_ns if on_gpu is None else on_gpu
     length_s = (bounds[:, 1] - bounds[:, 0]) / 1e9
     times = StepTimes(
