@@ -98,7 +98,7 @@ if __name__ == "__main__":
     run(0)
     if asked[0] == b"again\\n":
         run(1)
-    print("environment", os.environ.get("KINETO_USE_DAEMON"), flush=True)
+    print("environment", os.environ.get("KINETO_USE_DAEMON"), os.environ.get("TEARDOWN_CUPTI"), flush=True)
     os._exit(7)
 """
 _MAX_JOB_S = 300.0
@@ -216,7 +216,7 @@ def test_a_job_that_was_recorded_ends_as_it_would_have(plain_job):
     if client_of(plain_job.pid) is None:  # this test alone
         switch_on(plain_job.pid)
     status, out = _end(plain_job.process)
-    assert status == 7 and out.endswith("environment None\n")
+    assert status == 7 and out.endswith("environment None 0\n")
     assert Path(plain_job.process.args[-2]).with_name("stderr").read_text() == ""
 
 
@@ -228,7 +228,7 @@ def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypa
         assert children and not any(client_of(child) for child in children)
         folder = client_of(pid).folder
         status, out = _end(process)
-    assert status == 7 and "environment None" in out
+    assert status == 7 and "environment None 0" in out
     assert folder is not None
 
 
