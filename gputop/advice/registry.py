@@ -28,7 +28,10 @@ SHARED_LIMITS: tuple[Limit, ...] = (
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),
     Limit("precision.speedup_least", 1.5, "ratio",
           "NVIDIA, Mixed-Precision Training guide: 1.5x to 3x for most models"),
-    Limit("precision.speedup_most", 8.0, "ratio", "NVIDIA, V100 datasheet: tensor cores have 8x the rate of FP32"),
+    Limit("precision.speedup_most", 8.0, "ratio",
+          "NVIDIA, V100 datasheet: tensor cores have 8x the rate of FP32; of a GPU whose data sheet is known its own "
+          "ratio counts, 15x of an H200"),
+    Limit("precision.others_most", 2.0, "ratio", "kernels bound by memory move half the bytes in 16 bits"),
     Limit("precision.tf32_speedup", 1.5, "ratio",
           f"{OWN}products in TF32, which memory partly bounds already, do not count as wholly bound by their rate"),
     Limit("precision.tf32_least", 1.2, "ratio",

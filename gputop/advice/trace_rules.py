@@ -200,6 +200,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling"), _DELAYED_RANK),
         limits=(
             Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2% of the time and more"),
+            Limit("sync_copies.one_by_one", 16, "count",
+                  f"{OWN}a loss, metrics and the norms of gradients are fewer than the samples of a batch"),
         ),
     ),
     Rule(
@@ -207,7 +209,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         severity="by_share_capped", needs=("gpu_activity",), training_only=True,
         shared_limits=("precision.share", "precision.sixteen_bit", "precision.speedup", "precision.speedup_least",
                        "precision.speedup_most", "precision.tf32_speedup", "precision.tf32_least",
-                       "precision.tf32_most"),
+                       "precision.tf32_most", "precision.others_most"),
         parts=("compute",), events=_COMPUTE,
     ),
     Rule(
@@ -509,6 +511,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("attention_unfused.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
+            Limit("attention_unfused.in_memory_s", 50e-6, "s",
+                  f"{OWN}a softmax that takes longer moves more bytes than a cache holds (75 MB with an A100, 200 MB "
+                  "with an H100), and so do the products"),
             Limit("attention_unfused.count", 2, "count",
                   f"{OWN}one softmax in a step, which may be that of the outputs, is not reported; FlashAttention (Dao "
                   "et al. 2022) on what unfused attention reads and writes"),

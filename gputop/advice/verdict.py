@@ -81,6 +81,9 @@ class Basis(Struct, frozen=True):
 
 
 _VERDICT_ALONE = Basis()
+_MORE = " The fix also frees CPUs for the rest of the step, so it can save more."
+_LESS_OR_MORE = (" The fix can leave some of this time, and it also frees CPUs for the rest of the step: it can save "
+                 "less or more.")
 
 
 def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VERDICT_ALONE) -> Finding:
@@ -111,12 +114,20 @@ def _gain(verdict: Verdict, words: Explanation, replayed: float | None, not_repl
     most = bound(verdict)
     if most is None:
         return Gain(None, words.gain, words.per)
-    if replayed is None or verdict.cure is None:
+    cure = verdict.cure
+    at_least, assumed = cure is not None and cure.at_least, cure is not None and cure.assumed
+    if replayed is None or cure is None:
         # Without a GPU the step runs on the CPUs that the fix frees.
         frees_cpus = verdict.frees_cpus and not verdict.gpus
-        how = words.gain.removeprefix("at most: ") if frees_cpus else words.gain
-        sentence = f"{how[:1].upper()}{how[1:]}."
-        return Gain(most, how, words.per, "bound", f"{sentence} {not_replayed}".rstrip(),
-                    at_least=frees_cpus and not verdict.best_case, estimate=frees_cpus and verdict.best_case)
-    how = f"a replay of the recorded steps with the fix; the upper bound is {percent(most)}"
-    return Gain(replayed, how, words.per, "replay", verdict.cure.assumes, at_most=verdict.cure.at_most)
+        how = words.gain.removeprefix("at most: ") if frees_cpus or at_least or assumed else words.gain
+        sentence = f"{how[:1].upper()}{how[1:]}. {not_replayed}".rstrip()
+        if frees_cpus:
+            sentence += _LESS_OR_MORE if verdict.best_case else _MORE
+        return Gain(most, how, words.per, "bound", sentence,
+                    at_least=at_least or (frees_cpus and not verdict.best_case),
+                    estimate=assumed or (frees_cpus and verdict.best_case))
+    how = "a replay of the recorded steps with the fix"
+    how += ("; the fix can save more" if at_least else "; it rests on a usual factor, not on a bound" if assumed else
+            f"; the upper bound is {percent(most)}")
+    return Gain(replayed, how, words.per, "replay", cure.assumes, at_most=cure.at_most, at_least=at_least,
+                estimate=assumed)

@@ -27,9 +27,9 @@ class Gain(Struct, frozen=True):
     ``by`` says how a figure of a trace was had: "replay" of the recorded steps with the cure applied, or an upper
     "bound" of what can be saved; None without a figure. ``assumption`` is a sentence that it rests on. ``together`` is
     the share that a replay saves with this cure and those of all findings before it in the list; None: not replayed.
-    ``at_most``: the assumption of a replay is the best case. ``at_least``: a "bound" is of the wait alone, and the fix
-    also frees CPUs that the rest of the step needs, so that it can save more. ``estimate``: the same, where the wait
-    need not go as a whole: it is no bound either way.
+    ``at_most``: the assumption of a replay is the best case. ``at_least``: the figure is of a part of what the fix
+    does, as of a wait alone where the fix also frees CPUs that the rest of the step needs, so that it can save more.
+    ``estimate``: it is no bound either way, as where it rests on a usual factor.
     """
 
     step_time: float | None

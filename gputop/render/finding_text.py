@@ -25,7 +25,8 @@ def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]
     gain = finding.gain.step_time
     if not gain or gain < 0.005:
         return ()
-    sure = finding.gain.by == "replay" and not finding.gain.at_most
+    sure = finding.gain.by == "replay" and not (
+        finding.gain.at_most or finding.gain.at_least or finding.gain.estimate)
     bounded = "at least " if finding.gain.at_least else "about " if finding.gain.estimate else "up to "
     share = f"{'' if sure else bounded}{100 * gain:.0f}%"
     if finding.gain.per == "sample":
@@ -78,14 +79,11 @@ def gain_basis(finding: Finding) -> str:
     gain = finding.gain
     if gain.by is None:
         return gain.how
-    basis = ("Estimated by replaying the recorded steps" if gain.by == "replay" else "At least this" if gain.at_least
-             else "About this" if gain.estimate else "At most this")
+    basis = "At least this" if gain.at_least else "About this" if gain.estimate else "At most this"
+    if gain.by == "replay":
+        basis = f"{basis}, by replaying the recorded steps" if gain.at_least else (
+            "Estimated by replaying the recorded steps")
     text = gain.assumption if gain.assumption.startswith("At most:") else f"{basis}. {gain.assumption}"
-    if gain.at_least:
-        text += " The fix also frees CPUs for the rest of the step, so it can save more."
-    if gain.estimate:
-        text += (" The fix can leave some of this time, and it also frees CPUs for the rest of the step: it can save "
-                 "less or more.")
     if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
         text += f" Together with the findings above: {percent(gain.together)}."
     return text

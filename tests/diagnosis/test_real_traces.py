@@ -148,8 +148,8 @@ def test_dlrm_waits_for_gpu_7():
 def test_precision_is_all_there_is_to_say_of_the_healthy_trace():
     (finding,) = analyzed("v100").findings
     assert "GradScaler" in (finding.snippet or "") and "keras" not in (finding.snippet or "")
-    # Less than two thirds of the 52% that these kernels take: then the host is not far ahead any more.
-    assert finding.gain.by == "replay" and finding.gain.step_time == pytest.approx(0.272, abs=0.01)
+    # Two thirds of the 52% that these kernels take: the host waits for room in its queue until the recording ends.
+    assert finding.gain.by == "replay" and finding.gain.step_time == pytest.approx(0.342, abs=0.01)
 
 
 @needs_data

@@ -22,6 +22,10 @@ def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> No
     assert gain_texts(replayed, 0.344) == ("saves 38% (344 → 213 ms)", "38%: 344 → 213 ms", "saves 38%")
     best = replace(HEAVY, gain=replace(replayed.gain, at_most=True))
     assert gain_texts(best, 0.344) == gain_texts(HEAVY, 0.344), "a replay of the best case promises no more than that"
+    part, usual = (replace(HEAVY, gain=replace(replayed.gain, **{kind: True})) for kind in ("at_least", "estimate"))
+    assert gain_texts(part)[0] == "saves at least 38% of the step"
+    assert gain_texts(usual)[0] == "saves about 38% of the step"
+    assert gain_basis(part).startswith("At least this, by replaying") and "CPUs" not in gain_basis(part)
     for none in (None, 0.004):
         assert gain_texts(replace(HEAVY, gain=Gain(none, ""))) == ()
 

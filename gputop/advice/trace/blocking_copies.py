@@ -3,6 +3,7 @@ GPU."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.copies import FETCH, OWN_STREAM, fetch_fix, fetching_ops
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.one_by_one import ReadsOneByOne, describe_one_by_one, reads_one_by_one
 from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
@@ -70,6 +72,10 @@ _LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 
 # -- copies_pageable --------------------------------------------------------------------------------
 
+# Bytes per second of pinned copies over PCIe with 16 lanes, by the major compute capability. 55 GB/s were measured with
+# an H200 (PCIe 5); of PCIe 3 and 4, with 15.8 and 31.5 GB/s, five sixths are usual.
+_LINKS = {7: 13e9, 8: 26e9}
+_FASTEST_LINK = 55e9
 _PINNED_BY = {"tensorflow": " (tf.data's own buffers)", "pytorch": " (a DataLoader with pin_memory=True)"}
 
 
@@ -116,15 +122,41 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     if share < limit("copies_pageable.share") or exposed < limit("copies_pageable.part") * whole:
         return None
     rows = np.concatenate(copies)
+    calls = _staging_calls(facts, rows)
+    idle_s = sum(gpu_cost.seconds for gpu_cost in cost_of_calls(facts, calls).values()) / (
+        len(facts.gpu_timelines) * facts.replayed_steps)
+    pinned_rate = pinned_bytes / pinned_ns * 1e9 if pinned_ns else None
+    # Pinned copies run next to the kernels, and take longer than these where there is much to copy.
+    compute_s = facts.shares["compute"] * facts.period_s * len(facts.gpu_timelines) * facts.steps_or_window
+    left = min(max(moved / (pinned_rate or _link_rate(facts)) - compute_s, 0.0) / (pageable_ns / 1e9), 1.0)
     down = rows[device.kind[rows] == Kind.D2H]
     return CopiesPageable(
+        saving=savings.removed(exposed_s * (1 - left) + idle_s, facts.period_s),
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
-        bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_bytes / pinned_ns * 1e9 if pinned_ns else None,
+        bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_rate,
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
         results_bytes=float(device.bytes[down].mean()) if len(down) else 0.0,
-        events=Events(rows, exposed_ns(facts, rows)), cure=Cure(scaled=((rows, 0.0),),
-                  assumes="Pinned copies overlap with compute, and the host does not wait for them."),
+        events=Events(rows, exposed_ns(facts, rows)), cure=Cure(scaled=((rows, left),), calls=calls, assumes=(
+            "Pinned copies overlap with compute, and the host does not wait for them.")),
     )
+
+
+def _link_rate(facts: TraceFacts) -> float:
+    """Bytes per second of pinned copies that the GPUs' generation is known for; the fastest where it is unknown."""
+    majors = [gpu.compute_capability[0] for gpu in facts.trace.gpus if gpu.compute_capability is not None]
+    return min((_LINKS.get(major, _FASTEST_LINK) for major in majors), default=_FASTEST_LINK)
+
+
+def _staging_calls(facts: TraceFacts, rows: I64) -> Calls:
+    """The calls that copy these, which stage the bytes and return when the last are on their way, and the
+    synchronizations for them."""
+    trace, device = facts.trace, facts.trace.device
+    if len(device.launch_end_ns) != len(device):
+        return host_waits(trace, math.inf).chosen(rows).calls
+    launched = rows[device.launch_ns[rows] >= 0]
+    made = Calls(device.launch_line[launched].astype(np.int64), device.launch_ns[launched],
+                 device.launch_end_ns[launched])
+    return Calls(*map(np.concatenate, zip(made, host_waits(trace, math.inf).chosen(rows).calls, strict=True)))
 
 
 def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
@@ -167,7 +199,7 @@ class SyncCopies(Verdict, frozen=True, kw_only=True):
     way: str  # what most of them are: "h2d", "d2h" or "sync"
 
 
-def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
+def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing | None:
     """The host waits for copies, or for the GPU itself, in the midst of the step, so the GPU runs out of work."""
     device = facts.trace.device
     copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
@@ -177,6 +209,9 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     per = len(facts.gpu_timelines) * facts.replayed_steps
     cost = cost_of_calls(facts, waits.calls)
     idle_s = sum(gpu_cost.seconds for gpu_cost in cost.values()) / per
+    one_by_one = reads_one_by_one(facts, waits)
+    if one_by_one is not None and one_by_one.idle_s > idle_s:
+        return one_by_one
     if savings.removed(idle_s, facts.period_s) < limit("sync_copies.share"):
         return None
     # What something else explains: functions traced or run op by op, Python between two calls of functions.
@@ -260,7 +295,9 @@ def _steps_with_cost(facts: TraceFacts, waits_ns: I64) -> float:
     return replayed - 1 if waits[-1] < np.median(waits[:-1]) else replayed
 
 
-def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
+def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation:
+    if isinstance(v, ReadsOneByOne):
+        return describe_one_by_one(v, job)
     evidence = {"idle_after_copies_s": v.idle_s, "share_ratio": v.share}
     made = []
     of_way = v.copies.get(v.way)

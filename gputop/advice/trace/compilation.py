@@ -377,7 +377,7 @@ def judge_xla_off(facts: TraceFacts) -> XlaOff | None:
     share = saved_s / facts.period_s
     return XlaOff(gpus=facts.active_numbers, share=share, severity=at_most(severity_of(share), "medium"),
                   chained_s=chained_s, chains=chains, events=Events(fused[0]),
-                  cure=Cure(scaled=(fused,), assumes=FUSED))
+                  cure=Cure(scaled=(fused,), assumed=True, assumes=FUSED))
 
 
 def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
@@ -391,7 +391,7 @@ def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
         snippet=xla_on_step(job),
-        gain="at most, and uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and "
+        gain="uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and "
              "writes its own",
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
     )

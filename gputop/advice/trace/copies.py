@@ -56,6 +56,8 @@ _FETCHING = (
 _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin{}."
 _FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one jit, where XLA fuses them away",
                "pytorch": ", or let torch.compile fuse them away"}
+_STAGED = (" JAX stages NumPy's arrays in pinned memory: the host's own copy to it also takes time, and is not part "
+           "of this share.")
 _KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D}
 _PREFETCH_TO_GPU = "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
 _ON_GPU = {
@@ -103,8 +105,9 @@ def _copies(facts: TraceFacts, ways: Sequence[str]) -> Events:
 
 
 def _without(facts: TraceFacts, ways: Sequence[str]) -> Cure:
-    return Cure(scaled=((_copies(facts, ways).rows, 0.0),), assumes="These copies are avoided, or overlap with "
-                                                                    "compute.")
+    # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
+    return Cure(scaled=((_copies(facts, ways).rows, 0.0),), assumed=facts.framework == "jax" and "d2d" not in ways,
+                assumes="These copies are avoided, or overlap with compute.")
 
 
 def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
@@ -144,7 +147,8 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         if v.pageable >= limit("copies_excessive.pageable"):
             action = _PAGEABLE + _PINNED.get(job.framework, _PINNED[""])
         else:
-            pinned = " The memory is pinned already, so only fewer bytes or overlap with compute help."
+            pinned = _STAGED if job.framework == "jax" else (
+                " The memory is pinned already, so only fewer bytes or overlap with compute help.")
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
     why = f"For {percent(v.share)} of the {basis} the GPUs copy data and do nothing else, "

@@ -22,13 +22,13 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import count, percent
-from gputop.trace.intervals import coverage
+from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.kernel_names import short_kernel, split_op
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask, rows_of, stable_order
 from gputop.trace.model import F64, I32, I64, Kind, Trace
 
 _SHOWN_NAMES = 2
-FUSED = "A fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse less."
+FUSED = "A fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse less or more."
 _PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
@@ -157,6 +157,7 @@ class AttentionUnfused(Verdict, frozen=True, kw_only=True):
     softmax_s: float
     count: float  # of such sequences per step and GPU
     names: tuple[str, ...]
+    in_memory: bool  # the scores of a product are larger than any cache
     fallback: bool  # PyTorch's attention function was called and has fallen back to separate kernels
 
 
@@ -182,7 +183,7 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     is_attention = product[first] & product[last] & (device.line[kernels[first]] == device.line[kernels[last]])
     is_attention &= (last - first <= _BETWEEN + 1) & (so_far[last] > so_far[first])
     first, last = first[is_attention], last[is_attention]
-    batched = batched_products(trace, kernels[first]) & batched_products(trace, kernels[last])
+    batched = _batched_pairs(trace, kernels[first], kernels[last])
     first, last = first[batched], last[batched]
     count = len(first) / _per(facts)
     if count < limit("attention_unfused.count"):
@@ -196,12 +197,16 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     if share < limit("attention_unfused.share"):
         return None
     rows = kernels[between & softmax]
+    in_memory = float(np.median(device.end_ns[rows] - device.start_ns[rows])) >= limit(
+        "attention_unfused.in_memory_s") * 1e9
     return AttentionUnfused(
         gpus=facts.active_numbers, share=share, between_s=between_s, softmax_s=_seconds(facts, rows), count=count,
         names=_longest(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
-        events=Events(kernels[between]), cure=Cure(scaled=((kernels[between], 0.0),), assumes=(
-            "The kernels between the two products disappear, and the time of the fused kernel is not added.")))
+        in_memory=in_memory, events=Events(kernels[between]), cure=Cure(
+            scaled=((kernels[between], 0.0),), at_least=in_memory, assumed=not in_memory, assumes=(
+                "The kernels between the two products disappear, and the fused kernel takes as long as the products do "
+                "now.")))
 
 
 def _softmaxes(trace: Trace, kernels: I64) -> Mask:
@@ -225,6 +230,19 @@ def batched_products(trace: Trace, kernels: I64) -> Mask:
     return np.where(has_op, by_op, by_call)
 
 
+def _batched_pairs(trace: Trace, first: I64, last: I64) -> Mask:
+    """Mask of the pairs of products that are both of many matrices at once. What was launched before the recording has
+    no call: such a pair counts as those with the same kernels whose calls are recorded, if these all do."""
+    device = trace.device
+    batched = batched_products(trace, first) & batched_products(trace, last)
+    unseen = (device.tf_op[first] < 0) & (np.minimum(device.launch_ns[first], device.launch_ns[last]) < 0)
+    if not unseen.any():
+        return batched
+    pair = device.name[first].astype(np.int64) << 32 | device.name[last]
+    always = np.setdiff1d(pair[~unseen & batched], pair[~unseen & ~batched])
+    return np.asarray(np.where(unseen, batched | np.isin(pair, always), batched), bool)
+
+
 def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
     part = v.between_s / job.period_s
     action = ("Use fused attention: it computes softmax, scale, mask and dropout in one kernel and keeps the scores on "
@@ -234,15 +252,16 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         why=f"Softmax, scaling and masks run as separate kernels between two batched matrix products, {count(v.count)} "
             f"times per {job.basis} and GPU. They take {percent(part)} of the {job.basis}. Each of these kernels reads "
             "and writes all scores, whose number grows with the square of the sequence length."
+            + (" So do the two products, and fused attention spares that as well." if v.in_memory else "")
             + _named("Kernels", v.names),
         evidence={"between_products_s": v.between_s, "softmax_s": v.softmax_s, "share_ratio": part,
                   "attentions_count": v.count},
         action=_NO_FLASH_KERNEL if v.fallback else action,
         snippet=None if v.fallback else xla_on_step(job) + _KERAS_ON_JAX if job.framework == "tensorflow" else (
             _ATTENTION.get(job.framework)),
-        gain="at most: these kernels, as far as launches do not delay the GPU; the fused kernel itself takes time, and "
-             "the products save some memory traffic",
-        source=source("attention_unfused.share", "attention_unfused.count"),
+        gain="these kernels, as far as launches do not delay the GPU, if the fused kernel takes as long as the "
+             "products do now",
+        source=source("attention_unfused.share", "attention_unfused.count", "attention_unfused.in_memory_s"),
     )
 
 
@@ -251,6 +270,8 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
 # Kernels of cuDNN, of MIOpen, and of TensorFlow in ops that its layout optimizer has inserted or within convolutions.
 _CONVERSION = r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_\d+x\d+|transpose_\w*NC?HW"
 _CONVERSION_OP = r"TransposeN\w+ToN\w+-LayoutOptimizer"
+# PyTorch's own kernels; those for NHWC have it in their names.
+_NCHW_NORM, _NHWC_NORM = r"native::batch_norm_\w+_kernel", "channels_last"
 _SWAP, _CONVOLUTION_OP = "SwapDimension", r":\w*Conv\dD"
 _LAYOUT = {
     "tensorflow": "keras.mixed_precision.set_global_policy('mixed_bfloat16')  # tensor cores take NHWC as it is\n"
@@ -263,6 +284,7 @@ _LAYOUT = {
 
 class LayoutConversions(Verdict, frozen=True, kw_only=True):
     conversions_s: float  # per step and GPU
+    norms_s: float  # the same, of PyTorch's batch normalization in NCHW
     count: float
     names: tuple[str, ...]
 
@@ -281,21 +303,24 @@ def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
         return None
     return LayoutConversions(gpus=facts.active_numbers, share=share, conversions_s=seconds,
                              count=len(rows) / _per(facts), names=_longest(facts, rows), events=Events(rows),
-                             cure=Cure(scaled=((rows, 0.0),), assumes="No tensor is converted."))
+                             norms_s=_seconds(facts, kernels[_matching(trace, name, _NCHW_NORM, _NHWC_NORM)]),
+                             cure=Cure(scaled=((rows, 0.0),), at_least=True, assumes=(
+                                 "No tensor is converted; what else NHWC makes faster is not counted.")))
 
 
 def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
-    part = v.conversions_s / job.period_s
+    part, norms = v.conversions_s / job.period_s, v.norms_s / job.period_s
     return Explanation(
         title=f"Conversions between NCHW and NHWC take {percent(part)} of the {job.basis}",
         why=f"{count(v.count)} kernels per {job.basis} and GPU only transpose tensors between the model's layout and "
             f"the layout that its convolution kernels need. They take {percent(part)} of the {job.basis}."
-            + _named("Kernels", v.names),
+            + (f" Batch normalization in NCHW takes another {percent(norms)}, and is faster in NHWC."
+               if norms >= limit("layout_conversions.share") else "") + _named("Kernels", v.names),
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for convolutions in FP32 without tensor cores.",
         snippet=_LAYOUT.get(job.framework),
-        gain="at most: all conversions, as far as launches do not delay the GPU",
+        gain="all conversions, as far as launches do not delay the GPU; what else NHWC makes faster is not counted",
         source=source("layout_conversions.share"),
     )
 
@@ -326,7 +351,23 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
         return None
     return ElementwiseUnfused(gpus=facts.active_numbers, share=share,
                               severity=at_most(severity_of(share), "medium"), chained_s=chained_s, chains=chains,
-                              events=Events(fused[0]), cure=Cure(scaled=(fused,), assumes=FUSED))
+                              events=Events(fused[0]), cure=Cure(
+                                  scaled=(fused,), host=_launched_within(facts, fused[0]), assumed=True, assumes=FUSED))
+
+
+def _launched_within(facts: TraceFacts, chained: I64) -> dict[int, Spans]:
+    """The host's time by GPU (index into ``Trace.gpus``) from the launch of one of these kernels to that of the next
+    one: a fused chain has one launch."""
+    device, out = facts.trace.device, {}
+    is_chained = np.zeros(len(device), bool)
+    is_chained[chained] = True
+    for timeline in facts.gpu_timelines:
+        rows = timeline.rows[device.launch_ns[timeline.rows] >= 0]
+        rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
+        both = np.flatnonzero(is_chained[rows[:-1]] & is_chained[rows[1:]] & (
+            device.launch_line[rows[:-1]] == device.launch_line[rows[1:]]))
+        out[timeline.gpu] = union(device.launch_ns[rows[both]], device.launch_ns[rows[both + 1]])
+    return out
 
 
 def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation:
@@ -342,7 +383,7 @@ def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation
                "Try torch.compile on the model and compare the step time after the first, slow steps.",
         snippet=f'model = torch.compile(model, backend="inductor")\n{GRAPH_BREAKS}' if job.compiled else
                 "model = torch.compile(model)",
-        gain="at most, and uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and "
+        gain="uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and "
              "writes its own",
         source=source("elementwise_unfused.share", "xla_off.chain"),
     )

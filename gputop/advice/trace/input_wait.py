@@ -38,6 +38,10 @@ _LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers
 _WHOLE_BATCHES = ("rows = BatchSampler(RandomSampler(dataset), batch_size, drop_last=False)\n"
                   "DataLoader(dataset, sampler=rows, batch_size=None)  # dataset[rows], once a batch")
 _ROWS = ("aten::select", "aten::as_strided", "aten::stack", "aten::unsqueeze", "aten::cat")  # x[i], and torch.stack
+# Ops that compute nothing: views and copies of a row.
+_OF_ROWS = frozenset((*_ROWS, *(f"aten::{name}" for name in (
+    "slice", "narrow", "view", "reshape", "squeeze", "expand", "permute", "transpose", "detach", "alias", "empty",
+    "clone", "copy_", "to", "_to_copy", "lift_fresh", "index", "item", "_local_scalar_dense", "resize_"))))
 # Share of the waits, and rows of a batch, from which these are worth it; the rest is Python around them. gputop's own
 # figures.
 _MOSTLY_ROWS, _MANY_ROWS = 0.4, 64
@@ -207,12 +211,14 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
 
 def _rows_per_batch(facts: TraceFacts) -> float:
     """Number of rows that the training process takes from tensors for a batch, one by one; 0 where that and stacking
-    them is the smaller part of its waits."""
+    them is the smaller part of its waits, or where it also computes with what it takes: then it makes samples."""
     waits = waits_for_input(facts)
     work = work_in(facts.trace, waits, lines_of(facts.trace, MAIN))[0]
     time = sum(work.get(name, (0, 0))[0] for name in _ROWS)
     batches = max(_waits_in_steps(facts), 1)
-    return work.get(_ROWS[0], (0, 0))[1] / batches if time >= _MOSTLY_ROWS * waits.total else 0.0
+    computes = any(calls >= _MANY_ROWS * batches for name, (_, calls) in work.items()
+                   if name.startswith("aten::") and name not in _OF_ROWS)
+    return work.get(_ROWS[0], (0, 0))[1] / batches if time >= _MOSTLY_ROWS * waits.total and not computes else 0.0
 
 
 def describe_input_bound(v: InputBound, job: Job) -> Explanation:
@@ -231,6 +237,8 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
         why += f" tf.data spends most of its time in its stage {v.slowest_stage[0]}."
     evidence.update(v.fix.numbers or {})
     gain = "all input wait while no GPU works, if every batch were ready in time"
+    if job.framework == "pytorch" and v.gpus:
+        gain += "; to hand large batches over from workers, and to pin them, takes time as well"
     if v.fix.step_s is not None:
         how = v.fix.how.replace(MOST_TO_EXPECT, "") if v.frees_cpus and not v.gpus else v.fix.how
         gain = f"the step then takes as long as its slowest remaining part, assuming that {how}"

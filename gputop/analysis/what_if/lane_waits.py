@@ -25,6 +25,7 @@ from gputop.trace.model import I64, Kind, Trace
 
 # So many pauses tell how steady they are; one spread is clearly the larger by this factor, and by a latency.
 _SEVERAL, _CLEARLY, _STEADY_NS = 8, 4, 5_000
+_LAUNCHING = r"^(?:cuda|cu|hip)(?:(?:Graph)?Launch(?!HostFunc)|Mem(?:cpy|set)\w*Async)"
 # A longer wait for a batch ends when the batch is there, however early the loop asked; to fetch one that is ready
 # takes PyTorch up to 2 ms of a step of 174 ms.
 _INPUT_WAIT_NS, _INPUT_WAIT_SHARE = 100_000, 0.02
@@ -92,12 +93,12 @@ def find_waits(trace: Trace, events: Events, lanes: HostLanes, launches: Launche
     1. Synchronizing calls of launching threads may wait, and so may launching calls of :data:`HELD_NS` and more.
     2. Where the trace need not have all calls that wait, pauses in launching may (:func:`_pauses`).
     3. Each of them waits for the event of its GPUs that ended last in it and was launched before; without one it does
-       not wait.
+       not wait. A call that lasts as long as its own copy with the host waits for that (:func:`_held_copies`).
     4. A loop's long waits for a batch are waits where the input pipeline works ahead, else fetches, which take as long
        as they take.
     5. Waits of a lane follow one another: each begins after the one before it and after the last launch in it.
     """
-    calls = [_synchronizations(trace, lanes), _held_launches(events, launches)]
+    calls = [_synchronizations(trace, lanes), _held_launches(events, launches), _held_at_end(trace, lanes, launches)]
     unclear = EMPTY
     if detect_framework(trace) != "pytorch":  # whose waits are all calls of the CUDA runtime
         for lane in range(lanes.size):
@@ -107,7 +108,8 @@ def find_waits(trace: Trace, events: Events, lanes: HostLanes, launches: Launche
     called = _Candidates(*(np.concatenate(column).astype(np.int64) for column in zip(*calls, strict=True)))
     on = _ended_last(called._replace(end=called.end + (LATENCY_NS if ambiguous else 0)), events, lanes, launches)
     batches = _batch_waits(trace, lanes, loops, marks)
-    no_fetch, waits = np.empty(0, np.int64), [Waits(*(column[on >= 0] for column in (*called, on)))]
+    no_fetch, waits = np.empty(0, np.int64), [Waits(*(column[on >= 0] for column in (*called, on))),
+                                              _held_copies(events, launches)]
     if name_mask(trace, _BACKGROUND_ITERATORS).any():
         waits.append(Waits(*batches, np.full(len(batches.lane), -1)))
         batches = Fetches(no_fetch, no_fetch, no_fetch)
@@ -128,8 +130,37 @@ def _held_launches(events: Events, launches: Launches) -> _Candidates:
     """Launching calls that may have waited. One whose kernel ran meanwhile did not wait for room in the queue, it was
     slow by itself; one that copies from or to the host may wait for the copy."""
     slow = (events.end <= launches.end) & (events.kind != Kind.H2D) & (events.kind != Kind.D2H)
-    held = np.flatnonzero((launches.lane >= 0) & (launches.end - launches.begin >= HELD_NS) & ~slow)
+    held = np.flatnonzero(_held(launches) & ~slow & ~_lasts_as_its_copy(events, launches))
     return _Candidates(launches.lane[held], launches.begin[held], launches.end[held])
+
+
+def _held_at_end(trace: Trace, lanes: HostLanes, launches: Launches) -> _Candidates:
+    """Launching calls that may have waited and whose event is not in the trace: with a full queue, those of its last
+    stretch."""
+    host = trace.host
+    calls = host_rows(trace, _LAUNCHING)
+    lane = lanes.of_line[host.line[calls]]
+    last = np.array([of_lane[-1] if len(of_lane) else POS_INF for of_lane in launches.by_lane] + [POS_INF], np.int64)
+    held = (host.start_ns[calls] > last[lane]) & (host.end_ns[calls] - host.start_ns[calls] >= HELD_NS)
+    return _Candidates(lane[held], host.start_ns[calls][held], host.end_ns[calls][held])
+
+
+def _held_copies(events: Events, launches: Launches) -> Waits:
+    """Calls that return when their own copy from or to the host has ended, as those with pageable memory do."""
+    held = np.flatnonzero(_held(launches) & _lasts_as_its_copy(events, launches))
+    return Waits(launches.lane[held], launches.begin[held], launches.end[held], held)
+
+
+def _held(launches: Launches) -> Flags:
+    return (launches.lane >= 0) & (launches.end - launches.begin >= HELD_NS)
+
+
+def _lasts_as_its_copy(events: Events, launches: Launches) -> Flags:
+    """Mask of the long copies with the host whose call ends with them and, by the clocks, some microseconds before
+    them: 4 µs with an H200."""
+    with_host = (events.kind == Kind.H2D) | (events.kind == Kind.D2H)
+    sooner = events.end - launches.end
+    return with_host & (sooner > 0) & (sooner <= np.minimum(events.work // 10, LATENCY_NS))
 
 
 def _batch_waits(trace: Trace, lanes: HostLanes, loops: Sequence[TrainingLoop], marks: StepMarks) -> Fetches:

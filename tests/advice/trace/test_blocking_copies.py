@@ -22,6 +22,49 @@ def test_pageable_copies(length, there):
         assert found["copies_pageable"].gain.step_time == pytest.approx(length / STEP, abs=0.003)
 
 
+@pytest.mark.parametrize(("sooner", "size", "saved"), [
+    (-15, 100_000_000, 0.82), (4, 100_000_000, 0.82), (4, 1_100_000_000, 0.6)])
+def test_a_call_that_lasts_as_long_as_its_pageable_copy_holds_the_host(sooner, size, saved):
+    """By the clocks it may return before the copy has ended. Pinned, 1.1 GB take 20 ms, more than the kernels do."""
+    b = Builder(format="chrome")
+    for i in range(10):
+        at = 50_000 * i
+        b.host(f"ProfilerStep#{i}", at, 49_900, step_num=i).host("aten::copy_", at, 49_000)
+        b.run(0, at + 9_000, 40_000, "MemcpyH2D", kind=Kind.H2D, launch=at + 1_000, launch_length=48_000 - sooner,
+              size=size, src=MemoryKind.PAGEABLE, dst=MemoryKind.DEVICE)
+        b.run(0, at + 49_100, 8_900, KERNEL, launch=at + 49_090, launch_length=5)
+    f = findings(b)["copies_pageable"]
+    assert f.gain.by == "replay" and f.gain.step_time == pytest.approx(saved, abs=0.04)
+
+
+def reading(values: int, kernels: int) -> Builder:
+    """A step of 20 ms whose second half reads values, each of so many kernels, one every 40 µs or more."""
+    b = job()
+    b.host("aten::item", 0, 1)
+    for i in range(STEPS):
+        at = i * STEP + 100.0
+        b.run(0, at, 9_000, KERNEL, launch=at - 10, launch_length=2)
+        at += 9_100
+        for _ in range(values):
+            for _ in range(kernels):
+                b.run(0, at, 3, KERNEL, launch=at - 5, launch_length=2)
+                at += 20
+            b.run(0, at, 2, "MemcpyD2H", kind=Kind.D2H, launch=at - 6, launch_length=9, size=8, src=MemoryKind.DEVICE,
+                  dst=MemoryKind.PINNED)
+            at += 20
+    return b
+
+
+@pytest.mark.parametrize(("values", "kernels", "there"), [(200, 1, True), (8, 1, False), (40, 10, False)])
+def test_values_of_a_loop_are_read_one_by_one(values, kernels, there):
+    """A few values per step are none, nor those that each take a model's work, as a policy's actions."""
+    several = findings(reading(values, kernels)).values()
+    titles = [f.title for f in several if "one by one" in f.title]
+    assert bool(titles) == there
+    if there:
+        assert titles[0].startswith("Reading 200 values")
+
+
 def test_pinned_copies_are_not_cured_by_pinning():
     assert "copies_pageable" not in findings(copying(Kind.H2D, 6_000))
 

@@ -117,15 +117,18 @@ def test_what_to_do_about_pytorchs_loader(of: str, cpus: JobCpus | None, workers
     assert ("wait for CPUs" in f.action) == ("CPUs" in tells)
 
 
-@pytest.mark.parametrize(("rows", "fix"), [(128, "BatchSampler"), (8, "num_workers"), (0, "num_workers")])
-def test_rows_of_tensors_one_by_one_want_whole_batches(rows: int, fix: str):
-    """As of a TensorDataset: workers would do the same work."""
+@pytest.mark.parametrize(("rows", "computes", "fix"), [
+    (128, False, "BatchSampler"), (8, False, "num_workers"), (0, False, "num_workers"), (128, True, "num_workers")])
+def test_rows_of_tensors_one_by_one_want_whole_batches(rows: int, computes: bool, fix: str):
+    """As of a TensorDataset: workers would do the same work. A dataset that computes makes its samples."""
     b = Builder(gpus=0, format="chrome")
     for i in range(12):
         at = i * 20_000
         b.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 12_000)
         for k in range(rows):
             b.host("aten::select", at + 10 + k * 80, 60)
+            if computes:
+                b.host("aten::uniform_", at + 71 + k * 80, 8)
         b.host("aten::stack", at + 10_500, 1_000)
         b.host("aten::addmm", at + 12_010, 6_000)
         b.host("autograd::engine::evaluate_function: AddmmBackward0", at + 18_020, 900)

@@ -122,6 +122,22 @@ def large_verdicts(trace: Trace) -> list[Rule]:
     return out
 
 
+def test_a_host_that_waits_for_room_in_the_queue_does_so_to_the_end_of_the_recording() -> None:
+    """The last launches have no kernel in the trace, as the queue holds the work of several steps."""
+    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
+    ahead, length = 100, 1_000.0
+    for k in range(round(STEPS * STEP / length)):
+        begin = k * length
+        if k >= ahead:
+            b.run(0, begin, length - 2, launch=begin - ahead * length, launch_length=length - 10)
+        else:
+            b.run(0, begin, length - 2)
+        if k >= STEPS * STEP / length - ahead:
+            b.host("cudaLaunchKernel", begin, length - 10, line="launch 0")
+    trace = b.build()
+    assert replay(trace).saved(kernels(trace, 1 / 3)) == pytest.approx(2 / 3, abs=0.05)
+
+
 def test_a_copy_in_a_call_that_waits_for_another_stream_comes_sooner_with_it() -> None:
     """A copy to pageable memory is made in a call that waits for the kernels first."""
     b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
