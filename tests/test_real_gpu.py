@@ -14,7 +14,7 @@ from gputop.core.counters import CounterLane, GpuCounters
 from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.replay.reader import open_recording
-from gputop.session.counters import slowed_by_recording
+from gputop.session.counters import remarks_of_activity
 from gputop.trace.readers.load import load
 from tests.analyses import make_analysis
 
@@ -44,7 +44,7 @@ def test_the_gpus_activity_shows_how_much_a_recording_slowed_its_job() -> None:
     analysis = make_analysis(trace={"start_s": begin_s, "window_s": end_s - begin_s}, steps={"median_s": 0.026})
     record = CaptureRecord("pid:445", Path("x"), end_s, 2.0, 2.0, analysis=analysis)
     counters = GpuCounters(times, 0.2, {0: {"sm_active": CounterLane(activity)}})
-    said = slowed_by_recording(counters, record, BEGAN_S)
+    (said,) = remarks_of_activity(counters, record, BEGAN_S)
     step_ms = float(said.split("about ")[1].split(" ms")[0])
     assert "2.0 times as active" in said and 11.2 <= step_ms <= 14
 

@@ -314,7 +314,7 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
     address the Python stacks of the jobs, for any later analysis, the findings and, of ``servers``, what the run's
     ``counters`` knows of the GPUs.
     """
-    from gputop.session.counters import slowed_by_recording
+    from gputop.session.counters import remarks_of_activity
     from gputop.trace.readers.capture_file import CaptureFile, write_capture
     from gputop.trace.readers.stacks_file import write_stacks
 
@@ -336,8 +336,9 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
             analyzed = replace(analyzed, compared=replace(
                 analyzed.compared, findings_at_capture=analyzed.findings))
         sampled = None if counters is None or len(paths) > 1 else counters(analyzed, servers)
-        if sampled is not None and (slowed := slowed_by_recording(sampled, analyzed, began_s)):
-            analyzed = replace(analyzed, notices=(*analyzed.notices, slowed))
+        if sampled is not None:
+            remarks = remarks_of_activity(sampled, analyzed, began_s)
+            analyzed = replace(analyzed, notices=(*analyzed.notices, *remarks))
         with contextlib.suppress(OSError):
             write_capture(folder, replace(
                 about, findings=analyzed.findings, step_s=analyzed.step_s, counters=sampled,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from gputop.core.counters import MAX_VALUES, CounterLane, GpuCounters
 from gputop.core.errors import GputopError
@@ -15,15 +15,18 @@ from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.gpu_numbers import local, numbers_of
 from gputop.sources.base import Source
+from gputop.text.units import percent
 from gputop.text.units import seconds as seconds_text
 
 if TYPE_CHECKING:
+    from gputop.analysis.results import GpuUse
     from gputop.telemetry.history import History
 
 _LATE_S = 20.0  # time that a driver may take to start
 _BEFORE_S = 15.0  # of the time before a recording: a probe of PyTorch takes up to ten seconds
 # A recording that lengthens the host's launches by less is not worth a word; below so much activity is noise.
 _SLOWED, _LEAST_ACTIVITY = 1.2, 0.002
+_FEWEST, _LACKING = 2, 0.15  # samples, and by how much of the time more. gputop's own figures
 METRICS = ("sm_active", "gpu_util", "tensor_active", "tensor_flop_util", "dram_active", "pcie_rx_bytes_per_s",
            "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "sm_clock_hz")
 
@@ -57,37 +60,70 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
               for job, lanes_of_gpu in lanes.items()})
 
 
-def slowed_by_recording(counters: GpuCounters, record: CaptureRecord, began_s: float) -> str:
-    """Words for how much the recording slowed the job, by the activity of its GPUs before the capture was asked for, at
-    Unix time ``began_s``, and meanwhile; "" where it did not, or the samples do not show it.
+def remarks_of_activity(counters: GpuCounters, record: CaptureRecord, began_s: float) -> tuple[str, ...]:
+    """Sentences that the activity of a job's GPUs, by their driver, adds to its trace: that the recording slowed the
+    job, and that the trace lacks work of a GPU. ``began_s`` is the Unix time at which the capture was asked for."""
+    if record.analysis is None or record.analysis.trace.start_s is None:
+        return ()
+    begin_s = record.analysis.trace.start_s
+    window_s = begin_s, begin_s + record.analysis.trace.window_s
+    activity = {gpu: _activity(counters.times_s, lanes["sm_active"], began_s, window_s)
+                for gpu, lanes in counters.gpus.items() if "sm_active" in lanes}
+    return (*_slowed(list(activity.values()), record.step_s), *_lacking(activity, record.analysis.gpus))
+
+
+class _Activity(NamedTuple):
+    """Samples of one GPU's SM activity (ratio): from before the capture was asked for, those that the recording at
+    least half fills, and those within it."""
+
+    before: list[float]
+    meanwhile: list[float]
+    within: list[float]
+
+
+def _activity(times_s: Sequence[float | None], lane: CounterLane, began_s: float,
+              window_s: tuple[float, float]) -> _Activity:
+    activity = _Activity([], [], [])
+    begin_s, end_s = window_s
+    for start_s, time_s, value in zip(times_s, times_s[1:], lane.values[1:], strict=False):
+        if value is None or start_s is None or time_s is None:
+            continue
+        if time_s <= began_s:
+            activity.before.append(value)
+        elif min(time_s, end_s) - max(start_s, begin_s) >= (time_s - start_s) / 2:
+            activity.meanwhile.append(value)
+            if begin_s <= start_s and time_s <= end_s:
+                activity.within.append(value)
+    return activity
+
+
+def _slowed(gpus: Sequence[_Activity], step_s: float | None) -> Iterator[str]:
+    """Words for how much the recording slowed the job.
 
     The GPUs do the same work in each step, so where the host's launches bound it they are the less active, the longer
     its steps: 4.5% before and 2.6% in a recording whose steps took 11.2 ms and then 18 to 26 (PyTorch, H200). A sample
     that the recording only half fills shows less than that, hence "at most".
     """
-    if record.analysis is None or record.analysis.trace.start_s is None:
-        return ""
-    begin_s = record.analysis.trace.start_s
-    end_s = begin_s + record.analysis.trace.window_s
-    before, meanwhile = [], []
-    for lanes in counters.gpus.values():
-        values = (lanes.get("sm_active") or CounterLane(())).values
-        for start_s, time_s, value in zip(counters.times_s, counters.times_s[1:], values[1:], strict=False):
-            if value is None or start_s is None or time_s is None:
-                continue
-            if time_s <= began_s:
-                before.append(value)
-            elif min(time_s, end_s) - max(start_s, begin_s) >= (time_s - start_s) / 2:
-                meanwhile.append(value)
-    if not before or not meanwhile:
-        return ""
+    before = [value for gpu in gpus for value in gpu.before]
+    meanwhile = [value for gpu in gpus for value in gpu.meanwhile]
+    if not before or not sum(meanwhile):
+        return
     activity_before, activity = sum(before) / len(before), sum(meanwhile) / len(meanwhile)
-    if activity_before < max(_LEAST_ACTIVITY, _SLOWED * activity) or not activity:
-        return ""
+    if activity_before < max(_LEAST_ACTIVITY, _SLOWED * activity):
+        return
     times = activity_before / activity
-    step_s = record.step_s
     shorter = f". A step took at most about {seconds_text(step_s / times)} then" if step_s else ""
-    return f"the recording slowed the job: its GPUs were {times:.1f} times as active in the seconds before{shorter}"
+    yield f"the recording slowed the job: its GPUs were {times:.1f} times as active in the seconds before{shorter}"
+
+
+def _lacking(activity: Mapping[int, _Activity], gpus: Sequence[GpuUse]) -> Iterator[str]:
+    """Words for work of a GPU that the trace lacks: an SM is active only while a kernel runs."""
+    for gpu in gpus:
+        within = activity[gpu.gpu].within if gpu.gpu in activity else []
+        if len(within) >= _FEWEST and sum(within) / len(within) >= gpu.busy + _LACKING:
+            yield (f"GPU {gpu.gpu} was active {percent(sum(within) / len(within))} of the time by its driver, and busy "
+                   f"{percent(gpu.busy)} by the trace: the profiler lost kernels, or another process uses that GPU. "
+                   "Its idle time in this trace is not reliable")
 
 
 def _lanes(history: History, uuid: str, end_s: float, seconds: float, count: int) -> dict[str, CounterLane]:

@@ -13,7 +13,7 @@ from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.session.counters import CounterWatch, counters_of, slowed_by_recording
+from gputop.session.counters import CounterWatch, counters_of, remarks_of_activity
 from gputop.sources.simulated import SimulatedSource
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, StillSource, gpu_sample
@@ -124,7 +124,7 @@ def _recorded(begin: float, seconds: float) -> CaptureRecord:
 def test_a_recording_that_slows_the_launches_is_told_by_the_gpus_activity() -> None:
     # As on an H200 of a job that reads 256 values a step: 11.2 ms a step alone, 26 ms by the trace.
     lanes = (None, 0.045, 0.046, 0.045, 0.045, 0.040, 0.026, 0.026, 0.029)
-    said = slowed_by_recording(_sampled(*lanes), _recorded(5.2, 1.9), START_S + 4)
+    (said,) = remarks_of_activity(_sampled(*lanes), _recorded(5.2, 1.9), START_S + 4)
     assert said == ("the recording slowed the job: its GPUs were 1.7 times as active in the seconds before. A step "
                     "took at most about 14.9 ms then")
     for sampled, record in (
@@ -134,7 +134,21 @@ def test_a_recording_that_slows_the_launches_is_told_by_the_gpus_activity() -> N
         (_sampled(None, *(0.001,) * 4, *(0.0,) * 4), _recorded(5.2, 1.9)),  # noise
         (GpuCounters(reason="no driver"), _recorded(5.2, 1.9)),
     ):
-        assert slowed_by_recording(sampled, record, START_S + 4) == ""
+        assert remarks_of_activity(sampled, record, START_S + 4) == ()
+
+
+def test_work_that_the_trace_lacks_is_told_by_the_gpus_activity() -> None:
+    """As of a capture on an H200 that lost the kernels of the backward pass."""
+    def recorded(busy: float, seconds: float = 4.0) -> CaptureRecord:
+        return replace(captured(0), analysis=make_analysis(
+            trace={"start_s": START_S + 4.5, "window_s": seconds}, gpus=[{"gpu": 0, "busy": busy}]))
+
+    sampled = _sampled(None, *(0.92,) * 8)
+    (said,) = remarks_of_activity(sampled, recorded(0.37), START_S + 4)
+    assert said.startswith("GPU 0 was active 92% of the time by its driver, and busy 37% by the trace")
+    assert remarks_of_activity(sampled, recorded(0.9), START_S + 4) == ()
+    assert remarks_of_activity(sampled, recorded(0.37, seconds=1.6), START_S + 4) == ()  # one sample within it
+    assert remarks_of_activity(GpuCounters(reason="no driver"), recorded(0.37), START_S + 4) == ()
 
 
 def test_of_several_workers_each_has_those_of_its_own_gpus() -> None:

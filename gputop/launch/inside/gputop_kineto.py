@@ -41,7 +41,8 @@ _LAUNCHER_WORDS = 8
 def variables(folder: str) -> dict[str, str]:
     """The environment that daemon mode needs."""
     return {_FLAG: "1", "KINETO_IPC_SOCKET_DIR": folder, "KINETO_ONDEMAND_TRACE_DIR": folder,
-            "KINETO_CONFIG": folder + "/kineto.conf", "KINETO_LOG_LEVEL": "5"}
+            "KINETO_CONFIG": folder + "/kineto.conf", "KINETO_LOG_LEVEL": "5",
+            _STAY_ATTACHED[0]: os.environ.get(*_STAY_ATTACHED)}
 
 
 def switch_on_now(folder: str, token: str, until_s: float) -> None:
@@ -63,6 +64,7 @@ def hold_now(folder: str, token: str, until_s: float) -> None:
         elif "profile_all_threads" not in str(torch._C._profiler._ExperimentalConfig.__init__.__doc__):
             _report(folder, token, "no threads", str(torch.__version__))
         else:
+            os.environ.setdefault(*_STAY_ATTACHED)
             client = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             client.bind(f"{folder}/dynoconfigclient-{os.urandom(8).hex()}")
             client.settimeout(_ANSWER_S)
@@ -213,10 +215,8 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
     except (AttributeError, OSError):  # before 2.6 the functions are not exported
         return "unsupported", version
     is_set.restype, is_set.argtypes, init.restype, init.argtypes = ctypes.c_bool, (), None, ()
-    teardown, stay_attached = _STAY_ATTACHED
-    settings = {**variables(folder), teardown: os.environ.get(teardown, stay_attached)}
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)  # by putenv, too, where kineto looks
+    before = {name: os.environ.get(name) for name in variables(folder)}
+    os.environ.update(variables(folder))  # by putenv, too, where kineto looks
     done = False
     try:
         # Remembers what the environment said when it was first asked: no, once torch.profiler has been used.
