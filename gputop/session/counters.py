@@ -6,7 +6,9 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gputop.core.counters import MAX_VALUES, CounterLane, GpuCounters
 from gputop.core.errors import GputopError
@@ -72,7 +74,7 @@ def remarks_of_activity(counters: GpuCounters, record: CaptureRecord, began_s: f
     return (*_slowed(list(activity.values()), record.step_s), *_lacking(activity, record.analysis.gpus))
 
 
-class _Activity(NamedTuple):
+class _Activity(Struct, frozen=True):
     """Samples of one GPU's SM activity (ratio): from before the capture was asked for, those that the recording at
     least half fills, and those within it."""
 
