@@ -12,6 +12,7 @@ import pytest
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.counters import CounterLane, GpuCounters
 from gputop.diagnosis.diagnose import analyze
+from gputop.diagnosis.report import text_report
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.replay.reader import open_recording
 from gputop.session.counters import remarks_of_activity
@@ -55,6 +56,16 @@ def test_steps_of_a_queue_that_the_recording_does_not_see_emptied() -> None:
     assert steps is not None and steps.times.median_s == pytest.approx(84.7e-3, rel=0.005)
     findings = analyze([str(DATA / "h200_full_queue.pt.trace.json.gz")]).findings
     assert [finding.id for finding in findings] == ["dims_unaligned"]
+
+
+def test_the_end_of_a_file_that_is_cut_off_is_not_the_recordings(tmp_path: Path) -> None:
+    """Its kernels are missing from somewhere on: no step is left open by the job, and no idle time is a riddle."""
+    cut = tmp_path / "cut.pt.trace.json.gz"
+    cut.write_bytes((DATA / "h200_full_queue.pt.trace.json.gz").read_bytes()[:20_000])
+    result = analyze([str(cut)])
+    assert [note.id for note in result.trace.quality][:1] == ["truncated"]
+    assert "unfinished_step" not in [finding.id for finding in result.findings]
+    assert "Unexplained" not in text_report(result) and "in what is left of the file" in text_report(result)
 
 
 def test_kernels_that_the_profiler_lost() -> None:

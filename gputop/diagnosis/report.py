@@ -258,6 +258,8 @@ def _unexplained(a: Analysis, below: str = "“Gaps” below") -> str:
     share = parts[name] / total if total else 0.0
     if share < HIGH_SHARE or named & ids_by_part(name):
         return ""
+    if any(note.id == "truncated" for note in a.trace.quality):
+        return f"{PART_BY_ID[name].name.capitalize()} takes {percent(share)} of the step in what is left of the file."
     text = f"Unexplained: {PART_BY_ID[name].name} takes {percent(share)} of the step, and no rule names its cause."
     return f"{text} {below} lists what the host did." if a.gaps is not None and a.gaps.main else text
 
