@@ -40,10 +40,11 @@ METHOD = (
     "the CPUs were full, the delay by other processes. A step without it is the time in which all threads of the job "
     "sleep, and their CPU time. Captures without these figures have a bound, by the CPUs that were left and the waits "
     "of all threads. The interval holds the change as recorded, and the change without that load, with a standard "
-    f"deviation of up to {percent(THREADS_SPREAD_MOST)} per side (measured), and more if one side met more load. A "
-    "change that the live step period of those minutes excludes is also noise. The wall time per training step has the "
-    "interval of the steps and that of the long pauses between them, by how much their lengths and distances vary (a "
-    "renewal process, Cox 1962). With fewer than three pauses, the recording may hold one more or less by chance."
+    f"deviation of up to {percent(THREADS_SPREAD_MOST)} per side (measured), more for few steps, and more if one side "
+    "met more load. A change that the live step period of those minutes excludes is also noise. The wall time per "
+    "training step has the interval of the steps and that of the long pauses between them, by how much their lengths "
+    "and distances vary (a renewal process, Cox 1962). With fewer than three pauses, the recording may hold one more "
+    "or less by chance."
 )
 
 

@@ -22,9 +22,12 @@ GPU_DRIFT = 0.01
 # CPU time of a step does (benchmarks/compare_loaded.md).
 LOAD_SPREAD = 0.3
 LOAD_SPREAD_MOST = 0.2
-# The same if the waits of each thread tell what the load made of a step: the most, and the share of the logarithm by
-# which it made more of one side's steps than of the other's (benchmarks/compare_loaded.md: 0.17, and 0.4).
-THREADS_SPREAD_MOST = 0.3
+# The same if the waits of each thread tell what the load made of a step: the most for a capture of very many steps; by
+# how much single steps vary, as the load meets each anew (0.2 to 1.0 measured), so that few steps whose blocks are
+# alike by chance are not taken for sure; and the share of the logarithm by which the load made more of one side's steps
+# than of the other's (benchmarks/compare_loaded.md: 0.17, and 0.4).
+THREADS_SPREAD_MOST = 0.2
+STEP_SPREAD = 0.8
 UNEVEN_LOAD = 0.5
 # A job that finds this share of its CPUs busy, its own use included, is slowed down by what else runs. gputop's own.
 _FULL = 0.9
@@ -41,10 +44,16 @@ def drift_of(a: Side, b: Side) -> Drift:
         return Drift(_deviation(a), _deviation(b))
     loads = tuple(y - x for x, y in zip(first, second, strict=True))
     by_threads = len(first) > 1
-    most, uneven = (THREADS_SPREAD_MOST, UNEVEN_LOAD) if by_threads else (LOAD_SPREAD_MOST, 0.0)
-    spread = math.hypot(*(min(LOAD_SPREAD * max(slowdowns), most) / _runs(side)
-                          for side, slowdowns in ((a, first), (b, second))), uneven * max(map(abs, loads)))
+    spreads = (min(LOAD_SPREAD * max(loaded), _threads_spread(side) if by_threads else LOAD_SPREAD_MOST) / _runs(side)
+               for side, loaded in ((a, first), (b, second)))
+    spread = math.hypot(*spreads, UNEVEN_LOAD * max(map(abs, loads)) if by_threads else 0.0)
     return Drift(_deviation(a), _deviation(b), loads, spread, by_threads)
+
+
+def threads_spread(steps: int) -> float:
+    """Return the most by which the mean of so many steps, corrected by the waits of each thread, varies between runs,
+    as a standard deviation of its logarithm."""
+    return math.hypot(THREADS_SPREAD_MOST, STEP_SPREAD / math.sqrt(steps))
 
 
 def load_effect(a: Side, b: Side) -> float:
@@ -70,6 +79,11 @@ def _slowdowns(a: Side, b: Side) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return by_threads
     by_waits = one.stretch is not None and other.stretch is not None
     return (_most(one, by_waits=by_waits),), (_most(other, by_waits=by_waits),)
+
+
+def _threads_spread(side: Side) -> float:
+    analysis = side.analysis
+    return threads_spread(analysis.steps.count if analysis is not None and analysis.steps is not None else 1)
 
 
 def _covers(side: Side) -> bool:

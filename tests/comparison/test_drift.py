@@ -13,10 +13,10 @@ from gputop.comparison.drift import (
     GPU_DRIFT,
     LOAD_SPREAD,
     LOAD_SPREAD_MOST,
-    THREADS_SPREAD_MOST,
     UNEVEN_LOAD,
     drift_of,
     load_effect,
+    threads_spread,
 )
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import Drift
@@ -110,8 +110,10 @@ def test_each_side_varies_by_what_the_load_may_make_of_it_and_less_over_several_
     assert drift.load_spread == pytest.approx(math.hypot(LOAD_SPREAD_MOST, LOAD_SPREAD * math.log1p(0.1 / 1.9)))
     by_threads = [drift_of(*(on(side(n), *cpus, asleep) for n, (*cpus, asleep) in enumerate(sides))) for sides in (
         ((0.1, 1.9, 1.0, 0.1),) * 2, ((0.1, 1.9, 1.0, 0.1), (0.1, 1.9, 0.0, 0.9)))]
-    assert by_threads[0].load_spread == pytest.approx(math.hypot(THREADS_SPREAD_MOST, THREADS_SPREAD_MOST))
-    assert by_threads[1].load_spread == pytest.approx(math.hypot(THREADS_SPREAD_MOST, UNEVEN_LOAD * by_threads[1].load))
+    most = threads_spread(a.analysis.steps.count)
+    assert by_threads[0].load_spread == pytest.approx(math.hypot(most, most))
+    assert by_threads[1].load_spread == pytest.approx(math.hypot(most, UNEVEN_LOAD * by_threads[1].load))
+    assert threads_spread(5) > most > threads_spread(1000), "the load meets each step anew"
     four = drift_of(replace(a, repeats=(a, a, a)), b)
     assert four.a == pytest.approx(drift.a / 2) and four.b == drift.b and four.load_spread < drift.load_spread
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gputop.comparison.drift import LOAD_SPREAD, LOAD_SPREAD_MOST, THREADS_SPREAD_MOST
+from gputop.comparison.drift import LOAD_SPREAD, LOAD_SPREAD_MOST, threads_spread
 from gputop.comparison.statistics import BLOCKS, Drift, Interval, block_values, difference, ratio, student_quantile
 from tests.records import replace
 
@@ -91,12 +91,13 @@ def loaded(rng: np.random.Generator, count: int, level: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("count", "by_threads", "seventy", "half_or_more"), [
-    (16, False, 0.8, 0.85), (60, False, 0.97, 0.9), (250, False, 0.97, 0.9), (16, True, 0.9, 0.9)])
+    (16, False, 0.8, 0.85), (60, False, 0.97, 0.9), (250, False, 0.97, 0.9),
+    (16, True, 0.9, 0.85), (60, True, 0.97, 0.9), (250, True, 0.97, 0.9)])
 def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, by_threads, seventy, half_or_more):
     """Both error rates, as compare decides: the mean, then the median, each with 95% confidence. The job has half of
     two CPUs, which is ln 2 of load on either side."""
     rng = np.random.default_rng(count)
-    spread = THREADS_SPREAD_MOST if by_threads else min(LOAD_SPREAD * math.log(2), LOAD_SPREAD_MOST)
+    spread = threads_spread(count) if by_threads else min(LOAD_SPREAD * math.log(2), LOAD_SPREAD_MOST)
     drift = Drift(0.08, 0.08, (0.0,), math.sqrt(2) * spread, by_threads)
 
     def called(fast: float) -> int:
