@@ -39,12 +39,12 @@ METHOD = (
     f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, if "
     "the CPUs were full, the delay by other processes. A step without it is the time in which all threads of the job "
     "sleep, and their CPU time. Captures without these figures have a bound, by the CPUs that were left and the waits "
-    "of all threads. The interval holds the change as recorded, and the change without that load, with a standard "
-    f"deviation of up to {percent(THREADS_SPREAD_MOST)} per side (measured), more for few steps, and more if one side "
-    "met more load. A change that the live step period of those minutes excludes is also noise. The wall time per "
-    "training step has the interval of the steps and that of the long pauses between them, by how much their lengths "
-    "and distances vary (a renewal process, Cox 1962). With fewer than three pauses, the recording may hold one more "
-    "or less by chance."
+    "of all threads. The interval holds the change as recorded, and the change without that load. The latter has a "
+    f"standard deviation of up to {percent(THREADS_SPREAD_MOST)} per side (measured), more for few steps, and more if "
+    "one side met more load. A change that the live step period of those minutes excludes is also noise. The wall time "
+    "per training step has the interval of the steps and that of the long pauses between them, by how much their "
+    "lengths and distances vary (a renewal process, Cox 1962). With fewer than three pauses, the recording may hold one "
+    "more or less by chance."
 )
 
 
