@@ -43,8 +43,8 @@ METHOD = (
     f"standard deviation of up to {percent(THREADS_SPREAD_MOST)} per side (measured), more for few steps, and more if "
     "one side met more load. A change that the live step period of those minutes excludes is also noise. The wall time "
     "per training step has the interval of the steps and that of the long pauses between them, by how much their "
-    "lengths and distances vary (a renewal process, Cox 1962). With fewer than three pauses, the recording may hold one "
-    "more or less by chance."
+    "lengths and distances vary (a renewal process, Cox 1962). With fewer than three pauses, the recording may hold "
+    "one more or less by chance."
 )
 
 
