@@ -114,8 +114,7 @@ def main() -> None:
     for sample in samples(16, HOURS * 3600, 1, every_s=1.0):
         history.append(sample)
     full = process.memory_info().rss - before
-    print(f"16 GPUs, {HOURS} h of samples: {at_start / 1e6:.1f} MB after the first, {full / 1e6:.1f} MB at the end "
-          f"(at most {history.reserved_bytes / 1e6:.1f} MB)")
+    print(f"16 GPUs, {HOURS} h of samples: {at_start / 1e6:.1f} MB after the first, {full / 1e6:.1f} MB at the end")
 
 
 if __name__ == "__main__":

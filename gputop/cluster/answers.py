@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -165,9 +166,9 @@ class FleetSeries(Struct, frozen=True, dict=True):
                 middles.setdefault(self.key(series.labels), {})[figure] = series.value
         low_clocks = {gpu_id(series.labels): series for series in self._named("low_clock")}
         return Outliers(
-            middles=middles, low_gpus=tuple(sorted(self._named("low_gpu"), key=_value)),
+            middles=middles, low_gpus=tuple(sorted(self._named("low_gpu"), key=attrgetter("value"))),
             low_nodes=tuple(self._named("low_node")),
-            low_clocks=tuple(sorted(low_clocks.values(), key=_value)[:MOST_LOW_GPUS]),
+            low_clocks=tuple(sorted(low_clocks.values(), key=attrgetter("value"))[:MOST_LOW_GPUS]),
             node_clocks={(self.key(series.labels), series.labels.get("model", "")): series.value
                          for series in self._named("node_clock")},
             target_counts={figure: series.value for series in self.outlier_series
@@ -267,7 +268,3 @@ def bounded(count: float) -> int:
 
 def _node(name: str, figures: GroupFigures) -> Node:
     return Node(**fields_of(figures.group(figures.kind)), name=name, labels=figures.labels)
-
-
-def _value(series: Series) -> float:
-    return series.value

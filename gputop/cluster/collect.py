@@ -90,7 +90,8 @@ class Collector:
         now_s = self._now_s()
         self._slurm.update(now_s)
         try:
-            self._discover(now_s)
+            if self._metrics is None or abs(now_s - self._discovered_s) >= REDISCOVER_S:
+                self._metrics, self._discovered_s = find_metrics(self._client), now_s
             left = QUERIES - (cost.queries - before.queries) - 1
             self._ask_figures()
             self._ask_more(view, left, problems)
@@ -115,10 +116,6 @@ class Collector:
         return self._clock() + self._ahead_s
 
     # -- asking -------------------------------------------------------------------------------------
-
-    def _discover(self, now_s: float) -> None:
-        if self._metrics is None or abs(now_s - self._discovered_s) >= REDISCOVER_S:
-            self._metrics, self._discovered_s = find_metrics(self._client), now_s
 
     def _ask_figures(self) -> None:
         assert self._metrics is not None

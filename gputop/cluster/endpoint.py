@@ -67,7 +67,9 @@ def parse_endpoint(text: str) -> Endpoint:
         if not _LOGIN.fullmatch(login):
             raise _usage(text, "no login node follows ssh://")
         if number:
-            login_port = _port(number, text)
+            if not (number.isascii() and number.isdecimal() and len(number) <= 5 and 1 <= int(number) <= 65535):
+                raise _usage(text, f"{number} is not a port")
+            login_port = int(number)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -84,12 +86,6 @@ def parse_endpoint(text: str) -> Endpoint:
     if port is None:
         port = 443 if parts.scheme == "https" else 80
     return Endpoint(parts.scheme, parts.hostname, port, parts.path.rstrip("/"), login, login_port)
-
-
-def _port(number: str, text: str) -> int:
-    if not (number.isascii() and number.isdecimal() and len(number) <= 5 and 1 <= int(number) <= 65535):
-        raise _usage(text, f"{number} is not a port")
-    return int(number)
 
 
 def _usage(text: str, reason: str) -> GputopError:

@@ -26,6 +26,7 @@ from gputop.cluster.model import (
     together,
     upper_median,
 )
+from gputop.cluster.ssh import NodeProblem
 from gputop.cluster.view import Limits, View
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.text.units import printable
@@ -53,8 +54,11 @@ class GpuPast(Struct):
 
 
 class Watched(Struct):
-    """A node: its newest snapshot, and the past of the GPUs in it."""
+    """A node: its newest snapshot, the past of the GPUs in it, and how it was asked last."""
 
+    asked_s: float = -1e9
+    problem: NodeProblem | None = None
+    running: bool = False  # it is being asked
     sample: NodeSample | None = None
     got_s: float = 0.0  # when it was given, by this machine's clock
     gpus: dict[str, GpuPast] = field(default_factory=dict)  # by UUID
@@ -186,9 +190,6 @@ class FleetBuilder:
     def _past(self, gpu: Gpu) -> GpuPast:
         return self._nodes[gpu.node].gpus[gpu.uuid]
 
-    def _is_idle(self, past: GpuPast) -> bool:
-        return bool(past.kind) and past.seen_s - past.busy_s >= self._limits.idle_s
-
     def _node(self, job: str, name: str, gpus: tuple[Gpu, ...]) -> Node:
         return Node(**fields_of(_group(gpus)), name=name, each=gpus if (job, name) in self._view.open_nodes else (),
                     history=_history([self._past(gpu) for gpu in gpus], self._view, self._now_s))
@@ -210,7 +211,8 @@ class FleetBuilder:
             mapped=mapped_job.mapped, name=mapped_job.name, user=mapped_job.user, start_s=mapped_job.start_s,
             number=mapped_job.number, nodes=mapped_job.nodes or len(nodes),
             node_names=tuple(node.name for node in nodes),
-            idle_gpus=sum(map(self._is_idle, pasts)) if whole else None, median=median,
+            idle_gpus=sum(bool(past.kind) and past.seen_s - past.busy_s >= self._limits.idle_s for past in pasts)
+            if whole else None, median=median,
             mad=None if median is None else upper_median(
                 abs(gpu.activity - median) for gpu in gpus if gpu.activity is not None),
             low_gpus=tuple(sorted(low, key=lambda gpu: gpu.activity or 0.0)), node_median=node_median,
@@ -221,7 +223,6 @@ class FleetBuilder:
             history=_history(pasts, self._view, self._now_s),
             idle_history=_history(pasts, self._view, self._now_s, idle=self._limits.idle) if whole else None,
             each=tuple(nodes) if mapped_job.id in self._view.open_jobs else ())
-
 
     def _low_clocks(self, mapped_job: _Job, gpus: Sequence[Gpu]) -> tuple[LowClock, ...]:
         """The busy GPUs of a job whose clocks are low among those of their model."""

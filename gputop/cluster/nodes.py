@@ -21,12 +21,6 @@ WAIT_S = 3.0  # of a refresh: what has not come by then comes with one of the ne
 _GAP_S = 120.0  # not seen for longer: what was before says nothing of the time between
 
 
-class _Asked(Watched):
-    asked_s: float = -1e9
-    problem: NodeProblem | None = None
-    running: bool = False
-
-
 class NodesCollector:
     """Satisfies what the screen asks of a :class:`gputop.cluster.collect.Collector`. From one thread."""
 
@@ -36,7 +30,7 @@ class NodesCollector:
         """A node is asked again after ``period_s``. ``squeue`` as of the other collector."""
         self._ssh, self._limits, self._clock = ssh, limits, clock
         self._period_s, self._wait_s, self._gap_s = period_s, wait_s, max(_GAP_S, 3 * period_s)
-        self._nodes = {name: _Asked() for name in names}
+        self._nodes = {name: Watched() for name in names}
         self._wanted: SimpleQueue[str | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[str, NodeSample | NodeProblem, int]] = SimpleQueue()
         self._workers = 0

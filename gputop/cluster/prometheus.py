@@ -178,8 +178,9 @@ class Client:
         return out
 
     def _connect(self, deadline_s: float) -> Connection:
-        to = self.endpoint
+        to, context = self.endpoint, None
         path = self._tunnel.path() if self._tunnel is not None else None
+        connection = Connection(to.host, to.port, timeout=self._timeout_s)
         if to.scheme == "https":
             import ssl
 
@@ -189,15 +190,13 @@ class Client:
                 raise GputopError(f"the certificates in {self._credentials.ca} cannot be used: "
                                   f"{error.strerror or error}",
                                   "Check GPUTOP_PROMETHEUS_CA or prometheus_ca.") from error
-            secure = SecureConnection(to.host, to.port, timeout=self._timeout_s, context=context)
-            secure.bound(deadline_s, MAX_BYTES)
-            if path is not None:
-                secure.sock = context.wrap_socket(_unix_socket(path, secure.limits.left_s()), server_hostname=to.host)
-            return secure
-        plain = Connection(to.host, to.port, timeout=self._timeout_s)
+            connection = SecureConnection(to.host, to.port, timeout=self._timeout_s, context=context)
+        connection.bound(deadline_s, MAX_BYTES)
         if path is not None:
-            plain.sock = _unix_socket(path, plain.limits.left_s())
-        return plain
+            connection.sock = _unix_socket(path, connection.limits.left_s())
+            if context is not None:
+                connection.sock = context.wrap_socket(connection.sock, server_hostname=to.host)
+        return connection
 
     def _unreachable(self, error: Exception) -> GputopError:
         url = self.endpoint.url

@@ -17,10 +17,11 @@ is complete. A *subject* is what is asked for at once: a job, a node, a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
+from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.model import History
 from gputop.cluster.prometheus import QueryTooLong, Series
 from gputop.cluster.promql import FIGURE
@@ -62,14 +63,6 @@ class PastQuestion(Struct, frozen=True):
     series_id: Callable[[Mapping[str, str]], Hashable]
 
 
-class RangeClient(Protocol):
-    """Client that answers range queries."""
-
-    def range(self, figures: Mapping[str, str], begin_s: float, end_s: float, step_s: float) -> list[Series]:
-        """Raises GputopError, of which QueryTooLong if fewer subjects have a shorter query."""
-        ...
-
-
 class SeriesStore:
     """The points of series by slot, and up to which slot each subject is known."""
 
@@ -81,7 +74,7 @@ class SeriesStore:
     def __len__(self) -> int:
         return len(self._points) + len(self._known_to)
 
-    def range(self, client: RangeClient, question: PastQuestion, grid: Grid) -> bool:
+    def range(self, client: FigureClient, question: PastQuestion, grid: Grid) -> bool:
         """Ask for what is missing of this, by one question at most; whether something was. Raises GputopError."""
         self._fit(grid)
         known_to = {subject: self._known_to.get((question.topic, subject)) for subject in question.subjects}
@@ -121,7 +114,7 @@ class SeriesStore:
         self._grid = grid
 
 
-def _answer(client: RangeClient, question: PastQuestion, subjects: Sequence[Any], span: tuple[float, float, float],
+def _answer(client: FigureClient, question: PastQuestion, subjects: Sequence[Any], span: tuple[float, float, float],
             ) -> tuple[Sequence[Any], list[Series] | None]:
     """Return those of the ``subjects`` that one question has room for, and its answer; None: no label selects any of
     them. ``span``: begin, end and step. Raises GputopError."""

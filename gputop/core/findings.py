@@ -181,10 +181,6 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def collect(outcomes: Iterable[Finding | Abstained | None]) -> Advice:
     """Sort the outcomes of rules (None: judged, nothing wrong) into an :class:`Advice`."""
-    findings, abstained = [], []
-    for outcome in outcomes:
-        if isinstance(outcome, Finding):
-            findings.append(outcome)
-        elif isinstance(outcome, Abstained):
-            abstained.append(outcome)
-    return Advice(ranked(findings), tuple(abstained))
+    judged = list(outcomes)
+    return Advice(ranked(outcome for outcome in judged if isinstance(outcome, Finding)),
+                  tuple(outcome for outcome in judged if isinstance(outcome, Abstained)))

@@ -6,6 +6,7 @@ it nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -145,6 +146,16 @@ def status_fields(pid: int | str, proc: Path = Path("/proc")) -> dict[bytes, byt
     return dict(re.findall(rb"^(\w+):[ \t]*(.*)$", read(f"{proc}/{pid}/status", _STATUS_BYTES), re.MULTILINE))
 
 
+def effective_uid(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """The effective user of a process (proc_pid_status(5)); None where it is gone."""
+    with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
+        return int(status_fields(pid, proc)[b"Uid"].split()[1])
+    try:
+        return (proc / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
 def environ_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
     """The environment that a process was started with; empty where it may not be read."""
     try:
@@ -169,6 +180,12 @@ def effective_capabilities(pid: int | str, proc: Path = Path("/proc")) -> int | 
         return int(status_fields(pid, proc)[b"CapEff"], 16)
     except (OSError, KeyError, ValueError):
         return None
+
+
+def shares_root(pid: int) -> bool:
+    """Return whether a path leads a process to where it leads gputop. Raises OSError where that may not be known."""
+    process = Path(f"/proc/{pid}")
+    return (process / "ns/mnt").samefile("/proc/self/ns/mnt") and (process / "root").samefile("/")
 
 
 def pid_namespace(proc: Path = Path("/proc")) -> str:

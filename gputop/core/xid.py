@@ -105,8 +105,5 @@ _KNOWN = {
 
 def explain(number: int) -> Xid:
     """The entry of an Xid; for one that is not in the table, an entry that says so and where to look it up."""
-    entry = _KNOWN.get(number)
-    if entry is not None:
-        return entry
-    action = f"Look up the number in NVIDIA's Xid catalog: {CATALOG}."
-    return Xid(number, "an error that gputop does not know", UNKNOWN, action)
+    return _KNOWN.get(number) or Xid(number, "an error that gputop does not know", UNKNOWN,
+                                     f"Look up the number in NVIDIA's Xid catalog: {CATALOG}.")

@@ -54,8 +54,7 @@ class Announcements:
         self._socket.settimeout(timeout_s)
         with contextlib.suppress(TimeoutError, BlockingIOError):
             while True:
-                announcement = self._next()
-                if announcement is not None:
+                if (announcement := self._next()) is not None:
                     return announcement
         return None
 
@@ -67,8 +66,7 @@ class Announcements:
     def _receive(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                announcement = self._next()
-                if announcement is not None:
+                if (announcement := self._next()) is not None:
                     self._callback(announcement)
 
     def _next(self) -> Announcement | None:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import Struct
+
 from gputop.core.errors import GputopError
 from gputop.core.files import folder_of_process
 from gputop.launch import environment, remote_exec, target
@@ -34,8 +36,15 @@ def serving(pid: int) -> str | None:
     return next((server.address for server in find_servers([pid]).servers if server.pid == pid), None)
 
 
-def start_server(process: target.Target, port: int = 0) -> Announcement:
-    """Start a server; ``port`` 0 is any. Returns the announcement of a server that answers. Raises GputopError."""
+class Ready(Struct, frozen=True):
+    """A process that can be captured at ``address``; ``line`` says that in words."""
+
+    address: str
+    line: str
+
+
+def start_server(process: target.Target, port: int = 0) -> Ready:
+    """Start a server; ``port`` 0 is any. Returns that it answers. Raises GputopError."""
     token = environment.new_token()
     listen = "local" if process.same_network else "all"  # the loopback of another network is out of reach
     source = (environment.INSIDE / "gputop_serve.py").read_text()
@@ -49,15 +58,19 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
         else:
             announced = _wait_for_listener(process.pid, before)
     if announced is None:
-        raise GputopError(
-            f"Process {process.pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread runs native code "
-            "or nothing at all, not Python, or the job may not open a socket (seccomp).",
-            f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; gputop changed "
-            "nothing.")
+        raise no_answer(process.pid, ANSWER_TIMEOUT_S)
     if announced.address is None:
         raise GputopError(announced.line, "The job itself continues.")
     probe(announced.address)
-    return announced
+    return Ready(announced.address, announced.line)
+
+
+def no_answer(pid: int, waited_s: float) -> GputopError:
+    """The error of a process that has not run what it was requested to."""
+    return GputopError(
+        f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or nothing at all, "
+        "not Python, or the job may not open a socket (seccomp).",
+        f"py-spy dump --pid {pid} shows where it is. The request is no longer valid; gputop changed nothing.")
 
 
 def silent_text(source: str, name: str) -> str:

@@ -74,10 +74,7 @@ def launch_warning(argv: Sequence[str], file: str) -> str | None:
     if name in _DROPS_ENVIRONMENT or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):
         return (f"{name} does not pass its environment on, so no profiler server may start in the job. "
                 f"Put gputop run inside: {name} … gputop run --headless -- python …")
-    words = list(argv)
-    if not _PYTHON.fullmatch(name):
-        words = _shebang(file)
-    option = _option_ignoring_pythonpath(words)
+    option = _option_ignoring_pythonpath(argv if _PYTHON.fullmatch(name) else _shebang(file))
     if option is None:
         return None
     return (f"Python's {option} ignores the environment, so no profiler server will start in the job. Leave the option "

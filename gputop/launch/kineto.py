@@ -14,7 +14,7 @@ from typing import Any
 from gputop.core.codec import parse
 from gputop.core.errors import GputopError
 from gputop.launch import environment, target
-from gputop.launch.attach import ANSWER_TIMEOUT_S, running_in, silent_text
+from gputop.launch.attach import ANSWER_TIMEOUT_S, no_answer, running_in, silent_text
 from gputop.profiler.kineto import clients, daemon
 from gputop.profiler.kineto.clients import Client
 from gputop.profiler.kineto.folder import SocketFolder, sweep
@@ -98,10 +98,7 @@ def _inject(process: target.Target, folder: SocketFolder, function: str, stop: t
         return
     if stop.is_set():
         raise GputopError("the capture was stopped", "The request is no longer valid once 30 s have passed.")
-    raise GputopError(
-        f"Process {process.pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread runs native code or "
-        "nothing at all, not Python, or the job may not open a socket (seccomp).",
-        f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; gputop changed nothing.")
+    raise no_answer(process.pid, ANSWER_TIMEOUT_S)
 
 
 def source_of(call: str) -> str:

@@ -89,7 +89,7 @@ def slot_at(memory: int, runtime: int) -> Slot | None:
     thread = _word(memory, interpreter + offsets[_THREADS_MAIN]) if interpreter else 0
     if not thread:
         raise GputopError("the job's interpreter is starting or ending", "Try again if the process is still there.")
-    if not _flag(memory, interpreter + enabled):
+    if not _word(memory, interpreter + enabled, 4):
         raise GputopError("Python's remote execution is switched off in the job (PYTHON_DISABLE_REMOTE_DEBUG or "
                           "-X disable-remote-debug)", "Restart the job with gputop run.")
     slot = Slot(thread + support + path, path_bytes, thread + support + pending, thread + eval_breaker)
@@ -104,7 +104,7 @@ def request(memory: int, slot: Slot, script: Path) -> None:
     if len(path) > slot.path_bytes:
         raise GputopError(f"{script} is too long a path for Python's remote execution", "")
     try:
-        if _flag(memory, slot.pending):
+        if _word(memory, slot.pending, 4):
             raise GputopError("another tool's request is waiting in the job", "Try again when that request is done.")
         os.pwrite(memory, path, slot.path)
         os.pwrite(memory, struct.pack("<i", 1), slot.pending)
@@ -132,9 +132,5 @@ def _read(memory: int, address: int, size: int) -> bytes:
     return data
 
 
-def _word(memory: int, address: int) -> int:
-    return int.from_bytes(_read(memory, address, 8), "little")
-
-
-def _flag(memory: int, address: int) -> int:
-    return int.from_bytes(_read(memory, address, 4), "little")
+def _word(memory: int, address: int, size: int = 8) -> int:
+    return int.from_bytes(_read(memory, address, size), "little")

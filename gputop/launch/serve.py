@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from msgspec import Struct
-
-from gputop.core.errors import GputopError
 from gputop.core.framework import loaded_frameworks
 from gputop.core.proc import read_maps
 from gputop.launch import attach, kineto, target
+from gputop.launch.attach import Ready
 from gputop.text.units import printable
-
-
-class Ready(Struct, frozen=True):
-    """A process that can be captured at ``address``; ``line`` says that in words."""
-
-    address: str
-    line: str
 
 
 def is_pytorch(pid: int) -> bool:
@@ -54,7 +45,4 @@ def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = Fa
         client = kineto.switch_on(pid, stop, hold=hold, started=started)
         folder = printable(str(client.folder))
         return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} waits for gputop in {folder}")
-    announced = attach.start_server(target.examine(pid, started=started), port)
-    if announced.address is None:
-        raise GputopError(announced.line, "The job itself continues.")
-    return Ready(announced.address, announced.line)
+    return attach.start_server(target.examine(pid, started=started), port)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import COMMAND_BYTES, read, read_maps, read_stat, user_name
+from gputop.core.proc import COMMAND_BYTES, read, read_maps, read_stat, stat_of, user_name
 from gputop.profiler import sockets
 from gputop.ranks.tracing_rights import YAMA, check_rights
 from gputop.text import redaction
@@ -90,14 +90,11 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
     return Target(pid, command, uid, user, process_started, same_network)
 
 
-def check_same(process: Target, proc: Path = Path("/proc")) -> None:
+def check_same(process: Target) -> None:
     """Raises GputopError where the pid has become another process's since :func:`examine`. To be called after the
     process's memory has been opened: what is open stays the former one's."""
-    try:
-        same = read_stat(process.pid, proc).start == process.started
-    except OSError:
-        same = False
-    if not same:
+    stat = stat_of(process.pid)
+    if stat is None or stat.start != process.started:
         raise GputopError(f"process {process.pid} has ended", "Nothing was done.")
 
 

@@ -16,7 +16,7 @@ import signal
 import struct
 import sys
 import termios
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from gputop.core.codec import parse
 from gputop.core.own_program import child_command
@@ -36,16 +36,12 @@ def main() -> int:
     if child == 0:
         _resize(0, *size)
         command = child_command("gputop.__main__:command", *sys.argv[1:])
-        os.execve(command[0], command, _environment(os.environ))
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        os.execve(command[0], command, {**kept, "TERM": "xterm-256color", "COLORTERM": "truecolor"})  # of xterm.js
     _carry(child, terminal)
     os.close(terminal)  # the monitor is hung up on, should it still run
     os.waitpid(child, 0)
     return 0
-
-
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
-    return {**kept, "TERM": "xterm-256color", "COLORTERM": "truecolor"}  # of xterm.js
 
 
 def _carry(child: int, terminal: int) -> None:

@@ -44,9 +44,9 @@ def open_command(logdir: Path) -> str:
     folder = shlex.quote(str(logdir))
     if _version("xprof") is not None:
         return f"gputop xprof {folder}"
-    if _installed("xprof"):
+    if shutil.which("xprof"):
         return f"xprof --logdir {folder}"
-    if _installed("tensorboard") and _version("tensorboard-plugin-profile") is not None:
+    if shutil.which("tensorboard") and _version("tensorboard-plugin-profile") is not None:
         return f"tensorboard --logdir {folder}"
     return f"{INSTALL} && gputop xprof {folder}"
 
@@ -58,20 +58,15 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _installed(command: str) -> bool:
-    return shutil.which(command) is not None
-
-
 def serve(logdir: Path, port: int) -> int:
     """Run XProf over ``logdir`` at 127.0.0.1:``port`` until ctrl-c. Raises GputopError where it is not installed."""
     entry = next(iter(metadata.entry_points(group="console_scripts", name="xprof")), None)
     if entry is None:
         raise GputopError("XProf is not installed in gputop's environment", f"{INSTALL}; or open {logdir} with a "
-                                                                            "TensorBoard "
-                          "that has tensorboard-plugin-profile: tensorboard --logdir …")
+                          "TensorBoard that has tensorboard-plugin-profile: tensorboard --logdir …")
     if not free_port(port):
-        raise GputopError(f"port {port} is taken", "XProf may be open already. Otherwise choose another port with "
-                                                   "--port.")
+        raise GputopError(f"port {port} is taken",
+                          "XProf may be open already. Otherwise choose another port with --port.")
     start = entry.load()
     threading.Thread(target=_keep_to_loopback, args=(port,), name="gputop-loopback", daemon=True).start()
     sys.argv = ["xprof", "--logdir", str(logdir), "--port", str(port)]

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from gputop.core.errors import GputopError
 from gputop.core.files import folder_of_process, open_regular
-from gputop.core.proc import command_of, environ_of, process_ids, read_maps, stat_of, status_fields, user_name
+from gputop.core.proc import command_of, effective_uid, environ_of, process_ids, read_maps, stat_of, user_name
 from gputop.profiler import sockets
 from gputop.profiler.sockets import Listener
 from gputop.profiler.xprof.probe import check_http2, probe
@@ -140,7 +140,13 @@ class Finder:
         self._sockets: dict[Listener, _SocketState] = {}
 
     def find(self, pids: Iterable[int] | None = None) -> Discovery:
-        """See :func:`find_servers`."""
+        """The profiler servers of the given processes and their children, or (None) of all
+        processes that may be looked at and have TensorFlow, JAX or CUDA mapped.
+
+        gputop's own process is left out. Blocks for up to some seconds where a new port does not answer; otherwise
+        cheap enough to be called every few seconds from a background thread. What it cannot read is in the notes and
+        raises nothing.
+        """
         with self._lock:
             wanted = None if pids is None else sockets.with_children(self._proc, pids) - {os.getpid()}
             listening, notes = self._listening(wanted)
@@ -193,7 +199,7 @@ class Finder:
         of_users: dict[int | None, list[Listener]] = {}
         for listener in sorted(listening, key=lambda listener: -self._sockets[listener].attempts_left):
             if self._may_train(self._sockets[listener], named, libraries_of):
-                of_users.setdefault(_effective_uid(self._proc, self._sockets[listener].holders[0]), []).append(listener)
+                of_users.setdefault(effective_uid(self._sockets[listener].holders[0], self._proc), []).append(listener)
         own_first = sorted(of_users, key=lambda uid: uid != os.geteuid())
         in_turn = itertools.chain.from_iterable(itertools.zip_longest(*(of_users[uid] for uid in own_first)))
         asked = list(itertools.islice(filter(None, in_turn), _PROBES_A_SEARCH))
@@ -235,7 +241,7 @@ class Finder:
                 continue
             state.server = ProfilerServer(
                 address, pid, self._user(pid), command_of(pid, self._proc), state.framework, state.version,
-                rank_of(environ_of(pid, self._proc)), _effective_uid(self._proc, pid))
+                rank_of(environ_of(pid, self._proc)), effective_uid(pid, self._proc))
             state.note = None
             return
         if hosts is not _OWN_HOSTS and state.relevant:
@@ -306,7 +312,7 @@ class Finder:
         return sum(any(_greets(f"{host}:{port}") for host in hosts) for port in ports)
 
     def _user(self, pid: int) -> str | None:
-        uid = _effective_uid(self._proc, pid)
+        uid = effective_uid(pid, self._proc)
         return None if uid is None else user_name(uid)
 
 
@@ -353,7 +359,7 @@ class TrainingProcesses:
         settled: dict[tuple[int, int], bool] = {}
         training: dict[int, int] = {}  # PID → its parent's
         for pid in process_ids(self._proc):
-            if pid == os.getpid() or _effective_uid(self._proc, pid) != os.geteuid():
+            if pid == os.getpid() or effective_uid(pid, self._proc) != os.geteuid():
                 continue
             stat = stat_of(pid, self._proc)
             if stat is None:
@@ -376,7 +382,7 @@ def _mapped_libraries(proc: Path, pid: int) -> list[str] | None:
     except OSError:
         return None
     libraries = [path for path in paths if _package_of(path) is not None]
-    if not libraries or _effective_uid(proc, pid) == os.geteuid():
+    if not libraries or effective_uid(pid, proc) == os.geteuid():
         return libraries
     return [path for path in libraries[:_MAX_LIBRARIES] if _is_library(proc, pid, Path(path))]
 
@@ -405,30 +411,5 @@ def _is_library(proc: Path, pid: int, path: Path) -> bool:
     return header.startswith(_ELF) and int.from_bytes(header[16:18], "little") == _ELF_SHARED
 
 
-def _effective_uid(proc: Path, pid: int) -> int | None:
-    """The effective user of a process (proc_pid_status(5)); None where it is gone."""
-    with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
-        return int(status_fields(pid, proc)[b"Uid"].split()[1])
-    try:
-        return (proc / str(pid)).stat().st_uid
-    except OSError:
-        return None
-
-
 _finder = Finder()
-
-
-def find_servers(pids: Iterable[int] | None = None) -> Discovery:
-    """The profiler servers of the given processes and their children, or (None) of all
-    processes that may be looked at and have TensorFlow, JAX or CUDA mapped.
-
-    gputop's own process is left out. Blocks for up to some seconds where a new port does not answer; otherwise cheap
-    enough to be called every few seconds from a background thread. What it cannot read is in the notes and raises
-    nothing.
-    """
-    return _finder.find(pids)
-
-
-def crash_risk(pids: Iterable[int]) -> str | None:
-    """See :meth:`Finder.crash_risk`."""
-    return _finder.crash_risk(pids)
+find_servers, crash_risk = _finder.find, _finder.crash_risk

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import BinaryIO
 
@@ -73,18 +74,15 @@ class Recording:
         self._decoder = Decoder()
         self._at = -1  # the sample the decoder stands at
         self._next = 0  # where the record after that one begins
-        self._file: BinaryIO | None = None
-        try:
-            self._file = open_regular(path)
-            self._check_header()
-            self._scan()
-        except OSError as error:
-            self.close()
-            raise GputopError(f"cannot read {path}: {error.strerror or error}",
-                              "Give a file that `gputop record -o FILE` has written.") from error
-        except GputopError:
-            self.close()
-            raise
+        with contextlib.ExitStack() as opened:
+            try:
+                self._file: BinaryIO = opened.enter_context(open_regular(path))
+                self._check_header()
+                self._scan()
+            except OSError as error:
+                raise GputopError(f"cannot read {path}: {error.strerror or error}",
+                                  "Give a file that `gputop record -o FILE` has written.") from error
+            opened.pop_all()
 
     def __len__(self) -> int:
         return len(self.times_s)
@@ -96,9 +94,7 @@ class Recording:
         self.close()
 
     def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        self._file.close()
 
     def index_at(self, time_s: float) -> int:
         """The last sample at or before ``time_s``, the first where there is none."""
@@ -112,7 +108,7 @@ class Recording:
         segment = self._segments[index]
         try:
             if self._at < 0 or index < self._at or self._segments[self._at] != segment:
-                self._decoder, self._at, self._next = Decoder(), self._first_of(index) - 1, segment
+                self._decoder, self._at, self._next = Decoder(), bisect_left(self._segments, segment) - 1, segment
             while self._at < index:
                 self._advance()
             return self._decoder.sample()
@@ -123,13 +119,6 @@ class Recording:
                               ) from error
 
     # -- records ------------------------------------------------------------------------------
-
-    def _first_of(self, index: int) -> int:
-        """The first sample of the segment that ``index`` lies in."""
-        segment = self._segments[index]
-        while index > 0 and self._segments[index - 1] == segment:
-            index -= 1
-        return index
 
     def _advance(self) -> None:
         """Bring the decoder to its next sample."""
@@ -144,12 +133,10 @@ class Recording:
 
     def _read(self, offset: int) -> tuple[int, bytes, int]:
         """Kind and payload of the record at ``offset``, and where the next one begins. Raises Damaged."""
-        assert self._file is not None
         self._file.seek(offset)
         return self._read_here(offset)
 
     def _read_here(self, offset: int) -> tuple[int, bytes, int]:
-        assert self._file is not None
         head = self._file.read(RECORD.size)
         if len(head) < RECORD.size:
             raise Damaged("it ends inside a record" if head else "it ends")
@@ -164,7 +151,6 @@ class Recording:
         return kind, payload, offset + RECORD.size + length
 
     def _check_header(self) -> None:
-        assert self._file is not None
         raw = self._file.read(HEADER.size)
         if raw[:8] != MAGIC[:len(raw)]:
             raise GputopError(f"{self.path} is not a gputop recording",
@@ -183,7 +169,6 @@ class Recording:
 
     def _scan(self) -> None:
         """Find all samples. Behind damage it goes on at the next segment."""
-        assert self._file is not None
         size = self._file.seek(0, 2)
         offset = self._file.seek(HEADER.size)
         segment, damaged = -1, 0
@@ -226,7 +211,6 @@ class Recording:
 
     def _find_segment(self, offset: int) -> int | None:
         """Return where the next whole SEGMENT record begins."""
-        assert self._file is not None
         self._file.seek(offset)
         kept, size = b"", _FIRST_CHUNK_BYTES  # mostly it is near
         while chunk := self._file.read(size):

@@ -38,13 +38,11 @@ class _Window:
         self._node: Node | None = None
 
     def until(self, node: Node, end_ns: int) -> tuple[int, int]:
-        if not self._end or node is not self._node:
+        if not self._end or node is not self._node or end_ns < self._end:  # the last: the clock was set back
             self._node = node
             self._start, self._end = end_ns - _FIRST_WINDOW_NS, end_ns
         elif end_ns - self._end >= _SHORTEST_WINDOW_NS:
             self._start, self._end = self._end, end_ns
-        elif end_ns < self._end:  # the clock was set back
-            self._start, self._end = end_ns - _FIRST_WINDOW_NS, end_ns
         return self._start, self._end
 
 
@@ -102,7 +100,7 @@ class SimulatedSource:
         self._wanted = gpus
         self._clock = clock
         self._running: tuple[Node, int] | None = None  # and the Unix time of its loop's start, ns
-        self._gpus: tuple[_SimulatedGpu, ...] = ()
+        self.gpus: tuple[_SimulatedGpu, ...] = ()
         self._host: _SimulatedHost | None = None
         self._server_lock = threading.Lock()
         self._server: SimulatedProfilerServer | None = None
@@ -114,7 +112,7 @@ class SimulatedSource:
 
     def open(self) -> None:
         node, _ = self._running = self._running or self._started()  # opened again, the job goes on
-        self._gpus = tuple(_SimulatedGpu(self, info) for info in select_gpus(self._wanted, node.infos))
+        self.gpus = tuple(_SimulatedGpu(self, info) for info in select_gpus(self._wanted, node.infos))
         self._host = _SimulatedHost(self)
 
     def _started(self) -> tuple[Node, int]:
@@ -168,14 +166,6 @@ class SimulatedSource:
         return node, max(int(now_s * 1e9) - origin_ns, 2 * _FIRST_WINDOW_NS)
 
     @property
-    def infos(self) -> Sequence[GpuInfo]:
-        return [gpu.info for gpu in self._gpus]
-
-    @property
-    def gpus(self) -> Sequence[_SimulatedGpu]:
-        return self._gpus
-
-    @property
     def gpus_present(self) -> int | None:
         """Number of the node's GPUs, those that ``gpus`` leaves out included; None before ``open``."""
         return None if self._running is None else len(self._running[0].infos)
@@ -194,7 +184,7 @@ class SimulatedSource:
             time_s = now_s - i * step_s
             node, end_ns = self.at(time_s)
             start_ns = max(end_ns - int(step_s * 1e9), 0)
-            sample = node.sample([gpu.info.index for gpu in self._gpus], start_ns, end_ns, time_s, self.label)
+            sample = node.sample([gpu.info.index for gpu in self.gpus], start_ns, end_ns, time_s, self.label)
             yield replace(sample, gpus_present=self.gpus_present)
 
     def profiler_endpoints(self) -> Mapping[str, str]:

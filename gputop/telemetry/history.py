@@ -59,7 +59,7 @@ class History:
 
     ``metrics`` are the ids kept, ``raw_samples`` the number of single samples kept, ``tiers``
     pairs of slice length in seconds and number of slices, finest first. A GPU is addressed by
-    its uuid or its index in :attr:`uuids`; one that was never seen has no readings.
+    its uuid; one that was never seen has no readings.
 
     A missing reading is NaN, never 0. When the clock is set back, samples later than the new
     time are dropped.
@@ -185,20 +185,7 @@ class History:
         """All GPUs ever seen, in the order of their first appearance."""
         return tuple(self._slots)
 
-    @property
-    def gpu_count(self) -> int:
-        return len(self._slots)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """The most memory the GPUs seen so far can take."""
-        return sum(rings.reserved_bytes for rings in self._rings)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return self._columns.ids
-
-    def lane(self, gpu: int | str, metric: str, *, end_s: float, slice_s: float, slices: int,
+    def lane(self, gpu: str, metric: str, *, end_s: float, slice_s: float, slices: int,
              full_scale: float | None = None) -> Lane:
         """``slices`` slices of ``slice_s`` seconds; the last one holds the moment just before ``end_s``.
 
@@ -213,20 +200,20 @@ class History:
             raise ValueError(f"cannot cut history into {slices} slices of {slice_s} s")
         column = self._column[metric]
         grid = Grid.ending(end_s, slice_s, slices)
-        slot = self._find(gpu)
+        slot = self._slots.get(gpu)
         if slot is None:
-            return _empty_lane(grid)
+            return lane_of(grid, [[]] * slices, None)
         with self._lock:
             return slot.rings.lane(slot.gpu, column, grid, full_scale)
 
-    def window(self, gpu: int | str, metric: str, seconds: float, *,
+    def window(self, gpu: str, metric: str, seconds: float, *,
                end_s: float | None = None) -> tuple[Series, Series]:
         """Times and readings of the single samples in the ``seconds`` before ``end_s`` (default: the newest).
 
         Copies. NaN where a sample had no reading; shorter where single samples are no longer kept.
         """
         column = self._column[metric]
-        slot = self._find(gpu)
+        slot = self._slots.get(gpu)
         if slot is None or self.newest_s is None:
             return [], []
         end_s = self.newest_s if end_s is None else end_s
@@ -294,14 +281,14 @@ class History:
                     break
                 if i < slices and point.cpu_ratio is not None:
                     values[i].append(point.cpu_ratio)
-        return lane_of(grid, values)
+        return lane_of(grid, values, 1.0)
 
-    def clock_event_share(self, gpu: int | str, reasons: Sequence[str], seconds: float) -> float | None:
+    def clock_event_share(self, gpu: str, reasons: Sequence[str], seconds: float) -> float | None:
         """Share of the last ``seconds``' samples in which any of these clock event reasons was active.
 
         None where the reasons could not be read in that time.
         """
-        slot = self._find(gpu)
+        slot = self._slots.get(gpu)
         if slot is None or self.newest_s is None:
             return None
         with self._lock:
@@ -311,29 +298,17 @@ class History:
         # Unknown flags are 0; the others have few values.
         return sum(flags.count(active) for active in set(flags) if active & wanted) / judged if judged else None
 
-    def held_since(self, gpu: int | str, pid: int | None) -> float | None:
+    def held_since(self, gpu: str, pid: int | None) -> float | None:
         """Unix time since which compute process ``pid`` has been on this GPU without a break.
 
         ``pid`` None: since when no compute process has been there. None where that is not the case now.
         """
-        uuid = self._uuid(gpu)
         with self._lock:
-            return self._held_since.get(uuid, {}).get(pid) if uuid is not None else None
+            return self._held_since.get(gpu, {}).get(pid)
 
-    def last_ok_s(self, gpu: int | str) -> float | None:
+    def last_ok_s(self, gpu: str) -> float | None:
         """Unix time of the GPU's last good sample; None if it had none."""
-        uuid = self._uuid(gpu)
-        return self._last_ok_s.get(uuid) if uuid is not None else None
-
-    def _uuid(self, gpu: int | str) -> str | None:
-        if isinstance(gpu, str):
-            return gpu
-        uuids = self.uuids
-        return uuids[gpu] if 0 <= gpu < len(uuids) else None
-
-    def _find(self, gpu: int | str) -> _RingSlot | None:
-        uuid = self._uuid(gpu)
-        return self._slots.get(uuid) if uuid is not None else None
+        return self._last_ok_s.get(gpu)
 
 
 def _numbers(readings: Mapping[str, Reading], ids: Sequence[str]) -> Series:
@@ -344,12 +319,6 @@ def _numbers(readings: Mapping[str, Reading], ids: Sequence[str]) -> Series:
         value = None if reading is None else reading.value
         out.append(value if value is not None and -_LARGEST < value < _LARGEST else math.nan)
     return out
-
-
-def _empty_lane(grid: Grid) -> Lane:
-    nothing = [math.nan] * grid.slices
-    return Lane(grid.starts_s(), [0] * grid.slices, nothing, nothing, nothing, [[0.0] * LEVELS] * grid.slices,
-                None, 0.0)
 
 
 def _adapters(host: HostSample) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:

@@ -103,12 +103,12 @@ class _Table:
 
     def __init__(self, rows: int, width: int, code: Literal["d", "f", "H", "I"]) -> None:
         self.width, self._code = width, code
-        self.nbytes = rows * width * array(code).itemsize
-        memory = mmap.mmap(-1, max(mmap.PAGESIZE, self.nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        nbytes = rows * width * array(code).itemsize
+        memory = mmap.mmap(-1, max(mmap.PAGESIZE, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without huge pages does not know the advice
             # One row written here and there would take 2 MB each, 30 MB at the first sample.
             memory.madvise(mmap.MADV_NOHUGEPAGE)
-        self.cells: memoryview[Any] = memoryview(memory)[:self.nbytes].cast(code)
+        self.cells: memoryview[Any] = memoryview(memory)[:nbytes].cast(code)
 
     def __getitem__(self, row: int) -> Sequence[float]:
         return self.cells[row * self.width: (row + 1) * self.width].tolist()
@@ -123,11 +123,6 @@ class _Table:
         for a, b in parts:
             out += self.cells[a * width + column: b * width: width].tolist()
         return out
-
-
-def _nbytes(ring: SampleRing | Tier) -> int:
-    """Bytes of all tables of a ring."""
-    return sum(table.nbytes for table in vars(ring).values() if isinstance(table, _Table))
 
 
 class _Addend(Struct, frozen=True):
@@ -208,7 +203,6 @@ class SampleRing:
         self._values = _Table(size, gpus * len(columns.ids), "f")
         self._scales = _Table(size, gpus * len(columns.scale_ids), "f")
         self._flags = _Table(size, gpus, "I")
-        self.nbytes = _nbytes(self)
 
     def append(self, time_s: float, values: Sequence[float], scales: Sequence[float], flags: Sequence[int]) -> None:
         """Add a sample that is not older than the newest, see :meth:`Rings.append`."""
@@ -288,19 +282,12 @@ class SampleRing:
                 slices[slice_index].append(value)
                 slice_scales[slice_index].append(scale)
 
-        high = [max(one, default=math.nan) for one in slices]
-        if column < len(constants):
-            mean_scale: float | None = constants[column]
-        elif own_scale:
+        if own_scale:
             present = [scale for scale in chain.from_iterable(slice_scales) if scale == scale]
-            mean_scale = math.fsum(present) / len(present) if present else None
-        else:
-            mean_scale = full_scale or _largest(high)
-        if not own_scale:
-            slice_scales = [[mean_scale or 1.0] * len(one) for one in slices]  # without a scale all values are zero
-        return Lane(grid.starts_s(), [*map(len, slices)], [sum(one) / len(one) if one else math.nan for one in slices],
-                    [min(one, default=math.nan) for one in slices], high,
-                    [_histogram(one, scale) for one, scale in zip(slices, slice_scales, strict=True)], mean_scale, 0.0)
+            return lane_of(grid, slices, math.fsum(present) / len(present) if present else None, slice_scales)
+        if column < len(constants):
+            return lane_of(grid, slices, constants[column])
+        return lane_of(grid, slices, full_scale or _largest([*chain.from_iterable(slices)]))
 
 
 class Tier:
@@ -319,7 +306,6 @@ class Tier:
         self._max = _Table(rows, width, "f")
         self._levels = _Table(rows, gpus * columns.histogram_columns * LEVELS, "H")
         self._scale_sum = _Table(rows, gpus * len(columns.scale_ids), "f")
-        self.nbytes = _nbytes(self) + 8 * rows
 
     def reach_s(self, newest_s: float) -> float:
         """The time from which on the tier is complete, if the newest sample is of ``newest_s``."""
@@ -452,11 +438,6 @@ class Rings:
         self._tiers = [Tier(slice_s, rows, gpus, columns) for slice_s, rows in tiers]
         self._lagging = 0  # of the single samples the newest ones, which the finest tier does not hold yet
 
-    @property
-    def reserved_bytes(self) -> int:
-        """The most memory it can take."""
-        return self.samples.nbytes + sum(tier.nbytes for tier in self._tiers)
-
     # -- writing ------------------------------------------------------------------------------
 
     def append(self, time_s: float, values: Sequence[float], scales: Sequence[float], flags: Sequence[int]) -> None:
@@ -539,14 +520,17 @@ class Rings:
         return tier.lane(gpu, column, grid, full_scale, (self.first_s, self.newest_s))
 
 
-def lane_of(grid: Grid, values: Sequence[Series]) -> Lane:
-    """The lane of single readings of a ratio, those of each slice of the grid."""
-    nothing = math.nan
-    mean = [sum(readings) / len(readings) if readings else nothing for readings in values]
-    return Lane(grid.starts_s(), [len(readings) for readings in values], mean,
-                [min(readings, default=nothing) for readings in values],
-                [max(readings, default=nothing) for readings in values],
-                [_histogram(readings, [1.0] * len(readings)) for readings in values], 1.0, 0.0)
+def lane_of(grid: Grid, values: Sequence[Series], full_scale: float | None,
+            scales: Sequence[Series] | None = None) -> Lane:
+    """The lane of single readings, those of each slice of the grid; ``scales``: of each reading, if they differ."""
+    if scales is None:
+        scales = [[full_scale or 1.0] * len(readings) for readings in values]  # without a scale all values are zero
+    return Lane(grid.starts_s(), [len(readings) for readings in values],
+                [sum(readings) / len(readings) if readings else math.nan for readings in values],
+                [min(readings, default=math.nan) for readings in values],
+                [max(readings, default=math.nan) for readings in values],
+                [_histogram(readings, of_slice) for readings, of_slice in zip(values, scales, strict=True)],
+                full_scale, 0.0)
 
 
 def _largest(values: Sequence[float]) -> float | None:

@@ -67,9 +67,7 @@ def _datagram(_: Path, data: bytes) -> None:
     if message is None:
         return
     assert protocol.encode(message.type, message.body)[40:] == message.body
-    poll = protocol.poll_in(message)
-    if poll is not None:
-        assert len(poll.pids) <= 64
+    protocol.takes_config(message)
     report = read_report(message.body, _TOKEN)
     if report is not None:
         console.say(console.one_line(" ".join(report)))

@@ -102,7 +102,7 @@ def _status(folder: Path, data: bytes) -> None:
     proc_files.parse_stat(data)
     proc_files.parse_io(data)
     _printed(proc_files.parse_status(data).cpus)
-    discovery._effective_uid(proc, 7)
+    discovery.effective_uid(7, proc)
     TrainingProcesses(proc).find()
 
 

@@ -107,7 +107,7 @@ def test_each_user_has_a_turn_and_gputops_own_first(monkeypatch):
     listening = {Listener(port, port, 1): ["127.0.0.1"] for own in ports.values() for port in own}
     pids = {port: pid for pid, own in ports.items() for port in own}
     finder._sockets = {listener: discovery._SocketState((pids[listener.port],)) for listener in listening}
-    monkeypatch.setattr(discovery, "_effective_uid", lambda proc, pid: {7: 4242, 8: 4343, 9: os.geteuid()}[pid])
+    monkeypatch.setattr(discovery, "effective_uid", lambda pid, proc: {7: 4242, 8: 4343, 9: os.geteuid()}[pid])
     monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: ["/x/tensorflow/a.so"])
     asked: list[str] = []
     monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
@@ -554,7 +554,7 @@ def test_a_forked_worker_of_a_job_is_no_job_and_neither_is_one_of_another_user(p
     stat = stat_of(78, proc)
     assert stat is not None and stat.parent == 77
     assert TrainingProcesses(proc).find() == (77,)
-    monkeypatch.setattr(discovery, "_effective_uid", lambda _proc, _pid: os.geteuid() + 1)
+    monkeypatch.setattr(discovery, "effective_uid", lambda _pid, _proc: os.geteuid() + 1)
     assert TrainingProcesses(proc).find() == ()
 
 
@@ -582,7 +582,7 @@ def test_a_file_that_is_only_named_like_a_library_or_mapped_as_data_is_no_job(pr
     (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\0", True), (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\0", False),
     (b"", False), (None, False), ("link", False), ("pipe", False)])
 def test_of_another_user_s_process_the_library_itself_is_looked_at(proc, content, job, monkeypatch):
-    monkeypatch.setattr(discovery, "_effective_uid", lambda _proc, _pid: os.geteuid() + 1)
+    monkeypatch.setattr(discovery, "effective_uid", lambda _pid, _proc: os.geteuid() + 1)
     library = proc / "77" / "root" / "usr/lib/python3/dist-packages/tensorflow/libtensorflow_cc.so.2"
     library.parent.mkdir(parents=True)
     if content == "link":
@@ -607,7 +607,7 @@ def test_a_server_of_another_user_is_marked(monkeypatch):
 def test_the_user_of_a_server_is_the_effective_one(tmp_path):
     with subprocess.Popen(["sleep", "60"], user=12345) as running:
         try:
-            assert discovery._effective_uid(Path("/proc"), running.pid) == 12345
+            assert discovery.effective_uid(running.pid) == 12345
         finally:
             running.kill()
 
@@ -721,7 +721,7 @@ def test_of_another_users_process_few_files_are_opened(tmp_path, monkeypatch):
     lines = (f"7f00-7f01 r-xp 0000 08:01 1   /x/tensorflow/{i}.so\n" for i in range(5000))
     (tmp_path / "7" / "maps").write_text("".join(lines))
     opened: list[Path] = []
-    monkeypatch.setattr(discovery, "_effective_uid", lambda proc, pid: os.geteuid() + 1)
+    monkeypatch.setattr(discovery, "effective_uid", lambda pid, proc: os.geteuid() + 1)
     monkeypatch.setattr(discovery, "_is_library", lambda proc, pid, path: opened.append(path) or False)
     assert discovery.is_training(7, tmp_path) is False and len(opened) == 64
 

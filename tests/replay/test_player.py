@@ -197,7 +197,7 @@ def test_going_back_forgets_what_comes_later(tmp_path: Path) -> None:
     while shown.get(timeout=DEADLINE_S) != 40.0:
         pass
     assert session.feed.history is not None and session.feed.history.newest_s == START_S + 40
-    times, _ = session.feed.history.window(0, "sm_active", 1000.0)
+    times, _ = session.feed.history.window(session.feed.history.uuids[0], "sm_active", 1000.0)
     assert times[-1] == START_S + 40 and len(times) == 41
     session.close()
 

@@ -18,7 +18,8 @@ assert {{"gputop.advice.live.activity", "gputop.advice.live.user_rules"}} < sys.
 from gputop.telemetry.step_period import estimate_step_period
 found = estimate_step_period(session.feed.history)
 assert found.reason or found.period_s
-assert session.feed.history.lane(0, "sm_active", end_s=session.feed.sample.time_s, slice_s=5.0, slices=10).count
+sample, history = session.feed.sample, session.feed.history
+assert history.lane(history.uuids[0], "sm_active", end_s=sample.time_s, slice_s=5.0, slices=10).count
 sys.exit(f"imported: {{large}}" if (large := [m for m in {_LARGE} if m in sys.modules]) else 0)
 """
 

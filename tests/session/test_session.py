@@ -130,7 +130,8 @@ def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     session.feed.on_backfill(backfill)
     assert session.feed.sample is second and session.feed.history is not None
     assert session.feed.history.newest_s == second.time_s  # a sample later than the first is no backfill
-    lane = session.feed.history.lane(0, "sm_active", end_s=second.time_s + 1, slice_s=1.0, slices=6)
+    lane = session.feed.history.lane(second.gpus[0].info.uuid, "sm_active", end_s=second.time_s + 1, slice_s=1.0,
+                                     slices=6)
     assert [int(n) for n in lane.count] == [0, 1, 1, 1, 1, 1]
     assert changes == ["sample"] * 3
 

@@ -110,4 +110,3 @@ def test_the_finest_tier_is_written_only_where_the_samples_do_not_reach_as_far()
     assert [math.isnan(mean) for mean in slow._tiers[0].means(0, range(1000, 1040))[0]] == [True] * 40
     assert slow.tier_means(0, 1.0, range(1000, 1040))[0] == [0.5] * 40, "it catches up when it is asked for"
     assert slow._lagging == 0
-    assert slow.reserved_bytes == slow.samples.nbytes + sum(tier.nbytes for tier in slow._tiers)

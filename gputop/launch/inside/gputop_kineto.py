@@ -35,7 +35,7 @@ _kept: list[object] = []  # what Python may call later
 BASE_CONFIG = "ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"  # kineto polls every 5 s otherwise
 # They import torch as well, and train nothing.
 _LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
-_LAUNCHER_WORDS = 8
+_LAUNCHER_WORDS = 8  # of the command line: as far as a launcher's name may stand there
 
 
 def variables(folder: str) -> dict[str, str]:
@@ -127,7 +127,8 @@ def listen(claimed: Any, announce: Any) -> None:
     With a GPU it is done once the job itself uses CUDA: kineto counts the devices, and that would fix which ones are
     visible, and keep children that are forked from using them.
     """
-    if os.environ.get(_FLAG) or _LAUNCHERS & {word.rpartition("/")[2] for word in _command()} or not claimed():
+    first_words = list(getattr(sys, "orig_argv", sys.argv))[:_LAUNCHER_WORDS]
+    if os.environ.get(_FLAG) or _LAUNCHERS & {word.rpartition("/")[2] for word in first_words} or not claimed():
         return
     torch = sys.modules["torch"]
     if not _cuda_untouched(torch):
@@ -179,11 +180,6 @@ def _listen_in_new_folder(announce: Any) -> None:
     announce(version)
 
 
-def _command() -> list[str]:
-    """The first words of the command line, as far as a launcher's name may stand there."""
-    return list(getattr(sys, "orig_argv", sys.argv))[:_LAUNCHER_WORDS]
-
-
 def _remove(folder: str) -> None:
     """Remove the folder of this process's socket."""
     try:
@@ -230,11 +226,7 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
     finally:
         for name, value in before.items():
             if name == _FLAG or not done:
-                _restore(name, value)
-
-
-def _restore(name: str, value: Any) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -20,7 +20,6 @@ import socket
 import struct
 import sys
 import time
-from typing import Any
 
 _RANKS = ("LOCAL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -44,7 +43,10 @@ def serve(framework: str, token: str = "", port: int | None = None, listen: str 
         wanted = _wanted_port() if port is None else port
         chosen = free_port(wanted) or free_port(0)
         module = sys.modules[framework]
-        (_start_jax if framework == "jax" else _start_tensorflow)(module, chosen)
+        if framework == "jax":
+            _start_jax(chosen)
+        else:
+            module.profiler.experimental.server.start(chosen)
         listening = listening_sockets(chosen)
         if not listening:
             raise RuntimeError(f"it does not listen on port {chosen}")
@@ -78,11 +80,7 @@ def serve_now(token: str, port: int, listen: str, until_s: float) -> None:
         serve(framework, token, port, listen)
 
 
-def _start_tensorflow(module: Any, port: int) -> None:
-    module.profiler.experimental.server.start(port)
-
-
-def _start_jax(_module: Any, port: int) -> None:
+def _start_jax(port: int) -> None:
     # Not jax.profiler.start_server: it initializes the devices, too early for jax.distributed.initialize(),
     # and allows one server, which is to be the job's own should it start one.
     try:

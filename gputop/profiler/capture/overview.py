@@ -64,6 +64,9 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
 def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path,
                   most_events: float) -> None:
     """Raises GputopError where a part cannot be recorded; those before it are kept."""
+    def as_overview(progress: Progress) -> Progress:  # whatever the part's phase
+        return Progress("overview", min(chosen.overview_s, made.seconds + progress.elapsed_s), chosen.overview_s)
+
     assert chosen.probe is not None
     rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds
     grown = watch.memory.growth or 0
@@ -75,7 +78,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
         part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
         limits = replace(watch.limits, after_s=watch.limits.after_s - chosen.chosen_s - made.seconds)
         guard = MemoryGrowthGuard(replace(watch, limits=limits), threading.Event(), before=grown,
-                                  label=_Label(made.seconds, chosen.overview_s))
+                                  label=as_overview)
         result = recorder.record(Recording(part_s, scratch, overview=True), guard, guard.halt)
         if not result.path.is_relative_to(scratch):
             shutil.rmtree(result.path.parents[3], ignore_errors=True)
@@ -90,16 +93,6 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
         if guard.ended is not None:
             made.why_ended = f"the job's memory had grown by {size(guard.ended[1])}"
             return
-
-
-class _Label(Struct, frozen=True):
-    """Reports a part's progress, whatever its phase, as that of the overview."""
-
-    done_s: float
-    of_s: float
-
-    def __call__(self, progress: Progress) -> Progress:
-        return Progress("overview", min(self.of_s, self.done_s + progress.elapsed_s), self.of_s)
 
 
 def _counted(recorder: Recorder, path: Path) -> int:

@@ -15,12 +15,11 @@ import ctypes
 import errno
 import os
 import platform
-import threading
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from gputop.core.proc import status_fields
+from gputop.core.proc import shares_root, status_fields
 
 T = TypeVar("T")
 _CLONE_FS = 0x200  # linux/sched.h
@@ -31,7 +30,7 @@ _SETGROUPS = {"x86_64": 116, "aarch64": 159}  # of asm/unistd.h: the C library's
 def run(pid: int, uid: int, call: Callable[[], T]) -> T:
     """Return the result of ``call`` where paths are those of process ``pid`` of ``uid``, with its file rights. Raises
     what ``call`` raises, and OSError."""
-    return _in_thread(pid, uid, call, elsewhere=not _shares_root(pid), capable=False)
+    return _in_thread(pid, uid, call, elsewhere=not shares_root(pid), capable=False)
 
 
 def with_rights(pid: int, uid: int, call: Callable[[], T]) -> T:
@@ -44,29 +43,20 @@ def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool, ca
     other_user = uid != os.geteuid()
     if not elsewhere and not other_user:
         return call()
-    results: list[T] = []
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            gid, groups = _groups(pid, uid) if other_user else (0, [])
-            if elsewhere:
-                _unshare_file_system()
-                os.chroot(f"/proc/{pid}/root")
-            if other_user:
-                _take_file_rights(uid, gid, groups)
-            if not capable:
-                _drop_capabilities()
-            results.append(call())
-        except BaseException as error:  # noqa: BLE001  raised below
-            failures.append(error)
+    def work() -> T:
+        gid, groups = _groups(pid, uid) if other_user else (0, [])
+        if elsewhere:
+            _unshare_file_system()
+            os.chroot(f"/proc/{pid}/root")
+        if other_user:
+            _take_file_rights(uid, gid, groups)
+        if not capable:
+            _drop_capabilities()
+        return call()
 
-    thread = threading.Thread(target=work, name="gputop-as-process")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return results[0]
+    with ThreadPoolExecutor(1, "gputop-as-process") as thread:
+        return thread.submit(work).result()
 
 
 def fix(error: OSError) -> str:
@@ -74,12 +64,6 @@ def fix(error: OSError) -> str:
     if error.errno in (errno.EPERM, errno.EACCES):
         return "Run gputop as the job's user, and as root if the job runs in a container."
     return "The folder must exist and be writable for the job's user."
-
-
-def _shares_root(pid: int) -> bool:
-    """Return whether a path leads the process to where it leads gputop. Raises OSError where that may not be known."""
-    process = Path(f"/proc/{pid}")
-    return (process / "ns/mnt").samefile("/proc/self/ns/mnt") and (process / "root").samefile("/")
 
 
 def _groups(pid: int, uid: int) -> tuple[int, list[int]]:

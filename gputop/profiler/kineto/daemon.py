@@ -28,7 +28,7 @@ from gputop.profiler.kineto.protocol import (
     decode,
     encode_config,
     is_client_name,
-    poll_in,
+    takes_config,
 )
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -54,6 +54,7 @@ class Daemon:
 
     def __init__(self, folder: SocketFolder, socket_: socket.socket) -> None:
         self.folder, self._socket = folder, socket_
+        self.users = 1  # blocks of :func:`serving`
         self._configs: dict[int, RecordingConfig] = {}
         self._listeners: dict[int, queue.SimpleQueue[Event]] = {}
         self._turns: dict[int, threading.Lock] = {}
@@ -117,11 +118,11 @@ class Daemon:
             return None
         if message.type == GPUTOP:
             return Event(pid, report=message.body)
-        poll = poll_in(message)
+        ready = takes_config(message)
         name = address.rpartition("/")[2] if isinstance(address, str) else ""
-        if poll is None or not is_client_name(name):
+        if ready is None or not is_client_name(name):
             return None
-        config = self._configs.get(pid) if poll.ready else None
+        config = self._configs.get(pid) if ready else None
         if config is not None and config.start_ms and 1000 * time.time() > config.start_ms - _LEAST_LEAD_MS:
             config = replace(config, start_ms=0)  # kineto drops what it is too late for
         if config is None:
@@ -129,21 +130,14 @@ class Daemon:
             # follow by a poll, for good. Clients that gputop has not made complain of polls without an answer.
             if not is_of_gputop(self.folder.path):
                 self.folder.send(self._socket, name, encode_config(""))
-            return Event(pid, poll.ready)
+            return Event(pid, ready)
         configured = self.folder.send(self._socket, name, encode_config(config.text()))
         if configured:
             del self._configs[pid]
-        return Event(pid, poll.ready, configured)
+        return Event(pid, ready, configured)
 
 
-class _Shared(Struct):
-    """A daemon, and how many use it."""
-
-    daemon: Daemon
-    users: int = 1
-
-
-_served: dict[tuple[int, int], _Shared] = {}  # by device and inode of the folder
+_served: dict[tuple[int, int], Daemon] = {}  # by device and inode of the folder
 _serving_lock = threading.Lock()
 
 
@@ -159,26 +153,26 @@ def serving(folder: SocketFolder, stopped: Callable[[], bool] = lambda: False) -
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         with _serving_lock:
-            shared = _served.get(key)
-            if shared is not None:
-                shared.users += 1
+            daemon = _served.get(key)
+            if daemon is not None:
+                daemon.users += 1
                 break
             if folder.lock():
-                shared = _served[key] = _Shared(_start(folder))
+                daemon = _served[key] = _start(folder)
                 break
         if stopped() or time.monotonic() > deadline:
             raise GputopError(f"another gputop captures from the jobs of {folder.path}", "Try again when it has ended.")
         time.sleep(_LOCK_PERIOD_S)
     try:
-        yield shared.daemon
+        yield daemon
     finally:
         with _serving_lock:
-            shared.users -= 1
-            if not shared.users:
+            daemon.users -= 1
+            if not daemon.users:
                 del _served[key]
-                shared.daemon.close()
-                shared.daemon.folder.unbind()
-                shared.daemon.folder.close()
+                daemon.close()
+                daemon.folder.unbind()
+                daemon.folder.close()
 
 
 def _start(folder: SocketFolder) -> Daemon:

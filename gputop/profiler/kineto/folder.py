@@ -109,7 +109,6 @@ class SocketFolder:
         self.unlock()
         self.folder.close()
 
-
     def duplicate(self) -> SocketFolder:
         """The same, to be closed by itself; :meth:`lock` is from now on the duplicate's."""
         folder = SocketFolder(self.path, self.folder.enter("."), self.pid, self.uid)

@@ -33,14 +33,6 @@ class Message(Struct, frozen=True):
     body: bytes
 
 
-class Poll(Struct, frozen=True):
-    """A client's question for a config. ``ready``: it takes one now, and is not busy with a recording."""
-
-    ready: bool
-    job_id: int
-    pids: tuple[int, ...]  # its own, its parent's, …, as it sees them; whoever sends it may claim any
-
-
 class RecordingConfig(Struct, frozen=True):
     """Settings of one recording, and where the job's process writes it.
 
@@ -50,10 +42,7 @@ class RecordingConfig(Struct, frozen=True):
     file: PurePosixPath
     duration_ms: int
     start_ms: int = 0
-    stacks: bool = False
-    modules: bool = False
     shapes: bool = True
-    gpu_buffer_mb: int = 512
 
     def text(self) -> str:
         """The lines of the config. Raises ValueError where the path cannot stand in one."""
@@ -63,10 +52,10 @@ class RecordingConfig(Struct, frozen=True):
         lines = [f"ACTIVITIES_LOG_FILE={file}",
                  f"ACTIVITIES_DURATION_MSECS={self.duration_ms}",
                  "ACTIVITIES_WARMUP_PERIOD_SECS=0",  # 5 otherwise
-                 f"ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB={self.gpu_buffer_mb}",
-                 f"PROFILE_REPORT_INPUT_SHAPES={_word(self.shapes)}",
-                 f"PROFILE_WITH_STACK={_word(self.stacks)}",
-                 f"PROFILE_WITH_MODULES={_word(self.modules)}"]
+                 "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=512",
+                 f"PROFILE_REPORT_INPUT_SHAPES={str(self.shapes).lower()}",
+                 "PROFILE_WITH_STACK=false",
+                 "PROFILE_WITH_MODULES=false"]
         if self.start_ms:
             lines.append(f"PROFILE_START_TIME={self.start_ms}")
         return "\n".join(lines)
@@ -74,10 +63,6 @@ class RecordingConfig(Struct, frozen=True):
     def written(self, pid: int) -> str:
         """The name of the file that the process writes; ``pid`` is its own as it sees it."""
         return f"{self.file.stem}_{pid}{self.file.suffix}"
-
-
-def _word(flag: bool) -> str:
-    return "true" if flag else "false"
 
 
 def decode(datagram: bytes) -> Message | None:
@@ -105,15 +90,15 @@ def encode_config(config: str) -> bytes:
     return encode(REQUEST, body)
 
 
-def poll_in(message: Message) -> Poll | None:
-    """The poll that a message is; None where it is none."""
+def takes_config(message: Message) -> bool | None:
+    """Return whether the client that polls takes a config now, and is not busy with a recording; None for a message
+    that is no poll. Whom else it names, whoever sends it may claim."""
     if message.type != REQUEST or len(message.body) < _REQUEST.size:
         return None
-    kind, number, job_id = _REQUEST.unpack_from(message.body)
+    kind, number, _ = _REQUEST.unpack_from(message.body)
     if not 0 <= number <= _MAX_PIDS or len(message.body) != _REQUEST.size + 4 * number:
         return None
-    pids = struct.unpack_from(f"={number}i", message.body, _REQUEST.size)
-    return Poll(bool(kind & _TAKES_ACTIVITIES), job_id, pids)
+    return bool(kind & _TAKES_ACTIVITIES)
 
 
 def is_client_name(name: str) -> bool:

@@ -190,7 +190,7 @@ class _Take(Struct):
             path = run.adopt(source, Path(f"/proc/{pid}/root{folder.path}/{file}"), stopped)
         folder.folder.remove(file)
         with open_regular(path, follow_links=False) as trace:
-            empty = not has_events(trace)
+            empty = not any(_events(trace))
             trace.seek(0)
             window = window_ns(trace)
         # kineto looks at what it fetched once a second; that wait takes nothing of the job.
@@ -265,20 +265,13 @@ class _Take(Struct):
                             "Somebody exchanged it." if isinstance(error, UnsafeFile) else "Capture again.") from None
 
 
-def has_events(file: BinaryIO) -> bool:
-    """Return whether there is an event in kineto's JSON, which is read up to the first. Raises OSError."""
-    return any(_events(file))
-
-
 def count_events(file: BinaryIO) -> tuple[int, int]:
     """Events of the host and of devices in kineto's JSON, by their beginnings; not decoded. Raises OSError."""
-    host = devices = 0
+    count = devices = 0
     for category in _events(file):
-        if category in _DEVICE:
-            devices += 1
-        else:
-            host += 1
-    return host, devices
+        count += 1
+        devices += category in _DEVICE
+    return count - devices, devices
 
 
 def _events(file: BinaryIO) -> Iterator[bytes]:

@@ -29,10 +29,9 @@ from gputop.profiler.recording import (
 )
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder, stops_copy
 from gputop.profiler.xprof import messages
-from gputop.profiler.xprof.outline import Outline, map_file, map_open_file, outline, session_window_ns
+from gputop.profiler.xprof.outline import Outline, count_events, map_file, map_open_file, outline, session_window_ns
 from gputop.profiler.xprof.probe import close_channel, load_grpc, no_profiler_service, open_channel, probe
 from gputop.profiler.xprof.server_disk import ServerDisk
-from gputop.profiler.xprof.volume import count_events
 from gputop.trace.readers.xspace.recordings import join_recordings
 
 if TYPE_CHECKING:

@@ -385,7 +385,8 @@ class Continuous:
 
     def close(self) -> None:
         """End the recording, and the watchdog once that has worked."""
-        self._stop()
+        self._since_s = None
+        _in_parallel(self._end, list(self._recording))
         for parts in self._parts.values():
             for part in parts:
                 part.file.close()
@@ -397,10 +398,6 @@ class Continuous:
         watchdog, self._watchdog, self._since_s = self._watchdog, None, None
         if watchdog is not None:
             watchdog.leave()
-
-    def _stop(self) -> None:
-        self._since_s = None
-        _in_parallel(self._end, list(self._recording))
 
     def _end(self, address: str) -> None:
         self._recording.discard(address)

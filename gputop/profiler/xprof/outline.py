@@ -1,4 +1,4 @@
-"""The little that a capture must know of an XSpace at once, without decoding its events."""
+"""The little that a capture must know of an XSpace, without decoding its events: what it holds, and of how many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gputop.core.files import open_regular
 from gputop.trace import limits
-from gputop.trace.readers.xspace.wire import LENGTH, Steps, read_fields, tag
+from gputop.trace.readers.xspace.wire import LENGTH, Fields, Steps, read_fields, tag
 from gputop.trace.readers.xspace.xplane import plane_stats
 
 # Field numbers as in gputop.profiler.xprof.messages.
@@ -20,6 +20,7 @@ _LINES = tag(3, LENGTH)
 _EVENTS = tag(4, LENGTH)
 _AT_MOST = {_PLANES: limits.MAX_PLANES, _ERRORS: limits.MAX_MESSAGES, _WARNINGS: limits.MAX_MESSAGES,
             _LINES: limits.MAX_LINES, _EVENTS: 1}
+_COUNTED = {**_AT_MOST, _EVENTS: 0}  # nothing is kept of events but their number
 _MAX_TEXTS = 20  # errors, and as many warnings
 
 
@@ -42,13 +43,10 @@ def outline(data: bytes) -> Outline:
     space = read_fields(data, 0, len(data), {_PLANES, _ERRORS, _WARNINGS}, _AT_MOST, steps=steps)
 
     def texts(field: int) -> tuple[str, ...]:
-        begins, ends = space.pairs(field)
-        texts = (data[b:min(e, b + limits.MAX_NOTE_CHARS)].decode("utf-8", "replace")
-                 for b, e in zip(begins.tolist(), ends.tolist(), strict=True))
+        texts = (data[b:min(e, b + limits.MAX_NOTE_CHARS)].decode("utf-8", "replace") for b, e in _spans(space, field))
         return tuple(dict.fromkeys(texts))[:_MAX_TEXTS]
 
-    begins, ends = space.pairs(_PLANES)
-    planes = sorted(zip(begins.tolist(), ends.tolist(), strict=True), key=lambda span: span[0] - span[1])
+    planes = sorted(_spans(space, _PLANES), key=lambda span: span[0] - span[1])
     has_events = any(_plane_has_events(data, begin, end, steps) for begin, end in planes)
     warnings = texts(_WARNINGS)
     if steps.left < 0:
@@ -86,8 +84,7 @@ def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
     """
     windows = []
     steps = Steps(limits.OUTLINE_FIELDS)
-    begins, ends = read_fields(data, 0, len(data), {_PLANES}, _AT_MOST, steps=steps).pairs(_PLANES)
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+    for begin, end in _spans(read_fields(data, 0, len(data), {_PLANES}, _AT_MOST, steps=steps), _PLANES):
         plane = read_fields(data, begin, end, {_PLANE_NAME}, {_PLANE_NAME: 1}, steps=steps, enough=True)
         name = plane.last(_PLANE_NAME)
         if name is not None and data[name[0]:name[1]] == b"Task Environment":
@@ -99,8 +96,32 @@ def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
 
 
 def _plane_has_events(data: bytes, begin: int, end: int, steps: Steps) -> bool:
-    begins, ends = read_fields(data, begin, end, {_LINES}, _AT_MOST, steps=steps, enough=True).pairs(_LINES)
+    plane = read_fields(data, begin, end, {_LINES}, _AT_MOST, steps=steps, enough=True)
     return any(
         len(read_fields(data, b, e, {_EVENTS}, _AT_MOST, steps=steps, enough=True).spans[_EVENTS]) > 0
-        for b, e in zip(begins.tolist(), ends.tolist(), strict=True)
+        for b, e in _spans(plane, _LINES)
     )
+
+
+def count_events(data: bytes) -> tuple[int, int]:
+    """Events of the host and of the devices in a serialized XSpace, as far as it is whole.
+
+    Of a trace with more parts than a profiler writes those at its beginning count.
+    """
+    host = devices = 0
+    steps = Steps(limits.OUTLINE_FIELDS)
+    for begin, end in _spans(read_fields(data, 0, len(data), {_PLANES}, _COUNTED, steps=steps), _PLANES):
+        plane = read_fields(data, begin, end, {_PLANE_NAME, _LINES}, _COUNTED, steps=steps)
+        name = plane.last(_PLANE_NAME)
+        count = sum(read_fields(data, b, e, {_EVENTS}, _COUNTED, steps=steps).surplus.get(_EVENTS, 0)
+                    for b, e in _spans(plane, _LINES))
+        if name is not None and data[name[0]:name[1]].startswith(b"/device:"):
+            devices += count
+        else:
+            host += count
+    return host, devices
+
+
+def _spans(fields: Fields, field: int) -> list[tuple[int, int]]:
+    begins, ends = fields.pairs(field)
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import Folder, open_regular
+from gputop.core.proc import effective_uid, shares_root
 from gputop.profiler import sockets
 from gputop.profiler.addresses import is_local, listening_pid, split_address, unix_name
 from gputop.profiler.storage import RunFolder
@@ -74,7 +75,9 @@ class ServerDisk(Struct, frozen=True):
         """The file the server wrote, opened; raises GputopError naming where it was looked for and what was refused."""
         places: list[tuple[Path, Callable[[], list[Folder]]]] = [(Path(self.file), self._own_view)]
         if self.pid is not None:
-            places.append((Path(f"/proc/{self.pid}/root{self.file}"), self._server_view))
+            # The same folders in the server's own root. Its user may have made each of them.
+            top, names = f"/proc/{self.pid}/root", [*Path(self.root).parts[1:], self.run]
+            places.append((Path(f"{top}{self.file}"), lambda: _entered(Folder(top), names)))
         failures = []
         for path, open_folders in places:
             try:
@@ -109,10 +112,6 @@ class ServerDisk(Struct, frozen=True):
             return _entered(Folder(root), [self.run])
         return _entered(Folder(root.parent), [root.name, self.run])
 
-    def _server_view(self) -> list[Folder]:
-        """The same in the server's own root. Its user may have made every folder there."""
-        return _entered(Folder(f"/proc/{self.pid}/root"), [*Path(self.root).parts[1:], self.run])
-
     def clean_up(self, trace: ServerTrace) -> str | None:
         """Remove a copied temporary trace; returns a warning where that is not allowed."""
         if not self.temporary:
@@ -142,11 +141,8 @@ def _entered(top: Folder, names: list[str]) -> list[Folder]:
 
 def _server_uid(address: str, pid: int | None) -> int | None:
     """The user of a server on this machine: that of its process, or of its socket; None where neither tells."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        if pid is not None:
-            return int(psutil.Process(pid).uids().effective)
+    if pid is not None and (uid := effective_uid(pid)) is not None:
+        return uid
     if unix_name(address) is not None:
         return None
     uids = sockets.listening_uids(_PROC, *split_address(address))
@@ -155,12 +151,6 @@ def _server_uid(address: str, pid: int | None) -> int | None:
 
 def _shares_files(pid: int) -> bool:
     """Return whether the process sees gputop's file system and may write where gputop may."""
-    import psutil
-
-    try:
-        uid = psutil.Process(pid).uids().effective
-        same = Path(f"/proc/{pid}/ns/mnt").samefile("/proc/self/ns/mnt")
-        same = same and Path(f"/proc/{pid}/root").samefile("/")
-    except (psutil.Error, OSError):
-        return False
-    return same and uid in (0, os.geteuid())
+    with contextlib.suppress(OSError):
+        return shares_root(pid) and effective_uid(pid) in (0, os.geteuid())
+    return False

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.sources.dcgm.bindings import Installed, InstalledBindings
+from gputop.sources.dcgm.bindings import InstalledBindings
 from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError
 from gputop.sources.dcgm.engine_reader import EngineReader, Snapshot
 from gputop.sources.dcgm.fields import FUNCTION_NOT_FOUND
@@ -266,7 +266,10 @@ class DcgmClient:
         problems: list[GputopError] = []
         for entry in self._bindings.find():
             try:
-                self._connect_with(entry, local)
+                self._reader = EngineReader(Engine(self._bindings.load(entry), address), local)
+                self._backoff.connected(self._clock())
+                self._poll(self._reader)
+                self._bindings.prefer(entry)
                 return
             except GputopError as error:
                 problems.append(error)
@@ -279,12 +282,6 @@ class DcgmClient:
                 if error.code != FUNCTION_NOT_FOUND:
                     break  # other bindings would reach the same engine
         raise problems[0]
-
-    def _connect_with(self, installed: Installed, local: bool) -> None:
-        self._reader = EngineReader(Engine(self._bindings.load(installed), self.address), local)
-        self._backoff.connected(self._clock())
-        self._poll(self._reader)
-        self._bindings.prefer(installed)
 
     def _poll(self, reader: EngineReader) -> None:
         self._snapshot = reader.read(self._subscription, self._pace.interval_s, self._clock(), self._wall_clock())

@@ -28,6 +28,7 @@ KEEP_SAMPLES = 2  # samples of gputop's own watches: only the newest is read
 MIN_WATCH_S = 0.1
 
 Entity = tuple[int, int]  # as DCGM knows a device: kind and number
+Values = dict[tuple[Entity, int], FieldValue]  # by entity and field
 _GPU, _GPU_INSTANCE, _COMPUTE_INSTANCE = 1, 4, 5  # dcgm_field_entity_group_t: DCGM_FE_GPU, …_GPU_I, …_GPU_CI
 _EMPTY_GROUP = 1  # dcgmGroupType_t: DCGM_GROUP_EMPTY
 _NO_FLAGS = 0
@@ -161,14 +162,24 @@ class Engine:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def read(self, entities: Sequence[Entity], ids: Sequence[int]) -> dict[tuple[Entity, int], FieldValue]:
+    def read(self, entities: Sequence[Entity], ids: Sequence[int]) -> Values:
         """The newest values by entity and field that the engine holds; this measures nothing.
 
         One id that the engine does not know fails a whole read: it is found once and then left out.
         """
         accepted = [i for i in ids if i not in self._refused]
         asked = [entity for entity in entities if entity not in self._unreadable]
-        values = self._read_or_prune(asked, accepted) if asked and accepted else {}
+        values: Values = {}
+        if asked and accepted:
+            try:
+                values = self._latest(asked, accepted)
+            except EngineError as error:
+                if error.fails_all:
+                    raise
+                values, failed = self._read_one_by_one(asked, accepted)
+                if not values:
+                    raise
+                self._refused.update(failed)
         for entity in entities:
             for i in ids:
                 reason = self._unreadable.get(entity) or self._refused.get(i)
@@ -176,25 +187,9 @@ class Engine:
                     values[entity, i] = FieldValue(None, reason)
         return values
 
-    def _read_or_prune(
-        self, entities: Sequence[Entity], ids: Sequence[int]
-    ) -> dict[tuple[Entity, int], FieldValue]:
-        try:
-            return self._latest(entities, ids)
-        except EngineError as error:
-            if error.fails_all:
-                raise
-            values, failed = self._read_one_by_one(entities, ids)
-            if not values:
-                raise
-            self._refused.update(failed)
-            return values
-
-    def _read_one_by_one(
-        self, entities: Sequence[Entity], ids: Sequence[int]
-    ) -> tuple[dict[tuple[Entity, int], FieldValue], dict[int, str]]:
+    def _read_one_by_one(self, entities: Sequence[Entity], ids: Sequence[int]) -> tuple[Values, dict[int, str]]:
         """Each field alone; where none works, each entity alone. Returns the values and the fields that failed."""
-        values: dict[tuple[Entity, int], FieldValue] = {}
+        values: Values = {}
         failed: dict[int, str] = {}
         for i in ids:
             try:
@@ -216,7 +211,7 @@ class Engine:
                 self._unreadable.update(whys)
         return values, failed
 
-    def _latest(self, entities: Sequence[Entity], ids: Sequence[int]) -> dict[tuple[Entity, int], FieldValue]:
+    def _latest(self, entities: Sequence[Entity], ids: Sequence[int]) -> Values:
         pair = self._structs.c_dcgmGroupEntityPair_t
         answer = self._call("dcgmEntitiesGetLatestValues", [pair(*entity) for entity in entities], list(ids), _NO_FLAGS)
         values = zip(self._rows.iter_unpack(answer), self._floats.iter_unpack(answer), strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.connection import Engine, EngineGpu, Entity
+from gputop.sources.dcgm.connection import Engine, EngineGpu, Values
 from gputop.sources.dcgm.fields import FieldValue
 from gputop.sources.dcgm.lost_gpus import LostGpus
 from gputop.sources.dcgm.staleness import StalenessTracker
@@ -81,10 +81,9 @@ class EngineReader:
             self._lost.note_refused(refused, now_s)
             self._unwatched.forget()
 
-    def _latest(self, gpus: Sequence[EngineGpu], ids: Sequence[int],
-                now_s: float) -> dict[tuple[Entity, int], FieldValue]:
+    def _latest(self, gpus: Sequence[EngineGpu], ids: Sequence[int], now_s: float) -> Values:
         """The engine's newest values of those fields that are worth asking for, and the last ones of the others."""
-        read: dict[tuple[Entity, int], FieldValue] = {}
+        read: Values = {}
         for instances in (False, True):
             readable = [gpu.entity for gpu in gpus if gpu.is_instance == instances and self._lost.refusal(gpu) is None]
             requests = self._unwatched.requests(self._engine, readable, _ids_of(instances, ids), now_s)

@@ -168,10 +168,10 @@ INSTANCE_METRICS = frozenset(
     field.metric for field in (*PROFILING, *FAST, *SLOW)
     if field.id in INSTANCE_IDS and GPU_METRICS[field.metric].unit in (RATIO, BYTES))
 
-FIELDS: dict[int, Field] = {field.id: field for field in (*PROFILING, *FAST, *LINK, *SLOW)}
+_FIELDS = (*PROFILING, *FAST, *LINK, *SLOW)
 BY_METRIC: dict[str, tuple[Field, ...]] = {
-    metric: tuple(field for field in FIELDS.values() if field.metric == metric)
-    for metric in dict.fromkeys(field.metric for field in FIELDS.values())
+    metric: tuple(field for field in _FIELDS if field.metric == metric)
+    for metric in dict.fromkeys(field.metric for field in _FIELDS)
 }
 
 
@@ -221,8 +221,3 @@ def _blank(above: float, time_us: int) -> FieldValue:
         return FieldValue(None, "DCGM gave no number that can be used", time_us)
     code = int(above)
     return FieldValue(None, _BLANKS.get(code, "blank"), time_us, OK if code else NO_DATA)
-
-
-def in_metric_unit(field: Field, value: float) -> float:
-    """The field's value as the metric's."""
-    return value * field.factor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import Reading
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.fields import BY_METRIC, FieldValue, in_metric_unit
+from gputop.sources.dcgm.fields import BY_METRIC, FieldValue
 from gputop.sources.nvml.plausibility import plausible_reading
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
         value = of_gpu.get(field.id)
         if value is None or value.value is None:
             return Reading.missing(unit, missing_reason(field.id, value), fields.SOURCE)
-        total += in_metric_unit(field, value.value)
+        total += value.value * field.factor
     source = snapshot.sources.get((uuid, of_metric[0].id), fields.SOURCE)
     return plausible_reading(metric, total, source, of_metric[0].coarse)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, HOST_METRICS
+from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FAILED,
     LOST,
@@ -38,7 +38,7 @@ from gputop.sources.dcgm.engine_reader import Snapshot
 from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason, reads_through_gpm
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.mig import divided_reason
-from gputop.sources.nvml.pcie import link_bytes_per_s
+from gputop.sources.nvml.pcie import link_rate
 from gputop.sources.nvml.status import lost_message, unreadable_message
 from gputop.sources.selection import select_gpus
 
@@ -102,16 +102,13 @@ class DcgmSource:
         wanted = [keys[info] for info in chosen]
         profiled = wanted if self._watch else _read_through_gpm(snapshot, wanted)
         if profiled or len(chosen) < len(infos):
-            self._watch_only(wanted, profiled)
+            # Profiling watches can take counters from others: only those of the GPUs that are asked for.
+            client.choose(wanted, profiled)
+            client.request_update(client.now_s() + 1e-3)
+            client.wait(OPEN_TIMEOUT_S)
         # A local port may lead to a tunnel; a socket in the file system is the engine's own.
         self._local = snapshot.local and (bool(client.address.path) or _is_of_this_machine(snapshot.gpus, self._root))
         self._host = self._host_probe()
-
-    def _watch_only(self, keys: Sequence[str], profiled: Sequence[str]) -> None:
-        """Profiling watches can take counters from others: only those of the GPUs that are asked for."""
-        self._client.choose(keys, profiled)
-        self._client.request_update(self._client.now_s() + 1e-3)
-        self._client.wait(OPEN_TIMEOUT_S)
 
     def _host_probe(self) -> HostProbe:
         if not self._local:
@@ -175,7 +172,7 @@ class _DcgmGpu:
         if self._divided:
             readings |= {field.metric: replace(readings[field.metric], reason=self._divided)
                          for field in fields.PROFILING if readings[field.metric].value is None}
-        readings["pcie_max_bytes_per_s"] = _link_rate(readings)
+        readings["pcie_max_bytes_per_s"] = link_rate(readings["pcie_gen"], readings["pcie_width"], fields.SOURCE)
         events, events_reason = _clock_events(values)
         xid = _xid(snapshot, self._key)
         watched = xid is not None and xid.code in (fields.OK, fields.NO_DATA)
@@ -281,16 +278,6 @@ def _read_through_gpm(snapshot: Snapshot, keys: Sequence[str]) -> list[str]:
 
 def _xid(snapshot: Snapshot, key: str) -> fields.FieldValue | None:
     return snapshot.values.get(key, {}).get(fields.XID)
-
-
-def _link_rate(readings: Mapping[str, Reading]) -> Reading:
-    generation, lanes = readings["pcie_gen"], readings["pcie_width"]
-    if generation.value is None or lanes.value is None:
-        return Reading.missing(BYTES_PER_S, generation.reason or lanes.reason or "", fields.SOURCE)
-    rate = link_bytes_per_s(int(generation.value), int(lanes.value))
-    if rate is None:
-        return Reading.missing(BYTES_PER_S, f"unknown PCIe generation {generation.value:.0f}", fields.SOURCE)
-    return Reading(rate, BYTES_PER_S, fields.SOURCE)
 
 
 def _clock_events(values: Mapping[int, fields.FieldValue]) -> tuple[tuple[str, ...], str | None]:

@@ -7,7 +7,7 @@ changed: a watch needs such a group. To list the groups writes nothing into the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.connection import Engine, EngineError, Entity
@@ -73,8 +73,4 @@ class UnwatchedFields:
             self._tries = TRIES
         if self._tries:
             self._tries -= 1
-            self._ask_again(self._new_ids)
-
-    def _ask_again(self, ids: Iterable[int]) -> None:
-        for pair in [pair for pair in self._due_s if pair[1] in ids]:
-            self._due_s[pair] = -math.inf
+            self._due_s |= {pair: -math.inf for pair in self._due_s if pair[1] in self._new_ids}

@@ -48,11 +48,9 @@ def _container(parts: list[str], depth: int) -> str | None:
         match = pattern.fullmatch(part)
         if match is None or (runtime == "slurm" and not _is_slurms(above)):
             continue
-        name = match[1]
-        if not _BARE_ID.fullmatch(name):
-            name = printable(_HEX.sub(lambda m: chr(int(m[1], 16)), name))[:_NAME_CHARS]
-            return f"{runtime} {name}"
-        return f"{runtime} {name[:_SHORT]}"
+        if _BARE_ID.fullmatch(match[1]):
+            return f"{runtime} {match[1][:_SHORT]}"
+        return f"{runtime} {printable(_HEX.sub(lambda m: chr(int(m[1], 16)), match[1]))[:_NAME_CHARS]}"
     if _BARE_ID.fullmatch(part):
         return f"{_runtime_above(above)} {part[:_SHORT]}"
     if above and above[-1] in ("lxc", "lxc.payload"):

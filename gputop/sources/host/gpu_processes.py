@@ -46,9 +46,6 @@ NO_PID = "the driver gives no PID for it"
 # 35, 75 and 155 s. A program imports one after the other, and may do so late.
 _FRAMEWORK_SCANS = frozenset({1, 2, 4, 8, 16, 32})
 
-# The inode of the first PID namespace is fixed (PROC_PID_INIT_INO in include/linux/proc_ns.h).
-
-
 @dataclass(slots=True)
 class _Known:
     """A process met before. ``local`` is its PID in this /proc."""

@@ -105,7 +105,9 @@ class PodContainers:
         self._links = {}
         try:
             with Folder(self._folder.parent) as above, above.enter(self._folder.name) as folder:
-                if not _is_trusted(os.fstat(folder.fd)):
+                state = os.fstat(folder.fd)
+                # Only root, or this user, can have made what is in a folder that is trusted.
+                if state.st_uid not in (0, os.geteuid()) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                     self._reason = NOT_TRUSTED
                     return
                 names = folder.names(_MAX_LINKS)
@@ -119,8 +121,3 @@ class PodContainers:
         for match in filter(None, map(_LINK.fullmatch, names)):
             texts = match["pod"], match["namespace"], match["container"]
             self._links[match["id"]] = texts if self._links.get(match["id"], texts) == texts else None
-
-
-def _is_trusted(state: os.stat_result) -> bool:
-    """Return whether only root, or this user, can have made what is in the folder."""
-    return state.st_uid in (0, os.geteuid()) and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -13,6 +13,7 @@ from gputop.core.proc import process_ids, user_name
 from gputop.core.samples import HostProcess, Reading
 from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import FIRST, Stat
+from gputop.sources.host.process_rates import Member
 from gputop.text.units import printable
 
 SOURCE = "/proc"
@@ -21,8 +22,6 @@ MAX_COST = 0.005  # share of a core: nodes of ten thousand processes are scanned
 NOT_SCANNED_YET = "the process table has not been read yet"
 _FIRST_SCAN_S = 0.9  # not at the first tick, which the first frame waits for
 _TOP = 8  # by CPU, and as many by memory
-
-Member = tuple[int, int]  # PID and start: identifies a process uniquely
 
 
 class ProcessTable:
@@ -71,7 +70,7 @@ class ProcessTable:
         return {pid: stat.parent for pid, stat in stats.items()}
 
     def scan_if_due(self) -> None:
-        """Scan as :meth:`look` does, where a scan is due; :meth:`top` has the reason where it failed."""
+        """Scan as :meth:`scan` does, where a scan is due; :meth:`top` has the reason where it failed."""
         if self._clock() >= self._due_s:
             try:
                 self.scan()

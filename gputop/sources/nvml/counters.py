@@ -131,8 +131,7 @@ class NvlinkTraffic:
             readings = self._pair.read()
             reason = "the NVLink counters have 32 bits and can wrap between two samples"
         except nvml.NVMLError as error:
-            if error.value in status.DEVICE_GONE:
-                raise
+            status.raise_if_gone(error)
             reason = status.reason(error.value, _NVLINK_CALL, self._mig)
             if error.value not in status.FIELD_VALUE_REFUSED:
                 return dict.fromkeys(NVLINK_METRICS, Reading.missing(BYTES_PER_S, reason, SOURCE))

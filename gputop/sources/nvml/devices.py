@@ -94,15 +94,12 @@ class PendingDevice:
             mig_mode=in_mig_mode(nvml, handle),
         )
 
-    def _ask(
-        self, call: Callable[..., Any], handle: Any, otherwise: Any, read: Callable[..., Any] | None = None
-    ) -> Any:
+    def _ask(self, call: Callable[..., Any], handle: Any, otherwise: Any, read: Callable[..., Any]) -> Any:
         """One fact about a GPU, or ``otherwise`` where it is refused. A lost GPU raises NVMLError."""
         try:
-            return call(handle) if read is None else read(call, handle)
+            return read(call, handle)
         except self._nvml.NVMLError as error:
-            if error.value in status.DEVICE_GONE:
-                raise
+            status.raise_if_gone(error)
             return otherwise
         except UnicodeDecodeError:  # nvidia-ml-py decodes the fields of a structure by itself
             return otherwise

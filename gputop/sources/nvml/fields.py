@@ -139,12 +139,22 @@ def _function(nvml: Any, name: str) -> Callable[..., Any]:
     return function
 
 
+def _answer(name: str, read: Callable[[Any], Values], *args: int) -> Callable[[Any, Any], Query]:
+    """A call with these arguments after the handle, and what ``read`` takes out of its answer."""
+
+    def build(nvml: Any, handle: Any) -> Query:
+        function = _function(nvml, name)
+        return lambda: read(function(handle, *args))
+
+    return build
+
+
 def _number(name: str, factor: float, *args: int) -> Callable[[Any, Any], Query]:
     """A call whose answer is one number; times ``factor`` it is in the metric's unit."""
 
     def build(nvml: Any, handle: Any) -> Query:
         function = _function(nvml, name)
-        return lambda: (function(handle, *args) * factor,)
+        return lambda: (function(handle, *args) * factor,)  # most calls are such: not by one more, as _answer has it
 
     return build
 
@@ -155,46 +165,6 @@ def _field_value(number: int, factor: float) -> Callable[[Any, Any], Query]:
         return lambda: (values.read()[0] * factor,)
 
     return build
-
-
-def _coarse_utilization(nvml: Any, handle: Any) -> Query:
-    function = _function(nvml, "nvmlDeviceGetUtilizationRates")
-    return lambda: (function(handle).gpu / 100,)
-
-
-def _memory_v2(nvml: Any, handle: Any) -> Query:
-    function, version = _function(nvml, "nvmlDeviceGetMemoryInfo"), nvml.nvmlMemory_v2
-
-    def query() -> Values:
-        info = function(handle, version)
-        return float(info.used), float(info.reserved), float(info.total)
-
-    return query
-
-
-def _memory_v1(nvml: Any, handle: Any) -> Query:
-    function = _function(nvml, "nvmlDeviceGetMemoryInfo")
-
-    def query() -> Values:
-        info = function(handle)
-        return float(info.used), None, float(info.total)
-
-    return query
-
-
-def _temperature_newer(nvml: Any, handle: Any) -> Query:
-    function = _function(nvml, "nvmlDeviceGetTemperatureV")
-
-    def query() -> Values:
-        celsius = function(handle, nvml.NVML_TEMPERATURE_GPU)
-        return (float(celsius) if celsius != -1 else float(0xFFFFFFFF),)  # all bits set: implausible
-
-    return query
-
-
-def _encoder(nvml: Any, handle: Any) -> Query:
-    function = _function(nvml, "nvmlDeviceGetEncoderUtilization")
-    return lambda: (function(handle)[0] / 100,)
 
 
 def _decoders(nvml: Any, handle: Any) -> Query:
@@ -208,22 +178,16 @@ def _decoders(nvml: Any, handle: Any) -> Query:
             try:
                 percent = max(percent, jpeg(handle)[0])
             except nvml.NVMLError as error:
-                if error.value in status.DEVICE_GONE:
-                    raise
+                status.raise_if_gone(error)
                 jpeg = None
         return (percent / 100,)
 
     return query
 
 
-def _remapped_rows(nvml: Any, handle: Any) -> Query:
-    function = _function(nvml, "nvmlDeviceGetRemappedRows")
-
-    def query() -> Values:
-        corrected, uncorrected, pending, failed = function(handle)
-        return float(corrected + uncorrected), float(pending), float(failed)
-
-    return query
+def _remapped_rows(rows: tuple[int, int, int, int]) -> Values:
+    corrected, uncorrected, pending, failed = rows
+    return float(corrected + uncorrected), float(pending), float(failed)
 
 
 def _ecc(metric: str, kind: int, lifetime: int) -> Field:
@@ -237,20 +201,26 @@ def _ecc(metric: str, kind: int, lifetime: int) -> Field:
     )
 
 
-def _limit(call: str, metric: str, factor: float, *args: int) -> Field:
-    return Field(call, (metric,), _number(call, factor, *args), 1.0, LIMIT_PERIOD_S)
+def _slow(call: str, metric: str, factor: float, *args: int, period_s: float = LIMIT_PERIOD_S) -> Field:
+    return Field(call, (metric,), _number(call, factor, *args), 1.0, period_s)
 
 
 _MEMORY_METRICS = ("memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes")
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _CORE, _SLOWDOWN = 0, 1  # nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t
+_MEMORY_V2 = 2 << 24 | 40  # nvmlMemory_v2: NVML_STRUCT_VERSION of a structure of 40 bytes
 
 FIELDS: tuple[Field, ...] = (
-    Field("nvmlDeviceGetUtilizationRates", ("gpu_util",), _coarse_utilization, 1.0, coarse=True),
+    Field("nvmlDeviceGetUtilizationRates", ("gpu_util",),
+          _answer("nvmlDeviceGetUtilizationRates", lambda rates: (rates.gpu / 100,)), 1.0, coarse=True),
     Field(
-        "nvmlDeviceGetMemoryInfo_v2", _MEMORY_METRICS, _memory_v2, 3.0,
+        "nvmlDeviceGetMemoryInfo_v2", _MEMORY_METRICS,
+        _answer("nvmlDeviceGetMemoryInfo", lambda info: (float(info.used), float(info.reserved), float(info.total)),
+                _MEMORY_V2), 3.0,
         fallback=Field(
-            "nvmlDeviceGetMemoryInfo", _MEMORY_METRICS, _memory_v1, 3.0, source="NVML, used with the driver's reserve"
+            "nvmlDeviceGetMemoryInfo", _MEMORY_METRICS,
+            _answer("nvmlDeviceGetMemoryInfo", lambda info: (float(info.used), None, float(info.total))), 3.0,
+            source="NVML, used with the driver's reserve",
         ),
     ),
     Field(
@@ -264,33 +234,31 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "nvmlDeviceGetTemperature", ("temperature_c",), _number("nvmlDeviceGetTemperature", 1.0, _CORE), 1.0,
         # CUDA 14 is to remove the one; older drivers do not have the other.
-        fallback=Field("nvmlDeviceGetTemperatureV", ("temperature_c",), _temperature_newer, 1.0),
+        fallback=Field("nvmlDeviceGetTemperatureV", ("temperature_c",), _answer(
+            "nvmlDeviceGetTemperatureV",
+            lambda celsius: (float(celsius) if celsius != -1 else float(0xFFFFFFFF),), _CORE), 1.0),  # all bits set
     ),
     Field("nvmlDeviceGetClockInfo(SM)", ("sm_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _SM), 1.0),
     Field("nvmlDeviceGetClockInfo(memory)", ("memory_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _MEMORY), 1.0),
-    Field(
-        "nvmlDeviceGetCurrPcieLinkGeneration", ("pcie_gen",), _number("nvmlDeviceGetCurrPcieLinkGeneration", 1.0),
-        1.0, _LINK_PERIOD_S,
-    ),
-    Field(
-        "nvmlDeviceGetCurrPcieLinkWidth", ("pcie_width",), _number("nvmlDeviceGetCurrPcieLinkWidth", 1.0),
-        1.0, _LINK_PERIOD_S,
-    ),
-    Field("nvmlDeviceGetEncoderUtilization", ("encoder_util",), _encoder, 1.0, _ENGINE_PERIOD_S),
+    _slow("nvmlDeviceGetCurrPcieLinkGeneration", "pcie_gen", 1.0, period_s=_LINK_PERIOD_S),
+    _slow("nvmlDeviceGetCurrPcieLinkWidth", "pcie_width", 1.0, period_s=_LINK_PERIOD_S),
+    Field("nvmlDeviceGetEncoderUtilization", ("encoder_util",),
+          _answer("nvmlDeviceGetEncoderUtilization", lambda answer: (answer[0] / 100,)), 1.0, _ENGINE_PERIOD_S),
     Field("nvmlDeviceGetDecoderUtilization", ("decoder_util",), _decoders, 2.0, _ENGINE_PERIOD_S),
     Field(
         f"field value {_MEMORY_TEMPERATURE}", ("memory_temperature_c",), _field_value(_MEMORY_TEMPERATURE, 1.0),
         1200.0, _MEMORY_TEMPERATURE_PERIOD_S,
     ),
-    _limit("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w", 1e-3),
-    _limit("nvmlDeviceGetTemperatureThreshold", "temperature_slowdown_c", 1.0, _SLOWDOWN),
-    _limit("nvmlDeviceGetMaxClockInfo", "sm_clock_max_hz", 1e6, _SM),
-    _limit("nvmlDeviceGetMaxClockInfo", "memory_clock_max_hz", 1e6, _MEMORY),
+    _slow("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w", 1e-3),
+    _slow("nvmlDeviceGetTemperatureThreshold", "temperature_slowdown_c", 1.0, _SLOWDOWN),
+    _slow("nvmlDeviceGetMaxClockInfo", "sm_clock_max_hz", 1e6, _SM),
+    _slow("nvmlDeviceGetMaxClockInfo", "memory_clock_max_hz", 1e6, _MEMORY),
     _ecc("ecc_corrected", 0, 0),
     _ecc("ecc_uncorrected", 1, 0),
     _ecc("ecc_uncorrected_lifetime", 1, 1),
     Field(
-        "nvmlDeviceGetRemappedRows", ("rows_remapped", "row_remap_pending", "row_remap_failed"), _remapped_rows,
+        "nvmlDeviceGetRemappedRows", ("rows_remapped", "row_remap_pending", "row_remap_failed"),
+        _answer("nvmlDeviceGetRemappedRows", _remapped_rows),
         period_s=_HEALTH_PERIOD_S, unsupported=_NO_REMAPPING,
     ),
 )

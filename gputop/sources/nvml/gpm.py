@@ -51,8 +51,7 @@ def unavailable_reason(nvml: Any, handle: Any) -> str | None:
     try:
         return unsupported_reason(nvml, handle)
     except nvml.NVMLError as error:
-        if error.value in status.DEVICE_GONE:
-            raise
+        status.raise_if_gone(error)
         return f"GPM cannot be asked for: {status.reason(error.value, _SUPPORT_CALL)}"
 
 
@@ -102,7 +101,7 @@ class Gpm:
         self._requested: list[tuple[Any, int, str, str, float]] = []
         self._refused: dict[str, Reading] = {}
         self._last: dict[str, Reading] = {}
-        self._request_metrics(METRICS)
+        self._request_metrics()
         self._set_missing(FIRST)
 
     def supports(self, metrics: frozenset[str]) -> bool:
@@ -113,8 +112,9 @@ class Gpm:
         """The reason for the first of ``metrics`` that GPM does not give."""
         return next((self._refused[metric].reason or "" for metric in sorted(metrics) if metric in self._refused), "")
 
-    def _request_metrics(self, metrics: tuple[tuple[int, str, float], ...]) -> None:
-        request = self._request
+    def _request_metrics(self) -> None:
+        """Request the metrics that are not refused."""
+        request, metrics = self._request, [entry for entry in METRICS if entry[1] not in self._refused]
         request.numMetrics = len(metrics)
         self._requested = []
         for slot, (number, metric, factor) in enumerate(metrics):
@@ -183,7 +183,7 @@ class Gpm:
                 refused = True
         self._last = readings
         if refused or damaged:
-            self._request_metrics(tuple(entry for entry in METRICS if entry[1] not in self._refused))
+            self._request_metrics()
 
     def close(self) -> None:
         """Free the buffers. Not to be called for a lost GPU."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
@@ -11,7 +12,7 @@ from gputop.sources.nvml import status
 from gputop.sources.nvml.counters import NvlinkTraffic
 from gputop.sources.nvml.fields import FieldReader
 from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, NVLINK, PCIE, Gpm, unsupported_reason
-from gputop.sources.nvml.pcie import PcieTraffic, link_bytes_per_s
+from gputop.sources.nvml.pcie import PcieTraffic, link_bytes_per_s, link_rate
 from gputop.sources.nvml.processes import ProcessReader
 
 GPM_RETRY_S = 10.0  # after a transient fault
@@ -23,6 +24,7 @@ _EVENTS_CALL = "nvmlDeviceGetCurrentClocksEventReasons"
 _ANY_EVENT = 0xFFFF  # nvml.h names nine bits; the others are room for newer ones
 
 
+@lru_cache(64)
 def clock_events(mask: int) -> tuple[str, ...]:
     """Short names of the clock event (throttle) reasons set in ``mask``."""
     return tuple(name for bit, name in CLOCK_EVENTS.items() if mask & bit)
@@ -53,7 +55,6 @@ class NvmlGpu:
         self._missing_without_gpm: dict[str, Reading] = {}  # metrics that are missing without GPM, with the reason
         self._link: tuple[Reading | None, Reading | None] = (None, None)
         self._link_rate = Reading.missing(BYTES_PER_S, "not sampled", "NVML")
-        self._clock_events: dict[int, tuple[str, ...]] = {}
         # The first is the name since R535.
         self._events_calls = [_EVENTS_CALL, "nvmlDeviceGetCurrentClocksThrottleReasons"]
         self._events_reason: str | None = None
@@ -140,8 +141,7 @@ class NvmlGpu:
                 return
         except nvml.NVMLError as error:
             code = error.value
-            if code in status.DEVICE_GONE:
-                raise
+            status.raise_if_gone(error)
             reason = f"GPM cannot be opened: {status.reason(code, 'nvmlGpmQueryDeviceSupport, nvmlGpmSampleAlloc')}"
             if code not in status.REFUSED:
                 self._gpm_due_s = self._clock() + GPM_RETRY_S
@@ -165,8 +165,7 @@ class NvmlGpu:
         try:
             readings.update(gpm.read())
         except nvml.NVMLError as error:
-            if error.value in status.DEVICE_GONE:
-                raise
+            status.raise_if_gone(error)
             gpm.close()
             self._disable_gpm(status.reason(error.value, "GPM", self._mig))
             readings.update(self._missing_without_gpm)
@@ -175,14 +174,7 @@ class NvmlGpu:
         generation, lanes = link = readings["pcie_gen"], readings["pcie_width"]
         if generation is self._link[0] and lanes is self._link[1]:
             return self._link_rate
-        self._link = link
-        if generation.value is None or lanes.value is None:
-            self._link_rate = Reading.missing(BYTES_PER_S, generation.reason or lanes.reason or "", "NVML")
-        elif (rate := link_bytes_per_s(int(generation.value), int(lanes.value))) is not None:
-            self._link_rate = Reading(rate, BYTES_PER_S, "NVML")
-        else:
-            reason = f"unknown link: PCIe generation {generation.value:.0f}, {lanes.value:.0f} lanes"
-            self._link_rate = Reading.missing(BYTES_PER_S, reason, "NVML")
+        self._link, self._link_rate = link, link_rate(generation, lanes, "NVML")
         return self._link_rate
 
     def _nvlink_traffic(self) -> NvlinkTraffic:
@@ -207,8 +199,7 @@ class NvmlGpu:
                 mask = getattr(nvml, self._events_calls[0])(self.handle)
             except nvml.NVMLError as error:
                 code = error.value
-                if code in status.DEVICE_GONE:
-                    raise
+                status.raise_if_gone(error)
                 reason = status.reason(code, _EVENTS_CALL, self._mig)
                 if code not in status.REFUSED:
                     return (), reason
@@ -216,9 +207,7 @@ class NvmlGpu:
                 # The older name is for drivers that lack the newer one, not for a call that was refused.
                 self._events_calls = self._events_calls[1:] if code == status.FUNCTION_NOT_FOUND else []
             else:
-                if mask not in self._clock_events:
-                    if mask > _ANY_EVENT:
-                        return (), f"the driver gave the reasons {mask:#x}, which cannot be"
-                    self._clock_events[mask] = clock_events(mask)
-                return self._clock_events[mask], None
+                if mask > _ANY_EVENT:
+                    return (), f"the driver gave the reasons {mask:#x}, which cannot be"
+                return clock_events(mask), None
         return (), self._events_reason

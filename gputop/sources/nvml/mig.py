@@ -10,10 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
-
 from gputop.core.metrics import GPU_METRICS, RATIO, TENSOR_FLOP_UTIL
-from gputop.core.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
+from gputop.core.samples import FAILED, LOST, GpuInfo, GpuSample, Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.calls import nvml_text
 from gputop.sources.nvml.fields import FIELDS, FieldReader
@@ -42,8 +40,7 @@ def in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
     except nvml.NVMLError as error:
-        if error.value in status.DEVICE_GONE:
-            raise
+        status.raise_if_gone(error)
         return False  # GPUs without MIG refuse the question
 
 
@@ -55,8 +52,7 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
     try:
         count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except nvml.NVMLError as error:
-        if error.value in status.DEVICE_GONE:
-            raise
+        status.raise_if_gone(error)
         return []
     devices = []
     for number in range(min(count, _MAX_INSTANCES)):
@@ -66,8 +62,7 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
             gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(part)
             name = _instance_name(nvml, part, gpu)
         except nvml.NVMLError as error:
-            if error.value in status.DEVICE_GONE:
-                raise
+            status.raise_if_gone(error)
             continue  # an unused number, or an instance that is not visible here
         devices.append(MigDevice(part, gpu_instance, GpuInfo(gpu.index, uuid, name, gpu.pci_bus_id, mig=number)))
     return devices
@@ -119,9 +114,7 @@ class MigInstance:
         self._fixed_readings["gpu_util"] = Reading.missing(RATIO, "NVML has no utilization of a MIG instance", "NVML")
         self._memory = FieldReader(nvml, device.handle, clock(), device.gpu_instance, True, _MEMORY_FIELDS)
         self._no_memory: Reading | None = None  # what the last check of the instance was for
-        self._listed: tuple[GpuProcess, ...] = ()
-        self._tagged: tuple[GpuProcess, ...] = ()
-        self._processes = ProcessReader(nvml, device.handle, clock, wall_clock, device.gpu_instance)
+        self._processes = ProcessReader(nvml, device.handle, clock, wall_clock, device.gpu_instance, info.mig)
         self._gpm: Gpm | None = None
         reason = unavailable_reason(nvml, gpu_handle)
         if reason is None:
@@ -168,11 +161,8 @@ class MigInstance:
             self._add_activity(readings)
         if self._final_sample is not None:
             return self._final_sample
-        listed, reason = self._processes.read()
-        if listed is not self._listed:
-            self._listed = listed
-            self._tagged = tuple(replace(process, mig=self.info.mig) for process in listed)
-        return GpuSample(self.info, readings, self._tagged, reason, (), self._board_reason)
+        processes, reason = self._processes.read()
+        return GpuSample(self.info, readings, processes, reason, (), self._board_reason)
 
     def _mark_unusable(self, state: str, message: str) -> GpuSample:
         self._gpu_handle = self._gpm = None
@@ -190,8 +180,7 @@ class MigInstance:
             if nvml_text(nvml.nvmlDeviceGetUUID, handle) == info.uuid:
                 return
         except nvml.NVMLError as error:
-            if error.value in status.DEVICE_GONE:
-                raise
+            status.raise_if_gone(error)
             if error.value not in _NO_SUCH_INSTANCE:
                 return  # a transient fault says nothing about the instance
         self._mark_unusable(
@@ -208,8 +197,7 @@ class MigInstance:
         try:
             activity = gpm.read()
         except nvml.NVMLError as error:
-            if error.value in status.DEVICE_GONE:
-                raise
+            status.raise_if_gone(error)
             self._check()
             if self._final_sample is None:
                 gpm.close()

@@ -43,6 +43,17 @@ def link_bytes_per_s(generation: int, lanes: int) -> float | None:
     return transfers * _ENCODING[generation] / 8 * lanes
 
 
+def link_rate(generation: Reading, lanes: Reading, source: str) -> Reading:
+    """The reading of :func:`link_bytes_per_s` by those of generation and lanes, or why there is none."""
+    if generation.value is None or lanes.value is None:
+        return Reading.missing(BYTES_PER_S, generation.reason or lanes.reason or "", source)
+    rate = link_bytes_per_s(int(generation.value), int(lanes.value))
+    if rate is None:
+        reason = f"unknown link: PCIe generation {generation.value:.0f}, {lanes.value:.0f} lanes"
+        return Reading.missing(BYTES_PER_S, reason, source)
+    return Reading(rate, BYTES_PER_S, source)
+
+
 class PcieTraffic:
     """PCIe rates of one GPU by the best method that it supports. Used by one thread."""
 
@@ -67,8 +78,7 @@ class PcieTraffic:
             try:
                 readings = self._methods[0]()
             except nvml.NVMLError as error:
-                if error.value in status.DEVICE_GONE:
-                    raise
+                status.raise_if_gone(error)
                 call = "field values 197/198" if by_counter else "nvmlDeviceGetPcieThroughput"
                 reason = status.reason(error.value, call)
                 refused = error.value in (status.FIELD_VALUE_REFUSED if by_counter else status.REFUSED)

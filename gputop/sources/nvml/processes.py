@@ -40,6 +40,9 @@ class _ProcessInfoV1(ctypes.Structure):
     _fields_ = (("pid", ctypes.c_uint), ("used_bytes", ctypes.c_ulonglong))
 
 
+_VERSIONS = (("_v3", _ProcessInfo), ("_v2", _ProcessInfo), ("", _ProcessInfoV1))
+
+
 class _Share(ctypes.Structure):
     """nvmlProcessUtilizationSample_t."""
 
@@ -61,11 +64,14 @@ class ProcessReader:
     """Lists the processes of one GPU and their share of its SMs. Used by one thread."""
 
     def __init__(
-        self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float], phase: int = 0
+        self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float], phase: int = 0,
+        mig: int | None = None,
     ) -> None:
-        """``phase`` differs between GPUs, so that their lists are read at different ticks."""
+        """``phase`` differs between GPUs, so that their lists are read at different ticks. ``mig``: the number of the
+        MIG instance that ``handle`` is of."""
         self._nvml = nvml
         self._handle = handle
+        self._mig = mig
         self._clock = clock
         self._list_due_s = self._share_due_s = clock()
         self._shift = phase * _GOLDEN_RATIO % 0.5  # how much of a period the first one is shorter
@@ -77,11 +83,7 @@ class ProcessReader:
         self._shares: dict[int, Reading] = {}
         # nvidia-ml-py knows only the newest symbol, and makes two calls where one is enough.
         self._versions: dict[str, list[tuple[str, type[ctypes.Structure]]]] = {
-            kind: [
-                (f"nvmlDeviceGet{kind}RunningProcesses_v3", _ProcessInfo),
-                (f"nvmlDeviceGet{kind}RunningProcesses_v2", _ProcessInfo),
-                (f"nvmlDeviceGet{kind}RunningProcesses", _ProcessInfoV1),
-            ]
+            kind: [(f"nvmlDeviceGet{kind}RunningProcesses{version}", structure) for version, structure in _VERSIONS]
             for kind in ("Compute", "Graphics")
         }
         self._capacity = 32
@@ -113,7 +115,7 @@ class ProcessReader:
             GpuProcess(
                 pid,
                 kind,
-                None,
+                self._mig,
                 _memory(used),
                 self._shares.get(pid, self._default_share),
             )
@@ -135,8 +137,7 @@ class ProcessReader:
                 return self._call(*versions[0])
             except nvml.NVMLError as error:
                 code = error.value
-                if code in status.DEVICE_GONE:
-                    raise
+                status.raise_if_gone(error)
             except _ImplausibleList as error:
                 if kind == "Compute":
                     self._reason = str(error)
@@ -188,8 +189,7 @@ class ProcessReader:
             samples = self._fetch_list(_SHARE_CALL, _Share, ctypes.c_ulonglong(self._share_seen_us))
         except nvml.NVMLError as error:
             code = error.value
-            if code in status.DEVICE_GONE:
-                raise
+            status.raise_if_gone(error)
             if code != status.NOT_FOUND:  # that one says that there is nothing new
                 missing = Reading.missing(RATIO, status.reason(code, _SHARE_CALL), "NVML")
                 if code in status.REFUSED:

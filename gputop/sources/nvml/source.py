@@ -15,7 +15,7 @@ from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
     from gputop.sources.host.source import PsutilHost
-    from gputop.sources.nvml.devices import Device, PendingDevice
+    from gputop.sources.nvml.devices import Device
     from gputop.sources.nvml.xid_watch import XidWatch
 
 OPEN_DEADLINE_S = 2.0  # for all GPUs together; without persistence mode the first call also starts the GPU
@@ -91,7 +91,9 @@ class NvmlSource:
         if not count:
             raise status.no_gpus()
         self.gpus_present = count
-        self._await(pending_devices)
+        until_s = self._clock() + self._open_deadline_s
+        for pending in pending_devices:
+            pending.opened_too_late = not pending.done.wait(max(0.0, until_s - self._clock()))
         pending_of = {info.uuid: (pending, i) for pending in pending_devices for i, info in enumerate(pending.infos)}
         present = [info for pending in pending_devices for info in pending.infos]
         chosen = select_gpus(self._wanted, present, self._environ)
@@ -101,12 +103,6 @@ class NvmlSource:
                 if probe.info not in chosen:
                     probe.close()
         watch.start()
-
-    def _await(self, pending_devices: Sequence[PendingDevice]) -> None:
-        """Wait for the GPUs to open until the deadline."""
-        until_s = self._clock() + self._open_deadline_s
-        for pending in pending_devices:
-            pending.opened_too_late = not pending.done.wait(max(0.0, until_s - self._clock()))
 
     @property
     def host(self) -> PsutilHost:

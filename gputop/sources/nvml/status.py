@@ -6,6 +6,8 @@ newer codes are missing from older releases of that package.
 
 from __future__ import annotations
 
+from typing import Any
+
 from gputop.core.errors import GputopError, NoDataError
 
 SUCCESS = 0
@@ -89,6 +91,12 @@ def reason(code: int, call: str, mig: bool = False) -> str:
     return f"{text} ({call})"
 
 
+def raise_if_gone(error: Any) -> None:
+    """Raise an NVMLError again if it says that the device is gone."""
+    if error.value in DEVICE_GONE:
+        raise error
+
+
 RESTART = " Restart gputop afterwards."
 
 
@@ -116,36 +124,33 @@ def unreadable_message(reason: str, index: int) -> str:
 _DEMO = "`gputop --demo` shows a simulated node without any driver."
 
 
+# What a failed nvmlInit means to the user, by its code: the kind of error, the cause, what to do.
+_OPEN_ERRORS: dict[int, tuple[type[GputopError], str, str]] = {
+    LIBRARY_NOT_FOUND: (
+        NoDataError, "This machine has no NVIDIA driver (libnvidia-ml.so.1 is missing).",
+        "Install the driver; a container needs docker run --gpus all. If the variable NVIDIA_DRIVER_CAPABILITIES "
+        f"is set, it must contain utility. {_DEMO}"),
+    DRIVER_NOT_LOADED: (
+        NoDataError, "The NVIDIA driver is installed but its kernel module is not loaded.",
+        f"Load it with `sudo modprobe nvidia`; if that fails, `dmesg | grep -i nvidia` shows the reason. {_DEMO}"),
+    LIB_RM_VERSION_MISMATCH: (
+        GputopError, "The NVIDIA kernel module and libnvidia-ml.so.1 are of different versions: the driver was "
+        "upgraded while the old module stayed loaded.",
+        "Reboot, or stop all GPU programs and reload the module (`sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset "
+        "nvidia && sudo modprobe nvidia`). In a container restart the container."),
+    NO_PERMISSION: (
+        GputopError, "The NVIDIA driver refuses access (NVML: no permission).",
+        "Look at the rights of /dev/nvidiactl and /dev/nvidia* (NVreg_DeviceFileMode, often a group such as "
+        "`video`), and at the device cgroup of the container or job."),
+}
+
+
 def open_error(code: int) -> GputopError:
     """Error that says what a failed nvmlInit means to the user."""
-    if code == LIBRARY_NOT_FOUND:
-        return NoDataError(
-            "This machine has no NVIDIA driver (libnvidia-ml.so.1 is missing).",
-            "Install the driver; a container needs docker run --gpus all. If the variable NVIDIA_DRIVER_CAPABILITIES "
-            f"is set, it must contain utility. {_DEMO}",
-        )
-    if code == DRIVER_NOT_LOADED:
-        return NoDataError(
-            "The NVIDIA driver is installed but its kernel module is not loaded.",
-            f"Load it with `sudo modprobe nvidia`; if that fails, `dmesg | grep -i nvidia` shows the reason. {_DEMO}",
-        )
-    if code == LIB_RM_VERSION_MISMATCH:
-        return GputopError(
-            "The NVIDIA kernel module and libnvidia-ml.so.1 are of different versions: the driver was upgraded "
-            "while the old module stayed loaded.",
-            "Reboot, or stop all GPU programs and reload the module (`sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset "
-            "nvidia && sudo modprobe nvidia`). In a container restart the container.",
-        )
-    if code == NO_PERMISSION:
-        return GputopError(
-            "The NVIDIA driver refuses access (NVML: no permission).",
-            "Look at the rights of /dev/nvidiactl and /dev/nvidia* (NVreg_DeviceFileMode, often a group such as "
-            "`video`), and at the device cgroup of the container or job.",
-        )
-    return GputopError(
-        f"NVML could not be started (error {code}).",
-        "See whether `nvidia-smi` works; `dmesg | grep -i nvrm` names driver faults.",
-    )
+    kind, cause, fix = _OPEN_ERRORS.get(code, (
+        GputopError, f"NVML could not be started (error {code}).",
+        "See whether `nvidia-smi` works; `dmesg | grep -i nvrm` names driver faults."))
+    return kind(cause, fix)
 
 
 def no_gpus() -> GputopError:

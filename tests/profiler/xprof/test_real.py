@@ -19,8 +19,8 @@ from gputop.profiler.discovery import Finder
 from gputop.profiler.recording import SERVER_MULTIPLE, CaptureResult
 from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.continuous import Continuous, stop_continuous
+from gputop.profiler.xprof.outline import count_events
 from gputop.profiler.xprof.probe import probe
-from gputop.profiler.xprof.volume import count_events
 from gputop.trace.readers.load import load
 from tests.profiler.capturing import capture, capture_with_probe
 from tests.records import replace

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler.xprof.outline import outline, session_window_ns
-from gputop.profiler.xprof.volume import count_events
+from gputop.profiler.xprof.outline import count_events, outline, session_window_ns
 from gputop.trace import limits
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
