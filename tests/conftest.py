@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import importlib.util
@@ -39,7 +40,10 @@ settings.load_profile("untimed")
 # What takes seconds to make is made once: the tests of these files share a process.
 _SHARED_JOBS, _PARSED_SOURCES, _REAL_TRACES = "TensorFlow jobs", "parsed sources", "real traces"
 _TOGETHER = {
-    _SHARED_JOBS: ("tests/profiler/xprof/test_real.py", "tests/test_end_to_end.py"),
+    _SHARED_JOBS: (  # their jobs are forked from one process
+        "tests/profiler/xprof/test_real.py", "tests/profiler/xprof/test_real_workers.py",
+        "tests/ranks/test_real_hang.py", "tests/session/test_restart.py", "tests/test_end_to_end.py",
+        "tests/test_marks.py"),
     _PARSED_SOURCES: (  # they call tests.source_trees.sources
         "tests/advice/test_registry.py", "tests/core/test_codec.py", "tests/core/test_own_program.py",
         "tests/test_docs.py", "tests/test_house.py", "tests/test_imports.py", "tests/test_words.py",
@@ -48,12 +52,13 @@ _TOGETHER = {
         "tests/analysis/gpu/test_real_device_tables.py", "tests/diagnosis/test_every_second.py",
         "tests/diagnosis/test_real_traces.py", "tests/diagnosis/test_true_figures.py"),
 }
+_MAX_ID_CHARS = 300
 _GROUP = {file: group for group, files in _TOGETHER.items() for file in files}
 # What takes minutes begins first, so that no process works on alone at the end.
 _FIRST = ("tests/launch/test_real_pytorch.py", "tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py",
-          "tests/test_arm.py", "tests/session/test_restart.py", "tests/launch/test_real.py",
+          "tests/test_arm.py", "tests/launch/test_real.py",
           "tests/tui/test_keys.py", "tests/tui/terminal/", "tests/telemetry/test_step_period.py",
-          "tests/advice/test_labeled.py", "tests/test_marks.py", "tests/profiler/xprof/", "tests/commands/test_cli",
+          "tests/advice/test_labeled.py", "tests/profiler/xprof/", "tests/commands/test_cli",
           "tests/sources/nvml/test_faults.py", "tests/diagnosis/", _REAL_TRACES, "tests/tui/", "tests/comparison/",
           "tests/timeline/", "tests/advice/live/", "tests/trace/readers/", "tests/launch/",
           "tests/text/test_redaction.py", _PARSED_SOURCES)
@@ -80,9 +85,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """A short name for a long value: one of megabytes would be part of the test's name, which each process makes, sends
+    and keeps, every byte of it as four characters."""
+    return f"{argname} of {len(val)}" if isinstance(val, (str, bytes)) and len(val) > _MAX_ID_CHARS else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: next((i for i, first in enumerate(_FIRST) if _group(item.nodeid).startswith(first)),
-                                     len(_FIRST)))
+    items.sort(key=lambda item: _turn(_file(item.nodeid)))
     if importlib.util.find_spec("tensorflow") is not None:
         return
     absent = pytest.mark.skip(reason="TensorFlow is not installed")
@@ -91,10 +101,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(absent)
 
 
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
 def _group(nodeid: str) -> str:
     """The name of the tests that share a process with this one: those of its file, or of several."""
-    file = nodeid.partition("::")[0]
-    return _GROUP.get(file, file)
+    return _GROUP.get(_file(nodeid), _file(nodeid))
+
+
+@functools.cache
+def _turn(file: str) -> int:
+    """The place of a file's tests among those that begin first; the number of such places if it has none."""
+    group = _GROUP.get(file, file)
+    return next((turn for turn, first in enumerate(_FIRST) if group.startswith(first)), len(_FIRST))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -132,6 +152,17 @@ def quick_pilots() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         make_pilots_cheap(patch)
         yield
+
+
+@pytest.fixture
+def analysis_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captures analyzed without a process of its own, whose start takes several times as long as a small trace."""
+    from gputop.diagnosis import worker
+    from gputop.diagnosis.diagnose import analyze_to_facts
+    from gputop.trace.readers.load import load
+
+    monkeypatch.setattr(worker, "analyze_in_worker",
+                        lambda paths, *_: worker.diagnosis_of(analyze_to_facts(load(paths))))
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROJECT = "gputop-tf"
 _INSTALL_TIMEOUT_S = 600.0
 _PIP = ("-m", "pip", "--disable-pip-version-check", "-q", "--retries", "1", "--timeout", "20")
 
@@ -95,13 +94,14 @@ def _install_gputop(folder: Path) -> None:
     if installed.exists() and installed.read_text() == str(wheel):
         return
     installed.unlink(missing_ok=True)
-    _do(str(folder / "bin" / "python"), *_PIP, "uninstall", "-y", PROJECT)  # pip takes one of the same version for it
+    for old in folder.glob("lib/python3.*/site-packages/gputop*"):  # pip would take one of the same version for it
+        shutil.rmtree(old)
     _install(folder, "--no-compile", str(wheel))
     installed.write_text(str(wheel))
 
 
 def _wheel(folder: Path) -> Path:
-    """gputop as it is now, built once for all environments, by the Python of ``folder``."""
+    """gputop as it is now, built once for all environments."""
     files = [ROOT / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE")]
     files += sorted(path for name in ("gputop", "tools") for path in (ROOT / name).rglob("*")
                     if path.is_file() and path.suffix != ".pyc")
@@ -119,7 +119,9 @@ def _wheel(folder: Path) -> Path:
                 copy = source / file.relative_to(ROOT)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, copy)
-            _pip(folder, "wheel", "--no-deps", "-w", str(wheels), str(source))
+            build = ("wheel", "--no-deps", "-w", str(wheels), str(source))
+            if _do(sys.executable, *_PIP, *build, "--no-build-isolation"):  # what builds it is not in every environment
+                _pip(folder, *build)
     (wheel,) = wheels.glob("*.whl")
     return wheel
 

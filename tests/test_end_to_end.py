@@ -24,7 +24,7 @@ pytestmark = pytest.mark.tensorflow
 
 def captured(job: TfJob, logdir: Path) -> tuple[dict[str, Any], float]:
     """The document of ``gputop capture --json`` and the median step the job's own callback logged meanwhile."""
-    done = gputop("capture", "--attach", job.address, "--seconds", "3", "--logdir", str(logdir), "--json")
+    done = gputop("capture", "--attach", job.address, "--seconds", "2", "--logdir", str(logdir), "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     # In the recorded window: what gputop does before and after it takes the job's processors, too.
@@ -42,7 +42,7 @@ def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJ
     (waits,) = [gaps for gaps in document["stacks"]["gaps"] if gaps["gap"] == "input"]
     assert waits["lines"][0]["line"].endswith("load.<lambda>"), waits  # which sleeps
     capture = document["capture"]
-    assert capture["chosen_s"] == 3 and capture["probe"]["host_events_per_s"] > 0
+    assert capture["chosen_s"] == 2 and capture["probe"]["host_events_per_s"] > 0
     assert capture["cost"]["memory_peak_bytes"] >= capture["cost"]["memory_before_bytes"] > 1e8
     parts = document["breakdown"]
     assert parts["compute"] is None, "no GPU in this trace: unknown, not 0"
@@ -57,7 +57,7 @@ def test_fast_input_is_not_blamed(tf_fast_job: TfJob, tmp_path: Path) -> None:
 
 async def test_in_the_app_one_key_names_the_cause(tf_slow_job: TfJob, tmp_path: Path) -> None:
     session = StillSession(logdir=tmp_path)
-    session.control.options = type(session.control.options)(logdir=tmp_path, capture_s=2.0)
+    session.control.options = type(session.control.options)(logdir=tmp_path, capture_s=1.5)
     session.watch.attach(tf_slow_job.address)
     session.watch.update()
     app = GputopApp(session)

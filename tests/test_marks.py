@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,15 +15,13 @@ import gputop
 from gputop import marks
 from gputop.trace.lookups import host_stat
 from gputop.trace.readers.load import load
+from tests import marks_job, tensorflow_processes
 from tests.environments import JAX, environment
 from tests.marks_job import EPOCHS, STEPS, TESTS
 
 
-def check(python: str | Path, framework: str, folder: Path) -> None:
-    job = subprocess.run([python, "-m", "tests.marks_job", framework, str(folder)], capture_output=True, text=True,
-                         cwd=Path(__file__).parents[1])
-    assert job.returncode == 0, job.stderr
-    train, test = map(int, job.stdout.split()[-2:])
+def check(printed: str, folder: Path) -> None:
+    train, test = map(int, printed.split()[-2:])
     assert (train, test) == (EPOCHS * STEPS, EPOCHS * TESTS)
     trace = load([str(folder)])
     rows, _ = host_stat(trace.host, "step_num")
@@ -42,11 +41,17 @@ def check(python: str | Path, framework: str, folder: Path) -> None:
 def test_the_steps_of_a_keras_job(tmp_path: Path) -> None:
     if find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
-    check(sys.executable, "keras", tmp_path)
+    job = tensorflow_processes.start(Path(marks_job.__file__), ["keras", str(tmp_path)], {**os.environ}, stderr=2)
+    printed = job.stdout.read()
+    assert job.wait() == 0
+    check(printed, tmp_path)
 
 
 def test_the_steps_of_a_jax_job(tmp_path: Path) -> None:
-    check(environment(JAX).python, "jax", tmp_path)
+    job = subprocess.run([environment(JAX).python, "-m", "tests.marks_job", "jax", str(tmp_path)], capture_output=True,
+                         text=True, cwd=Path(__file__).parents[1])
+    assert job.returncode == 0, job.stderr
+    check(job.stdout, tmp_path)
 
 
 def test_nothing_is_imported_and_nothing_marked_without_a_framework() -> None:

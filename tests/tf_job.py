@@ -1,8 +1,9 @@
 """A real Keras training job with a profiler server, for tests: started here, run as a script.
 
-``start_tf_job`` starts this file in a process of its own (TensorFlow stays out of the test
-process) and waits for its ready line. The job trains until it is killed, and prints one JSON
-line per step, so that a test can hold a trace against what the job itself saw.
+``start_tf_job`` runs this file in a process of its own (TensorFlow stays out of the test
+process; see tests/tensorflow_processes.py) and waits for its ready line. The job trains until
+it is killed, and prints one JSON line per step, so that a test can hold a trace against what
+the job itself saw.
 
     with start_tf_job("slow input") as job:
         capture(job.address, ...)
@@ -26,14 +27,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests import tensorflow_processes
 
 MODES = ("fast", "slow input", "validation", "host work", "retracing", "tiny ops", "small layers")
 READY_TIMEOUT_S = 240.0  # TensorFlow's import alone takes tens of seconds on a busy machine
 WARM_UP_STEPS = 5  # the first ones hold tracing and allocation
 # What the job itself spends, and a trace of it is to show; no test waits by them.
-SLOW_INPUT_S = 0.05  # per batch, as a read from slow storage; the step computes for 20-40 ms on two cores
+SLOW_INPUT_S = 0.05  # per batch, as a read from slow storage; the step computes for 10-20 ms on a core
 CALLBACK_S = 0.005  # of Python after each step
+REST_S = 0.02  # after each step of a fast job: one that never rests leaves the rest of a test run no core
 TINY_OPS = 1000  # in a step
 
 
@@ -44,7 +49,7 @@ class TfJob:
     address: str
     pid: int
     versions: dict[str, str]
-    _process: subprocess.Popen[str]
+    _process: subprocess.Popen[str] | tensorflow_processes.Forked
     _steps: list[float] = field(default_factory=list)
     _progress: threading.Condition = field(default_factory=threading.Condition)
     _ended: bool = False
@@ -95,16 +100,18 @@ def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int 
                  threads: int | None = None) -> Iterator[TfJob]:
     """Run a training job in one of the ``MODES`` until the block ends, each op of it in so many threads (None: as many
     as TensorFlow takes)."""
+    from tests import tensorflow_processes  # not above: the job itself runs without this repository on its path
+
     assert mode in MODES
-    command = [python, str(Path(__file__).resolve()), mode, str(port or _free_port())]
+    script, arguments = Path(__file__).resolve(), [mode, str(port or _free_port())]
     # The job ends by itself when its stdin closes, so it does not outlive a killed test run.
     # Keras is imported as a namespace of TensorFlow; the script's folder must not shadow anything.
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONSAFEPATH": "1"}
     if threads is not None:
         env["TF_NUM_INTRAOP_THREADS"] = str(threads)
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-    )
+    process = tensorflow_processes.start(script, arguments, env) if python == sys.executable else subprocess.Popen(
+        [python, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=env)
     errors: list[str] = []
     ready: queue.Queue[dict[str, Any] | None] = queue.Queue()
     jobs: list[TfJob] = []
@@ -131,7 +138,8 @@ def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int 
 
 
 def _read_steps(
-    process: subprocess.Popen[str], ready: queue.Queue[dict[str, Any] | None], jobs: list[TfJob]
+    process: subprocess.Popen[str] | tensorflow_processes.Forked, ready: queue.Queue[dict[str, Any] | None],
+    jobs: list[TfJob],
 ) -> None:
     assert process.stdout is not None
     for text in process.stdout:
@@ -163,7 +171,7 @@ def _train(mode: str, port: int) -> None:
     import tensorflow as tf
 
     tf.keras.utils.set_random_seed(0)
-    rows, width, layers = (32, 16, 24) if mode == "small layers" else (256, 768, 3)
+    rows, width, layers = (32, 16, 24) if mode == "small layers" else (64, 768, 3)
     features = tf.random.normal([rows, width])
     labels = tf.random.normal([rows, width])
 
@@ -185,6 +193,8 @@ def _train(mode: str, port: int) -> None:
             versions = {"tensorflow": tf.__version__, "keras": metadata.version("keras")}
             _say({"ready": True, "port": port, "pid": os.getpid(), "versions": versions})
         _say({"step": batch, "end_s": time.time()})
+        if mode == "fast":
+            time.sleep(REST_S)
         training.wait()
 
     tf.profiler.experimental.server.start(port)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import select
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from tests import tensorflow_processes
+from tests.tensorflow_processes import Forked
 from tests.tf_job import READY_TIMEOUT_S, _free_port
 
 
@@ -26,7 +27,7 @@ class Workers:
     """A running job. ``servers`` are the addresses of its workers' profiler servers."""
 
     servers: list[str]
-    processes: list[subprocess.Popen[str]]
+    processes: list[Forked]
 
     def crashed(self) -> bool:
         """Whether a worker died of a signal.
@@ -36,8 +37,8 @@ class Workers:
         the profiler server's thread).
         """
         for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it answers no more before it is gone
-                if process.wait(3) < 0:
+            with contextlib.suppress(TimeoutError):  # it answers no more before it is gone
+                if process.wait(3.0) < 0:
                     return True
         return False
 
@@ -48,18 +49,16 @@ def start_workers(workers: int = 2, *, late: int | None = None) -> Iterator[Work
     step: it waits for a batch that never comes."""
     cluster = {"worker": [f"127.0.0.1:{_free_port()}" for _ in range(workers)]}
     ports = [_free_port() for _ in range(workers)]
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Forked] = []
     try:
         for index, port in enumerate(ports):
             config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
             env = {**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1",
-                   "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(Path(__file__).parents[1])}
-            command = [sys.executable, "-m", "tests.workers_job", str(port), *["late"] * (index == late)]
-            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                              env=env))
+                   "CUDA_VISIBLE_DEVICES": "-1"}
+            arguments = [str(port), *["late"] * (index == late)]
+            processes.append(tensorflow_processes.start(Path(__file__).resolve(), arguments, env, stderr=2))
         deadline = time.monotonic() + READY_TIMEOUT_S
         for process in processes:
-            assert process.stdout is not None
             left_s = max(0.0, deadline - time.monotonic())
             assert select.select([process.stdout], [], [], left_s)[0], "a worker does not start"
             assert process.stdout.readline() == "ready\n", f"a worker ended with {process.wait()}"
@@ -68,9 +67,8 @@ def start_workers(workers: int = 2, *, late: int | None = None) -> Iterator[Work
         for process in processes:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                pipe.close()
 
 
 def late_batch() -> None:

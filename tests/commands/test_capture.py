@@ -16,6 +16,7 @@ from tests.launch.jobs import GPUTOP
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@pytest.mark.usefixtures("analysis_in_this_process")
 @pytest.mark.parametrize(("status", "arguments"), [
     (0, ["capture", "--demo", "--seconds", "0.5", "--logdir", "{}"]),
     (3, ["capture", "--attach", "127.0.0.1:1", "--logdir", "{}"]),
@@ -27,6 +28,7 @@ def test_what_handled_signals_before_does_so_again(status, arguments, tmp_path):
     assert {number: signal.getsignal(number) for number in _HANDLED} == before
 
 
+@pytest.mark.usefixtures("analysis_in_this_process")
 def test_the_end_of_a_capture_is_told_and_a_way_that_fails_changes_nothing(tmp_path, capsys):
     file = tmp_path / "told"
     assert main(["capture", "--demo", "--seconds", "0.5", "--logdir", str(tmp_path), "--notify",

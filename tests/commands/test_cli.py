@@ -95,11 +95,12 @@ def test_snapshot_of_the_demo_is_one_json_document_marked_simulated() -> None:
     assert doc["gpus"][0]["readings"]["sm_active"]["source"] == "simulated"
 
 
-def test_snapshot_as_text_into_a_file(tmp_path: Path) -> None:
+def test_snapshot_as_text_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "node.txt"
-    done = gputop("snapshot", "--demo", "--seconds", "0.2", "--interval", "0.1", "--gpus", "0,2-3", "-o", str(target))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "" and str(target) in done.stderr
+    assert main(["snapshot", "--demo", "--seconds", "0.2", "--interval", "0.1", "--gpus", "0,2-3",
+                 "-o", str(target)]) == 0
+    output = capsys.readouterr()
+    assert output.out == "" and str(target) in output.err
     text = target.read_text()
     lines = text.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("GPU "))
@@ -107,7 +108,7 @@ def test_snapshot_as_text_into_a_file(tmp_path: Path) -> None:
     assert [line[:1] for line in lines[at + 1:at + 4]] == ["0", "2", "3"]
 
 
-def test_capture_from_the_demo_names_its_cause(tmp_path: Path) -> None:
+def test_capture_from_the_demo_names_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = gputop("capture", "--demo", "input-bound", "--seconds", "2", "--logdir", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     doc = json.loads(done.stdout)
@@ -120,17 +121,17 @@ def test_capture_from_the_demo_names_its_cause(tmp_path: Path) -> None:
     assert doc["capture"]["cost"]["recorded_s"] == 2
     assert f"for 2 s ({doc['capture']['why']}); ctrl-c" in done.stderr and "for 2.0 s of trace" in done.stderr
     assert list(tmp_path.rglob("*.xplane.pb")) == [trace], "the probe is not kept"
-    again = gputop("analyze", str(tmp_path), "--json")
-    assert again.returncode == 0
-    assert json.loads(again.stdout)["findings"] == doc["findings"]
+    assert main(["analyze", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == doc["findings"]
 
 
-def test_forced_capture_has_no_probe(tmp_path: Path) -> None:
-    done = gputop("capture", "--demo", "--seconds", "1.2", "--force", "--logdir", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)["capture"]
+@pytest.mark.usefixtures("analysis_in_this_process")
+def test_forced_capture_has_no_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capture", "--demo", "--seconds", "1.2", "--force", "--logdir", str(tmp_path), "--json"]) == 0
+    output = capsys.readouterr()
+    plan = json.loads(output.out)["capture"]
     assert plan["probe"] is None and plan["chosen_s"] == 1.2 and "no probe" in plan["why"]
-    assert "probing" not in done.stderr
+    assert "recording" in output.err and "probing" not in output.err
 
 
 def test_capture_where_nothing_listens_has_nothing_to_show(tmp_path: Path, unused_port: int) -> None:
@@ -247,10 +248,10 @@ def test_what_took_long_after_the_samples_of_a_snapshot_is_named(
     assert "writing the snapshot as text took 0 s" in capsys.readouterr().err
 
 
-def test_a_server_asked_for_that_is_not_there_is_said(unused_port: int) -> None:
-    done = gputop("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1",
-                  "--attach", f"127.0.0.1:{unused_port}")
-    assert done.returncode == 0 and f"no profiler server at 127.0.0.1:{unused_port}" in done.stderr
+def test_a_server_asked_for_that_is_not_there_is_said(unused_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1",
+                 "--attach", f"127.0.0.1:{unused_port}"]) == 0
+    assert f"no profiler server at 127.0.0.1:{unused_port}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("gate", "status"), [([], 0), (["--fail-on", "high"], 1)])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gputop.analysis.host.executors import input_executors
+from gputop.analysis.results import Analysis
 from gputop.cli import main
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from gputop.core.samples import AdapterSample, Reading
@@ -47,6 +48,16 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def analyzed(trace_file: str) -> Analysis:
+    return analyze(trace_file)
+
+
+@pytest.fixture(scope="module")
+def sqlite_file(trace_file: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(trace_file, tmp_path_factory.mktemp("sqlite") / "t.sqlite")
+
+
 def convert(source: str, target: Path) -> Path:
     assert main(["convert", source, "-o", str(target)]) == EXIT_OK
     for path in target.iterdir() if target.is_dir() else [target]:
@@ -54,9 +65,10 @@ def convert(source: str, target: Path) -> Path:
     return target
 
 
-def test_the_tables_hold_each_event_and_the_analysis(trace_file: str, tmp_path: Path) -> None:
-    trace, analysis = load([trace_file]), analyze(trace_file)
-    with sqlite3.connect(convert(trace_file, tmp_path / "t.sqlite")) as tables:
+def test_the_tables_hold_each_event_and_the_analysis(
+        trace_file: str, analyzed: Analysis, sqlite_file: Path) -> None:
+    trace, analysis = load([trace_file]), analyzed
+    with sqlite3.connect(sqlite_file) as tables:
         def asked(query: str) -> list[tuple[object, ...]]:
             return tables.execute(query).fetchall()
 
@@ -103,20 +115,19 @@ def in_sqlite(path: Path, name_of: Callable[[Any], Any] = lambda index: index) -
     return rows
 
 
-def test_duckdb_reads_sqlite_and_finds_the_same(trace_file: str, tmp_path: Path) -> None:
-    path = convert(trace_file, tmp_path / "t.sqlite")
-    asked, told = duckdb_of_sqlite(path), in_sqlite(path)
+def test_duckdb_reads_sqlite_and_finds_the_same(sqlite_file: Path) -> None:
+    asked, told = duckdb_of_sqlite(sqlite_file), in_sqlite(sqlite_file)
     for table in TRACE_TABLES:
         assert asked(table) == told(table), table.name
 
 
 def test_duckdb_reads_parquet_and_finds_the_same(
-        trace_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        trace_file: str, sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     monkeypatch.setattr(columns, "BATCH_ROWS", 1000)  # several row groups, each with names of its own
     names = load([trace_file]).names
     asked = duckdb_of_parquet(convert(trace_file, tmp_path / "t.parquet"))
-    told = in_sqlite(convert(trace_file, tmp_path / "t.sqlite"), lambda i: None if i is None else names[i])
+    told = in_sqlite(sqlite_file, lambda i: None if i is None else names[i])
     rows = {table.name: asked(table) for table in TRACE_TABLES if table is not columns.NAMES}
     assert len(rows["device_events"]) > 1000 and rows["findings"] and any(row[5] for row in rows["device_events"])
     for table in TRACE_TABLES:
@@ -179,8 +190,9 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["json", "json.gz"])
-def test_a_viewer_s_format_read_again_gives_the_same_figures(trace_file: str, tmp_path: Path, ending: str) -> None:
-    before, after = analyze(trace_file), analyze(str(convert(trace_file, tmp_path / f"t.{ending}")))
+def test_a_viewer_s_format_read_again_gives_the_same_figures(
+        trace_file: str, analyzed: Analysis, tmp_path: Path, ending: str) -> None:
+    before, after = analyzed, analyze(str(convert(trace_file, tmp_path / f"t.{ending}")))
     assert [(use.gpu, use.kernels, use.busy) for use in after.gpus] == [
         (use.gpu, use.kernels, pytest.approx(use.busy, abs=1e-6)) for use in before.gpus]
     assert before.launch_threads is not None and after.launch_threads is not None

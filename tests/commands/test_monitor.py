@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from gputop.commands.monitor import unfit_terminal
 
 
 def _run(code: str) -> str:
@@ -50,6 +53,23 @@ def test_looking_for_servers_imports_nothing_that_only_a_capture_needs(absent: s
                 "discovery.Finder._may_train = lambda *_, **__: False  # whatever else runs here\n"
                 "find_servers((), {}, True)\n"
                 f"print({absent!r} in sys.modules)\n") == "False\n"
+
+
+@pytest.mark.parametrize(("output", "keys", "term", "reason"), [
+    (True, True, "xterm-256color", ""), (False, True, "xterm", "standard output is not a terminal"),
+    (True, False, "xterm", "standard input is not a terminal"), (True, True, "dumb", "TERM is dumb"),
+    (True, True, "", "TERM is not set"), (True, True, None, "TERM is not set")])
+def test_what_makes_a_terminal_unfit(output: bool, keys: bool, term: str | None, reason: str,
+                                     monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: output))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: keys))
+    if term is None:
+        monkeypatch.delenv("TERM", raising=False)
+    else:
+        monkeypatch.setenv("TERM", term)
+    given = unfit_terminal()
+    monkeypatch.undo()
+    assert given.startswith(reason) and bool(given) == bool(reason)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt: not glibc")

@@ -1,6 +1,6 @@
 """Against real PyTorch for the CPU (tests/environments.py); ``TORCH_PYTHON`` may name a Python that has it.
 
-A job trains from a seed and says the loss of the hundredth step, so that a changed value shows. A line on its standard
+A job trains from a seed and says the loss of the fortieth step, so that a changed value shows. A line on its standard
 input ends it; "again" has it begin anew from the same seed. The plain job alone loads all that PyTorch loads: for the
 others torch.compile, which the optimizer and the profiler import, is left out, as it takes longer than all the rest.
 """
@@ -25,7 +25,7 @@ from gputop.launch.kineto import UsedBefore, switch_on
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
-from gputop.profiler.kineto import jobs
+from gputop.profiler.kineto import jobs, recorder
 from gputop.profiler.kineto.clients import client_of
 from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
@@ -34,20 +34,23 @@ from tests.launch.jobs import environment as clean_environment
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only before Python 3.14")
 
-_JOB = """
-import os, sys, threading, time, types
+_WITHOUT_COMPILE = """
+import sys, types
 import torch
-torch.set_num_threads(1)
-MODE = sys.argv[1]
 def leave_out(name, **members):
     module = sys.modules["torch." + name] = types.SimpleNamespace(**members)
     setattr(torch, name, module)
 
-if MODE != "plain":
+if sys.argv[1] != "plain":
     leave_out("_dynamo", disable=lambda function, *_, **__: function, graph_break=lambda *_, **__: None,
               trace_rules=types.SimpleNamespace(clear_lru_cache=lambda: None))
     leave_out("_inductor", config=types.SimpleNamespace(triton=types.SimpleNamespace(cudagraphs=False)))
     sys.modules["torch._inductor.config"] = torch._inductor.config
+"""
+_JOB = _WITHOUT_COMPILE + """
+import os, threading, time
+torch.set_num_threads(1)
+MODE = sys.argv[1]
 if MODE == "used":
     from torch.profiler import profile
     with profile() as profiler:
@@ -73,7 +76,7 @@ def train():
             for weights in model.parameters():
                 torch.distributed.all_reduce(weights.grad)
         optimizer.step()
-        time.sleep(0.01)  # a recording of a tighter loop takes long to write on a loaded machine
+        time.sleep(0.03)  # a recording of a tighter loop takes long to write, and other tests want the processor
         if step == 1:
             os.write(1, f"ready {os.getpid()}\\n".encode())  # whole, where several ranks have one standard output
         yield step, float(loss.detach())
@@ -85,11 +88,11 @@ def wait():
 
 def run(asked_before):
     for step, loss in train():
-        if step == 100:
+        if step == 40:
             print("value", loss.hex(), torch.__version__, flush=True)
         if MODE == "native" and step == 2:
             threading.Event().wait()  # no Python runs in it
-        if len(asked) > asked_before and step > 100:
+        if len(asked) > asked_before and step > 40:
             break
 
 asked = []
@@ -153,18 +156,20 @@ def short_probes(monkeypatch):
     monkeypatch.setattr(safe_capture, "PROBE_S", 0.2)
 
 
-def _capture(pid: int, logdir: Path, seconds: float = 0.5, *, hold: bool = False, on_progress=lambda _: None):
-    """A capture of an ordinary length; its trace has steps. Returns its plan."""
+def _capture(pid: int, logdir: Path, seconds: float = 0.5, *, hold: bool = False, force: bool = False,
+             on_progress=lambda _: None):
+    """A capture of an ordinary length, without a probe if ``force``; its trace has steps. Returns its plan."""
     switch_on(pid, hold=hold)
+    request = CaptureRequest(seconds, logdir, force)
     result, plan, _ = safe_capture.capture_with_probe(
-        recorder_of(f"pid:{pid}"), CaptureRequest(seconds, logdir), on_progress, lambda _: None, threading.Event())
+        recorder_of(f"pid:{pid}"), request, on_progress, lambda _: None, threading.Event())
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.times.count > 2
     return plan
 
 
 class _Job(NamedTuple):
-    """One that some tests share. ``loss``: of the hundredth step, before anybody asked the job for something."""
+    """One that some tests share. ``loss``: of the fortieth step, before anybody asked the job for something."""
 
     process: subprocess.Popen[str]
     pid: int
@@ -173,7 +178,7 @@ class _Job(NamedTuple):
 
 
 def _value(process: subprocess.Popen[str]) -> list[str]:
-    """Loss of the hundredth step, and the version of PyTorch."""
+    """Loss of the fortieth step, and the version of PyTorch."""
     assert process.stdout is not None
     return next(line for line in process.stdout if line.startswith("value")).split()[1:]
 
@@ -204,7 +209,7 @@ def test_two_gputops_get_a_trace_each(plain_job, tmp_path):
     results = []
     switch_on(plain_job.pid)
     threads = [threading.Thread(target=lambda name=name: results.append(
-        _capture(plain_job.pid, tmp_path / name))) for name in "ab"]
+        _capture(plain_job.pid, tmp_path / name, force=True))) for name in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -223,7 +228,7 @@ def test_a_job_that_was_recorded_ends_as_it_would_have(plain_job):
 def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypatch):
     monkeypatch.setattr(kineto, "_inject", lambda *_: pytest.fail("attached"))
     with _job(tmp_path, "spawn", **_prepared()) as (process, (pid,)):
-        _capture(pid, tmp_path)
+        _capture(pid, tmp_path, force=True)
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
         assert children and not any(client_of(child) for child in children)
         folder = client_of(pid).folder
@@ -241,7 +246,7 @@ def fork_job(pytorch, tmp_path_factory) -> Iterator[_Job]:
 
 def test_loader_workers_are_no_clients(fork_job, tmp_path):
     pid = fork_job.pid
-    _capture(pid, tmp_path)
+    _capture(pid, tmp_path, force=True)
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     assert len(children) >= 2 and not any(client_of(child) for child in children)
 
@@ -265,7 +270,8 @@ def test_ranks_are_recorded_over_the_same_seconds(tmp_path):
     assert {line.rank for line in trace.lines} == {0, 1}
 
 
-def test_a_job_that_used_torch_profiler_is_asked_about(tmp_path):
+def test_a_job_that_used_torch_profiler_is_asked_about(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "_MAX_HOLD_S", 0.1)  # fewer events are recorded
     with _job(tmp_path, "used") as (process, (pid,)):
         with pytest.raises(UsedBefore, match="has used torch"):
             switch_on(pid)
@@ -291,10 +297,9 @@ def test_an_unsafe_job_is_refused(tmp_path):
 
 def test_with_a_gpu_nothing_is_begun_before_the_job_itself_uses_cuda(tmp_path):
     """As the job would have it on a node with a GPU: the driver is there, and CUDA is used later."""
-    code = """
-import sys, threading, time
+    code = _WITHOUT_COMPILE + """
+import threading, time
 sys.path.insert(0, sys.argv[1])
-import torch
 import gputop_kineto
 gputop_kineto._DRIVER, gputop_kineto._POLL_S = "/dev/null", 0.01
 torch.version.cuda = "12.0"
@@ -305,7 +310,7 @@ gputop_kineto.listen(lambda: True, lambda version: told.append(threading.current
 print(gputop_kineto._switch_on("/tmp/x")[0], told)
 used.append(1)
 while not told:
-    pass
+    time.sleep(0.01)
 print(told)
 """
     run = subprocess.run([_PYTHON, "-c", code, str(environment.INSIDE)], capture_output=True, text=True, timeout=120,

@@ -81,7 +81,7 @@ def test_json_has_what_was_asked_chosen_and_why() -> None:
     assert document["cost"]["memory_peak_bytes"] == 30 and document["cost"]["first_steps_s"] is None
 
 
-def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
+def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path, analysis_in_this_process: None) -> None:
     seen: list[CaptureStatus] = []
     with serve(FakeProfiler(xspace=make_xspace(events=1_000))) as server:
         done = capture_and_analyze([Server(server.address)], CaptureRequest(0.3, tmp_path, force=True),

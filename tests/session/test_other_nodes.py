@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gputop.cluster import ssh
 from gputop.profiler.capture.multi_worker import MultiWorkerCapture, capture_workers
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.kineto import recorder
 from gputop.profiler.storage import RunFolder
 from gputop.profiler.ways import recorder_of
 from gputop.session.other_nodes import OtherNodes
@@ -23,6 +25,14 @@ ROOT = Path(__file__).parents[2]
 MEETING = "n1:29500"
 READY = '{"schema":"gputop.ranks/1","seconds":0.2,"lead_s":0.0,"time_s":1}'
 TRACE = '{"traceEvents": []}'
+# kineto asks for work every five seconds, the jobs here twenty times a second: as long is waited for them.
+IMPATIENT = {"POLL_PERIOD_S": 0.1, "_LEAD_S": 0.3}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in IMPATIENT.items():
+        monkeypatch.setattr(recorder, name, seconds)
 
 
 @pytest.fixture
@@ -49,6 +59,8 @@ def _gputop_of(tmp_path: Path, pids: list[int]) -> str:
                        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
                        "from gputop.commands import capture_ranks\n"
                        "from gputop.launch.serve import Ready\n"
+                       "from gputop.profiler.kineto import recorder\n"
+                       f"recorder.__dict__.update({IMPATIENT})\n"
                        f"capture_ranks.find_ranks = lambda address: {pids}\n"
                        "capture_ranks.make_ready = lambda pid: Ready(f'pid:{pid}', '')\n"
                        "from gputop.cli import main\n"
@@ -109,6 +121,8 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
      """[{"address":"pid:1","name":"a","size":500}]}'; echo cut""", "broke off while its traces came"),
 ])
 def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(folder, tmp_path, monkeypatch, script, reason):
+    if script.endswith("'; cat"):  # it goes on, however long its end is waited for
+        monkeypatch.setattr(ssh, "_END_TIMEOUT_S", 0.1)
     _ssh(tmp_path, monkeypatch, script)
     with fake_job(folder) as here:
         captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
@@ -156,6 +170,7 @@ def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(folder, tmp_path, 
 def test_a_trace_larger_than_the_free_space_is_not_begun(folder, tmp_path, monkeypatch):
     line = '{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1","name":"a","size":4000000000}]}'
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf begin; cat")
+    monkeypatch.setattr(ssh, "_END_TIMEOUT_S", 0.1)
     monkeypatch.setattr(RunFolder, "free_bytes", lambda self: 3_000_000_000)
     with fake_job(folder) as here:
         captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")

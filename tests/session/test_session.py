@@ -60,7 +60,7 @@ def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
         session.close()
 
 
-def test_a_stopped_capture_keeps_its_data(tmp_path: Path) -> None:
+def test_a_stopped_capture_keeps_its_data(tmp_path: Path, analysis_in_this_process: None) -> None:
     session = simulated(tmp_path, capture_s=60.0)
     watched = Watched(session)
     session.start()

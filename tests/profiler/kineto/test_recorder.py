@@ -90,7 +90,14 @@ def test_ranks_begin_together_and_are_named(folder, tmp_path):
     assert not (folder / "dynolog").exists()
 
 
-def test_what_one_rank_lacks_is_its_own(folder, tmp_path):
+@pytest.fixture
+def loses_patience(monkeypatch):
+    """What does not come is given up soon; what is there already takes no longer on a loaded machine."""
+    monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 0.2)
+    monkeypatch.setattr(recorder, "_ATTEMPTS", 1)
+
+
+def test_what_one_rank_lacks_is_its_own(folder, tmp_path, loses_patience):
     with fake_job(folder) as one, fake_job(folder, "no-file") as other:
         captured = _capture_workers([one, other], tmp_path)
     assert [(o.address, o.error is None) for o in captured.outcomes] == [
@@ -102,11 +109,13 @@ def _capture_workers(processes, logdir: Path):
                            _ignore, _ignore, threading.Event())
 
 
-@pytest.mark.parametrize(("mode", "message"), [
-    ("link", "symbolic link"), ("pipe", "a pipe"), ("folder", "a folder"), ("sparse", "too large"),
-    ("no-file", "wrote no trace"), ("busy", "busy with another recording"), ("dies", "ended before its trace"),
-    ("silent", "does not ask for work")])
-def test_what_is_no_trace_is_not_taken(folder, tmp_path, mode, message):
+@pytest.mark.parametrize(("mode", "message", "limit"), [
+    ("link", "symbolic link", ""), ("pipe", "a pipe", ""), ("folder", "a folder", ""), ("sparse", "too large", ""),
+    ("no-file", "wrote no trace", "_WRITE_TIMEOUT_S"), ("busy", "busy with another recording", "_BUILD_TIMEOUT_S"),
+    ("dies", "ended before its trace", ""), ("silent", "does not ask for work", "_POLL_TIMEOUT_S")])
+def test_what_is_no_trace_is_not_taken(folder, tmp_path, loses_patience, monkeypatch, mode, message, limit):
+    if limit:  # that passes, however long it is
+        monkeypatch.setattr(recorder, limit, 0.3)
     with fake_job(folder, mode) as process, pytest.raises(GputopError, match=message) as raised:
         _record(process, tmp_path)
     assert raised.value.fix

@@ -27,6 +27,7 @@ from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve
 from tests.records import replace
 
+pytestmark = pytest.mark.usefixtures("analysis_in_this_process")
 RULE = parse_rule("sm<0.6*median for 5s")
 DEADLINE_S = 30.0
 

@@ -84,7 +84,7 @@ def reported_by_gputop(size: tuple[int, int] = (200, 60), **more: Any) -> Iterat
 def stall(there: Terminal, report: Reports) -> None:
     """Let it draw without reading, until the kernel takes no more; the keys are obeyed meanwhile."""
     full = 0
-    while full < 20:  # samples in a row with the line full
+    while full < 10:  # samples in a row with the line full
         before = report.next()
         if not before["busy"]:
             there.press("m")
