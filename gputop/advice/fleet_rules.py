@@ -71,7 +71,7 @@ FLEET_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="activity_drop", module="fleet.drops", origin="fleet", yields_to=("held_idle",),
+        id="activity_drop", module="fleet.idle", origin="fleet", yields_to=("held_idle",),
         limits=(
             Limit("activity_drop.before_s", 1800.0, "s", f"{OWN}the level before is not that of a warm-up"),
             Limit("activity_drop.after_s", 900.0, "s", f"{OWN}a validation or a checkpoint is over by then"),

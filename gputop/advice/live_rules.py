@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from gputop.advice.rule import OWN, Cause, Limit, Rule
 
+# Sources of limits at which a finding that is shown ends.
+_STEP_ABOVE = f"{OWN}it lies a step above the value that begins the finding"
+_STEP_BELOW = f"{OWN}it lies a step below the value that begins the finding"
+_JUST_UNDER = f"{OWN}it lies just under the value that begins the finding"
+
 _LITTLE_WORK = ("collective_hang", "idle_gpu", "unused_gpu", "gpu0_oversubscribed", "host_cpu_saturated",
                 "pcie_saturated", "network_bound", "spinning")
 
 LIVE_RULES: tuple[Rule, ...] = (
     Rule(
-        id="hardware_error", module="live.hardware_faults", origin="live", hides_limit=True,
+        id="hardware_error", module="live.hardware", origin="live", hides_limit=True,
         limits=(
             Limit("hardware_error.silent_s", 10.0, "s",
                   f"{OWN}a driver that is slow while a job starts is not called dead"),
@@ -85,7 +90,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="thermal_throttled", module="live.throttling", origin="live", hides_limit=True,
+        id="thermal_throttled", module="live.hardware", origin="live", hides_limit=True,
         limits=(
             Limit("thermal_throttled.window_s", 60.0, "s", f"{OWN}a GPU that heats up and cools down in turns gives "
                                                            "one finding"),
@@ -101,12 +106,11 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("thermal_throttled.high_enter", 0.75, "ratio",
                   f"contract of severities: 15% is high; {OWN}kernels that do not depend on the clock are allowed "
                   "for"),
-            Limit("thermal_throttled.high_leave", 0.80, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("thermal_throttled.high_leave", 0.80, "ratio", _STEP_ABOVE),
         ),
     ),
     Rule(
-        id="power_capped", module="live.throttling", origin="live", shared_limits=("window_s",),
+        id="power_capped", module="live.hardware", origin="live", shared_limits=("window_s",),
         yields_to=("thermal_throttled",),
         limits=(
             Limit("power_capped.share_enter", 0.5, "ratio", f"{OWN}capping is the usual state, not a peak"),
@@ -114,8 +118,7 @@ LIVE_RULES: tuple[Rule, ...] = (
                   f"{OWN}it is half of the share at which the finding begins"),
             Limit("power_capped.power_enter", 0.98, "ratio",
                   f"{OWN}at a mean power this close to it, the limit decides"),
-            Limit("power_capped.power_leave", 0.95, "ratio",
-                  f"{OWN}it lies just under the value that begins the finding"),
+            Limit("power_capped.power_leave", 0.95, "ratio", _JUST_UNDER),
             Limit("power_capped.clock_enter", 0.90, "ratio",
                   f"{OWN}ordinary boost steps of a few per cent are not reported"),
             Limit("power_capped.clock_leave", 0.95, "ratio", f"{OWN}it lies half-way back to the full clock"),
@@ -142,8 +145,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("memory_preallocated.enter", 0.90, "ratio",
                   "TensorFlow maps nearly all device memory at start; 90% as in the PyTorch plugin's memory limit"),
-            Limit("memory_preallocated.leave", 0.85, "ratio",
-                  f"{OWN}it lies just under the value that begins the finding"),
+            Limit("memory_preallocated.leave", 0.85, "ratio", _JUST_UNDER),
             Limit("memory_preallocated.flat", 0.005, "ratio",
                   f"{OWN}only memory that was reserved once counts, not memory that grows and shrinks"),
         ),
@@ -175,8 +177,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("pcie_link_degraded.share_leave", 0.5, "ratio", f"{OWN}the link works at full rate again"),
             Limit("pcie_link_degraded.traffic_enter", 0.3, "ratio",
                   f"{OWN}a link with less traffic, which loses little time at half its rate, is not reported"),
-            Limit("pcie_link_degraded.traffic_leave", 0.2, "ratio",
-                  f"{OWN}it lies a step below the value that begins the finding"),
+            Limit("pcie_link_degraded.traffic_leave", 0.2, "ratio", _STEP_BELOW),
         ),
     ),
     Rule(
@@ -187,15 +188,13 @@ LIVE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("pcie_saturated.rate_enter", 0.65, "ratio",
                   f"packet headers leave 80-90% of a PCIe link's raw rate; {OWN}copies run most of the time"),
-            Limit("pcie_saturated.rate_leave", 0.55, "ratio",
-                  f"{OWN}it lies a step below the value that begins the finding"),
+            Limit("pcie_saturated.rate_leave", 0.55, "ratio", _STEP_BELOW),
             Limit("pcie_saturated.coarse_window_s", 120.0, "s",
                   f"NVML's call sees 20 ms; {OWN}a few dozen samples, 5 s apart, make a mean"),
             Limit("pcie_saturated.coarse_count", 12, "count",
                   f"{OWN}the mean of 20-ms samples is good to about 0.1 even if they differ widely"),
             Limit("pcie_saturated.medium_enter", 0.8, "ratio", f"{OWN}the GPU visibly waits"),
-            Limit("pcie_saturated.medium_leave", 0.9, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("pcie_saturated.medium_leave", 0.9, "ratio", _STEP_ABOVE),
         ),
     ),
     Rule(
@@ -215,8 +214,7 @@ LIVE_RULES: tuple[Rule, ...] = (
                   "kubernetes-mixin: CPUThrottlingHigh at 25% of the scheduler's periods"),
             Limit("host_cpu_saturated.throttled_leave", 0.15, "ratio", f"{OWN}a quieter minute does not hide it"),
             Limit("host_cpu_saturated.waiting_enter", 0.80, "ratio", f"{OWN}the GPUs clearly have time left"),
-            Limit("host_cpu_saturated.waiting_leave", 0.90, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("host_cpu_saturated.waiting_leave", 0.90, "ratio", _STEP_ABOVE),
             Limit("host_cpu_saturated.thread_enter", 0.9, "ratio", f"{OWN}some core is full in nearly every sample"),
             Limit("host_cpu_saturated.thread_leave", 0.7, "ratio",
                   f"{OWN}a few samples without a full core do not hide it"),
@@ -224,8 +222,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("host_cpu_saturated.least_cores_leave", 0.7, "cores", "same as host_cpu_saturated.thread_leave"),
             Limit("host_cpu_saturated.most_cores_enter", 1.5, "cores",
                   f"{OWN}the job has hardly any other thread at work, so the full core is that thread's"),
-            Limit("host_cpu_saturated.most_cores_leave", 2.0, "cores",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("host_cpu_saturated.most_cores_leave", 2.0, "cores", _STEP_ABOVE),
         ),
     ),
     Rule(
@@ -238,14 +235,15 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("network_bound.rate_enter", 0.75, "ratio",
                   f"protocols leave about 95% of an RDMA link's rate; {OWN}pauses between collectives are allowed "
                   "for"),
-            Limit("network_bound.rate_leave", 0.65, "ratio",
-                  f"{OWN}it lies a step below the value that begins the finding"),
+            Limit("network_bound.rate_leave", 0.65, "ratio", _STEP_BELOW),
             Limit("network_bound.waiting_enter", 0.80, "ratio", "same as host_cpu_saturated.waiting_enter"),
-            Limit("network_bound.waiting_leave", 0.90, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("network_bound.waiting_leave", 0.90, "ratio", _STEP_ABOVE),
         ),
     ),
-    Rule(id="numa_remote", module="live.numa", origin="live", needs=("processes",), shared_limits=("idle_gpu.age_s",)),
+    Rule(
+        id="numa_remote", module="live.host_cpu", origin="live", needs=("processes",),
+        shared_limits=("idle_gpu.age_s",),
+    ),
     Rule(
         id="spinning", module="live.activity", origin="live",
         yields_to=("collective_hang", "gpu0_oversubscribed", "idle_gpu", "unused_gpu"), hides_limit=True,
@@ -259,15 +257,14 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("spinning.util_leave", 0.95, "ratio", f"{OWN}a missed reading does not hide it"),
             Limit("spinning.sm_enter", 0.35, "ratio",
                   f"NCCL: at most 32 channels, one SM each, a quarter of an H100; {OWN}smaller GPUs also count"),
-            Limit("spinning.sm_leave", 0.45, "ratio", f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("spinning.sm_leave", 0.45, "ratio", _STEP_ABOVE),
             Limit("spinning.tensor_enter", 0.005, "ratio", f"{OWN}only GPUs without any matrix work count"),
             Limit("spinning.tensor_leave", 0.015, "ratio", f"{OWN}a stray kernel does not hide it"),
             Limit("spinning.dram_enter", 0.02, "ratio", f"{OWN}kernels that compute move more than that"),
             Limit("spinning.dram_leave", 0.04, "ratio", f"{OWN}a stray copy does not hide it"),
             Limit("spinning.power_enter", 0.45, "ratio",
                   f"{OWN}GPUs at work draw more, and small boards with a high idle power draw less"),
-            Limit("spinning.power_leave", 0.55, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("spinning.power_leave", 0.55, "ratio", _STEP_ABOVE),
             Limit("spinning.varies_enter", 0.05, "ratio",
                   f"{OWN}kernels that wait keep the same SMs all the time, while steps of a training differ"),
             Limit("spinning.varies_leave", 0.15, "ratio", f"{OWN}one odd reading does not hide it"),
@@ -279,8 +276,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("spinning.nvlink_leave", 2e8, "B/s", f"{OWN}a stray copy does not hide it"),
             Limit("spinning.coarse_power_enter", 0.35, "ratio",
                   f"{OWN}without SM activity only a GPU that draws hardly more than an idle one counts"),
-            Limit("spinning.coarse_power_leave", 0.40, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("spinning.coarse_power_leave", 0.40, "ratio", _STEP_ABOVE),
         ),
     ),
     Rule(
@@ -298,8 +294,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("slow_rank.slices_leave", 0.7, "ratio", f"{OWN}a few slices in which it is in time do not hide it"),
             Limit("slow_rank.alike_enter", 0.10, "ratio",
                   f"{OWN}replicas of one model do the same; stages of a pipeline rarely agree that well"),
-            Limit("slow_rank.alike_leave", 0.15, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("slow_rank.alike_leave", 0.15, "ratio", _STEP_ABOVE),
         ),
     ),
     Rule(
@@ -308,11 +303,9 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("dram_bound.window_s", 60.0, "s", f"{OWN}it holds for the run, not for one phase of a step"),
             Limit("dram_bound.dram_enter", 0.60, "ratio",
                   "NVIDIA, DCGM profiling metrics: about 80% of the memory's peak is the most that can be reached"),
-            Limit("dram_bound.dram_leave", 0.50, "ratio",
-                  f"{OWN}it lies a step below the value that begins the finding"),
+            Limit("dram_bound.dram_leave", 0.50, "ratio", _STEP_BELOW),
             Limit("dram_bound.tensor_enter", 0.30, "ratio", f"{OWN}the tensor cores are clearly not the limit"),
-            Limit("dram_bound.tensor_leave", 0.40, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("dram_bound.tensor_leave", 0.40, "ratio", _STEP_ABOVE),
         ),
     ),
     Rule(
@@ -327,8 +320,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("low_sm_active.window_s", 120.0, "s", "same as idle_gpu.all_window_s"),
             Limit("low_sm_active.active_enter", 0.50, "ratio",
                   "PyTorch's TensorBoard plugin: GPU utilization below 50%; nsys expert rule gpu_time_util: 50%"),
-            Limit("low_sm_active.active_leave", 0.60, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("low_sm_active.active_leave", 0.60, "ratio", _STEP_ABOVE),
             Limit("low_sm_active.slices_enter", 0.8, "ratio", f"{OWN}it holds for most of the run, not for one phase"),
             Limit("low_sm_active.slices_leave", 0.5, "ratio", f"{OWN}a slice or two of more work do not hide it"),
             Limit("low_sm_active.pause", 0.02, "ratio",
@@ -379,8 +371,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("tensor_idle.tensor_enter", 0.005, "ratio", f"{OWN}only GPUs whose tensor cores do nothing count"),
             Limit("tensor_idle.tensor_leave", 0.02, "ratio", f"{OWN}a stray kernel does not hide it"),
             Limit("tensor_idle.fp64_enter", 0.05, "ratio", f"{OWN}scientific work in double precision is left alone"),
-            Limit("tensor_idle.fp64_leave", 0.10, "ratio",
-                  f"{OWN}it lies a step above the value that begins the finding"),
+            Limit("tensor_idle.fp64_leave", 0.10, "ratio", _STEP_ABOVE),
         ),
     ),
 )

@@ -59,7 +59,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="small_kernels", module="trace.kernels", origin="trace", severity="by_share_capped",
+        id="small_kernels", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True,
         parts=("launch", "idle"), idle_gaps={"launching": 2},
         follows_from=(Cause("launch_bound", "slow_launches", wholly=True), *_DELAYS_LAUNCHES,
@@ -232,7 +232,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="small_grids", module="trace.small_grids", origin="trace", needs=("gpu_activity",),
+        id="small_grids", module="trace.batch_size", origin="trace", needs=("gpu_activity",),
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("small_grids.share", 0.15, "ratio",
@@ -287,7 +287,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="anomaly_mode", module="trace.torch_settings", origin="trace",
+        id="anomaly_mode", module="trace.torch_jobs", origin="trace",
         silent_for=("tensorflow", "jax"),
         parts=("host", "launch"), idle_gaps={"dispatch": 4},
         limits=(
@@ -296,7 +296,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="double_precision", module="trace.torch_settings", origin="trace", severity="by_share_capped",
+        id="double_precision", module="trace.torch_jobs", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), parts=("host",),
         limits=(
             Limit("double_precision.saved", 0.5, "ratio",
@@ -307,7 +307,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="onednn_off", module="trace.torch_settings", origin="trace", severity="by_share_capped",
+        id="onednn_off", module="trace.torch_jobs", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), parts=("host",),
         limits=(
             Limit("onednn_off.batch", 16, "count",
@@ -316,7 +316,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="accumulation_sync", module="trace.torch_loop", origin="trace", severity="by_share_capped",
+        id="accumulation_sync", module="trace.torch_jobs", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
         parts=("collectives", "host"), events=_COLLECTIVE,
         limits=(
@@ -327,7 +327,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="gradients_zeroed", module="trace.torch_loop", origin="trace", severity="by_share_capped",
+        id="gradients_zeroed", module="trace.torch_jobs", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
         parts=("compute", "host"),
         limits=(
@@ -335,7 +335,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="ops_without_gradient", module="trace.torch_loop", origin="trace", severity="by_share_capped",
+        id="ops_without_gradient", module="trace.torch_jobs", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
         parts=("host",),
         limits=(
@@ -347,7 +347,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="memory_growth", module="trace.memory_growth", origin="trace", silent_for=("tensorflow", "jax"),
+        id="memory_growth", module="trace.memory", origin="trace", silent_for=("tensorflow", "jax"),
         costs_time=False,
         limits=(
             Limit("memory_growth.steps", 8, "count", f"{OWN}caches and optimizers fill in the first steps; eight "
@@ -422,7 +422,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="thread_contention", module="trace.thread_contention", origin="trace", severity="by_share_capped",
+        id="thread_contention", module="trace.cpus", origin="trace", severity="by_share_capped",
         needs=("launch_threads",), silent_for=("pytorch",),
         parts=("launch", "host"), idle_gaps={"dispatch": 1},
         limits=(
@@ -437,7 +437,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="threads_unused", module="trace.cpu_threads", origin="trace", severity="by_share_capped",
+        id="threads_unused", module="trace.cpus", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"),  # they start a thread for each CPU
         parts=("host",),
         limits=(
@@ -450,7 +450,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="thread_oversubscription", module="trace.cpu_threads", origin="trace", severity="by_share_capped",
+        id="thread_oversubscription", module="trace.cpus", origin="trace", severity="by_share_capped",
         silent_for=("tensorflow", "jax"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=("host",),
         limits=(
@@ -460,7 +460,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="cpu_contention", module="trace.cpu_contention", origin="trace", severity="by_share_capped",
+        id="cpu_contention", module="trace.cpus", origin="trace", severity="by_share_capped",
         parts=("input", "launch", "host"),
         limits=(
             Limit("cpu_contention.share", 0.05, "ratio",
@@ -567,7 +567,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="allocation_in_steps", module="trace.allocation", origin="trace", severity="by_share_capped",
+        id="allocation_in_steps", module="trace.memory", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 4},
         limits=(
@@ -579,7 +579,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="graph_recapture", module="trace.graphs", origin="trace", severity="by_share_capped",
+        id="graph_recapture", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",),
         parts=("launch", "host"), idle_gaps={"launching": 4},
         limits=(
@@ -590,7 +590,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="managed_memory", module="trace.allocation", origin="trace", severity="by_share_capped",
+        id="managed_memory", module="trace.memory", origin="trace", severity="by_share_capped",
         needs=("busy_gpus",),
         parts=("compute", "h2d", "d2h"), events=_COPIES,
         limits=(

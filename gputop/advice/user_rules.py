@@ -50,7 +50,8 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
             if taken is None:
                 rules[rule.id] = rule
             else:
-                problems.append(Problem(file.name, _line(rule.origin), f"the id {rule.id} is in use: {taken}"))
+                place = Place(int(rule.origin.rpartition(":")[2]))
+                problems.append(Problem(file.name, place, f"the id {rule.id} is in use: {taken}"))
         for set_ in file.limits:
             problem = _limit_problem(set_)
             if problem is None:
@@ -80,10 +81,6 @@ def _never_found(id_: str, source: Source) -> str | None:
 
     near = get_close_matches(id_, FINDING_IDS, 1)
     return f"gputop has no rule {id_}" + (f": did you mean {near[0]}?" if near else ": gputop rules list shows all")
-
-
-def _line(origin: str) -> Place:
-    return Place(int(origin.rpartition(":")[2]))
 
 
 def _figure(value: float, limit: Limit) -> str:

@@ -61,6 +61,11 @@ class Explanation(Struct, frozen=True):
     unknown: str = ""  # of a live rule: what a capture or the stacks of the ranks would show, "which copies?"
 
 
+def known(figures: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the figures of a finding's evidence without those that are not known (None)."""
+    return {name: value for name, value in figures.items() if value is not None}
+
+
 def of_type(value: Any, wanted: type[_T], function: str) -> _T:
     """Return the result of a rule's function; raises TypeError with a sentence where it is something else."""
     if not isinstance(value, wanted):

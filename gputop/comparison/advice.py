@@ -73,15 +73,12 @@ class _Measured(Struct, frozen=True):
     def estimated(self, gain: Gain, of: Gain) -> float | None:
         """Return what ``gain`` promises, as a share of the time that ``of`` is measured by; None where that is not
         known."""
-        if gain.step_time is None or (gain.per == of.per and of.per != _RECORDING):
+        if gain.step_time is None or _RECORDING not in (gain.per, of.per):
             return gain.step_time
         if gain.per == _RECORDING:
             shares = of.per == _RECORDING and self.wall_of_recorded
             return min(1.0, gain.step_time / shares) if shares else None
-        if of.per != _RECORDING:
-            return gain.step_time
-        held = self.steps_of_wall
-        return None if held is None else gain.step_time * held
+        return None if self.steps_of_wall is None else gain.step_time * self.steps_of_wall
 
     @property
     def steps_of_wall(self) -> float | None:
@@ -139,8 +136,7 @@ def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -
 
 
 def _wall_of_recorded(side: Side) -> float | None:
-    analysis = side.analysis
-    wall, steps = (analysis.wall_time, analysis.steps) if analysis is not None else (None, None)
+    wall, steps = side.analysis.wall_time if side.analysis is not None else None, side.steps
     if wall is None or steps is None or wall.per_step_s is None or wall.recorded_s <= 0:
         return None
     return min(1.0, wall.per_step_s * (wall.steps or steps.count) / wall.recorded_s)

@@ -108,8 +108,7 @@ class Comparison(Struct, frozen=True):
     def captures_needed(self) -> int | None:
         """Return how many captures of each job a difference as that of ``repeat`` takes to be certain, about: what two
         means differ by falls with the root of their number. None where there is no such difference."""
-        row = self.repeat
-        bounds = None if row is None else _logarithms(row)
+        bounds = _logarithms(self.repeat)
         if bounds is None:
             return None
         low, high, change = bounds
@@ -134,8 +133,7 @@ class Comparison(Struct, frozen=True):
     def probably(self) -> Literal["faster", "slower"] | None:
         """Return which way a difference that is not proven most likely went: 5 to 1 and more, as it is by half of the
         change that it takes to be certain. None if there is no such difference."""
-        row = self.repeat
-        bounds = None if row is None else _logarithms(row)
+        bounds = _logarithms(self.repeat)
         if bounds is None:
             return None
         low, high, change = bounds
@@ -238,9 +236,9 @@ def _change(row: Row) -> tuple[str, str]:
     return _times(row.a, row.b_alike), "" if share is None else f" ({signed(share)})"
 
 
-def _logarithms(row: Row) -> tuple[float, float, float] | None:
+def _logarithms(row: Row | None) -> tuple[float, float, float] | None:
     """The bounds of a time's change and the change, as logarithms of B over A; None if it was not tested, or is 0."""
-    if not row.a or not row.change or row.low is None or row.high is None:
+    if row is None or not row.a or not row.change or row.low is None or row.high is None:
         return None
     low, high, change = (math.log(max(1 + value / row.a, _LEAST)) for value in (row.low, row.high, row.change))
     return low, high, change

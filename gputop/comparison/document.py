@@ -43,10 +43,9 @@ class CompareSide(Struct, frozen=True):
 
     @classmethod
     def of(cls, side: Side) -> CompareSide:
-        steps = side.analysis.steps if side.analysis is not None else None
         return document_of(
             cls, side, again=tuple(repeat.path for repeat in side.repeats), gpus=gpu_count(side),
-            gpu_names=tuple(sorted(set(side.gpu_names))), steps=steps and document_of(CompareSteps, steps))
+            gpu_names=tuple(sorted(set(side.gpu_names))), steps=side.steps and document_of(CompareSteps, side.steps))
 
 
 class CompareRow(Struct, frozen=True):

@@ -1,16 +1,22 @@
-"""Run-to-run variation of a job: the least difference that counts as a change.
+"""Run-to-run variation of a job: the least difference that counts as a change, and the live step times by which it is
+also known.
 
-All are logarithms of factors: what disturbs a job multiplies its time.
+All variations are logarithms of factors: what disturbs a job multiplies its time.
 """
 
 from __future__ import annotations
 
 import math
+from statistics import median
 
-from gputop.comparison.live_step import live_spread
+import numpy as np
+
 from gputop.comparison.sides import Side
-from gputop.comparison.statistics import Drift
+from gputop.comparison.statistics import MIN_STEPS, Drift
 from gputop.core.job_cpus import JobCpus
+from gputop.core.live_steps import LiveSteps
+from gputop.telemetry.step_period import SURE, StepPeriodEstimate, is_undersampled, steps_per_period
+from gputop.trace.model import F64
 
 # Standard deviation of the mean step between reruns of one unchanged job, as a share of it. On the CPU: measured with
 # nothing beside it, 7 and 9% where the step computes there (benchmarks/compare_reruns.md). With GPUs: gputop's own
@@ -56,12 +62,6 @@ def threads_spread(steps: int) -> float:
     return math.hypot(THREADS_SPREAD_MOST, STEP_SPREAD / math.sqrt(steps))
 
 
-def load_effect(a: Side, b: Side) -> float:
-    """Logarithm of the factor by which a step of B may be longer than one of A only because other processes left it
-    less of the CPUs; negative: shorter. 0 if that is not known, or if the CPUs were not full."""
-    return drift_of(a, b).load
-
-
 def cpus_of(side: Side) -> JobCpus | None:
     return side.analysis.trace.job_cpus if side.analysis is not None else None
 
@@ -82,16 +82,14 @@ def _slowdowns(a: Side, b: Side) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _threads_spread(side: Side) -> float:
-    analysis = side.analysis
-    return threads_spread(analysis.steps.count if analysis is not None and analysis.steps is not None else 1)
+    return threads_spread(side.steps.count if side.steps is not None else 1)
 
 
 def _covers(side: Side) -> bool:
     """Return whether the steps are most of the recording, which the waits are of."""
-    analysis = side.analysis
-    if analysis is None or analysis.steps is None:
-        return False
-    return analysis.steps.count * analysis.steps.mean_s >= _COVERED * analysis.trace.window_s
+    analysis, steps = side.analysis, side.steps
+    return analysis is not None and steps is not None and (
+        steps.count * steps.mean_s >= _COVERED * analysis.trace.window_s)
 
 
 def _by_threads(cpus: JobCpus) -> tuple[float, ...]:
@@ -142,3 +140,42 @@ def _deviation(side: Side) -> float:
 def _runs(side: Side) -> float:
     """The root of the number of a side's captures, by which the spread of their mean is less than that of one."""
     return math.sqrt(1 + len(side.repeats))
+
+
+# -- the live step time ------------------------------------------------------------------------------
+#
+# A capture shows seconds of a job. What the monitor saw in the minutes before tells how much its steps differ over
+# time, and whether they are as many per minute as the capture says.
+
+
+def live_steps_s(side: Side, other: Side | None = None) -> F64 | None:
+    """The time of a step, per iteration, in each stretch of the minutes before the capture; None where the live signal
+    does not show the trace's steps for sure, or only in few stretches.
+
+    A period may be of several steps. Of how many, the trace tells; where its steps are too far from what was live, the
+    ``other`` side's trace does.
+    """
+    live = _sure(side)
+    if live is None:
+        return None
+    count = _steps_per_period(side) or (_steps_per_period(other) if other is not None else None)
+    return None if count is None else np.array(live.period_s) / count / side.iterations
+
+
+def live_spread(side: Side) -> float:
+    """Standard deviation of the live step times as a share of their mean; 0 where they are not known."""
+    steps_s = live_steps_s(side)
+    return 0.0 if steps_s is None else float(steps_s.std(ddof=1) / steps_s.mean())
+
+
+def _sure(side: Side) -> LiveSteps | None:
+    live = side.analysis.trace.live_steps if side.analysis is not None else None
+    if side.steps is None or live is None or len(live.period_s) < MIN_STEPS:
+        return None
+    return None if live.confidence < SURE or is_undersampled(side.steps.median_s, live.interval_s) else live
+
+
+def _steps_per_period(side: Side) -> int | None:
+    live = _sure(side)
+    return None if live is None or side.steps is None else (
+        steps_per_period(StepPeriodEstimate(median(live.period_s)), side.steps.median_s))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from gputop.comparison.drift import cpus_of, load_effect
+from gputop.comparison.drift import cpus_of, drift_of
 from gputop.comparison.sides import Side
 from gputop.text.units import percent
 
@@ -147,15 +147,14 @@ def _number_type(side: Side) -> str | None:
 
 def same_phase(a: Side, b: Side) -> bool:
     """Return whether the steps of both are of training, of evaluation, or nobody knows."""
-    phases = {side.analysis.steps.phase for side in (a, b) if side.analysis is not None and side.analysis.steps}
+    phases = {side.steps.phase for side in (a, b) if side.steps is not None}
     return len(phases - {"unknown"}) < 2
 
 
 def other_functions(a: Side, b: Side) -> tuple[str, str] | None:
     """The functions whose calls are the steps of A and of B, where they are not the same: one may be a part of the
     other, as ``add`` is of a whole update."""
-    names = [name for side in (a, b) if side.analysis is not None and side.analysis.steps is not None
-             and (name := _function(side.analysis.steps.anchor))]
+    names = [name for side in (a, b) if side.steps is not None and (name := _function(side.steps.anchor))]
     return (names[0], names[1]) if len(names) == 2 and names[0] != names[1] else None
 
 
@@ -167,7 +166,7 @@ def _function(anchor: str) -> str:
 
 
 def _steps(a: Side, b: Side) -> Iterator[Note]:
-    steps = [side.analysis.steps for side in (a, b) if side.analysis is not None and side.analysis.steps is not None]
+    steps = [side.steps for side in (a, b) if side.steps is not None]
     if len(steps) < 2:
         return
     per = a.iterations, b.iterations
@@ -181,7 +180,7 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
         yield Note("other_functions", f"A's steps are calls of {functions[0]}, B's of {functions[1]}: one may be a "
                                       "part of the other. Mark the steps (jax.profiler.StepTraceAnnotation, "
                                       "tf.profiler.experimental.Trace) in both, then compare again.")
-    if load_effect(a, b) >= OTHER_LOAD:
+    if drift_of(a, b).load >= OTHER_LOAD:
         used = [f"{cpus.others:.2g} of {cpus.allowed:.3g} CPUs in {name}" for name, side in (("A", a), ("B", b))
                 if (cpus := cpus_of(side)) is not None]
         yield Note("other_load", f"Other processes used {' and '.join(used)}: this alone changes the times of a job "

@@ -127,7 +127,7 @@ def _sides(c: Comparison, width: int) -> Iterator[Line]:
 
 
 def _about(side: Side) -> str:
-    steps = side.analysis.steps if side.analysis is not None else None
+    steps = side.steps
     text = ("SIMULATED " if side.simulated else "") + _KINDS[side.kind]
     if steps is not None:
         text += f", {steps.count} steps by {steps.anchor}"
@@ -173,8 +173,7 @@ def _steps(c: Comparison, shown: list[Row], width: int, everything: bool) -> Ite
     yield from _table("Step time", rows, width, c)
     if not everything:
         return
-    tails = [side.analysis.steps.p95_s / side.iterations if side.analysis is not None
-             and side.analysis.steps is not None else None for side in (c.a, c.b)]
+    tails = [side.steps.p95_s / side.iterations if side.steps is not None else None for side in (c.a, c.b)]
     yield Line(f"  {fit('95th percentile', _LABEL - 2)}{_figure(tails[0], 's'):>10}{_figure(tails[1], 's'):>10}")
     within = [f"{_LABELS[row.id]} {bounds[0]} to {bounds[1]}" for row in rows if (bounds := _bounds(row)) is not None]
     if within:
@@ -207,8 +206,12 @@ def _table(title: str, rows: list[Row], width: int, c: Comparison) -> Iterator[L
         yield Line(f"  {fit(_label(same), _LABEL - 2)}{_figure(a, one.unit):>10}{_figure(b, one.unit):>10}"
                    f"{_change(a, b, one.unit):>9}  {one.verdict}",
                    "warn" if _is_unsure(one, c) else _TONES.get(one.verdict, ""))
-    for reason in {row.reason: None for row in rows if row.verdict == "cannot be told" and row.reason}:
-        yield from _wrapped(f"cannot be told: {reason}.", width, "  ")
+    yield from _reasons(rows, width, "  ")
+
+
+def _reasons(rows: Iterable[Row], width: int, begin: str = "") -> Iterator[Line]:
+    for reason in dict.fromkeys(row.reason for row in rows if row.verdict == "cannot be told" and row.reason):
+        yield from _wrapped(f"cannot be told: {reason}.", width, begin)
 
 
 def _label(rows: list[Row]) -> str:
@@ -259,9 +262,7 @@ def _gpus(c: Comparison, shown: list[Row], width: int) -> Iterator[Line]:
     rest = {id_: label for id_, label in _REST.items() if any((gpu, id_) in rows for gpu in gpus)}
     if rest:
         yield from _by_gpu(rows, gpus, rest, 24)
-    reasons = {row.reason: None for row in rows.values() if row.verdict == "cannot be told" and row.reason}
-    for reason in reasons:
-        yield from _wrapped(f"cannot be told: {reason}.", width)
+    yield from _reasons(rows.values(), width)
     if c.verdict == "better" and any(row.verdict == "worse" and row.id in ("busy", "compute", "idle")
                                      for row in rows.values()):
         yield from _wrapped("Shares are of each side's own step: the same idle time is a larger share of a shorter "
@@ -307,8 +308,7 @@ _FULFILLED_TONES: dict[str | None, Tone] = {"kept": "good", "partly kept": "warn
 
 def _entry(e: FollowedAdvice, width: int) -> Iterator[Line]:
     on = f" · GPU {ranges(e.gpus)}" if e.gpus else ""
-    severity = e.severity_a if e.severity_b is None else e.severity_b if e.severity_a is None else (
-        e.severity_a if e.severity_a == e.severity_b else f"{e.severity_a} → {e.severity_b}")
+    severity = " → ".join(dict.fromkeys(filter(None, (e.severity_a, e.severity_b))))
     yield from _wrapped(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ",
                         _STATUS_TONES.get(e.status, ""))
     parts = []

@@ -12,9 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.results import GpuUse
-from gputop.comparison.drift import drift_of
+from gputop.comparison.drift import drift_of, live_steps_s
 from gputop.comparison.job import other_functions, same_phase, work_ratio
-from gputop.comparison.live_step import live_steps_s
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Drift, Interval, difference, ratio
 from gputop.comparison.wall import ENOUGH_PAUSES, Walls, wall_difference
@@ -24,6 +23,7 @@ from gputop.text.units import percent
 from gputop.trace.model import F64
 
 if TYPE_CHECKING:
+    from gputop.analysis.gpu.step_series import StepSeries
     from gputop.replay.snapshot import Snapshot
 
 Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
@@ -156,19 +156,14 @@ def step_rows(a: Side, b: Side) -> list[Row]:
             continue
         first, second = (value if len(runs) == 1 else float(np.mean([statistic(one) for one in runs]))
                          for value, runs in zip((first, second), series, strict=True))
-        interval = None
-        if not_alike is None:
-            by_ratio = ratio(series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b),
-                             statistic=statistic)
-            interval = None if by_ratio is None else by_ratio.of(first)
+        by_ratio = None if not_alike is not None else ratio(
+            series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b), statistic=statistic)
+        interval = None if by_ratio is None else by_ratio.of(first)
         row = _row(_step_time(id_), first, second, _Test(minimum, interval, reason=not_alike or _TOO_FEW_STEPS), work)
         if row.verdict in ("better", "worse") and live is not None and _contradicts(live, percent_change(row)):
             unlikely_s = (row.change or 0.0) - (live.change or 0.0) if id_ == "mean_s" else 0.0
             row = replace(row, verdict="noise", reason=_NOT_LIVE.format(percent_change(live)))
-        if row.verdict == "noise" and row.reason is None and (change := percent_change(row)) is not None:
-            small = abs(row.change or 0.0) < minimum
-            row = replace(row, reason=SMALL if small else _WITHIN_RERUNS.format(percent(abs(change))))
-        rows.append(row)
+        rows.append(_with_reason(row, minimum, _WITHIN_RERUNS))
     return [*rows, *filter(None, (wall_row(a, b, unlikely_s), live))]
 
 
@@ -196,11 +191,15 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
     of_pauses, counts = difference[1], (len(one.pauses_s), len(other.pauses_s))
     if of_pauses and min(counts) < ENOUGH_PAUSES:
         return replace(row, verdict="cannot be told", reason=_FEW_PAUSES.format(*counts))
-    if row.reason is None:
-        change = percent(abs(percent_change(row) or 0.0))
-        small = abs(row.change or 0.0) < minimum
-        row = replace(row, reason=SMALL if small else (_WITHIN_PAUSES if of_pauses else _WITHIN_RERUNS).format(change))
-    return row
+    return _with_reason(row, minimum, _WITHIN_PAUSES if of_pauses else _WITHIN_RERUNS)
+
+
+def _with_reason(row: Row, minimum: float, within: str) -> Row:
+    """The row with the reason why a difference is noise: ``within`` some variation, or less than ``minimum``."""
+    change = percent_change(row)
+    if row.verdict != "noise" or row.reason is not None or change is None:
+        return row
+    return replace(row, reason=SMALL if abs(row.change or 0.0) < minimum else within.format(percent(abs(change))))
 
 
 def _not_alike(a: Side, b: Side) -> str | None:
@@ -238,7 +237,7 @@ class _Steps(Struct, frozen=True):
 
     @classmethod
     def of(cls, side: Side) -> _Steps | None:
-        steps = side.analysis.steps if side.analysis is not None else None
+        steps = side.steps
         if steps is None:
             return None
         series: F64 | None = None
@@ -251,7 +250,7 @@ class _Steps(Struct, frozen=True):
 
 def step_scale(a: Side, b: Side) -> float:
     """Seconds against which changes are measured: the mean of both mean steps, so that A and B can be swapped."""
-    means = [steps.mean_s for side in (a, b) if (steps := _Steps.of(side)) is not None]
+    means = [side.steps.mean_s / side.iterations for side in (a, b) if side.steps is not None]
     return sum(means) / len(means) if means else 0.0
 
 
@@ -262,14 +261,14 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
     breakdowns = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
     if breakdowns == [None, None]:
         return []
-    known_parts = [parts.known if parts is not None else {} for parts in breakdowns]
     per, work = (a.iterations, b.iterations), work_ratio(a, b)
     pairs = {name: _pair(a, b, partial(_part, name=name), (per[0], per[1] * work)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs, times=True)
     minimum = MIN_EFFECT * step_scale(a, b)
     rows = []
     for name in PART_ORDER:
-        first, second = (parts[name] / n if name in parts else None for parts, n in zip(known_parts, per, strict=True))
+        first, second = (parts.known[name] / n if parts is not None and name in parts.known else None
+                         for parts, n in zip(breakdowns, per, strict=True))
         if first is None and second is None:
             continue
         test = _Test(minimum, interval.get(name), _within(pairs[name], minimum), reason)
@@ -278,16 +277,19 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
 
 
 def _part_shares(a: Side, b: Side) -> list[Row]:
-    pairs = {name: _pair(a, b, partial(_part_share, name=name), (1.0, 1.0)) for name in PART_ORDER}
+    pairs = {name: _pair(a, b, partial(_part_share, name=name)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs)
     return [_row(_Figure("breakdown", name, RATIO, -1), float(pair[0].mean()), float(pair[1].mean()),
                  _Test(MIN_EFFECT, interval.get(name), reason=reason))
             for name, pair in pairs.items() if pair is not None]
 
 
-def _part_share(side: Side, name: str) -> F64 | None:
-    part = _part(side, name)
-    return None if part is None or side.series is None else part / side.series.step_s
+def _part(series: StepSeries, name: str) -> F64 | None:
+    return series.parts.get(name)
+
+
+def _part_share(series: StepSeries, name: str) -> F64 | None:
+    return series.parts[name] / series.step_s if name in series.parts else None
 
 
 def gpu_rows(a: Side, b: Side) -> list[Row]:
@@ -295,10 +297,9 @@ def gpu_rows(a: Side, b: Side) -> list[Row]:
     gpus = [{gpu.gpu: gpu for gpu in side.analysis.gpus} if side.analysis is not None else {} for side in (a, b)]
     shared = sorted(gpus[0].keys() & gpus[1].keys())
     keys = [(gpu, figure) for gpu in shared for figure in _GPU_FIGURES]
-    one = (1.0, 1.0)
     per = a.iterations, b.iterations
-    pairs = {(gpu, figure): _pair(a, b, partial(_of_gpu, gpu=gpu, figure=figure), per if figure == "kernels" else one)
-             for gpu, figure in keys}
+    pairs = {(gpu, figure): _pair(a, b, partial(_of_gpu, gpu=gpu, figure=figure),
+                                  per if figure == "kernels" else (1.0, 1.0)) for gpu, figure in keys}
     interval, reason = _tested(a, b, pairs)
     rows = []
     for gpu, figure in keys:
@@ -315,12 +316,8 @@ def gpu_rows(a: Side, b: Side) -> list[Row]:
     return rows
 
 
-def _part(side: Side, name: str) -> F64 | None:
-    return None if side.series is None else side.series.parts.get(name)
-
-
-def _of_gpu(side: Side, gpu: int, figure: str) -> F64 | None:
-    return None if side.series is None else _known(side.series.gpus.get(gpu, {}).get(figure))
+def _of_gpu(series: StepSeries, gpu: int, figure: str) -> F64 | None:
+    return _known(series.gpus.get(gpu, {}).get(figure))
 
 
 def _known(series: F64 | None) -> F64 | None:
@@ -335,8 +332,7 @@ def _gpu_value(side: Side, gpu: GpuUse, figure: str) -> float | None:
     if figure == "idle":
         return 1 - gpu.busy
     if figure == "kernels":  # of the window, which says nothing on its own
-        steps = side.analysis.steps if side.analysis is not None else None
-        return None if steps is None else gpu.kernels_per_s * steps.mean_s / side.iterations
+        return None if side.steps is None else gpu.kernels_per_s * side.steps.mean_s / side.iterations
     value: float | None = getattr(gpu, "launch_delay_median_s" if figure == "launch_delay_s" else figure)
     return value
 
@@ -349,7 +345,7 @@ def collective_rows(a: Side, b: Side) -> list[Row]:
              for side, one in zip((a, b), collectives, strict=True)]
     rows = []
     if waiting != [None, None]:
-        pair = _pair(a, b, lambda side: None if side.series is None else _known(side.series.waiting), (1.0, 1.0))
+        pair = _pair(a, b, lambda series: _known(series.waiting))
         interval, reason = _tested(a, b, {"waiting": pair})
         rows.append(_row(_Figure("collectives", "waiting", RATIO, -1), waiting[0], waiting[1],
                          _Test(MIN_EFFECT, interval.get("waiting"), reason=None if None in waiting else reason)))
@@ -403,9 +399,10 @@ def _lanes(snapshot: Snapshot) -> dict[tuple[int, str], F64]:
     return out
 
 
-def _pair(a: Side, b: Side, of: Callable[[Side], F64 | None], per: tuple[float, float]) -> tuple[F64, F64] | None:
+def _pair(a: Side, b: Side, of: Callable[[StepSeries], F64 | None], per: tuple[float, float] = (1.0, 1.0),
+          ) -> tuple[F64, F64] | None:
     """The series of both sides per iteration, or None where one lacks it."""
-    first, second = of(a), of(b)
+    first, second = (None if side.series is None else of(side.series) for side in (a, b))
     return None if first is None or second is None else (first / per[0], second / per[1])
 
 
@@ -430,7 +427,7 @@ def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None], *, ti
     drift = drift_of(a, b)
     changes = {key: _change(pair, 1 - error, drift, times=times) for key, pair in comparable.items()}
     bare = [name for name, side in (("A", a), ("B", b)) if side.series is None]
-    stepless = [n for n, side in (("A", a), ("B", b)) if side.analysis is None or side.analysis.steps is None]
+    stepless = [n for n, side in (("A", a), ("B", b)) if side.steps is None]
     if stepless:
         return changes, _NO_STEPS.format(" and ".join(stepless))
     return changes, _NO_SERIES.format(" and ".join(bare)) if bare else _TOO_FEW_STEPS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 
 from gputop.analysis.results import SCHEMA as ANALYSIS
-from gputop.analysis.results import Analysis
+from gputop.analysis.results import Analysis, StepTimes
 from gputop.core.codec import parse
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.findings import Finding
@@ -59,10 +59,13 @@ class Side(Struct, frozen=True):
         return self.analysis.findings if self.analysis is not None else ()
 
     @property
+    def steps(self) -> StepTimes | None:
+        return self.analysis.steps if self.analysis is not None else None
+
+    @property
     def iterations(self) -> float:
         """Optimizer steps in one step of the trace; 1 where nothing tells."""
-        steps = self.analysis.steps if self.analysis is not None else None
-        return max(1.0, steps.iterations_per_step) if steps is not None else 1.0
+        return max(1.0, self.steps.iterations_per_step) if self.steps is not None else 1.0
 
 
 def read_side(path: str | os.PathLike[str]) -> Side:
@@ -78,7 +81,7 @@ def read_side(path: str | os.PathLike[str]) -> Side:
     if schema == ANALYSIS:
         return Side(text, "analysis", Analysis.from_json(saved, text))
     if schema != SNAPSHOT:
-        raise GputopError(f"{text} is a document of {_shown(schema)}, which cannot be compared.", _FIX)
+        raise GputopError(f"{text} is a document of {schema[:60]}, which cannot be compared.", _FIX)
     snapshot = from_document(saved, text)
     analysis = snapshot.capture.analysis if snapshot.capture is not None else None
     if analysis is None and not snapshot.sample.gpus:
@@ -132,7 +135,3 @@ def _saved(path: Path) -> dict[str, Any] | None:
         return None
     schema = document.get("schema")
     return document if isinstance(schema, str) and schema.startswith("gputop.") else None
-
-
-def _shown(schema: str) -> str:
-    return schema[:60]

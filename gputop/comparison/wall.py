@@ -58,8 +58,7 @@ class Walls(Struct, frozen=True):
         """None where the wall time of a capture is not known."""
         usual, pauses, apart, steps, open_s = [], [], [], 0.0, 0.0
         for capture in (side, *side.repeats):
-            analysis = capture.analysis
-            times, wall = (analysis.steps, analysis.wall_time) if analysis is not None else (None, None)
+            times, wall = capture.steps, capture.analysis.wall_time if capture.analysis is not None else None
             if times is None or wall is None or wall.per_step_s is None:
                 return None
             recordings = [StepSeries(times.durations_s, wall.pauses_s), wall.overview]

@@ -107,11 +107,11 @@ def analyze_with_steps(
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
                       list(by_gpu.values()), flops_per_step) if steps else None,
         **{name: results[name] for name in FIELDS})
-    time = time_shares(trace, gpu_timelines, steps, step_parts, parts)
+    shares, basis, period_s, parts = time_shares(trace, gpu_timelines, steps, step_parts, parts)
     facts = TraceFacts(
-        trace, analysis, steps, time.shares, time.basis, time.period_s, detect_framework(trace), params=params,
+        trace, analysis, steps, shares, basis, period_s, detect_framework(trace), params=params,
         gpu_timelines=tuple(gpu_timelines), waits=results["waits"], replay=results["replay"], host=results["causes"],
-        parts=time.parts, calls=layers.calls if layers else None)
+        parts=parts, calls=layers.calls if layers else None)
     advice = trace_advice(facts)
     return replace(facts, analysis=msgspec.structs.replace(
         analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if))

@@ -4,7 +4,7 @@ the window."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,9 +57,7 @@ class KernelsPerStep:
 
 def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[KernelsPerStep], PerStep]:
     """The rows that have a part in a step, by falling time, and what their figures are."""
-    by = per_step(a)
-    if a.steps is not None and all(row.count_per_step is not None for row in table):
-        by = PerStep(1.0, by.gpus, a.steps.unit, True)
+    by = _basis(a, (row.count_per_step for row in table))
     sums = [(row, row.count_per_step or 0.0, row.time_s_per_step or 0.0) if by.whole else (row, row.count, row.time_s)
             for row in table]
     all_s, rows = sum(time_s for _, _, time_s in sums), []
@@ -100,11 +98,10 @@ class OpCopiesPerStep:
 def copies_per_step(a: Analysis) -> tuple[list[CopiesPerStep], list[OpCopiesPerStep], PerStep]:
     """The copies of each GPU, and of each op where the trace names them: a step has that share of an op's copies that
     it has of all in that direction."""
-    by, table = per_step(a), a.copies
+    table = a.copies
     if table is None:
-        return [], [], by
-    if a.steps is not None and all(row.count_per_step is not None for row in table.rows):
-        by = PerStep(1.0, by.gpus, a.steps.unit, True)
+        return [], [], per_step(a)
+    by = _basis(a, (row.count_per_step for row in table.rows))
     rows = []
     seen: dict[str, float] = defaultdict(float)
     in_step: dict[str, float] = defaultdict(float)
@@ -145,11 +142,11 @@ class CollectivePerStep:
 
 def collectives_per_step(a: Analysis) -> tuple[list[CollectivePerStep], PerStep]:
     """Number of each operation per step, each as long as they are in the window on average."""
-    by, operations = per_step(a), a.collectives.operations if a.collectives is not None else ()
-    whole = a.steps is not None and all(op.count_per_step is not None for op in operations)
+    operations = a.collectives.operations if a.collectives is not None else ()
+    by = _basis(a, (op.count_per_step for op in operations))
     rows = []
     for op in operations:
-        count = op.count_per_step if whole and op.count_per_step is not None else op.count / by.steps_times_gpus
+        count = op.count_per_step or 0.0 if by.whole else op.count / by.steps_times_gpus
         if not count:
             continue
         each = count / op.count  # of the sums over all GPUs
@@ -158,7 +155,7 @@ def collectives_per_step(a: Analysis) -> tuple[list[CollectivePerStep], PerStep]
             op, count, op.time_s * each, None if op.transfer_s is None else op.transfer_s * each,
             None if op.bytes is None else op.bytes * each,
             None if exposed_s is None else exposed_s * each * max(len(op.exposed_s), 1)))
-    return rows, PerStep(1.0, by.gpus, a.steps.unit, True) if whole and a.steps is not None else by
+    return rows, by
 
 
 class FunctionPerStep(NamedTuple):
@@ -172,9 +169,8 @@ class FunctionPerStep(NamedTuple):
 
 def functions_per_step(a: Analysis) -> tuple[list[FunctionPerStep], PerStep]:
     """Functions called within a step, or all of them without steps."""
-    by, functions = per_step(a), a.functions.functions if a.functions is not None else ()
-    if a.steps is not None and all(use.calls_per_step is not None for use in functions):
-        by = PerStep(1.0, by.gpus, a.steps.unit, True)
+    functions = a.functions.functions if a.functions is not None else ()
+    by = _basis(a, (use.calls_per_step for use in functions))
     rows = []
     for use in functions:
         calls, time_s = ((use.calls_per_step or 0.0, use.s_per_step or 0.0) if by.whole else
@@ -182,6 +178,12 @@ def functions_per_step(a: Analysis) -> tuple[list[FunctionPerStep], PerStep]:
         if calls or use.tracings:
             rows.append(FunctionPerStep(use, calls, time_s, use.xla_s / use.seconds * time_s if use.seconds else 0.0))
     return rows, by
+
+
+def _basis(a: Analysis, counts: Iterable[float | None]) -> PerStep:
+    """The whole steps where all these numbers per step are known, else what the window is worth."""
+    by = per_step(a)
+    return PerStep(1.0, by.gpus, a.steps.unit, True) if a.steps is not None and None not in counts else by
 
 
 def per_step(a: Analysis) -> PerStep:

@@ -41,12 +41,12 @@ def across_gpus(a: Analysis, width: int) -> Iterator[str]:
     if r is None or r.work is None:
         return
     yield f"{len(r.work)} GPUs compared"
-    for label, text in (
-        ("work", _work(r)), ("together", _together(r.compute, r.missing.get("compute"))),
-        ("first kernel", _skew(r.first_kernel, r.missing.get("first_kernel"))),
-        ("launches", _launches(r.launches, r.missing.get("launches"))),
-    ):
-        yield from _labeled(label, text, width)
+    yield from _labeled("work", _work(r), width)
+    for label, figure, text in (("together", "compute", _together(r.compute)),
+                                ("first kernel", "first_kernel", _skew(r.first_kernel)),
+                                ("launches", "launches", _launches(r.launches))):
+        reason = r.missing.get(figure)
+        yield from _labeled(label, text or (f"not judged: {reason}" if reason else ""), width)
 
 
 def ranks(a: Analysis, width: int) -> Iterator[str]:
@@ -95,18 +95,18 @@ def _work(r: Replicas) -> str:
     return text + f"; GPU {light.gpu} {low:.2f} times"
 
 
-def _together(c: Concurrency | None, reason: str | None) -> str:
+def _together(c: Concurrency | None) -> str:
     if c is None or c.serial is None or c.serial_by_chance is None:
-        return f"not judged: {reason}" if reason else ""
+        return ""
     n = len(c.exactly) - 1
     return (f"only one computes in {percent(c.serial)} of the time in which any does ({percent(c.serial_by_chance)} by "
             f"chance); {'both' if n == 2 else f'all {n}'} compute at once for {percent(c.exactly[n])} of the time, "
             f"none for {percent(c.exactly[0])}")
 
 
-def _skew(skew: StepSkew | None, reason: str | None) -> str:
+def _skew(skew: StepSkew | None) -> str:
     if skew is None:
-        return f"not judged: {reason}" if reason else ""
+        return ""
     text = f"{seconds(skew.median_s)} from the first GPU's to the last's (median; 95%: {seconds(skew.p95_s)})"
     if skew.last:
         gpu, times = max(skew.last.items(), key=lambda item: item[1])
@@ -115,9 +115,9 @@ def _skew(skew: StepSkew | None, reason: str | None) -> str:
     return text
 
 
-def _launches(launches: LaunchOrder | None, reason: str | None) -> str:
+def _launches(launches: LaunchOrder | None) -> str:
     if launches is None:
-        return f"not judged: {reason}" if reason else ""
+        return ""
     most = max(launches.threads.values())
     if launches.launches_per_turn is not None:
         text = (f"{percent(launches.shared_launches)} of them by host threads that serve several GPUs, half of these "

@@ -29,9 +29,6 @@ class Tally:
     active_s: float = 0.0  # training time, each second times the activity in it
     coarse: bool = False  # of some of it the driver gave the coarse utilization only
 
-    def add(self, state: str, seconds: float) -> None:
-        self.states_s[state] += seconds
-
     def add_power(self, seconds: float, watts: float | None) -> None:
         if watts is None:
             self.dark_s += seconds
@@ -145,12 +142,12 @@ class GpuTime:
 
     def _settle(self, stretch: _Stretch, state: str, job: Job | None) -> None:
         for tally in (self.tally, *((job.tally,) if job is not None else ())):
-            tally.add(state, stretch.seconds)
+            tally.states_s[state] += stretch.seconds
             if state == TRAINING:
                 tally.active_s += stretch.active_s
                 tally.coarse |= stretch.coarse
         for hour, seconds in stretch.hours_s.items():
-            self._hours[hour].add(state, seconds)
+            self._hours[hour].states_s[state] += seconds
 
 
 def kind_of(gpu: GpuSample, held: bool) -> int:

@@ -95,8 +95,14 @@ class Survey:
     @property
     def total(self) -> Spent:
         total = Tally()
-        for _, time in self._gpus.values():
-            _add(total, time.tally)
+        for tally in (time.tally for _, time in self._gpus.values()):
+            for state, seconds in tally.states_s.items():
+                total.states_s[state] += seconds
+            total.energy_j += tally.energy_j
+            total.dark_s += tally.dark_s
+            total.lit |= tally.lit
+            total.active_s += tally.active_s
+            total.coarse |= tally.coarse
         return _spent(total)
 
     def gpus(self) -> Iterator[GpuReport]:
@@ -134,16 +140,6 @@ def script_of(process: ProcessSample) -> str:
     if process.command is None:
         return f"PID {process.pid}"
     return process.command.partition(" --")[0][:_SCRIPT_CHARS]
-
-
-def _add(total: Tally, tally: Tally) -> None:
-    for state, seconds in tally.states_s.items():
-        total.add(state, seconds)
-    total.energy_j += tally.energy_j
-    total.dark_s += tally.dark_s
-    total.lit |= tally.lit
-    total.active_s += tally.active_s
-    total.coarse |= tally.coarse
 
 
 def _states(tally: Tally) -> dict[str, float]:

@@ -177,8 +177,7 @@ def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
     for hour in hours:
         all_s = sum(hour.states_s.values())
         states = ", ".join(f"{state} {share(seconds, all_s)}" for state, seconds in hour.states_s.items())
-        lost = f"{lost_hours(hour)}"
-        yield f"  {clock_time(hour.begin_s, _MINUTE)}  {lost}: {states}"
+        yield f"  {clock_time(hour.begin_s, _MINUTE)}  {lost_hours(hour)}: {states}"
         for finding in hour.findings:
             gpus = f" (GPU {ranges(finding.gpus)})" if finding.gpus else ""
             yield f"    {printable(finding.title)}{gpus}, {percent(finding.held_ratio)} of the time"

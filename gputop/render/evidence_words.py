@@ -292,7 +292,7 @@ _SPELLED = {"gpu": "GPU", "gpus": "GPUs", "gpu0": "GPU 0", "sm": "SM", "dram": "
 # Endings that the figure's unit says again.
 _UNITS = ("_bytes_per_s", "_per_s", "_bytes", "_ratio", "_count", "_ns", "_s", "_w", "_c", "_hz")
 PER = re.compile(r"_(per|in|of)_(step|window|period)(?=_|$)")
-_SHARE, _SHARE_OF = "share_ratio", re.compile(r"\b(?:of the|per) (step|window|period)\b")
+_SHARE_OF = re.compile(r"\b(?:of the|per) (step|window|period)\b")
 
 
 def evidence_label(name: str) -> str:
@@ -315,12 +315,8 @@ def _spelled(name: str) -> str:
 
 def evidence(finding: Finding) -> list[tuple[str, str]]:
     """Each figure of the evidence: in words, and its value with a unit."""
-    return [(_share_label(finding) if name == _SHARE else evidence_label(name), figure(name, value))
-            for name, value in finding.evidence.items()]
-
-
-def _share_label(finding: Finding) -> str:
-    """The share is of what the finding's own sentences are about, which no name in a document says."""
+    # The share is of what the finding's own sentences are about, which no name in a document says.
     basis = _SHARE_OF.search(f"{finding.title} {finding.why}")
-    return f"share of the {basis[1]}" if basis is not None else evidence_label(_SHARE)
+    return [(f"share of the {basis[1]}" if name == "share_ratio" and basis is not None else evidence_label(name),
+             figure(name, value)) for name, value in finding.evidence.items()]
 

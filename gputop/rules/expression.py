@@ -1,16 +1,122 @@
-"""One expression: read and checked once, evaluated often."""
+"""One expression: read and checked once, evaluated often, for given values.
+
+A figure that is not known makes unknown what depends on it; false and unknown is false, true or unknown is true
+(S. C. Kleene, "On notation for ordinal numbers", J. Symb. Log. 3, 1938).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+import math
+import operator
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from gputop.rules.check import Call, Checker, Kind, Meaning, Reference
-from gputop.rules.evaluate import Evaluation, Value, Values
 from gputop.rules.lexer import Mistake
 from gputop.rules.names import Quantity, Source
-from gputop.rules.parser import Binary, Node, Number, parse, walk
+from gputop.rules.parser import Binary, Name, Node, Number, Text, Truth, Unary, parse, walk
+
+# A figure or a condition; None where it is not known.
+Value = float | bool | None
+
+
+class Values(Protocol):
+    """Source of the values of names."""
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        """The GPUs that can be judged, by their numbers."""
+
+    def read(self, reference: Reference, gpu: int | None) -> tuple[Value, str]:
+        """The value in base units, or None and what is missing for it. ``gpu``: of a name that each GPU has."""
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """One evaluation of an expression: what it read on the way. ``missing`` has why something is not known."""
+
+    meanings: Mapping[int, Meaning]
+    values: Values
+    gpu: int | None = None
+    figures: dict[str, tuple[float, Quantity]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    # What was computed over all GPUs, by where it stands: it is the same for each of them.
+    over_gpus: dict[int, tuple[Value, dict[str, str]]] = field(default_factory=dict)
+
+    def of(self, node: Node) -> Value:
+        """Never raises: what cannot be computed, such as a division by 0, is None."""
+        if isinstance(node, (Number, Truth)):
+            return node.value
+        if isinstance(node, Unary):
+            value = self.of(node.operand)
+            return None if value is None else (not value if node.operator == "not" else -value)
+        if isinstance(node, Binary):
+            return self._binary(node)
+        return None if isinstance(node, Text) else self._named(node)
+
+    def _binary(self, node: Binary) -> Value:
+        left = self.of(node.left)
+        if node.operator in ("and", "or"):
+            decides = node.operator == "or"
+            if left is decides:
+                return decides
+            right = self.of(node.right)
+            return decides if right is decides else None if left is None or right is None else not decides
+        right = self.of(node.right)
+        if left is None or right is None:
+            return None
+        if node.operator == "/" and right == 0:
+            self.missing.setdefault("division", "a divisor other than 0")
+            return None
+        return _finite(_OPERATORS[node.operator](left, right))
+
+    def _named(self, node: Name) -> Value:
+        meaning = self.meanings[node.pos]
+        if isinstance(meaning, Reference):
+            value, missing = self.values.read(meaning, self.gpu if meaning.quantity.per_gpu else None)
+            if value is None:
+                self.missing.setdefault(meaning.text, f"{meaning.text}: {missing}")
+            elif not isinstance(value, bool):
+                value = _finite(value)
+                self.figures[meaning.text] = (value or 0.0, meaning.quantity)
+            return value
+        if meaning.over_gpus is not None:
+            if node.pos not in self.over_gpus:
+                self.over_gpus[node.pos] = self._over_gpus(meaning)
+            result, lacks = self.over_gpus[node.pos]
+            self.missing |= lacks
+            if result is not None and not isinstance(result, bool):
+                self.figures[meaning.text] = (result, meaning.over_gpus)
+            return result
+        arguments = [self.of(argument) for argument in meaning.arguments]
+        present = [value for value in arguments if value is not None]
+        return None if len(present) < len(arguments) else _FUNCTIONS[meaning.function](present)
+
+    def _over_gpus(self, call: Call) -> tuple[Value, dict[str, str]]:
+        """Value over the GPUs that have one; None and what is missing where none has."""
+        (argument,) = call.arguments
+        parts = [Evaluation(self.meanings, self.values, gpu) for gpu in self.values.gpus]
+        present = [value for part in parts if (value := part.of(argument)) is not None]
+        if not present:
+            return None, next((part.missing for part in parts if part.missing), {"gpus": "a GPU that can be read"})
+        try:
+            return _finite(_FUNCTIONS[call.function](present)), {}
+        except OverflowError:  # math.fsum, where floats would be infinite
+            return None, {}
+
+
+def _finite(value: Value) -> Value:
+    return value if value is None or isinstance(value, bool) or math.isfinite(value) else None
+
+
+_OPERATORS: Mapping[str, Callable[[float, float], Value]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "<": operator.lt,
+    "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
+_FUNCTIONS: Mapping[str, Callable[[list[float]], Value]] = {
+    "min": min, "max": max, "abs": lambda values: abs(values[0]), "mean": statistics.fmean, "sum": math.fsum,
+    "median": statistics.median, "count": lambda values: float(sum(map(bool, values))), "any": any, "all": all}
 
 
 class Outcome(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.evaluation_caveats import with_evaluation_caveat
+from gputop.advice.trace.advise import with_evaluation_caveat
 from gputop.analysis.results import StepTimes
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.diagnosis.diagnose import analyze_trace

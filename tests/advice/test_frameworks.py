@@ -13,8 +13,7 @@ import pytest
 from gputop.advice.rule import Rule
 from gputop.advice.trace.embeddings import EmbeddingDense, TablesAsWhole
 from gputop.advice.trace.inputs import MISSING
-from gputop.advice.trace.job import Job
-from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, UNKNOWN
+from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, UNKNOWN, Job
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Explanation
 from gputop.diagnosis.diagnose import analyze_to_facts

@@ -15,7 +15,6 @@ from gputop.comparison.drift import (
     LOAD_SPREAD_MOST,
     UNEVEN_LOAD,
     drift_of,
-    load_effect,
     threads_spread,
 )
 from gputop.comparison.sides import Side
@@ -34,7 +33,7 @@ def on(of: Side, used: float | None, others: float | None, waited: float | None 
 
 
 def effect(a: tuple[float | None, ...], b: tuple[float | None, ...]) -> float:
-    return load_effect(on(side(0), *a), on(side(1), *b))
+    return drift_of(on(side(0), *a), on(side(1), *b)).load
 
 
 def test_a_node_that_is_not_full_explains_nothing():
@@ -47,7 +46,7 @@ def test_a_node_that_is_not_full_explains_nothing():
 def test_of_a_share_of_a_full_node_no_more_than_it_lacks_is_load():
     """Two of 64 CPUs are granted, and four are free."""
     a, b = on(side(0), 1.0, 60.0, allowed=64.0, quota=2.0), on(side(1), 1.0, 62.5, allowed=64.0, quota=2.0)
-    assert load_effect(a, b) == pytest.approx(math.log(2.0 / 1.5))
+    assert drift_of(a, b).load == pytest.approx(math.log(2.0 / 1.5))
 
 
 def test_without_waits_the_cpus_that_were_left_are_the_bound():

@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from gputop.advice.trace.replayed import Cures
+from gputop.advice.trace.advise import Cures
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import limit_of, short_report, text_report
 from gputop.diagnosis.wall_text import host_words, not_enough, wall_rows

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gputop.goodput.creep import MAX_POINTS, Series
-from gputop.goodput.memory import Memory
+from gputop.goodput.memory import MAX_POINTS, Memory, Series
 from gputop.goodput.model import Creep
 from tests.fakes import cgroup_sample
 from tests.goodput.days import GIB, START_S, node

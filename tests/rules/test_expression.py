@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gputop.rules import check, names, parser
 from gputop.rules.check import Reference
-from gputop.rules.evaluate import Value
-from gputop.rules.expression import condition
+from gputop.rules.expression import Value, condition
 from gputop.rules.lexer import MAX_CHARS, Mistake
 
 LIVE = {"sm_active": {0: 0.9, 1: 0.3, 2: None}, "tensor_active": {0: 0.0, 1: 0.5, 2: 0.2}, "power_w": {0: 650.0,

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from msgspec import Struct, field
 
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.cluster.model import History, Job
 from gputop.text.units import seconds
 
@@ -80,10 +80,8 @@ def lasting(verdict: FleetVerdict) -> str:
     return f" for {'' if verdict.since_exact else 'more than '}{seconds(verdict.lasts_s)}"
 
 
-def evidence(verdict: FleetVerdict, more: Mapping[str, float]) -> dict[str, float]:
-    losses = {"lasts_s": verdict.lasts_s, "gpu_hours_lost": verdict.gpu_hours_lost}
-    return {**{name: float(value) for name, value in more.items()},
-            **{name: value for name, value in losses.items() if value is not None}}
+def evidence(verdict: FleetVerdict, more: Mapping[str, float | None]) -> dict[str, float]:
+    return known({**more, "lasts_s": verdict.lasts_s, "gpu_hours_lost": verdict.gpu_hours_lost})
 
 
 NO_PAST = Missing("the job's activity in the hours before")

@@ -16,7 +16,7 @@ from gputop.advice.live.frameworks import MIXED_PRECISION, a_trace, code_for, no
 from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, same_job
 from gputop.advice.live.own_best import SLICE_S, Fall, falls
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.core.samples import GpuSample
 from gputop.text.units import counted, percent
 
@@ -196,7 +196,7 @@ def describe_spinning(v: Spinning) -> Explanation:
         title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
             f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant.{lasts} {wait}",
-        evidence={**figures, **({"lasts_s": v.minutes * SLICE_S} if v.minutes > 1 else {})},
+        evidence=known({**figures, "lasts_s": v.minutes * SLICE_S if v.minutes > 1 else None}),
         brief=f"SM activity {percent(figures['sm_active_ratio'])} at {percent(figures['gpu_util_ratio'])} utilization: "
               "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
               f"{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant: the GPUs may wait in a "

@@ -141,10 +141,6 @@ class NodeView:
         """Return whether all GPUs of the node are watched (``--gpus`` leaves some out)."""
         return not self.sample.gpus_unwatched
 
-    def lower_gpus_visible(self, index: int) -> bool:
-        """Return whether all GPUs before this one are watched, so that none of a job's can lie among them unseen."""
-        return self.complete or set(range(index)) <= {g.info.index for g in self.sample.gpus}
-
     def seconds(self, threshold_id: str) -> float:
         """The length of a window: the threshold, or at slow intervals as long as enough readings take."""
         return max(limit(threshold_id), limit("min_readings") * (self.sample.interval_s or 0.0))
@@ -223,16 +219,13 @@ class NodeView:
         """Number of slices of the last ``seconds``, each at least an interval long."""
         return round(seconds / max(limit("slice_s"), self.sample.interval_s or 0.0))
 
-    def clock_event_share(self, gpu: GpuSample, reasons: tuple[str, ...], seconds: float) -> float | None:
-        """Share of the samples in which any of these clock event reasons was active; None where not known."""
-        return self.history.clock_event_share(gpu.info.uuid, reasons, seconds)
-
     # -- processes ----------------------------------------------------------------------------
 
     @cached_property
     def processes(self) -> list[ProcessSample]:
         """The processes that compute on a GPU, services left out."""
-        return [p for p in self.sample.processes if self.compute_gpus(p) and not is_service(p)]
+        return [p for p in self.sample.processes if self.compute_gpus(p)
+                and not any(name in (p.command or "") for name in _SERVICES)]
 
     def compute_gpus(self, process: ProcessSample) -> list[GpuSample]:
         """The readable GPUs ``process`` computes on, lowest index first."""
@@ -334,10 +327,6 @@ class NodeView:
         if at_work:
             return self.unlisted(at_work)
         return Missing(NO_PROCESS if self.complete else NO_PROCESS_WATCHED)
-
-
-def is_service(process: ProcessSample) -> bool:
-    return any(name in (process.command or "") for name in _SERVICES)
 
 
 def is_inference_server(process: ProcessSample) -> bool:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputop.advice.live.frameworks import a_trace, code_for, no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity
 from gputop.core.samples import GpuSample
 from gputop.sources.nvml.pcie import link_bytes_per_s
@@ -55,7 +55,8 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
             missing = missing or f"the highest PCIe generation and width of {gpus_text([gpu])}"
             continue
         if not view.readings_count(gpu, _LINK, window_s):
-            missing = missing or _no_link(gpu)
+            reason = gpu[_LINK].reason or "not yet read"
+            missing = missing or f"generation and width of the PCIe link of {gpus_text([gpu])}: {reason}"
             continue
         rates = _rates_at_work(view, gpu, window_s)
         if len(rates) < limit("min_readings"):
@@ -81,10 +82,6 @@ def _rates_at_work(view: NodeView, gpu: GpuSample, window_s: float) -> list[floa
             if rate == rate and (u >= busy or a >= busy)]  # NaN is not
 
 
-def _no_link(gpu: GpuSample) -> str:
-    return f"generation and width of the PCIe link of {gpus_text([gpu])}: {gpu[_LINK].reason or 'not yet read'}"
-
-
 def _degraded(view: NodeView, slow: list[_SlowLink], window_s: float) -> PcieLinkDegraded:
     slow = [replace(link, traffic=_traffic(view, link.gpu, link.bytes_per_s, window_s)) for link in slow]
     used = [link.traffic for link in slow if link.traffic is not None]
@@ -104,10 +101,6 @@ def _traffic(view: NodeView, gpu: GpuSample, link: float, window_s: float) -> fl
 
 def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
     link, gpu = v.worst, v.worst.gpu
-    evidence = {"window_s": v.window_s, "slow_share_ratio": link.slow_share,
-                "link_max_bytes_per_s": link.max_bytes_per_s, "link_bytes_per_s": link.bytes_per_s}
-    if link.traffic is not None:
-        evidence["traffic_of_link_ratio"] = link.traffic
     gen, width, now = gpu["pcie_gen"].value, gpu["pcie_width"].value, gpu[_LINK].value
     trained = ""
     if gen and width and now and abs(now - link.bytes_per_s) < 0.01 * now:
@@ -118,7 +111,9 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
         why=f"While GPU {gpu.info.index} worked in the last {v.window_s:.0f} s, its link ran at "
             f"{rate(link.bytes_per_s)}{trained}. GPU and board support {rate(link.max_bytes_per_s)}, so copies and "
             "input take longer than they need to.",
-        evidence=evidence,
+        evidence=known({
+            "window_s": v.window_s, "slow_share_ratio": link.slow_share, "link_max_bytes_per_s": link.max_bytes_per_s,
+            "link_bytes_per_s": link.bytes_per_s, "traffic_of_link_ratio": link.traffic}),
         brief=f"The link runs at {rate(link.bytes_per_s)} and supports {rate(link.max_bytes_per_s)}.",
         action="Have the card reseated, and have the link's slot, riser and BIOS settings checked. Some virtual "
                "machines and shared slots have fewer lanes on purpose.",

@@ -7,7 +7,7 @@ from msgspec import Struct
 from gputop.advice.live.frameworks import a_trace, code_for, no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
 from gputop.advice.registry import limit
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity, severity_of
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent
@@ -127,10 +127,6 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
 def _wholly_idle(v: IdleGpu) -> Explanation:
     process, idle = v.worst.process, v.worst.idle
     cores = process.cpu_cores.value
-    evidence = {"window_s": v.window_s, "idle_gpus_count": float(len(idle)),
-                "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle))}
-    if cores is not None:
-        evidence["cpu_cores"] = cores
     doing = "" if cores is None else f" It uses {cores:.1f} CPU cores."
     cause = ": it compiles, loads, waits or is stuck"
     action = "Look at what its Python threads do; if it is a forgotten notebook, stop it to free the GPUs."
@@ -142,7 +138,10 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         title=f"{gpus_text(v.gpus)} held but not used for {v.window_s:.0f} s",
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "
             f"{v.window_s:.0f} s{cause}.{doing}",
-        evidence=evidence, action=action, snippet=f"gputop stacks {process.pid}",
+        evidence=known({
+            "window_s": v.window_s, "idle_gpus_count": float(len(idle)),
+            "held_gpus_count" if v.complete else "held_gpus_watched_count": float(len(idle)), "cpu_cores": cores}),
+        action=action, snippet=f"gputop stacks {process.pid}",
         brief=f"{name_of(process)} compiles, loads, waits or is stuck." if v.complete else "",
         unknown="the line where it is." if v.complete else "",
         gain="no step runs" if v.complete else no_figure(v.framework),
@@ -206,7 +205,8 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
         return Missing("a process that holds several GPUs" if view.complete
                        else "a process that holds several of the GPUs watched")
     # Where GPUs before them are not watched, the first of these need not be the first of the process.
-    processes = [p for p in processes if view.lower_gpus_visible(view.compute_gpus(p)[0].info.index)]
+    watched = {gpu.info.index for gpu in view.sample.gpus}
+    processes = [p for p in processes if view.complete or set(range(view.compute_gpus(p)[0].info.index)) <= watched]
     if not processes:
         return Missing("the first GPU of the job: leave out --gpus, or also watch GPU 0")
     judged = False
@@ -346,16 +346,14 @@ def _sharing(second_sm: float, before: Severity | None) -> Severity:
 
 def describe_shared_gpu(v: SharedGpu) -> Explanation:
     a, b = v.processes
-    evidence = {"together_s": v.together_s, "shared_gpus_count": float(v.shared)}
-    for name, process in (("first", a), ("second", b)):
-        sm = process.gpus[v.gpu].sm_ratio.value
-        if sm is not None:
-            evidence[f"{name}_sm_ratio"] = sm
     return Explanation(
         title=f"{gpus_text(v.gpus)} shared by two jobs",
         why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} are both "
             f"on GPU {v.gpu}. Their kernels take turns, and neither can use all of its memory.",
-        evidence=evidence, brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
+        evidence=known({
+            "together_s": v.together_s, "shared_gpus_count": float(v.shared),
+            "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value}),
+        brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
         action="Give each job its own GPUs.",
         snippet="CUDA_VISIBLE_DEVICES=0,1 python first.py\nCUDA_VISIBLE_DEVICES=2,3 python second.py",
         gain="depends on how much the other job uses; " + no_figure(v.framework),

@@ -15,8 +15,7 @@ from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import GpuSample, Reading
 from gputop.rules.check import Reference
-from gputop.rules.evaluate import Value
-from gputop.rules.expression import Outcome
+from gputop.rules.expression import Outcome, Value
 from gputop.rules.rule_file import RuleText
 
 KEPT_S = 5.0  # a finding stays so long after its condition last held: a figure near a limit does not make it flicker

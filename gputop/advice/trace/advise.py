@@ -7,29 +7,43 @@ A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from gputop.advice.causes import fold_consequences
-from gputop.advice.evaluation_caveats import with_evaluation_caveat
 from gputop.advice.python_rules import guarded, python_rules
+from gputop.advice.registry import rule_of
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.host_work import StepGapHost, main_function, out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.long_steps import LongStepsFound, less_often
-from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.user_registry import UserRules
 from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, bound, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
-from gputop.core.findings import LARGE_SHARE, MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
+from gputop.analysis.results import StepTimes
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
+from gputop.analysis.what_if.cure import Cure, combined
+from gputop.analysis.what_if.replay import TOLERANCE
+from gputop.core.findings import (
+    LARGE_SHARE,
+    MIN_SHARE,
+    Abstained,
+    Advice,
+    CombinedGain,
+    Culprit,
+    Finding,
+    at_most,
+    collect,
+)
 from gputop.text.units import percent, reads_zero
 from gputop.trace.lookups import numbered
 from gputop.trace.model import Kind
@@ -142,3 +156,119 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
     if lines and lines[0].traced:  # functions that the trace names are what runs in these lines, or calls them
         return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * culprit_s else ()
     return lines if lines and (lines[0].time_s or 0.0) >= culprit_s else ()
+
+
+# -- what a window that does not train, or may not, says of its training ---------------------------
+
+_CAPTURE = "capture again while the job trains (in Keras: during fit, between its first and its last step of an epoch)"
+
+
+def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes | None) -> Finding | Abstained | None:
+    """The outcome of a rule, true for what ran in the window: said more softly, or not at all.
+
+    How a job evaluates says nothing about memory, precision or gradients of its training. Of the rest the fix may be
+    right for the evaluation, which is what ran; it is not known to save time of the training.
+    """
+    if steps is None or not isinstance(outcome, Finding):
+        return outcome
+    if steps.phase in (EVALUATION, PREDICTION):
+        rule = rule_of(outcome.id, "trace")
+        if rule is not None and rule.training_only:
+            return Abstained(outcome.id, f"training steps: the steps of this window are {steps.phase}; {_CAPTURE}")
+        return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
+            f"{outcome.why} This is {steps.phase}, not training: {_CAPTURE} before you change the training."))
+    if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
+        return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
+            f"{outcome.why} The trace does not show whether these steps train or evaluate: {_CAPTURE}."))
+    return outcome
+
+
+# -- what the fixes save by a replay of the recorded steps: each alone, and with those before it ------
+
+_MAX_COMBINED = 5  # findings of which every set is replayed: 31
+_MAX_COST = 4_000_000  # about 0.3 s
+
+
+class Cures:
+    """The cures of one trace's findings."""
+
+    def __init__(self, facts: TraceFacts) -> None:
+        self._facts = facts
+        self._replay = facts.replay
+        self.by_finding: dict[str, Cure] = {}
+        self._alone: dict[int, tuple[Cure, float]] = {}  # by identity, what was replayed of single ones
+
+    def saved(self, verdict: Verdict) -> tuple[float | None, str]:
+        """The share of the step that the verdict's cure saves; None with the reason, a sentence, where a replay cannot
+        tell or says clearly more than the upper bound."""
+        most = bound(verdict)
+        if verdict.cure is None or most is None or self._replay is None:
+            return None, ""
+        if self._replay.error > TOLERANCE:
+            return None, (f"The saving is not from a replay: a replay of the unchanged {self._facts.basis} misses its "
+                          f"time by {percent(self._replay.error)}, so the trace does not show everything that the GPUs "
+                          "wait for.")
+        raw = self._replay.saved(verdict.cure)
+        self._alone[id(verdict.cure)] = verdict.cure, raw
+        saved = max(raw, 0.0)
+        if_waiting = saved
+        if self._replay.ambiguous_wait_ratio:
+            if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0)
+        if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
+            return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
+                          f"{percent(if_waiting)} if it does and {percent(saved)} if it is busy.")
+        if saved - most >= MIN_SHARE:
+            return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
+                          "that time does not belong to this finding.")
+        if most >= LARGE_SHARE and saved < verdict.expressed * most:
+            return None, (f"A replay of the recorded {self._facts.basis} saves only {percent(saved)}: it cannot "
+                          "express the whole fix.")
+        return saved, ""
+
+    def rest(self, effect: str, cause: str) -> float | None:
+        """Remaining saving of one finding's fix once another's is done, as a share of today's step; None: not
+        replayed."""
+        if effect not in self.by_finding or cause not in self.by_finding:
+            return None
+        return self._saved_together((effect, cause)) - self._saved_together((cause,))
+
+    def together(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[CombinedGain, ...]]:
+        """The findings, each with what it saves together with those before it; and what sets of them save."""
+        several = tuple(findings)
+        alone = {f.id: f.gain.step_time or 0.0 for f in several if f.gain.by == "replay" and f.id in self.by_finding}
+        if self._replay is None:
+            return several, ()
+        cost = self._replay.cost * (2 if self._replay.ambiguous_wait_ratio else 1)
+        saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(cost, 1))
+        ids = list(alone)
+        together = {finding_id: saved[tuple(ids[:i + 1])] for i, finding_id in enumerate(ids)}
+        return (tuple(replace(f, gain=replace(f.gain, together=together[f.id])) if f.id in together else f
+                      for f in several),
+                tuple(CombinedGain(chosen, share) for chosen, share in saved.items() if len(chosen) > 1))
+
+    def _saved_together(self, ids: Iterable[str]) -> float:
+        """Saving of several fixes; the smaller of both estimates where the trace does not show what the host does in
+        its pauses."""
+        if self._replay is None:
+            return 0.0
+        cures = [self.by_finding[id_] for id_ in ids]
+        cure = cures[0] if len(cures) == 1 else combined(cures)
+        _, saved = self._alone.get(id(cure)) or (cure, self._replay.saved(cure))
+        return min(saved, self._replay.saved_if_waiting(cure)) if self._replay.ambiguous_wait_ratio else saved
+
+
+def combinations_saved(
+    alone: Mapping[str, float], saved: Callable[[tuple[str, ...]], float], most: int,
+) -> dict[tuple[str, ...], float]:
+    """Savings of sets of findings, the ids in the order of ``alone``: each alone, the first two, three and so on, and
+    the other sets of the first five, as far as ``most`` replays go. A set saves no less than one that it contains."""
+    ids = tuple(alone)
+    out: dict[tuple[str, ...], float] = {(finding_id,): share for finding_id, share in alone.items()}
+    for size in range(2, len(ids) + 1):
+        for chosen in combinations(ids[:_MAX_COMBINED], size) if size <= _MAX_COMBINED else [ids[:size]]:
+            if chosen != ids[:size]:
+                most -= 1
+                if most < 0:
+                    continue
+            out[chosen] = max(saved(chosen), *(share for other, share in out.items() if set(other) < set(chosen)))
+    return out

@@ -1,4 +1,5 @@
-"""The batch: what of a step a larger one shares out among more samples, what it fills, and whether it fits."""
+"""The batch: what of a step a larger one shares out among more samples, what it fills, and whether it fits; and kernels
+with too few thread blocks to fill the GPU, which is busy then while most of it has no work."""
 
 from __future__ import annotations
 
@@ -10,13 +11,16 @@ from msgspec.structs import replace
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, severity_by_limits
 from gputop.advice.trace.fusion import plain_name
 from gputop.advice.trace.inputs import gpu_allocators, launch_calls
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.launch import judge_launch_bound
-from gputop.advice.verdict import Explanation, Verdict
-from gputop.analysis.results import AllocatorUse, FewBlocks
+from gputop.advice.trace.snippets import is_keras
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.analysis.gpu.sm_use import narrow_kernels
+from gputop.analysis.layers.culprits import Events
+from gputop.analysis.results import AllocatorUse, FewBlocks, NarrowKernel
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent, seconds, size
 
@@ -141,14 +145,14 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
     parts = {"waiting for launches": v.launch_s, "the host's work between steps": v.host_s,
              "exposed AllReduces": v.allreduce_s or 0.0, "the optimizer's kernels": v.optimizer_s or 0.0}
     named = {what: part for what, part in parts.items() if part >= _WORTH_TELLING * job.period_s}
-    evidence = {"factor": v.factor, "compute_ratio": v.compute, "launch_wait_ratio": v.launch_s / job.period_s,
-                "fixed_s": v.fixed_s, "launch_wait_s": v.launch_s, "host_s": v.host_s, "filled_s": v.filled_s}
-    if v.memory is not None:
-        evidence |= {"peak_bytes": float(v.memory[0]), "capacity_bytes": float(v.memory[1])}
-    evidence |= {name: float(value) for name, value in (
-        ("allreduce_exposed_s", v.allreduce_s), ("optimizer_s", v.optimizer_s), ("sm_count", v.sms),
-        ("few_blocks_s", v.few_blocks_s), ("last_wave_s", v.last_wave_s), ("under_one_wave_s", v.under_one_wave_s),
-        ("input_pipeline_s", v.input_s)) if value is not None}
+    peak_bytes, capacity_bytes = map(float, v.memory) if v.memory is not None else (None, None)
+    evidence = known({
+        "factor": v.factor, "compute_ratio": v.compute, "launch_wait_ratio": v.launch_s / job.period_s,
+        "fixed_s": v.fixed_s, "launch_wait_s": v.launch_s, "host_s": v.host_s, "filled_s": v.filled_s,
+        "peak_bytes": peak_bytes, "capacity_bytes": capacity_bytes, "allreduce_exposed_s": v.allreduce_s,
+        "optimizer_s": v.optimizer_s, "sm_count": None if v.sms is None else float(v.sms),
+        "few_blocks_s": v.few_blocks_s, "last_wave_s": v.last_wave_s, "under_one_wave_s": v.under_one_wave_s,
+        "input_pipeline_s": v.input_s})
     listed = ", ".join(f"{what} {seconds(part)}" for what, part in named.items())
     fixed = (f"{percent(v.fixed_s / job.period_s)} of the {job.basis} does not grow with the batch: {listed}.")
     much = f"{v.factor:.0f}×"
@@ -179,19 +183,24 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
     """Sentences on the part of the GPU that its kernels leave empty."""
     least = 0.01 * job.period_s
     if v.sms is not None and (v.few_blocks_s or 0.0) >= least:
-        times: dict[tuple[str, int], float] = {}
-        for kernel in v.few_blocks:
-            key = plain_name(kernel.name), kernel.blocks
-            times[key] = times.get(key, 0.0) + kernel.time_s_per_step
-        longest = ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
-                            for (name, blocks), time_s in list(times.items())[:3])
         yield (f"Kernels with fewer blocks than the GPU's {v.sms} SMs run for {seconds(v.few_blocks_s or 0.0)}: "
-               f"{longest}. Whether their grids grow with the batch is unknown, so only those below 10 µs count.")
+               f"{_longest(v.few_blocks)}. Whether their grids grow with the batch is unknown, so only those below "
+               "10 µs count.")
     if (v.last_wave_s or 0.0) >= least:
         yield (f"Up to {seconds(v.last_wave_s or 0.0)} of SM time is unused because the last wave of a kernel's blocks "
                "is not full.")
     if (v.under_one_wave_s or 0.0) >= least:
         yield f"Kernels that have too few blocks to fill the GPU once run for {seconds(v.under_one_wave_s or 0.0)}."
+
+
+def _longest(kernels: Iterable[FewBlocks | NarrowKernel]) -> str:
+    """Names of these kernels, those of one name and number of blocks together, with the times of the first ones."""
+    times: dict[tuple[str, int], float] = {}
+    for kernel in kernels:
+        key = plain_name(kernel.name), kernel.blocks
+        times[key] = times.get(key, 0.0) + kernel.time_s_per_step
+    return ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
+                     for (name, blocks), time_s in list(times.items())[:_SHOWN])
 
 
 def _memory(v: BatchSizeHeadroom) -> str:
@@ -200,3 +209,89 @@ def _memory(v: BatchSizeHeadroom) -> str:
     peak, capacity = v.memory
     return (f"At its peak the fullest GPU uses {percent(peak / capacity)} of the {size(capacity)} that its allocator "
             "can have.")
+
+
+# -- small_grids --------------------------------------------------------------------------------------
+
+_SHOWN = 3
+_GUIDES = ("Nsight Compute: small grid, tail effect; NVIDIA, Matrix Multiplication Background: wave and tile "
+           "quantization; CUDA C++ Programming Guide: four schedulers per SM")
+_MORE_BLOCKS = {
+    "pytorch": 'model = torch.compile(model, mode="max-autotune")  # measures tiles and split-K for each product\n'
+               "# and a larger batch, which gives each kernel more blocks",
+    "jax": "outputs = jax.vmap(model, in_axes=(None, 0))(params, inputs)  # several inputs in each kernel",
+    "tensorflow": "ds = ds.batch(8 * batch_size)  # more blocks in each kernel",
+}
+_INFERENCE = ("y = model(torch.cat(requests))  # several requests in each kernel\n"
+              'model = torch.compile(model, mode="max-autotune")  # measures tiles and split-K for each product')
+
+
+class SmallGrids(Verdict, frozen=True, kw_only=True):
+    """``share`` is the time in which the empty part of the GPU could have worked. Times are per step and GPU."""
+
+    used: float  # share of the GPU that has a warp while kernels run
+    compute: float  # share of the time in which kernels run
+    empty_s: float  # compute, weighted by the part of the GPU that is empty
+    tail_s: float  # further, in last waves, if all blocks of a kernel take equally long
+    sms: int
+    kernels: tuple[NarrowKernel, ...]  # those that leave most of it empty
+
+
+def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
+    """Kernels run, yet a large part of the GPU's SMs, or of their schedulers, has no warp of them.
+
+    What spreading them would save is not known: how many blocks a kernel has follows from its work and its tiles.
+    """
+    least = limit("small_grids.share") * facts.period_s
+    widths = [use for use in facts.analysis.sm_use if use.gpu in facts.active_numbers]
+    if not widths or fmean(use.compute_s for use in widths) < least:
+        return None
+    judged = [use for use in widths if use.used_s is not None and use.known >= limit("small_grids.known")]
+    if not judged:
+        return Missing("the grids of the kernels, or the number of the GPU's SMs")
+    empty_by_gpu = [use.compute_s - (use.used_s or 0.0) for use in judged]
+    empty_s = fmean(empty_by_gpu)
+    share = savings.removed(empty_s, facts.period_s)
+    if share < limit("small_grids.share"):
+        return None
+    most = judged[empty_by_gpu.index(max(empty_by_gpu))]
+    return SmallGrids(
+        gpus=tuple(use.gpu for use in judged), share=share, saving_unknown=True,
+        severity=severity_by_limits("small_grids", share),
+        used=1 - empty_s / fmean(use.compute_s for use in judged),
+        compute=fmean(use.compute_s for use in judged) / facts.period_s, empty_s=empty_s,
+        tail_s=fmean(use.tail_s or 0.0 for use in judged), sms=most.sms or 0, kernels=most.narrow,
+        events=Events(narrow_kernels(facts.trace, facts.gpu_timelines, facts.steps)))
+
+
+def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
+    longest = _longest(v.kernels)
+    text = (f"Kernels run for {percent(v.compute)} of the {job.basis}, with too few blocks or warps for the GPU's "
+           f"{v.sms} SMs. On average {percent(v.used)} of these have work. A monitor shows a GPU as busy while any "
+           "block runs.")
+    text += f" Most is left empty by {longest}." if longest else ""
+    if v.tail_s >= 0.01 * job.period_s:
+        text += (f" The last waves of other kernels leave up to {percent(v.tail_s / job.period_s)} more empty, if all "
+                "blocks of a kernel take equally long.")
+    batch = ("Give each kernel more work: put several requests into one batch, or run them on several streams at once."
+             if job.trains is False else
+             "Give each kernel more work: a larger batch if the training allows it, or independent branches on "
+             "several streams.")
+    return Explanation(
+        title=f"Kernels use {percent(v.used)} of the GPU while they run", why=text,
+        evidence={"used_of_gpu_ratio": v.used, "compute_ratio": v.compute, "empty_gpu_s": v.empty_s,
+                  "share_ratio": v.share, "last_wave_s": v.tail_s, "sm_count": float(v.sms)},
+        action=f"{batch} In custom kernels, use smaller tiles or split the sum (split-K), so that the grid has at "
+               "least one block for each SM.",
+        snippet=_snippet(job),
+        gain="unknown: the empty part is not a saving, because only a test shows how far these kernels can be spread",
+        source=f"{source('small_grids.share', 'small_grids.high')}; {_GUIDES}",
+    )
+
+
+def _snippet(job: Job) -> str | None:
+    if job.framework == "pytorch" and job.trains is False:
+        return _INFERENCE
+    if is_keras(job):
+        return "model.fit(x, y, batch_size=8 * batch_size)  # or ds.batch: more blocks in each kernel"
+    return _MORE_BLOCKS.get(job.framework)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,13 @@ from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import LOADER
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.results import CollectiveOp, Collectives, GapWork
+from gputop.analysis.results import CollectiveOp, GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.replay import TOLERANCE
@@ -67,9 +66,7 @@ _HIDE = {
 _HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
 _HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or let the server use a fused or "
                  "one-shot all-reduce for small messages.")
-_HIDE_PREFETCH = {
-    "fsdp": "fully_shard(module); module.set_modules_to_forward_prefetch([next_module])  # FSDP2: gathers one ahead",
-}
+_FSDP_AHEAD = "fully_shard(module); module.set_modules_to_forward_prefetch([next_module])  # FSDP2: gathers one ahead"
 _BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 _WORTH_NAMING = 0.02  # share of the delay
@@ -102,10 +99,12 @@ def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
     return facts.waits if facts.waits.count else _missing(facts)
 
 
+def _operations(facts: TraceFacts) -> Sequence[CollectiveOp]:
+    return facts.analysis.collectives.operations if facts.analysis.collectives is not None else ()
+
+
 def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
-    collectives = facts.analysis.collectives
-    operations = collectives.operations if collectives is not None else ()
-    return next((op for op in operations if op.operation == "AllReduce"), None)
+    return next((op for op in _operations(facts) if op.operation == "AllReduce"), None)
 
 
 def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
@@ -134,47 +133,28 @@ class CommunicationExposed(Verdict, frozen=True, kw_only=True):
 def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Missing | None:
     """Transfers that all GPUs have joined, with nothing computed meanwhile; of one rank alone its collectives."""
     waits = _judged(facts)
-    if isinstance(waits, Missing) and facts.waits is not None and facts.waits.alone_s is not None:
-        return _exposed_on_one_rank(facts, facts.waits.alone_s)
-    if not isinstance(waits, CollectiveWaits):
+    if isinstance(waits, CollectiveWaits):
+        exposed_s, waiting_s = waits.bare_s, sum(waits.waiting_s.values()) / len(waits.waiting_s)
+    elif waits is not None and facts.waits is not None and facts.waits.alone_s is not None:
+        exposed_s, waiting_s = facts.waits.alone_s, None
+    else:
         return waits
-    free = _free_compute(facts)
-    share = savings.overlapped(waits.bare_s, free, facts.period_s)
-    if waits.bare_s < limit("collectives.share") * facts.period_s:
-        return None
-    collectives = facts.analysis.collectives
-    return CommunicationExposed(
-        gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s, **_hidden(facts),
-        waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s), free_compute_s=free,
-        per_step=None if collectives is None else collectives.count_per_step, operation=_most_exposed(collectives),
-    )
-
-
-def _most_exposed(collectives: Collectives | None) -> str:
-    """The operation of most exposed time."""
-    operations = collectives.operations if collectives is not None else ()
-    return max(operations, key=lambda op: sum(op.exposed_s.values())).operation if operations else _GRADIENTS
-
-
-def _exposed_on_one_rank(facts: TraceFacts, exposed_s: float) -> CommunicationExposed | None:
     if exposed_s < limit("collectives.share") * facts.period_s:
         return None
-    free, collectives = _free_compute(facts), facts.analysis.collectives
-    share = savings.overlapped(exposed_s, free, facts.period_s)
-    return CommunicationExposed(
-        gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives), share=share, saving=share,
-        # All of it may be waiting, of which overlap saves nothing.
-        severity=at_most(severity_of(share), "medium"),
-        exposed_s=exposed_s, waiting_s=None, free_compute_s=free, **_hidden(facts),
-        per_step=None if collectives is None else collectives.count_per_step, operation=_most_exposed(collectives),
-    )
-
-
-def _hidden(facts: TraceFacts) -> dict[str, Any]:
-    """The collectives, and as the cure that compute hides them. Part of their time is waiting, so it is not told."""
+    free_s, collectives, alone = _free_compute(facts), facts.analysis.collectives, waiting_s is None
+    share = savings.overlapped(exposed_s, free_s, facts.period_s)
     rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
-    return {"events": Events(rows, timed=False), "cure": Cure(
-        scaled=((rows, 0.0),), assumes="The transfers overlap with compute, as far as there is enough compute.")}
+    most = max(_operations(facts), key=lambda op: sum(op.exposed_s.values()), default=None)
+    return CommunicationExposed(
+        gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives) if alone else facts.active_numbers,
+        # Of one rank all of it may be waiting, of which overlap saves nothing.
+        severity=at_most(severity_of(share), "medium") if alone else None,
+        share=share, saving=share, exposed_s=exposed_s, waiting_s=waiting_s, free_compute_s=free_s,
+        per_step=None if collectives is None else collectives.count_per_step,
+        operation=_GRADIENTS if most is None else most.operation,
+        events=Events(rows, timed=False),  # part of their time is waiting
+        cure=Cure(scaled=((rows, 0.0),), assumes=(
+            "The transfers overlap with compute, as far as there is enough compute.")))
 
 
 def _free_compute(facts: TraceFacts) -> float:
@@ -189,10 +169,6 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     title = f"Exposed communication takes {percent(exposed)} of the {job.basis}"
     free = (f"{seconds(v.free_compute_s)} of compute per {job.basis} does not overlap with communication and could "
             "hide some.")
-    evidence = {"exposed_collectives_s" if v.waiting_s is None else "exposed_transfer_s": v.exposed_s,
-                "share_ratio": exposed, **({} if v.waiting_s is None else {"exposed_waiting_s": v.waiting_s}),
-                "free_compute_s": v.free_compute_s,
-                **({} if v.per_step is None else {"collectives_per_step": v.per_step})}
     return Explanation(
         title=f"{title} on GPU {ranges(v.gpus)}" if alone else title,
         why=f"For {percent(exposed)} of the {job.basis} GPU {ranges(v.gpus)} is in collectives and computes nothing; "
@@ -201,7 +177,10 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
             if alone else
             f"For {percent(exposed)} of the {job.basis} all GPUs exchange data and compute nothing; waiting for late "
             f"GPUs is not counted. {free}",
-        evidence=evidence,
+        evidence=known({
+            "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
+            "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
+            "collectives_per_step": v.per_step}),
         action=f"{_BOTH if alone else ''}{_hide(v.operation, job)}",
         snippet=_hide_snippet(v.operation, job),
         gain="at most: this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
@@ -223,7 +202,7 @@ def _hide_snippet(operation: str, job: Job) -> str | None:
         return None
     if _HIDE.get(operation) == _HIDE[_GRADIENTS]:
         return _OVERLAP.get(job.strategy or job.framework)
-    return _HIDE_PREFETCH.get(job.strategy) if operation == "AllGather" else None
+    return _FSDP_AHEAD if operation == "AllGather" and job.strategy == "fsdp" else None
 
 
 # -- collective_waiting -----------------------------------------------------------------------------
@@ -401,11 +380,11 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
         title=(f"The {others} {percent(v.share)} of the {job.basis} for GPU {v.latest} in collectives" if v.alone else
                f"GPUs wait {percent(v.share)} of the {job.basis} for each other in collectives"),
         why=why,
-        evidence={"late_s": v.late_s, "share_ratio": v.share, "exposed_waiting_s": v.waiting_s,
-                  "late_gpu": float(v.latest), "late_gpu_part_ratio": v.latest_part,
-                  "late_by_host_ratio": v.late_by_host, "last_to_arrive_count": float(v.last_to_arrive),
-                  "collectives": float(v.collectives),
-                  **({} if v.of_collectives is None else {"waiting_of_collectives_ratio": v.of_collectives})},
+        evidence=known({
+            "late_s": v.late_s, "share_ratio": v.share, "exposed_waiting_s": v.waiting_s, "late_gpu": float(v.latest),
+            "late_gpu_part_ratio": v.latest_part, "late_by_host_ratio": v.late_by_host,
+            "last_to_arrive_count": float(v.last_to_arrive), "collectives": float(v.collectives),
+            "waiting_of_collectives_ratio": v.of_collectives}),
         action=f"Find what delays GPU {v.latest} before its collectives: its process's launches, its share of input, "
                "its CPU cores and NUMA node." if v.alone else
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
@@ -474,8 +453,8 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     if share >= limit("collectives.share") and not _replay_saves_nothing(facts, cure):
         return verdict
     exposed_s = sum(op.exposed_s.values())
-    assert facts.shares is not None and facts.analysis.collectives is not None
-    all_s = sum(sum(other.exposed_s.values()) for other in facts.analysis.collectives.operations)
+    assert facts.shares is not None
+    all_s = sum(sum(other.exposed_s.values()) for other in _operations(facts))
     taken = facts.shares["collectives"] * exposed_s / all_s if all_s else 0.0
     if taken < limit("collectives.share") or exposed_s < limit("allreduce_count.exposed") * op.time_s:
         return None
@@ -495,31 +474,25 @@ def _allreduces(facts: TraceFacts) -> I64:
 
 
 def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
-    evidence = {"allreduces_per_step": v.count, "needed_per_step": float(v.needed), "median_transfer_s": v.median_s,
-                "exposed_ratio": v.exposed, "share_ratio": v.share,
-                **({} if v.shortest_s is None else {"latency_s": v.shortest_s})}
-    size = ""
-    if v.message_bytes is not None:
-        evidence["mean_message_bytes"] = v.message_bytes
-        size = f" of {v.message_bytes / 1e6:,.1f} MB on average"
+    size = "" if v.message_bytes is None else f" of {v.message_bytes / 1e6:,.1f} MB on average"
+    exposed = (f"For {percent(v.exposed)} of their time nothing is computed." if v.saving_unknown else
+               "Most of that time is latency.")
     return Explanation(
         title=(f"{v.count:.0f} AllReduces per step are exposed for {percent(v.share)} of the {job.basis}"
                if v.saving_unknown else f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough"),
-        why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). {_exposed(v)}"
+        why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). {exposed} "
             f"Packed into {v.needed}, the same gradients pay the latency "
             f"{'once' if v.needed == 1 else f'{v.needed} times'}.",
-        evidence=evidence,
+        evidence=known({
+            "allreduces_per_step": v.count, "needed_per_step": float(v.needed), "median_transfer_s": v.median_s,
+            "exposed_ratio": v.exposed, "share_ratio": v.share, "latency_s": v.shortest_s,
+            "mean_message_bytes": v.message_bytes}),
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(job.strategy or job.framework),
         gain="unknown: other delays of the step, or waits in these AllReduces, may stay" if v.saving_unknown else
              "assumes that each avoided AllReduce saves the time of one of the shortest, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
-
-
-def _exposed(v: AllReduceCount) -> str:
-    return (f"For {percent(v.exposed)} of their time nothing is computed. " if v.saving_unknown else
-            "Most of that time is latency. ")
 
 
 # -- allreduce_slow ---------------------------------------------------------------------------------

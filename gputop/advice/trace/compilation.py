@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
-from gputop.advice.trace.fusion import FUSED, by_stream, kernels_in_steps, time_in_rows
-from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import BUCKETS, GRAPH_BREAKS, xla_on_step
-from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3, PYTORCH
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.trace.fusion import UNCERTAIN, ChainedKernels, by_stream, chained_kernels, kernels_in_steps
+from gputop.advice.trace.job import JAX, KERAS, PYTORCH, Job
+from gputop.advice.trace.snippets import BUCKETS, GRAPH_BREAKS, is_keras, xla_on_step
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.small_ops import small_ops
-from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
@@ -33,8 +32,7 @@ _BATCHES_ALIKE = (
     "ds = ds.batch(batch_size, drop_remainder=True)  # all batches alike\n"
     f"# or, of sequences, all of one length, or of few lengths:\n{BUCKETS}")
 _RETRACED = {
-    KERAS2: _BATCHES_ALIKE,
-    KERAS3: _BATCHES_ALIKE,
+    **dict.fromkeys(KERAS, _BATCHES_ALIKE),
     JAX: ("# few shapes; mask the padding in the loss\n"
           "batch = jnp.pad(batch, ((0, bucket - len(batch)), (0, 0)))\n"
           "train_step = jax.jit(train_step)  # once, outside of the loop"),
@@ -94,10 +92,9 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     share = host.tracing_s / facts.period_s if facts.period_s > 0 else 0.0
     if again is None or share < limit("retracing.share"):
         return None
-    age_s = facts.trace.job_cpus.age_s if facts.trace.job_cpus is not None else None
     enough = steps is not None and steps.count >= limit("host.steps")
     trains = enough and steps is not None and (steps.times.phase == TRAINING or not again.made)
-    young = not trains and age_s is not None and age_s < limit("retracing.age_s")
+    young_s = None if trains else _young_s(facts)
     tracing = waits_for_host(facts, "tracing")
     begins = longest_on_host(facts.trace, {again.name, f"PjitFunction({again.name})"}, tracing)
     ever = [use.tracing_count for use in functions.functions
@@ -106,10 +103,16 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
         gpus=facts.active_numbers, share=share, frees_cpus=True, function=again.name, tracing_s=host.tracing_s,
         count=again.built, calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
-        young_s=age_s if young else None, severity=at_most(severity_of(share), "medium") if young else None,
+        young_s=young_s, severity=None if young_s is None else at_most(severity_of(share), "medium"),
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
     )
+
+
+def _young_s(facts: TraceFacts) -> float | None:
+    """Age of a job that may still start; None where it is older, or its age is not known."""
+    age_s = facts.trace.job_cpus.age_s if facts.trace.job_cpus is not None else None
+    return age_s if age_s is not None and age_s < limit("retracing.age_s") else None
 
 
 def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
@@ -120,27 +123,22 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
     if again is None or host is None or host.tracing_s < limit("retracing.share") * facts.period_s:
         return None
     share = host.tracing_s / facts.period_s
-    age_s = trace.job_cpus.age_s if trace.job_cpus is not None else None
-    young = age_s is not None and age_s < limit("retracing.age_s")
-    name = f"Function {again.function} of torch.compile"
+    young_s = _young_s(facts)
     return Retracing(
-        gpus=facts.active_numbers, share=share, function=name, tracing_s=host.tracing_s, count=len(again.start_ns),
-        calls=again.calls, made=None, ever=None, compilations=0, compile_s=0.0, young_s=age_s if young else None,
-        severity=at_most(severity_of(share), "medium") if young else None,
+        gpus=facts.active_numbers, share=share, function=f"Function {again.function} of torch.compile",
+        tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls, made=None, ever=None, compilations=0,
+        compile_s=0.0, young_s=young_s, severity=None if young_s is None else at_most(severity_of(share), "medium"),
         culprits=(Culprit(f"Torch-Compiled Region: {again.function}", "host", host.tracing_s, facts.basis,
                           at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."))
 
 
 def describe_retracing(v: Retracing, job: Job) -> Explanation:
-    evidence = {"tracing_s": v.tracing_s, "share_ratio": v.share, "retracings_count": float(v.count)}
-    if v.ever is not None:
-        evidence["tracings_ever_count"] = float(v.ever)
-    if v.compilations:
-        evidence["compilations_count"] = float(v.compilations)
-        evidence["compile_s"] = v.compile_s
-    if v.calls:
-        evidence["calls_count"] = float(v.calls)
+    evidence = known({
+        "tracing_s": v.tracing_s, "share_ratio": v.share, "retracings_count": float(v.count),
+        "tracings_ever_count": None if v.ever is None else float(v.ever),
+        "compilations_count": float(v.compilations) if v.compilations else None,
+        "compile_s": v.compile_s if v.compilations else None, "calls_count": float(v.calls) if v.calls else None})
     traced = "compiled" if job.framework in ("jax", "pytorch") else "traced"
     how = f"{v.function} was {traced} again {v.count} times in the window"
     if v.made and job.framework != "pytorch":
@@ -170,10 +168,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
 
 # -- eager_execution --------------------------------------------------------------------------------
 
-_EAGER_SNIPPETS = {
-    KERAS2: "model.compile(optimizer, loss, run_eagerly=False)\ntf.config.run_functions_eagerly(False)",
-    KERAS3: "model.compile(optimizer, loss, run_eagerly=False)\ntf.config.run_functions_eagerly(False)",
-}
+_EAGER_KERAS = "model.compile(optimizer, loss, run_eagerly=False)\ntf.config.run_functions_eagerly(False)"
 _EAGER_CUSTOM = (
     "@tf.function  # the whole step: forward, gradients, optimizer.apply_gradients\n"
     "def train_step(x, y): ...\n"
@@ -278,11 +273,9 @@ def _held_up(facts: TraceFacts) -> float:
 def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
     if job.framework == "pytorch":
         return _small_ops_of_pytorch(v, job)
-    evidence = {"eager_wait_s": v.wait_s, "share_ratio": v.share, "eager_ratio": v.eager_ratio}
-    each = "Ops"
-    if v.ops_per_step is not None:
-        evidence["eager_ops_per_step"] = v.ops_per_step
-        each = f"{v.ops_per_step:.0f} ops per step"
+    evidence = known({"eager_wait_s": v.wait_s, "share_ratio": v.share, "eager_ratio": v.eager_ratio,
+                      "eager_ops_per_step": v.ops_per_step})
+    each = "Ops" if v.ops_per_step is None else f"{v.ops_per_step:.0f} ops per step"
     if job.loop == JAX:
         return _eager_in_jax(v, job, evidence)
     waits = "the GPU waits for Python" if v.gpus else "Python takes"
@@ -292,7 +285,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
             f"{job.basis}.",
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
-        snippet=_EAGER_SNIPPETS.get(job.loop, _EAGER_CUSTOM),
+        snippet=_EAGER_KERAS if is_keras(job) else _EAGER_CUSTOM,
         gain="at most: all of Python's time between ops, if a function launched the ops ahead of the GPU",
         source=source("eager_execution.share"),
     )
@@ -301,10 +294,8 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
 def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
     per = "per step" if job.basis == "step" else f"per {job.basis}"
     ops = "Small ops" if v.ops_per_step is None else f"{v.ops_per_step:,.0f} small ops {per}"
-    evidence = {"eager_wait_s": v.wait_s, "share_ratio": v.share, "op_median_s": v.op_median_s,
-                "optimizer_ratio": v.optimizer_ratio}
-    if v.ops_per_step is not None:
-        evidence["small_ops_per_step"] = v.ops_per_step
+    evidence = known({"eager_wait_s": v.wait_s, "share_ratio": v.share, "op_median_s": v.op_median_s,
+                      "optimizer_ratio": v.optimizer_ratio, "small_ops_per_step": v.ops_per_step})
     why = (f"Python starts {ops[:1].lower()}{ops[1:]}, each of {seconds(v.op_median_s)} in the median. Starting an op "
            f"takes PyTorch 1 to 10 µs, so they hardly compute. {v.most_often} runs most often, "
            f"{v.most_often_per_step:,.0f} times.")
@@ -360,27 +351,19 @@ _BY_NAME = rf"{_ELEMENTWISE}_GPU_DT_\w+_kernel|.*(?:EigenMetaKernel|BiasNHWCKern
 _XLA_KERNEL = r"(?:\w*_)?fusion(?:_\d+)?$|\w*(?:loop|input|wrapped)_\w*fusion|triton_"
 
 
-class XlaOff(Verdict, frozen=True, kw_only=True):
-    chained_s: float  # per step and GPU, in chains of element-wise kernels
-    chains: float  # rows per step and GPU
-
-
-def judge_xla_off(facts: TraceFacts) -> XlaOff | None:
+def judge_xla_off(facts: TraceFacts) -> ChainedKernels | None:
     """Element-wise kernels in a row, each of which reads and writes its whole tensor; XLA would make them one."""
     if _sees_xla(facts.trace, facts.analysis.functions):
         return None
     kernels = by_stream(facts.trace, kernels_in_steps(facts))
-    chained = _elementwise(facts.trace, kernels)
-    saved_s, chained_s, chains, fused = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
+    saved_s, chains = chained_kernels(facts, kernels, _elementwise(facts.trace, kernels))
     if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:
         return None
     share = saved_s / facts.period_s
-    return XlaOff(gpus=facts.active_numbers, share=share, severity=at_most(severity_of(share), "medium"),
-                  chained_s=chained_s, chains=chains, events=Events(fused[0]),
-                  cure=Cure(scaled=(fused,), assumed=True, assumes=FUSED))
+    return replace(chains, share=share, severity=at_most(severity_of(share), "medium"))
 
 
-def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
+def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
     chained = v.chained_s / job.period_s
     return Explanation(
         title=f"XLA is off and could fuse kernels: up to {percent(v.share)} of the {job.basis}",
@@ -391,8 +374,7 @@ def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
         snippet=xla_on_step(job),
-        gain="uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and "
-             "writes its own",
+        gain=UNCERTAIN,
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
-from msgspec import Struct
 
 from gputop.advice.registry import limit
 from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown, parts_by_gpu
@@ -20,7 +20,7 @@ from gputop.analysis.results import Analysis, Breakdown, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.replay import Replay
-from gputop.core.findings import Culprit
+from gputop.core.findings import Culprit, Severity
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
@@ -57,16 +57,8 @@ class TraceFacts:
     host: HostCauses | None = None  # the host's part of the GPUs' idle time, by cause
     parts: PartsByGpu = field(default_factory=dict)  # when each part of the step holds, of the GPUs that took part
     calls: CallScopes | None = None  # modules and calls around PyTorch's launches; None: another framework's
-    # What several rules compute of the trace alone, by name; see :meth:`once`.
-    cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    def cached(self, name: str, find: Callable[[], T]) -> T:
-        """Return the result of ``find``, computed once for all rules; two that ask at the same time may both compute
-        it."""
-        if name not in self.cache:
-            self.cache[name] = find()
-        value: T = self.cache[name]
-        return value
+    # What several rules compute of the trace alone, by function; see :func:`once_per_trace`.
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def active(self) -> list[GpuUse]:
@@ -116,12 +108,6 @@ class TraceFacts:
         return self.steps.count if self.steps else 1
 
     @property
-    def open_input_s(self) -> float:
-        """Seconds at the edges of the recording in which the loop waits for a batch, longer than whole steps take."""
-        wall = self.analysis.wall_time
-        return sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
-
-    @property
     def replayed_steps(self) -> float:
         """Number of steps of the replay; of very many events it takes a part."""
         replayed = self.replay.spans.total if self.replay is not None else 0
@@ -139,18 +125,22 @@ class TraceFacts:
         return union([min(begins)], [max(ends)])
 
 
-class TimeShares(Struct, frozen=True):
-    """Shares of the time: see the fields of :class:`TraceFacts` of the same names."""
+def once_per_trace(find: Callable[[TraceFacts], T]) -> Callable[[TraceFacts], T]:
+    """Compute what several rules ask of a trace once; two that ask at the same time may both compute it."""
+    @wraps(find)
+    def ask(facts: TraceFacts) -> T:
+        if find not in facts.cache:
+            facts.cache[find] = find(facts)
+        result: T = facts.cache[find]
+        return result
 
-    shares: Mapping[str, float] | None
-    basis: str
-    period_s: float
-    parts: PartsByGpu
+    return ask
 
 
 def time_shares(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, in_steps: Breakdown | None,
-                parts: PartsByGpu | None) -> TimeShares:
-    """Return the shares of the step, whose breakdown is ``in_steps``, or of the window of a trace without steps."""
+                parts: PartsByGpu | None) -> tuple[Mapping[str, float] | None, str, float, PartsByGpu]:
+    """Return ``shares``, ``basis``, ``period_s`` and ``parts`` of :class:`TraceFacts`: of the step, whose breakdown is
+    ``in_steps``, or of the window of a trace without steps."""
     basis = steps.times.unit if steps is not None else "step"
     if in_steps is None and steps is None and (gpu_timelines or not trace.gpus):
         basis = "window"
@@ -163,7 +153,12 @@ def time_shares(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
     shares = None
     if in_steps is not None and in_steps.total > 0:
         shares = {name: in_steps.known.get(name, 0.0) / in_steps.total for name in PART_IDS}
-    return TimeShares(shares, basis, in_steps.total if in_steps else 0.0, parts or {})
+    return shares, basis, in_steps.total if in_steps else 0.0, parts or {}
+
+
+def severity_by_limits(rule: str, share: float) -> Severity:
+    """Severity by the rule's own limits: what it finds may be wanted, or it does not say what a fix saves."""
+    return "high" if share >= limit(f"{rule}.high") else "medium" if share >= limit(f"{rule}.medium") else "low"
 
 
 def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:

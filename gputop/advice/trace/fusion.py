@@ -6,14 +6,16 @@ the GPU waits for launches: a job that its host paces gains nothing from shorter
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -25,22 +27,20 @@ from gputop.text.units import count, percent
 from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.kernel_names import short_kernel, split_op
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask, rows_of, stable_order
-from gputop.trace.model import F64, I32, I64, Kind, Trace
+from gputop.trace.model import I32, I64, Kind, Trace
 
 _SHOWN_NAMES = 2
-FUSED = "A fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse less or more."
+_FUSED = "A fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse less or more."
+UNCERTAIN = "uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and writes its own"
 _PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
 
 # -- what the rules have in common ------------------------------------------------------------------
 
+@once_per_trace
 def kernels_in_steps(facts: TraceFacts) -> I64:
     """Rows of the kernels that begin within the steps, in order of time. Read-only: several rules ask for them."""
-    return facts.cached("kernels_in_steps", lambda: _kernels_in_steps(facts))
-
-
-def _kernels_in_steps(facts: TraceFacts) -> I64:
     device = facts.trace.device
     rows = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
     rows = rows if facts.steps is None else rows[rows_of(in_steps(device.start_ns[rows], facts.steps))]
@@ -53,25 +53,29 @@ def by_stream(trace: Trace, rows: I64) -> I64:
     return rows[stable_order(trace.device.line[rows])]
 
 
-def time_in_rows(
-    facts: TraceFacts, kernels: I64, chained: Mask, least: float,
-) -> tuple[float, float, float, tuple[I64, F64]]:
-    """Seconds that fusing would save, seconds, and number of rows of at least ``least`` such kernels one after the
-    other on a stream, per step (or window) and GPU. A fused row reads two tensors and writes one, as each kernel does
-    now. And these kernels, with what fusing leaves of the time of each (ratio)."""
-    if not len(kernels):
-        return 0.0, 0.0, 0.0, (kernels, np.ones(0))
+class ChainedKernels(Verdict, frozen=True, kw_only=True):
+    chained_s: float  # per step and GPU, in chains of element-wise kernels
+    chains: float  # rows per step and GPU
+
+
+def chained_kernels(facts: TraceFacts, kernels: I64, chained: Mask) -> tuple[float, ChainedKernels]:
+    """Seconds that fusing would save per step (or window) and GPU, and the verdict, without a share, on the rows of at
+    least ``xla_off.chain`` such kernels one after the other on a stream. A fused row reads two tensors and writes one,
+    as each kernel does now."""
     device = facts.trace.device
     line = device.line[kernels]
-    begins = np.concatenate(([True], (chained[1:] != chained[:-1]) | (line[1:] != line[:-1])))
+    begins = np.ones(len(kernels), bool)
+    begins[1:] = (chained[1:] != chained[:-1]) | (line[1:] != line[:-1])
     row = np.cumsum(begins) - 1
     count = np.bincount(row)
     length = np.bincount(row, weights=device.end_ns[kernels] - device.start_ns[kernels])
-    long = (count >= least) & chained[begins]
+    long = (count >= limit("xla_off.chain")) & chained[begins]
     saved = float((length[long] * (1 - 1.5 / count[long])).sum())
     per = 1e9 * facts.steps_or_window * len(facts.active)
-    fused = (kernels[long[row]], 1.5 / count[row[long[row]]])
-    return saved / per, float(length[long].sum()) / per, float(long.sum()) * 1e9 / per, fused
+    rows = kernels[long[row]]
+    return saved / per, ChainedKernels(
+        gpus=facts.active_numbers, chained_s=float(length[long].sum()) / per, chains=float(long.sum()) * 1e9 / per,
+        events=Events(rows), cure=Cure(scaled=((rows, 1.5 / count[row[long[row]]]),), assumed=True, assumes=_FUSED))
 
 
 def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mask:
@@ -119,8 +123,8 @@ def plain_name(kernel: str) -> str:
     return match[1][:60] if match else kernel[:60]
 
 
-def _named(what: str, names: Sequence[str]) -> str:
-    return f" {what}: {', '.join(names)}." if names else ""
+def _named(names: Sequence[str]) -> str:
+    return f" Kernels: {', '.join(names)}." if names else ""
 
 
 # -- attention_unfused ------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
             f"times per {job.basis} and GPU. They take {percent(part)} of the {job.basis}. Each of these kernels reads "
             "and writes all scores, whose number grows with the square of the sequence length."
             + (" So do the two products, and fused attention spares that as well." if v.in_memory else "")
-            + _named("Kernels", v.names),
+            + _named(v.names),
         evidence={"between_products_s": v.between_s, "softmax_s": v.softmax_s, "share_ratio": part,
                   "attentions_count": v.count},
         action=_NO_FLASH_KERNEL if v.fallback else action,
@@ -315,7 +319,7 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
         why=f"{count(v.count)} kernels per {job.basis} and GPU only transpose tensors between the model's layout and "
             f"the layout that its convolution kernels need. They take {percent(part)} of the {job.basis}."
             + (f" Batch normalization in NCHW takes another {percent(norms)}, and is faster in NHWC."
-               if norms >= limit("layout_conversions.share") else "") + _named("Kernels", v.names),
+               if norms >= limit("layout_conversions.share") else "") + _named(v.names),
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for convolutions in FP32 without tensor cores.",
@@ -331,12 +335,7 @@ _TORCH_ELEMENTWISE = r"at::native::.*elementwise_kernel|at6native.*elementwise_k
 _INDUCTOR = r"triton_(?:poi|per|red|tem|for)_"
 
 
-class ElementwiseUnfused(Verdict, frozen=True, kw_only=True):
-    chained_s: float  # per step and GPU, in chains of element-wise kernels
-    chains: float  # rows per step and GPU
-
-
-def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
+def judge_elementwise_unfused(facts: TraceFacts) -> ChainedKernels | None:
     """PyTorch's element-wise kernels in a row, none of the optimizer's; torch.compile would make them one."""
     trace, kernels = facts.trace, kernels_in_steps(facts)
     name = trace.device.name[kernels]
@@ -345,14 +344,12 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
     kernels = by_stream(trace, kernels)
     chained = _matching(trace, trace.device.name[kernels], _TORCH_ELEMENTWISE)
     chained &= ~launched_in_calls(trace, kernels, OPTIMIZER_CALL)
-    saved_s, chained_s, chains, fused = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
+    saved_s, chains = chained_kernels(facts, kernels, chained)
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):
         return None
-    return ElementwiseUnfused(gpus=facts.active_numbers, share=share,
-                              severity=at_most(severity_of(share), "medium"), chained_s=chained_s, chains=chains,
-                              events=Events(fused[0]), cure=Cure(
-                                  scaled=(fused,), host=_launched_within(facts, fused[0]), assumed=True, assumes=FUSED))
+    return replace(chains, share=share, severity=at_most(severity_of(share), "medium"), cure=dataclasses.replace(
+        chains.cure, host=_launched_within(facts, chains.events.rows)))
 
 
 def _launched_within(facts: TraceFacts, chained: I64) -> dict[int, Spans]:
@@ -370,7 +367,7 @@ def _launched_within(facts: TraceFacts, chained: I64) -> dict[int, Spans]:
     return out
 
 
-def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation:
+def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
     part = v.chained_s / job.period_s
     return Explanation(
         title=f"A compiler could fuse element-wise kernels: up to {percent(v.share)} of the {job.basis}",
@@ -383,8 +380,7 @@ def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation
                "Try torch.compile on the model and compare the step time after the first, slow steps.",
         snippet=f'model = torch.compile(model, backend="inductor")\n{GRAPH_BREAKS}' if job.compiled else
                 "model = torch.compile(model)",
-        gain="uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and "
-             "writes its own",
+        gain=UNCERTAIN,
         source=source("elementwise_unfused.share", "xla_off.chain"),
     )
 
@@ -443,7 +439,7 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
         title=f"The optimizer's {v.count:,.0f} kernels cost {percent(v.share)} of the {job.basis}",
         why=f"The optimizer updates each variable with separate kernels: {v.count:,.0f} per {job.basis} and GPU. The "
             f"pauses between them take {percent(v.pauses_s / job.period_s)} of the {job.basis}."
-            + _named("Kernels", v.names),
+            + _named(v.names),
         evidence={"kernels_per_step": v.count, "optimizer_kernels_s": v.kernels_s, "pauses_s": v.pauses_s,
                   "share_ratio": v.share},
         action="Update all variables in a few kernels, with a fused optimizer or one that a compiler fuses.",

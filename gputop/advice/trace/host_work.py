@@ -10,13 +10,12 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpu_contention import may_be_others
+from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.input_wait import paced_by_input
-from gputop.advice.trace.job import Job
+from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, KERAS2, KERAS3, PYTORCH, Job
 from gputop.advice.trace.snippets import LOADER
-from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
 from gputop.analysis.results import FlameNode, GapWork, HostStacks
 from gputop.analysis.steps.training_loops import training_loops
@@ -27,7 +26,6 @@ from gputop.text.units import percent, seconds
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
-_KERAS = (KERAS2, KERAS3)
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
 _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
@@ -73,8 +71,7 @@ WORK: tuple[KnownWork, ...] = (
          CUSTOM: "with tf.summary.record_if(lambda: step % 500 == 0):\n    ...",
      }),
     KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch.", {
-         KERAS2: "model.fit(ds.repeat(), steps_per_epoch=steps, ...)",
-         KERAS3: "model.fit(ds.repeat(), steps_per_epoch=steps, ...)",
+         **dict.fromkeys(KERAS, "model.fit(ds.repeat(), steps_per_epoch=steps, ...)"),
          CUSTOM: "batches = iter(ds.repeat())  # once, before the loop",
      }),
 )
@@ -157,9 +154,6 @@ def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
 
 
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
-    evidence = {"gap_s": v.gap_s, "share_ratio": v.share}
-    if v.silent_s is not None:
-        evidence["no_event_s"] = v.silent_s
     what, action, snippet = _gap_fix(v, job.loop)
     where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
     if v.gpus:
@@ -171,16 +165,14 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     gain = "at most: the host's time between two calls, if this work were done while the GPUs compute or were removed"
     later = ""
     if v.input_s is not None:
-        evidence["pipeline_s"] = v.input_s
         later = (f" But the input pipeline is slower: it takes {seconds(v.input_s)} for the batches of a step. Until "
                  "the pipeline is faster, this work costs time only if both need the same CPUs or Python's lock (GIL).")
         gain = "unknown, because the input pipeline is slower: make it faster, then capture again"
     return Explanation(
         title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
         why=f"For {seconds(v.gap_s)} of each step ({percent(v.share)}), {where}{of_rank}: {what}.{others}{later}",
-        evidence=evidence, action=action, snippet=snippet,
-        gain=gain,
-        source=source("step_gap_host.share"),
+        evidence=known({"gap_s": v.gap_s, "share_ratio": v.share, "no_event_s": v.silent_s, "pipeline_s": v.input_s}),
+        action=action, snippet=snippet, gain=gain, source=source("step_gap_host.share"),
     )
 
 
@@ -254,7 +246,7 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
         kind, named = recognized
         return f"{kind.what} ({named_work(named)})", kind.action, kind.snippets.get(loop)
     what = _gap_content(v, loop, most)
-    if loop in _KERAS:
+    if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
                       "on_train_batch_* callbacks and metrics."), _FEWER
     if loop == PYTORCH and v.loader_unseen:

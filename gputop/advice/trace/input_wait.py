@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpu_contention import may_be_others
+from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
 from gputop.advice.trace.input_fixes import (
     MOST_TO_EXPECT,
@@ -16,8 +17,7 @@ from gputop.advice.trace.input_fixes import (
     suggest_fix,
     suggest_fix_by_name,
 )
-from gputop.advice.trace.job import Job
-from gputop.advice.trace.training_loop import KERAS2, KERAS3, training_loop
+from gputop.advice.trace.job import KERAS2, KERAS3, Job, training_loop
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.launch_threads import cpu_budget
@@ -59,10 +59,9 @@ class InputBound(Verdict, frozen=True, kw_only=True):
 
 def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     """The GPUs stand still while the training loop waits for a batch."""
-    waited, steps = facts.analysis.input, facts.steps
-    assert waited is not None and facts.shares is not None
-    share = facts.shares["input"]
-    wall, open_s = facts.analysis.wall_time, facts.open_input_s
+    assert facts.shares is not None
+    steps, share, wall = facts.steps, facts.shares["input"], facts.analysis.wall_time
+    open_s = sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
     if wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s:
         return _open_wait(facts, wall, open_s)
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
@@ -78,34 +77,31 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if others is not None:
         return Missing(others)
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)
-    stage = _slowest_by_name(waited.stages) if not fix.tells else None
     left, assumes = 0.0, "Each batch is ready when the loop asks for it."
     if fix.step_s is not None:
         wait_s = share * facts.period_s
         left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
-    return InputBound(
-        culprits=_culprits(facts, fix, stage),
-        gpus=facts.active_numbers, share=share, saving=saving, frees_cpus=fix.frees_cpus,
-        best_case=fix.at_most,
-        wait_ratio=waited.wait_ratio, fix=fix,
-        slowest_stage=None if stage is None else (stage, waited.stages[stage]),
-        cure=Cure(input_left=left, assumes=assumes, at_most=fix.at_most),
-    )
+    return replace(
+        _verdict(facts, fix, share), saving=saving, frees_cpus=fix.frees_cpus, best_case=fix.at_most,
+        cure=Cure(input_left=left, assumes=assumes, at_most=fix.at_most))
 
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
     """The loop waits at an edge of the recording, far longer than in its steps: all waits, as a share of the time."""
+    assert facts.shares is not None
+    wait_s = facts.shares["input"] * facts.period_s * facts.steps_or_window + open_s
+    verdict = _verdict(facts, _input_fix(facts, wait_s), min(wait_s / wall.recorded_s, 1.0))
+    return replace(verdict, open_s=open_s, recorded_s=wall.recorded_s)
+
+
+def _verdict(facts: TraceFacts, fix: InputFix, share: float) -> InputBound:
     waited = facts.analysis.input
-    assert waited is not None and facts.shares is not None
-    in_steps_s = facts.shares["input"] * facts.period_s * facts.steps_or_window
-    wait_s = in_steps_s + open_s
-    fix = _input_fix(facts, wait_s)
+    assert waited is not None
     stage = _slowest_by_name(waited.stages) if not fix.tells else None
-    return InputBound(
-        culprits=_culprits(facts, fix, stage), gpus=facts.active_numbers, share=min(wait_s / wall.recorded_s, 1.0),
-        wait_ratio=waited.wait_ratio, fix=fix, slowest_stage=None if stage is None else (stage, waited.stages[stage]),
-        open_s=open_s, recorded_s=wall.recorded_s)
+    return InputBound(culprits=_culprits(facts, fix, stage), gpus=facts.active_numbers, share=share, fix=fix,
+                      wait_ratio=waited.wait_ratio,
+                      slowest_stage=None if stage is None else (stage, waited.stages[stage]))
 
 
 def paced_by_input(facts: TraceFacts) -> float | None:

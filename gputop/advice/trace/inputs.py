@@ -25,26 +25,12 @@ def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]
     return used
 
 
-def _gpu_activity(facts: TraceFacts) -> str | None:
-    return None if facts.active and facts.shares is not None else _GPU_ACTIVITY
-
-
-def _busy_gpus(facts: TraceFacts) -> str | None:
-    return None if facts.shares is not None and any(gpu.busy for gpu in facts.analysis.gpus) else _GPU_ACTIVITY
-
-
 def _batch_waits(facts: TraceFacts) -> str | None:
     if facts.analysis.input is not None:
         return None
     return "the training loop's calls for a batch " + (
         f"(enumerate(DataLoader)){TORCH_HOST}"
         if facts.framework == "pytorch" else f"(tf.data's IteratorGetNext){HOST_EVENTS}")
-
-
-def _idle_gpus_in_waits(facts: TraceFacts) -> str | None:
-    return None if facts.shares is not None else (
-        "GPU activity, to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
-        "right to profile")
 
 
 def launch_calls(facts: TraceFacts) -> str | None:
@@ -67,11 +53,6 @@ def _step_calls(facts: TraceFacts) -> str | None:
         "; TensorFlow and JAX record them at host_tracer_level 2, as gputop captures")
 
 
-def _launch_threads(facts: TraceFacts) -> str | None:
-    return None if facts.analysis.launch_threads is not None and facts.host is not None else (
-        f"the host's threads and the launches on them{HOST_EVENTS}")
-
-
 def _eager_ops(facts: TraceFacts) -> str | None:
     ops = facts.analysis.ops
     # JAX's calls of ops are always recorded where calls of functions are, PyTorch's ops where anything of its host is.
@@ -81,22 +62,22 @@ def _eager_ops(facts: TraceFacts) -> str | None:
         "ops run eagerly and calls of tf.functions (EagerExecute); capture with host_tracer_level 2, as gputop does")
 
 
-def _xla_events(facts: TraceFacts) -> str | None:
-    has_events = facts.analysis.functions is not None or facts.analysis.ops is not None
-    return None if facts.framework == "tensorflow" and has_events else (
-        f"TensorFlow's functions or ops on the host, which show whether XLA compiled them{HOST_EVENTS}")
-
-
 # By the name of an input: what is missing of it, None where nothing is.
 MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
-    "gpu_activity": _gpu_activity,
-    "busy_gpus": _busy_gpus,
+    "gpu_activity": lambda facts: None if facts.active and facts.shares is not None else _GPU_ACTIVITY,
+    "busy_gpus": lambda facts: None if facts.shares is not None and any(gpu.busy for gpu in facts.analysis.gpus) else (
+        _GPU_ACTIVITY),
     "batch_waits": _batch_waits,
-    "idle_gpus_in_waits": _idle_gpus_in_waits,
+    "idle_gpus_in_waits": lambda facts: None if facts.shares is not None else (
+        "GPU activity, to see whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
+        "right to profile"),
     "launch_calls": launch_calls,
     "allocators": _allocators,
     "step_calls": _step_calls,
-    "launch_threads": _launch_threads,
+    "launch_threads": lambda facts: None if facts.analysis.launch_threads is not None and facts.host is not None else (
+        f"the host's threads and the launches on them{HOST_EVENTS}"),
     "eager_ops": _eager_ops,
-    "xla_events": _xla_events,
+    "xla_events": lambda facts: None if facts.framework == "tensorflow" and (
+        facts.analysis.functions is not None or facts.analysis.ops is not None) else (
+        f"TensorFlow's functions or ops on the host, which show whether XLA compiled them{HOST_EVENTS}"),
 }

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.training_loop import training_loop
+from gputop.advice.trace.facts import TraceFacts, once_per_trace
+from gputop.analysis.host.host_causes import runs_eagerly
 from gputop.trace.lookups import PYTHON_FUNCTION, name_mask, optimizer_names
 
+# The styles of the training loop.
+KERAS2, KERAS3, CUSTOM, EAGER, JAX, PYTORCH, UNKNOWN = (
+    "Keras 2", "Keras 3", "custom", "eager", "JAX", "PyTorch", "unknown")
+KERAS = (KERAS2, KERAS3)
 # Calls of what jax.jit made; of what torch.compile made: TorchDynamo's regions, and AOTAutograd's functions.
 _COMPILED = {
     "jax": r"PjitFunction\(",
@@ -29,7 +33,7 @@ class Job(Struct, frozen=True):
     basis: str  # what shares are of: "step", "window" or "period"
     period_s: float  # length of one step, or of the window
     framework: str  # tensorflow, jax, pytorch or unknown
-    loop: str  # how the training loop is written (gputop.advice.trace.training_loop)
+    loop: str  # how the training loop is written (:func:`training_loop`)
     gpus: tuple[int, ...]  # those that ran kernels
     compiled: bool = False  # JAX: the loop calls jitted functions; PyTorch: torch.compile compiled a part of the model
     trains: bool | None = None  # False: it only runs a model; None: not known
@@ -45,6 +49,7 @@ class Job(Struct, frozen=True):
                    bool(name_mask(facts.trace, GRAPH_LAUNCH).any()), _strategy(facts), _server(facts))
 
 
+@once_per_trace
 def trains(facts: TraceFacts) -> bool | None:
     """Return whether the job trains.
 
@@ -53,10 +58,6 @@ def trains(facts: TraceFacts) -> bool | None:
     3. Without either, no for PyTorch, whose names show both: its ops or, within CUDA graphs, its kernels. Of others it
        is not known: XLA's fusions tell nothing.
     """
-    return facts.cached("trains", lambda: _trains(facts))
-
-
-def _trains(facts: TraceFacts) -> bool | None:
     if not facts.active:
         return None
     trace, pytorch = facts.trace, facts.framework == "pytorch"
@@ -83,3 +84,23 @@ def _strategy(facts: TraceFacts) -> str:
             if name_mask(facts.trace, pattern).any():
                 return strategy
     return ""
+
+
+def training_loop(facts: TraceFacts) -> str:
+    """Style of the training loop, for advice that must be true for it: a trace names no versions. Keras 2 and 3 by the
+    names of their step functions; a loop of one's own runs other functions, or none."""
+    if facts.framework in ("jax", "pytorch"):
+        return JAX if facts.framework == "jax" else PYTORCH
+    functions = facts.analysis.functions
+    names = [use.name for use in functions.functions] if functions is not None else []
+    anchor = facts.steps.times.anchor if facts.steps is not None else ""
+    if any(name.startswith(("one_step_on_", "multi_step_on_")) for name in names):
+        return KERAS3
+    if any(name.startswith(("train_function", "test_function", "predict_function")) for name in names) or (
+            anchor.startswith(("train markers", "test markers")) and facts.framework == "tensorflow"):
+        return KERAS2
+    if "Keras' step function" in anchor:
+        return KERAS3
+    if runs_eagerly(facts.analysis.ops):
+        return EAGER
+    return CUSTOM if names or facts.framework == "tensorflow" else UNKNOWN

@@ -1,4 +1,5 @@
-"""Launches: does the GPU wait for the host to hand it kernels?"""
+"""Launches: does the GPU wait for the host to hand it kernels, are these too small to keep it busy, or is a CUDA graph
+recorded again and again, in place of once?"""
 
 from __future__ import annotations
 
@@ -6,18 +7,20 @@ from statistics import median
 
 import numpy as np
 
+from gputop.advice import savings
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, idle_before
+from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
-from gputop.advice.verdict import Explanation, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
-from gputop.text.units import percent, seconds
-from gputop.trace.intervals import Spans, in_order
-from gputop.trace.lookups import by_line, launching_lines, rows_of
-from gputop.trace.model import I64, DeviceEvents, Kind
+from gputop.core.findings import Culprit
+from gputop.text.units import count, percent, seconds
+from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, merge, union
+from gputop.trace.lookups import by_line, host_rows, launching_lines, rows_of
+from gputop.trace.model import I64, Kind
 
 _SNIPPETS = {
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
@@ -64,7 +67,8 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
     recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None
-    launches = _launches_in(facts, waits)
+    # Launches and copies, which the profiler records where the driver runs them.
+    launches = _in_waits(facts, in_order(np.unique(facts.trace.device.launch_ns)), waits)
     idle_ns = idle_before(facts, "launch")
     late = np.flatnonzero(idle_ns)
     return LaunchBound(
@@ -88,19 +92,14 @@ def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
     host = facts.trace.host
     launching = np.zeros(len(facts.trace.lines), bool)
     launching[launching_lines(facts.trace)] = True
-    began = host.start_ns[rows_of(launching[host.line])]  # in order, as all events of a trace
-    events = sum(int((np.searchsorted(began, spans.end) - np.searchsorted(began, spans.start)).sum())
+    return _in_waits(facts, host.start_ns[rows_of(launching[host.line])], waits)  # in order, as all events of a trace
+
+
+def _in_waits(facts: TraceFacts, begin_ns: I64, waits: dict[int, Spans]) -> float:
+    """Number of these instants, in order of time, per step, or in the window, that lie in a wait; mean of the GPUs."""
+    number = sum(int((np.searchsorted(begin_ns, spans.end) - np.searchsorted(begin_ns, spans.start)).sum())
                  for spans in waits.values())
-    return events / max(len(waits), 1) / facts.steps_or_window
-
-
-def _launches_in(facts: TraceFacts, waits: dict[int, Spans]) -> float:
-    """Launches and copies per step, or in the window, that begin in a wait; mean of the GPUs. The profiler records each
-    where the driver runs it."""
-    launch_ns = in_order(np.unique(facts.trace.device.launch_ns))
-    launches = sum(int((np.searchsorted(launch_ns, spans.end) - np.searchsorted(launch_ns, spans.start)).sum())
-                   for spans in waits.values())
-    return launches / max(len(waits), 1) / facts.steps_or_window
+    return number / max(len(waits), 1) / facts.steps_or_window
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:
@@ -112,14 +111,11 @@ def _waits_within_steps(facts: TraceFacts) -> bool:
 
 
 def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
-    evidence = {"launch_wait_s": v.share * job.period_s, "share_ratio": v.share, "kernel_median_s": v.kernel_median_s,
-                "kernels_per_s": v.kernels_per_s}
-    if v.launch_delay_s is not None and v.launch_delay_s >= _SHORTEST_S:  # less: the clocks differ
-        evidence["launch_delay_median_s"] = v.launch_delay_s
-    if v.idle_host_fault is not None:
-        evidence["idle_host_fault_ratio"] = v.idle_host_fault
-    if v.pace_s is not None:
-        evidence["launch_pace_s"] = v.pace_s
+    clocks_differ = v.launch_delay_s is not None and v.launch_delay_s < _SHORTEST_S
+    evidence = known({
+        "launch_wait_s": v.share * job.period_s, "share_ratio": v.share, "kernel_median_s": v.kernel_median_s,
+        "kernels_per_s": v.kernels_per_s, "launch_delay_median_s": None if clocks_differ else v.launch_delay_s,
+        "idle_host_fault_ratio": v.idle_host_fault, "launch_pace_s": v.pace_s})
     why = f"For {percent(v.share)} of the {job.basis} a GPU is idle and its next kernel is not launched yet."
     if v.kernel_median_s < limit("launch_bound.short_kernel_s"):
         why += f" Half of the kernels run for less than {seconds(v.kernel_median_s)}, while "
@@ -164,13 +160,11 @@ def _distinct(in_order_ns: I64) -> I64:
     return in_order_ns[np.concatenate(([True], in_order_ns[1:] != in_order_ns[:-1]))]
 
 
+@once_per_trace
 def launch_pace_s(facts: TraceFacts) -> float | None:
     """Median time from one launch to the next on a thread; None where launches are not known, or most kernels are not
     launched one by one."""
-    return facts.cached("launch_pace_s", lambda: _launch_pace_s(facts.trace.device))
-
-
-def _launch_pace_s(device: DeviceEvents) -> float | None:
+    device = facts.trace.device
     launched = rows_of((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
     launch = device.launch_ns[launched]
     if len(launch) < 2:
@@ -181,3 +175,194 @@ def _launch_pace_s(device: DeviceEvents) -> float | None:
         return None
     apart = np.concatenate([np.diff(starts) for starts in calls])
     return float(np.median(apart)) / 1e9 if len(apart) else None
+
+
+# -- small_kernels ------------------------------------------------------------------------------------
+
+# A pause between two queued kernels, or one launch; longer ones have other causes.
+_PAUSE_NS = 40_000
+_COMPILED = {
+    "jax": "state, outputs = jax.lax.scan(layer, state, stacked_params)  # layers or time steps alike, in place of a "
+           "loop",
+    "pytorch": GRAPH_BREAKS,
+}
+_COMPILER = {"tensorflow": " with XLA", "jax": " with XLA", "pytorch": " with torch.compile"}
+_FUSE = {
+    "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # one jit around the whole step; lax.scan over time "
+           "steps",
+    "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
+}
+# Where CUDA graphs run already, by framework and whether the model is compiled.
+_IN_GRAPHS = {("pytorch", False): "model = torch.compile(model)  # fuses kernels before they are recorded",
+              ("pytorch", True): GRAPH_BREAKS}
+
+
+class SmallKernels(Verdict, frozen=True, kw_only=True):
+    short_ratio: float  # share of the kernels that run for less than 20 µs
+    kernel_median_s: float
+    pauses_s: float  # between kernels, per step and GPU
+    kernels_per_s: float
+    pace_s: float | None  # from one launch to the next; None: not known
+    kernels_per_step: float | None
+
+
+def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
+    """Most kernels are shorter than launching one takes, and the pauses between them add up."""
+    gpus = facts.active
+    sizes = [size for size in facts.analysis.kernel_sizes if size.below_20us is not None]
+    if not sizes:
+        return None
+    short = sum(sum(size.count) * (size.below_20us or 0.0) for size in sizes) / sum(sum(size.count) for size in sizes)
+    if short < limit("small_kernels.count"):
+        return None
+    pauses_s = _pauses_s(facts)
+    share = savings.removed(pauses_s, facts.period_s)
+    if share < limit("small_kernels.share"):
+        return None
+    per_step = [sum(size.count_per_step) for size in sizes if size.count_per_step is not None]
+    return SmallKernels(
+        gpus=facts.active_numbers, share=share, short_ratio=short, pauses_s=pauses_s,
+        kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
+        kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
+        kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
+        events=_short(facts), cure=Cure(launching=True, pauses=True, assumes=(
+            "A few large kernels do the work of these kernels in the same time, without pauses between them and "
+            "without time for launches.")),
+    )
+
+
+def _short(facts: TraceFacts) -> Events:
+    """The short kernels, each with the pause before it."""
+    device = facts.trace.device
+    time = np.zeros(len(device), np.int64)
+    for timeline in facts.gpu_timelines:
+        gaps = timeline.gaps
+        time[gaps.after] = np.where(gaps.end - gaps.start <= _PAUSE_NS, gaps.end - gaps.start, 0)
+    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
+        device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
+    length = coverage(facts.analyzed_spans, device.start_ns[rows], device.end_ns[rows])
+    return Events(rows, np.where(length > 0, length + time[rows], 0))
+
+
+def _pauses_s(facts: TraceFacts) -> float:
+    """Mean seconds per step (or in the window) and GPU in pauses between kernels."""
+    pauses, judged = [], facts.analyzed_spans
+    for timeline in facts.gpu_timelines:
+        brief = timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS
+        pauses.append(intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), judged).total)
+    return sum(pauses) / len(pauses) / facts.steps_or_window / 1e9
+
+
+def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
+    median = f"{seconds(v.kernel_median_s)}"
+    launch = "" if job.graphs else ", which is the time that one launch takes"
+    why = (f"{percent(v.short_ratio)} of the kernels run for less than 20 µs (median {median}){launch}. The pauses "
+           f"between kernels take {percent(v.share)} of the {job.basis}.")
+    if v.pace_s is not None:
+        why += f" The host launches one kernel every {seconds(v.pace_s)}."
+    layers = "use fused layers" if job.trains is False else "use fused layers and optimizers"
+    if job.graphs:
+        start, snippet = "A CUDA graph launches kernels already, so only fewer, larger kernels help", _IN_GRAPHS.get(
+            (job.framework, job.compiled))
+    else:
+        start, snippet = "Do the same work in fewer, larger kernels", xla_on_step(job) if (
+            job.framework == "tensorflow") else (_COMPILED if job.compiled else _FUSE).get(job.framework)
+    return Explanation(
+        title=f"Pauses between short kernels (median {median}) take {percent(v.share)} of the {job.basis}", why=why,
+        evidence=known({
+            "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
+            "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
+            "kernels_per_step": v.kernels_per_step}),
+        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and raise "
+               "the batch size if memory allows.",
+        snippet=snippet,
+        gain="at most: all pauses between kernels, if the same work were done in a few large ones",
+        source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
+    )
+
+
+# -- graph_recapture ----------------------------------------------------------------------------------
+
+_BEGIN = r"(?:cuda|cu|hip)StreamBeginCapture"
+_MADE = r"(?:cuda|cu|hip)GraphInstantiate"
+_ONCE = {
+    "pytorch": "graph = torch.cuda.CUDAGraph()\n"
+               "with torch.cuda.graph(graph):  # once, before the loop, on tensors that stay\n"
+               "    y = model(x)\n"
+               "x.copy_(batch); graph.replay()  # in the loop",
+    "jax": "XLA_FLAGS=--xla_gpu_enable_command_buffer= python train.py  # to compare: runs without CUDA graphs",
+    "tensorflow": "XLA_FLAGS=--xla_gpu_enable_command_buffer= python train.py  # to compare: runs without CUDA graphs",
+}
+_RECORD_ONCE = ("Record the graph once, before the loop, and only launch it in the loop. Keep shapes and the addresses "
+                "of its inputs: copy new inputs into the memory that it was recorded on.")
+_BY_XLA = ("XLA records these graphs itself: call the function with the same shapes each time, and compare with a run "
+           "without graphs.")
+_WHAT_CHANGES = {"pytorch": " With torch.compile, TORCH_LOGS=recompiles,cudagraphs logs why a graph is recorded."}
+
+
+class GraphRecapture(Verdict, frozen=True, kw_only=True):
+    recorded: float  # graphs per step
+    recording_s: float  # on the host, per step
+    idle_s: float  # of the GPUs meanwhile, per step and GPU
+
+
+def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
+    """A CUDA graph is recorded or instantiated in most steps, while the GPU is idle: it should be once."""
+    steps = facts.steps
+    if steps is None or steps.count < limit("graph_recapture.steps"):
+        return None
+    if steps.times.unit != "step":  # each layer may have a graph of its own
+        return Missing("marked steps, to see whether the same graph is recorded again")
+    recordings, made_ns = _recordings(facts)
+    edges = steps.edges_ns
+    in_step = np.searchsorted(edges[:, 0], made_ns, side="right") - 1
+    in_step = in_step[(in_step >= 0) & (made_ns < edges[np.maximum(in_step, 0), 1])]
+    if len(np.unique(in_step)) <= limit("graph_recapture.recurring") * steps.count:
+        return None
+    idle = {timeline.gpu: intersect(intersect(timeline.gaps.spans, recordings), facts.analyzed_spans)
+            for timeline in facts.gpu_timelines}
+    idle_s = sum(spans.total for spans in idle.values()) / max(len(idle), 1) / steps.count / 1e9
+    share = savings.removed(idle_s, facts.period_s)
+    if share < limit("graph_recapture.share"):
+        return None
+    recording_s = intersect(recordings, facts.analyzed_spans).total / steps.count / 1e9
+    return GraphRecapture(
+        gpus=facts.active_numbers, share=share, recorded=len(in_step) / steps.count,
+        recording_s=recording_s, idle_s=idle_s,
+        culprits=(Culprit("recording of CUDA graphs", "host", recording_s, facts.basis),),
+        cure=Cure(host=idle, assumes="Each graph is recorded once, before these steps."))
+
+
+def _recordings(facts: TraceFacts) -> tuple[Spans, I64]:
+    """Spans from the begin of each capture to the end of the instantiation that follows on its thread, or of the
+    instantiation alone where nothing is captured; and when graphs were instantiated."""
+    host = facts.trace.host
+    begun, made = host_rows(facts.trace, _BEGIN), host_rows(facts.trace, _MADE)
+    spans = EMPTY
+    begun_on = {line: begun[rows] for line, rows in by_line(host.line[begun]).items()} if len(begun) else {}
+    for line, rows in (by_line(host.line[made]).items() if len(made) else ()):
+        made_on_line, starts = made[rows], host.start_ns[begun_on.get(line, begun[:0])]
+        ends = host.end_ns[made_on_line]
+        # The first capture after the instantiation before.
+        first = np.searchsorted(starts, np.concatenate(([np.iinfo(np.int64).min], ends[:-1])))
+        has_capture = first < len(starts)
+        start = host.start_ns[made_on_line].copy()
+        start[has_capture] = np.minimum(starts[first[has_capture]], start[has_capture])
+        spans = merge(spans, union(start, ends))
+    return spans, host.start_ns[made]
+
+
+def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:
+    return Explanation(
+        title=f"CUDA graphs are recorded anew in each {job.basis}: {percent(v.share)} of it",
+        why=f"{count(v.recorded)} CUDA graphs per {job.basis} are recorded and instantiated, which takes "
+            f"{seconds(v.recording_s)} on the host. Meanwhile the GPU is idle, for {percent(v.share)} of the "
+            f"{job.basis}. A graph saves time only if it is launched many times.",
+        evidence={"graphs_per_step": v.recorded, "graph_recording_s": v.recording_s, "idle_while_recording_s": v.idle_s,
+                  "share_ratio": v.share},
+        action=_BY_XLA if job.framework in ("tensorflow", "jax") else _RECORD_ONCE + _WHAT_CHANGES.get(
+            job.framework, ""),
+        snippet=_ONCE.get(job.framework),
+        gain="at most: the GPU's idle time while graphs are recorded",
+        source=source("graph_recapture.share", "graph_recapture.recurring"),
+    )

@@ -8,12 +8,12 @@ import numpy as np
 from msgspec import structs
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpu_contention import may_be_others
+from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import SAME_LENGTHS
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
@@ -167,13 +167,10 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
         why += f" Step {v.longest} is the longest."
     if len(v.steps) == 1:
         why += " It occurs once in this recording: a longer capture shows whether it returns."
-    evidence = {"more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share,
-                "long_steps": float(len(v.steps))}
-    if not alike:
-        evidence["longest_more_s"] = v.range_s[1]
-    if v.every:
-        evidence["every_steps"] = float(v.every)
-    evidence |= {f"{name}_more_s": time for name, time in v.parts.items()}
+    evidence = known({
+        "more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share, "long_steps": float(len(v.steps)),
+        "longest_more_s": None if alike else v.range_s[1], "every_steps": float(v.every) if v.every else None,
+        **{f"{name}_more_s": time for name, time in v.parts.items()}})
     return Explanation(
         title=f"{which} {more} longer: {what}", why=why, evidence=evidence, action=action,
         snippet=snippet, gain="all of the extra time, if these steps were like the others",

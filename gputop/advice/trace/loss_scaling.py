@@ -10,8 +10,7 @@ from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.job import Job
-from gputop.advice.trace.training_loop import CUSTOM, KERAS2
+from gputop.advice.trace.job import CUSTOM, KERAS2, Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure

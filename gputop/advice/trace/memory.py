@@ -1,16 +1,197 @@
-"""Memory: is it nearly full?"""
+"""Memory: is it allocated, freed or moved while the job trains, is it nearly full, or does each step leave some
+allocated, as a list of losses with their graphs does?"""
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
+
+from gputop.advice import savings
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import gpu_allocators
-from gputop.advice.trace.job import Job
-from gputop.advice.trace.training_loop import KERAS3
-from gputop.advice.verdict import Explanation, Verdict
-from gputop.core.findings import Severity
-from gputop.text.units import percent, size
+from gputop.advice.trace.job import KERAS3, Job
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.analysis.steps.model import Steps
+from gputop.analysis.what_if.cure import Calls, Cure
+from gputop.core.findings import Culprit, Severity
+from gputop.text.units import count, percent, seconds, size
+from gputop.trace.intervals import coverage, union
+from gputop.trace.lookups import TORCH_HOST_MEMORY, host_rows, how_to_mark_steps
+from gputop.trace.model import I64, AllocatorEvents, Kind, MemoryKind
 
+# -- allocation_in_steps ----------------------------------------------------------------------------
+
+# Of device and pinned memory, and the driver's calls that map it in pieces; not the stream-ordered …Async ones. Nsight
+# adds a version to names.
+_CALLS = (r"(?:cuda|hip)(?:Malloc(?:3D|Array|Pitch|Managed|Host)?|Free(?:Array|Host)?|HostAlloc|HostRegister)"
+          r"(?:_v\d+)?$|cuMem(?:Alloc(?:Host|Managed|Pitch)?|Free(?:Host)?|HostAlloc|Create|Release|Map|Unmap|SetAccess)"
+          r"(?:_v\d+)?$|hipMem(?:AllocHost|AllocPitch|Create|Release|Map|Unmap|SetAccess)$")
+_FREES = r"\w*(?:Free|Release|Unmap)"
+_ALLOCATORS = {
+    "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py\n"
+                  "# or tf.config.experimental.set_memory_growth(gpu, False): one allocation, at the start",
+    "jax": "unset XLA_PYTHON_CLIENT_ALLOCATOR  # 'platform' allocates by cudaMalloc each time",
+    "pytorch": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py\n"
+               "# no torch.cuda.empty_cache() in the loop; PYTORCH_NO_CUDA_MEMORY_CACHING must not be set",
+    "unknown": "cudaMallocAsync(&pointer, bytes, stream);  // from a pool; cudaFreeAsync(pointer, stream)\n"
+               "cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);  // UINT64_MAX: keeps all",
+}
+
+
+class AllocationInSteps(Verdict, frozen=True, kw_only=True):
+    idle_s: float  # that follows from the calls, per step and GPU
+    calls_s: float  # that they take on the host, per step
+    count: float  # per step
+    frees: float  # of them, per step
+    names: tuple[str, ...]
+
+
+def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing | None:
+    """Memory is allocated or freed by the driver step after step, for which the GPU waits, as after each cudaFree."""
+    trace, steps = facts.trace, facts.steps
+    host = trace.host
+    rows = host_rows(trace, _CALLS)
+    if not len(rows):
+        return None
+    if steps is None or steps.count < limit("allocation_in_steps.steps"):
+        return Missing(f"three steps, to distinguish calls that recur ({_call_names(facts, rows)[0]}) from calls at "
+                       "the start of a job")
+    if facts.basis == "period":
+        return Missing("which of the repeated sequences are steps: the layers of a first pass fill the allocator's "
+                       f"cache. Mark steps with {how_to_mark_steps(trace)}")
+    edges = steps.edges_ns
+    step = np.searchsorted(edges[:, 0], host.start_ns[rows], side="right") - 1
+    inside = (step >= 0) & (host.start_ns[rows] < edges[np.maximum(step, 0), 1])
+    rows, step = rows[inside], step[inside]
+    # Caches of the frameworks fill in the first steps; what recurs is in most of them.
+    if len(np.unique(step)) <= limit("allocation_in_steps.recurring") * steps.count:
+        return None
+    calls = Calls(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows])
+    per = len(facts.gpu_timelines) * facts.replayed_steps
+    idle_s = sum(cost.seconds for cost in cost_of_calls(facts, calls).values()) / per
+    share = savings.removed(idle_s, facts.period_s)
+    if share < limit("allocation_in_steps.share"):
+        return None
+    names = _call_names(facts, rows)
+    return AllocationInSteps(
+        culprits=tuple(_calls_of(facts, rows, name) for name in names),
+        gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / steps.count,
+        calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / steps.count / 1e9,
+        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=names,
+        cure=Cure(calls=calls, assumes="Memory comes from a pool: the calls take no more time than a launch."))
+
+
+def _calls_of(facts: TraceFacts, rows: I64, name: str) -> Culprit:
+    """Culprit of these calls of that name, at the longest of them."""
+    assert facts.steps is not None
+    host = facts.trace.host
+    of_name = np.array([i for i in rows.tolist() if _plain(facts.trace.names[host.name[i]]) == name])
+    length = host.end_ns[of_name] - host.start_ns[of_name]
+    return Culprit(name, "host", float(length.sum()) / facts.steps.count / 1e9, facts.basis,
+                   at_s=int(host.start_ns[of_name[length.argmax()]]) / 1e9)
+
+
+def _plain(name: str) -> str:
+    return name.split("_v", 1)[0]
+
+
+def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
+    """The calls' names, those of most time first."""
+    host = facts.trace.host
+    time = np.bincount(host.name[rows], weights=host.end_ns[rows] - host.start_ns[rows] + 1)
+    order = sorted(np.flatnonzero(time).tolist(), key=lambda i: (-time[i], facts.trace.names[i]))
+    return tuple(dict.fromkeys(_plain(facts.trace.names[i]) for i in order[:3]))
+
+
+def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
+    frees = (f"{count(v.frees)} of them free memory, and such a call can wait for all work on the GPU. " if v.frees
+             else "")
+    return Explanation(
+        title=f"Allocating device memory in the steps costs {percent(v.share)} of the {job.basis}",
+        why=f"{count(v.count)} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
+            f"and take {seconds(v.calls_s)} on the host. {frees}The GPU is idle for {percent(v.share)} of the "
+            f"{job.basis} because of them.",
+        evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
+                  "frees_per_step": v.frees, "share_ratio": v.share},
+        action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has "
+               "one, find what empties it: full memory, which drops the cache, or a call that does so.",
+        snippet=_ALLOCATORS.get(job.framework),
+        gain="at most: the idle time that disappears when the launches are replayed without these calls",
+        source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
+    )
+
+
+# -- managed_memory ---------------------------------------------------------------------------------
+
+_PREFETCH = r"(?:cu|cuda|hip)MemPrefetch(?:Async|BatchAsync)"
+_MANAGED = {
+    "tensorflow": "unset TF_FORCE_UNIFIED_MEMORY  # and per_process_gpu_memory_fraction at most 1; a smaller batch "
+                  "instead",
+    "jax": "unset TF_FORCE_UNIFIED_MEMORY  # and XLA_PYTHON_CLIENT_MEM_FRACTION at most 1; a smaller batch instead",
+    "unknown": "cudaMemPrefetchAsync(pointer, bytes, device, stream);  // ahead of the kernel that reads it\n"
+               "cudaMalloc(&pointer, bytes);  // or no managed memory at all, with explicit copies",
+}
+
+
+class ManagedMemory(Verdict, frozen=True, kw_only=True):
+    migration_s: float  # per step and GPU
+    count: float  # migrations per step and GPU
+    to_gpu_bytes: float  # per step and GPU
+    to_host_bytes: float
+
+
+def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
+    """Pages of managed memory move between host and GPU while the job trains: kernels that touch them wait."""
+    trace = facts.trace
+    device = trace.device
+    # Migrations have no call that launched them, and copies with managed memory that a call made are none.
+    migrations = ((device.kind == Kind.H2D) | (device.kind == Kind.D2H)) & (device.launch_ns < 0) & (
+        (device.src == MemoryKind.MANAGED) & (device.dst == MemoryKind.MANAGED))
+    rows = np.flatnonzero(migrations)
+    if not len(rows):
+        return None
+    judged, per = facts.analyzed_spans, len(facts.gpu_timelines) * facts.steps_or_window
+    rows = rows[coverage(judged, device.start_ns[rows], device.start_ns[rows] + 1) > 0]
+    each = [rows[device.gpu[rows] == timeline.gpu] for timeline in facts.gpu_timelines]
+    migration_s = sum(union(device.start_ns[of_gpu], device.end_ns[of_gpu]).total for of_gpu in each) / per / 1e9
+    share = savings.removed(migration_s, facts.period_s)
+    if share < limit("managed_memory.share"):
+        return None
+    if len(host_rows(trace, _PREFETCH)):
+        return Missing("which migrations of managed memory were prefetched, and which a kernel waited for")
+    up = rows[device.kind[rows] == Kind.H2D]
+    down = rows[device.kind[rows] == Kind.D2H]
+    return ManagedMemory(
+        gpus=facts.active_numbers, share=share, migration_s=migration_s, count=len(rows) / per,
+        to_gpu_bytes=float(np.maximum(device.bytes[up], 0).sum()) / per,
+        to_host_bytes=float(np.maximum(device.bytes[down], 0).sum()) / per)
+
+
+def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
+    back = ""
+    if v.to_host_bytes >= limit("managed_memory.back") * v.to_gpu_bytes:
+        back = " It moves both ways: either the host also uses it, or it does not fit into the GPU's memory."
+    return Explanation(
+        title=f"Managed memory moves between host and GPU for {percent(v.share)} of the {job.basis}",
+        why=f"{count(v.count)} migrations per {job.basis} and GPU move {size(v.to_gpu_bytes)} of memory to the GPU and "
+            f"{size(v.to_host_bytes)} to the host, because a kernel or the host uses pages that are elsewhere. They "
+            f"take {percent(v.share)} of the {job.basis}, in which kernels wait for their pages.{back}",
+        evidence={"migrations_s": v.migration_s, "migrations_count": v.count, "to_gpu_bytes": v.to_gpu_bytes,
+                  "to_host_bytes": v.to_host_bytes, "share_ratio": v.share},
+        action="Prefetch the data that the next kernels read, or keep it in device memory. If it does not fit, use a "
+               "smaller batch.",
+        snippet=_MANAGED.get(job.framework),
+        gain="at most: the time of all migrations, if the memory were already where it is used",
+        source=source("managed_memory.share"),
+    )
+
+
+# -- memory_pressure ----------------------------------------------------------------------------------
+
+_NO_GAIN = "none: this prevents an out-of-memory error and saves no time"
 _ROOM = {
     KERAS3: "optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)  # with a batch a quarter the size",
     "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py  # against fragmentation",
@@ -55,22 +236,103 @@ def judge_memory_pressure(facts: TraceFacts) -> MemoryPressure | None:
 
 def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
     full, left = v.peak_bytes / v.capacity_bytes, v.capacity_bytes - v.peak_bytes
-    evidence = {"peak_bytes": float(v.peak_bytes), "capacity_bytes": float(v.capacity_bytes), "peak_ratio": full,
-                "left_bytes": float(left)}
     why = f"At its peak the allocator of GPU {v.fullest} had {size(left)} of {size(v.capacity_bytes)} left."
-    if v.fragmentation is not None:
-        evidence["fragmentation_ratio"] = v.fragmentation
-        if v.in_pieces:
-            why += f" Up to {percent(v.fragmentation)} of its free memory was outside the largest free block."
+    if v.fragmentation is not None and v.in_pieces:
+        why += f" Up to {percent(v.fragmentation)} of its free memory was outside the largest free block."
     if v.holder is not None:
         why += f" {v.holder[0]} held most of the memory that was allocated in the window: {size(v.holder[1])}."
     fragments_less = v.in_pieces and job.framework == "tensorflow"
     return Explanation(
-        title=f"GPU {v.fullest}'s allocator was {percent(full)} full", why=why, evidence=evidence,
+        title=f"GPU {v.fullest}'s allocator was {percent(full)} full", why=why,
+        evidence=known({"peak_bytes": float(v.peak_bytes), "capacity_bytes": float(v.capacity_bytes),
+                        "peak_ratio": full, "left_bytes": float(left), "fragmentation_ratio": v.fragmentation}),
         action="Make room before an allocation fails: use a smaller batch with gradient accumulation, mixed precision, "
                "or recomputation of activations"
                + ("; TensorFlow's asynchronous allocator fragments less." if fragments_less else "."),
         snippet=_ROOM.get(job.loop, _ROOM.get(job.framework)),
-        gain="none: this prevents an out-of-memory error and saves no time",
-        source=source("trace_memory.warn", "trace_memory.critical"),
+        gain=_NO_GAIN, source=source("trace_memory.warn", "trace_memory.critical"),
+    )
+
+
+# -- memory_growth ----------------------------------------------------------------------------------
+
+_DETACHED = ("losses.append(loss.item())  # a number; the tensor keeps its graph\n"
+             "outputs.append(output.detach())  # without detach: all activations behind it, until backward() is called")
+_HOUR_S = 3600.0
+_ONLY_RANK = re.compile(r"rank \d+: ")
+
+
+class MemoryGrowth(Verdict, frozen=True, kw_only=True):
+    allocator: str
+    per_step_bytes: float
+    bytes_per_s: float
+    steps: int
+    on_host: bool
+
+
+def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
+    """The least that an allocator holds in a step rises from each step to the next, at about one rate.
+
+    The first step is left out: what is freed in it may have been allocated before the records began.
+    """
+    events, steps = facts.trace.allocator, facts.steps
+    complete = (events.allocator >= 0) & (events.in_use_bytes >= 0)
+    if not complete.any():
+        return Missing("what PyTorch's allocators hold, which torch.profiler records with profile_memory=True; without "
+                       "it `gputop record` sees a job's host memory grow over hours")
+    if steps is None or steps.count < limit("memory_growth.steps") or facts.period_s <= 0:
+        return Missing(f"{limit('memory_growth.steps'):.0f} whole steps: capture longer")
+    if facts.basis == "period":
+        return Missing("which of the repeated sequences of ops are steps: layers of one pass keep their activations. "
+                       f"Mark steps with {how_to_mark_steps(facts.trace)}")
+    growth = {}
+    for allocator in np.unique(events.allocator[complete]).tolist():
+        rows = np.flatnonzero(complete & (events.allocator == allocator))
+        per_step = _growth(_floors(events, rows, steps)[1:])
+        if per_step is not None:
+            growth[facts.trace.names[allocator]] = per_step
+    if not growth:
+        return None
+    fastest = max(growth, key=lambda name: growth[name])
+    per_s = growth[fastest] / facts.period_s
+    if per_s * _HOUR_S < limit("memory_growth.bytes_per_hour"):
+        return None
+    ranks = {_ONLY_RANK.match(name) for name in growth}
+    return MemoryGrowth(
+        gpus=(), severity="medium", allocator=fastest if len(ranks) > 1 else _ONLY_RANK.sub("", fastest),
+        per_step_bytes=growth[fastest], bytes_per_s=per_s, steps=steps.count,
+        on_host=fastest.endswith(TORCH_HOST_MEMORY))
+
+
+def _floors(events: AllocatorEvents, rows: I64, steps: Steps) -> I64:
+    """The least that is in use in each step; without an event in a step what was in use before."""
+    time, in_use = events.time_ns[rows], events.in_use_bytes[rows]
+    first, last = (np.searchsorted(time, edge) for edge in (steps.edges_ns[:, 0], steps.edges_ns[:, 1]))
+    before = in_use[np.maximum(first - 1, 0)]
+    return np.array([held if a == b else int(in_use[a:b].min())
+                     for a, b, held in zip(first.tolist(), last.tolist(), before.tolist(), strict=True)], np.int64)
+
+
+def _growth(floors: I64) -> float | None:
+    """Bytes per step; None where they do not rise in nearly every step, or not at about one rate in both halves."""
+    more = np.diff(floors)
+    if (more > 0).mean() < limit("memory_growth.rising"):
+        return None
+    halves = sorted(float(np.mean(half)) for half in np.array_split(more, 2))
+    if halves[0] < limit("memory_growth.halves") * halves[1]:
+        return None
+    return float(np.median(more))
+
+
+def describe_memory_growth(v: MemoryGrowth, job: Job) -> Explanation:
+    hour = v.bytes_per_s * _HOUR_S
+    where = "host memory" if v.on_host else "GPU memory"
+    return Explanation(
+        title=f"Each step leaves {size(v.per_step_bytes)} of {where} allocated: {size(hour)} an hour",
+        why=(f"In {v.steps} steps of {seconds(job.period_s)} the {v.allocator} rose from each step to the next, by "
+             f"{size(v.per_step_bytes)} in the median. Something keeps tensors of steps that are over."),
+        evidence={"grows_bytes_per_step": v.per_step_bytes, "grows_bytes_per_s": v.bytes_per_s},
+        action=("Keep numbers of past steps, not tensors with their graphs. Look for lists, dicts and attributes that "
+                "grow in the loop: losses, outputs, a sum of losses."),
+        snippet=_DETACHED, gain=_NO_GAIN, source=source("memory_growth.rising", "memory_growth.steps"),
     )

@@ -13,7 +13,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import is_keras
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.layers.excess import Excess, excess_of
@@ -149,12 +149,10 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
            f"{seconds(v.others_compute_s)} (median). The others wait for it at every synchronization.")
     if v.own_work:
         why += f" It runs {v.kernels_ratio:.2f}× as many kernels, so it has work that the others do not have."
-    evidence = {"compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
-                "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s}
-    if v.longer_alike is not None:
-        evidence["longer_alike_ratio"] = v.longer_alike
-    if v.blocks_ratio is not None:
-        evidence["blocks_ratio"] = v.blocks_ratio
+    evidence = known({
+        "compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
+        "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s,
+        "longer_alike_ratio": v.longer_alike, "blocks_ratio": v.blocks_ratio})
     if v.alike == "slower":
         why += (" All its kernels take longer by the same factor, not those of one layer, and their number and size "
                 "are the same as on the others. The GPU itself is slower, or shared with another process.")
@@ -310,10 +308,10 @@ def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
            f"{v.first} (median), and on each GPU about {seconds(v.per_gpu_s)} later than on the one before.")
     if v.in_turns:
         why += " One thread launches a GPU's step before it turns to the next GPU."
-    evidence = {"last_begins_late_s": v.late_s, "share_ratio": v.share, "per_gpu_s": v.per_gpu_s,
-                "shared_launches_ratio": v.shared_launches, "steps": float(v.steps)}
-    if v.launches_per_turn is not None:
-        evidence["launches_per_turn"] = float(v.launches_per_turn)
+    evidence = known({
+        "last_begins_late_s": v.late_s, "share_ratio": v.share, "per_gpu_s": v.per_gpu_s,
+        "shared_launches_ratio": v.shared_launches, "steps": float(v.steps),
+        "launches_per_turn": None if v.launches_per_turn is None else float(v.launches_per_turn)})
     return Explanation(
         title=f"GPU {v.last} begins its step {seconds(v.late_s)} after GPU {v.first}", why=why, evidence=evidence,
         action="Launch on all GPUs at the same time, with one thread or process for each GPU, instead of a loop over "

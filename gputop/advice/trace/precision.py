@@ -152,8 +152,7 @@ def tensor_cores(facts: TraceFacts) -> tuple[int, int] | bool | None:
     table = facts.analysis.kernels
     built = [m for row in (table.by_name if table else ()) if (m := _BUILT_FOR.search(row.name)) is not None]
     versions = [(int(m[1][:-1]), int(m[1][-1])) if m[1] else _GENERATIONS[m[2].lower()] for m in built]
-    newest = max((v for v in versions if v >= _HAVE_TENSOR_CORES), default=None)
-    return newest
+    return max((version for version in versions if version >= _HAVE_TENSOR_CORES), default=None)
 
 
 def _compute_s(facts: TraceFacts) -> float:
@@ -315,10 +314,6 @@ class Fp16Fallback(Verdict, frozen=True, kw_only=True):
     sixteen_bit: float  # matrix kernels in 16 bits
     fallback_s: float  # seconds per step of those that fall back
 
-    @property
-    def fallback_part(self) -> float:
-        return self.plain_16 + self.plain_fp32
-
 
 def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
     """Mixed precision is on, yet matrix kernels run on the ordinary cores: in 16 bits or back in FP32."""
@@ -336,7 +331,7 @@ def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
 
 
 def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
-    part = v.fallback_part
+    part = v.plain_16 + v.plain_fp32
     return Explanation(
         title=f"Mixed precision is on, but {percent(part)} of the kernel time does not use tensor cores",
         why=f"Matrix kernels in 16 bits take {percent(v.sixteen_bit)} of the kernel time. Those on the ordinary "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.trace.job import Job
-from gputop.advice.trace.training_loop import KERAS2, KERAS3
+from gputop.advice.trace.job import KERAS, Job
 
 # Keras does not compile whole steps under tf.distribute; clusters leave the collectives out.
 _CLUSTERS = "# compiles clusters, leaves the collectives out\nTF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py"
@@ -31,7 +30,7 @@ SAME_LENGTHS = {
 
 def is_keras(job: Job) -> bool:
     """Return whether Keras' fit runs the loop."""
-    return job.loop in (KERAS2, KERAS3)
+    return job.loop in KERAS
 
 
 def xla_on_step(job: Job) -> str:

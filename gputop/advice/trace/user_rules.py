@@ -14,8 +14,7 @@ from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.analysis.results import Analysis, KernelRow, LayerRow
 from gputop.core.findings import Abstained, Advice, Finding, ranked
 from gputop.rules.check import Reference
-from gputop.rules.evaluate import Value
-from gputop.rules.expression import Condition, Outcome
+from gputop.rules.expression import Condition, Outcome, Value
 from gputop.rules.rule_file import Budget, RuleText
 from gputop.text.units import percent
 

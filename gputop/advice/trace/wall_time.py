@@ -6,21 +6,19 @@ import re
 from collections.abc import Sequence
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpu_contention import may_be_others
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
+from gputop.advice.trace.cpus import may_be_others
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, severity_by_limits
 from gputop.advice.trace.host_work import NO_TRAINING, SELDOM_WORK, WORK, KnownWork
-from gputop.advice.trace.job import Job, trains
+from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
 from gputop.advice.trace.snippets import LOADER
-from gputop.advice.trace.training_loop import KERAS2, KERAS3, PYTORCH
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
-from gputop.core.findings import Culprit, Severity
+from gputop.core.findings import Culprit
 from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import counted, percent, seconds
 
-_KERAS = (KERAS2, KERAS3)
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
 _UNNAMED = ("python", "silent", "unknown")  # kinds of host work of which no event tells more
@@ -68,7 +66,8 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         return Missing("more work of the GPUs: they run hardly any kernel here; capture while the job trains")
     if steps is None and all(part.kind == "unknown" for part in parts):
         return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
-    if steps is None and _one_short_pause(parts):
+    once = sum(part.count for part in parts) == 1
+    if steps is None and once and parts[0].longest_s < limit("time_outside_steps.once"):
         return Missing("a second pause of the GPUs of that length, because one can be chance: capture longer")
     others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
     if others is not None:
@@ -80,11 +79,6 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
                             if steps is not None else None),
         culprits=_culprits(parts))
-
-
-def _one_short_pause(parts: Sequence[WallPart]) -> bool:
-    """Return whether all of the time is one pause that is no loss by its length alone."""
-    return sum(part.count for part in parts) == 1 and parts[0].longest_s < limit("time_outside_steps.once")
 
 
 def _of_others(facts: TraceFacts, part: WallPart, share: float) -> str | None:
@@ -119,15 +113,12 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     if sum(part.count for part in v.parts) == 1:
         why += " It occurs once in this recording: a longer capture shows how often it comes."
     action, snippet = _fix(first, job)
-    evidence = {"outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
-                "longest_s": max(part.longest_s for part in v.parts),
-                "stretches_count": float(sum(part.count for part in v.parts))}
-    if first.every_steps:
-        evidence["every_training_steps"] = float(first.every_steps)
-    if v.per_step_s is not None:
-        evidence["per_training_step_s"] = v.per_step_s
-    if v.between_per_step_s is not None:
-        evidence["between_per_step_s"] = v.between_per_step_s
+    evidence = known({
+        "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
+        "longest_s": max(part.longest_s for part in v.parts),
+        "stretches_count": float(sum(part.count for part in v.parts)),
+        "every_training_steps": float(first.every_steps) if first.every_steps else None,
+        "per_training_step_s": v.per_step_s, "between_per_step_s": v.between_per_step_s})
     return Explanation(
         title=f"{percent(v.share)} of the time passes {between}: {what}", why=why, evidence=evidence, action=action,
         snippet=snippet, gain="at most: all of this time, if the work overlapped with the training or were not done "
@@ -155,7 +146,7 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return recognized.action, recognized.snippets.get(job.loop)
     if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
         return _SLOW_START, LOADER if job.loop == PYTORCH else None
-    if part.id == _OUTSIDE and job.loop in _KERAS:
+    if part.id == _OUTSIDE and job.loop in KERAS:
         return _ENDS_OF_EPOCHS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
         return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
@@ -190,23 +181,16 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
     share = time_s / wall.recorded_s
     longest = max(parts, key=lambda part: part.time_s)
     return EvaluationShare(
-        gpus=facts.active_numbers, share=share, severity=_severity(share), evaluation_s=time_s,
-        recorded_s=wall.recorded_s, loops=sum(part.count for part in parts),
+        gpus=facts.active_numbers, share=share, severity=severity_by_limits("evaluation_share", share),
+        evaluation_s=time_s, recorded_s=wall.recorded_s, loops=sum(part.count for part in parts),
         every_steps=longest.every_steps,
         training_s=sum(part.time_s for part in wall.parts if part.id == _STEPS))
-
-
-def _severity(share: float) -> Severity:
-    """An evaluation may be wanted: its severity follows from limits of its own."""
-    return ("high" if share >= limit("evaluation_share.high") else
-            "medium" if share >= limit("evaluation_share.medium") else "low")
 
 
 _VALIDATE_LESS = ("Validate less often or on fewer batches, as far as the results allow it: validation_freq, "
                   "validation_steps.")
 _VALIDATION = {
-    KERAS2: "model.fit(..., validation_freq=5, validation_steps=50)",
-    KERAS3: "model.fit(..., validation_freq=5, validation_steps=50)",
+    **dict.fromkeys(KERAS, "model.fit(..., validation_freq=5, validation_steps=50)"),
     PYTORCH: "if epoch % 5 == 0:\n    with torch.inference_mode():\n        validate(model, loader)",
 }
 
@@ -217,11 +201,10 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
            f"training steps take {seconds(v.training_s)}.")
     if v.loops == 1:
         why += " The recording holds one evaluation: a longer capture shows how often it comes."
-    evidence = {"evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
-                "evaluations_count": float(v.loops)}
-    if v.every_steps:
-        evidence["every_training_steps"] = float(v.every_steps)
-    action = _VALIDATE_LESS if job.loop in _KERAS else (
+    evidence = known({
+        "evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
+        "evaluations_count": float(v.loops), "every_training_steps": float(v.every_steps) if v.every_steps else None})
+    action = _VALIDATE_LESS if job.loop in KERAS else (
         "Evaluate less often, or on fewer batches, as far as the results allow it (validation frequency and size).")
     return Explanation(
         title=f"Evaluation (validation) takes {percent(v.share)} of the time{often}", why=why, evidence=evidence,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.trace.job import Job
+from gputop.advice.trace.job import CUSTOM, JAX, KERAS3, PYTORCH, Job
 from gputop.advice.trace.multi_gpu import describe_replica_imbalance
-from gputop.advice.trace.training_loop import CUSTOM, JAX, KERAS3, PYTORCH
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.render.finding_text import culprits_text
 from gputop.trace.model import Kind, LaunchShape

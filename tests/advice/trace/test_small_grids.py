@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.trace.small_grids import SmallGrids
+from gputop.advice.trace.batch_size import SmallGrids
 from gputop.advice.verdict import Missing
 from gputop.trace.model import LaunchShape, Trace, TraceGpu
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, findings, job, verdict

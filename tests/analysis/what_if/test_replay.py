@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gputop.advice.rule import Rule
+from gputop.advice.trace.advise import Cures, combinations_saved
 from gputop.advice.trace.inputs import MISSING
-from gputop.advice.trace.replayed import Cures, combinations_saved
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.gpu.device_time import timelines

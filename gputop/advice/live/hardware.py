@@ -1,0 +1,336 @@
+"""Live rules about hardware: it is sick (lost GPUs, Xid faults, memory that ECC or row remapping gave up on), or its
+clocks are held down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from gputop.advice.live.node_view import NodeView, gpus_text
+from gputop.advice.registry import limit, source
+from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.core.findings import Severity
+from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
+from gputop.core.xid import APPLICATION, UNKNOWN, Xid, explain
+from gputop.text.units import percent
+
+_SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
+_DMESG = "sudo dmesg | grep -i xid"
+_OFF_BUS = 79  # such a GPU answers to nothing: this outranks its other faults, whose cure is a reset
+_KILLED = 45  # the consequence of an earlier Xid, or of somebody ending the program
+_NVML = "NVML return codes 15 (GPU is lost) and 16 (reset required); gputop's own deadline for a driver call"
+_ECC = "NVML: ECC counters since the driver was loaded; remapped rows. " + source("hardware_error.ecc")
+_XID = ("Xid events of the driver (NVML's XidCriticalError, or DCGM's field 230); NVIDIA: Xid documentation. "
+        + source("hardware_error.xid_window_s"))
+
+
+class _Fault(Struct, frozen=True):
+    """One kind of fault on some GPUs. ``what`` follows "GPU 3"; ``reset`` says whether ``action`` is to reset them."""
+
+    severity: Severity
+    gpus: tuple[int, ...]
+    what: str
+    why: str
+    action: str
+    evidence: dict[str, float]
+    source: str
+    snippet: str = _DMESG
+    reset: bool = False
+
+
+class HardwareError(Verdict, frozen=True, kw_only=True):
+    faults: Sequence[_Fault]  # the worst first
+
+
+def judge_hardware_error(view: NodeView) -> HardwareError | Missing | None:
+    """Faults that the GPUs, or the driver for them, report; the worst first."""
+    gpus = view.sample.gpus
+    faults = sorted([*_gone(view), *_xids(view), *_memory(gpus)], key=lambda fault: _SEVERITIES.index(fault.severity))
+    if not faults:
+        return _unknown(gpus)
+    return HardwareError(gpus=tuple(sorted({index for fault in faults for index in fault.gpus})),
+                         severity=faults[0].severity, faults=faults)
+
+
+def describe_hardware_error(v: HardwareError) -> Explanation:
+    worst, *others = v.faults
+    evidence: dict[str, float] = {}
+    for fault in v.faults:
+        evidence = fault.evidence | evidence
+    also = " ".join(f"Also: {gpus_text(fault.gpus)} {fault.what}." for fault in others
+                    # That a GPU fell off the bus is why it is lost: the reason says so.
+                    if not (fault.evidence.get("xid") == _OFF_BUS and {*fault.gpus} <= {*worst.gpus}
+                            and f"Xid {_OFF_BUS}" in worst.why))
+    resets = worst.gpus if worst.reset else ()  # of the GPUs that the title names and the action means
+    return Explanation(
+        title=f"{gpus_text(worst.gpus)} {worst.what}", why=_sentences(worst.why, also), evidence=evidence,
+        action=worst.action,
+        snippet="\n".join([worst.snippet, *(f"sudo nvidia-smi --gpu-reset -i {index}" for index in resets)]),
+        gain="none: the job on this GPU fails or hangs, so there is no step to shorten", source=worst.source,
+    )
+
+
+def _sentences(first: str, rest: str) -> str:
+    """One after the other; what a driver says may lack its full stop."""
+    return f"{first}{'' if first.endswith('.') else '.'} {rest}".rstrip()
+
+
+def _begun(message: str) -> str:
+    """A message as a sentence; a name that it begins with stays as it is."""
+    return f"T{message[1:]}" if message.startswith("the ") else message
+
+
+def _unknown(gpus: Sequence[GpuSample]) -> Missing | None:
+    """Abstain where neither faults nor error counts can be read."""
+    seen = [g for g in gpus if g.state == OK]
+    if not seen or any(g.xids_reason is None or g["ecc_uncorrected"].value is not None for g in seen):
+        return None
+    return Missing(f"Xid events ({seen[0].xids_reason}) or ECC counts ({seen[0]['ecc_uncorrected'].reason})")
+
+
+# -- GPUs that are gone ---------------------------------------------------------------------------
+
+def _gone(view: NodeView) -> Iterable[_Fault]:
+    lost = [g for g in view.sample.gpus if g.state == LOST]
+    silences = {
+        g.info.uuid: s for g in view.sample.gpus if g.state == NOT_RESPONDING and (s := _silent_s(view, g)) is not None
+    }
+    silent = [g for g in view.sample.gpus if g.info.uuid in silences]
+    sick = lost + silent
+    if not sick:
+        return
+    evidence = {"lost_count": float(len(lost)), "not_responding_count": float(len(silent))}
+    if silences:
+        evidence["silent_s"] = max(silences.values())
+    what = "lost" if not silent else "not responding" if not lost else "lost or not responding"
+    indices = _indices(sick)
+    yield _Fault(
+        "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
+        _begun(sick[0].message or "") or f"NVML reports the state {sick[0].state!r}.",
+        "Stop the jobs on that GPU, and find the Xid in the kernel log before you train on it again.", evidence, _NVML,
+    )
+
+
+def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
+    """Seconds for which the GPU has been silent; None while that is short."""
+    last_s = view.history.last_ok_s(gpu.info.uuid)
+    since_s = last_s if last_s is not None else view.history.oldest_s
+    if since_s is None:
+        return None
+    silent_s = view.sample.time_s - since_s
+    return silent_s if silent_s >= limit("hardware_error.silent_s") else None
+
+
+# -- Xids -----------------------------------------------------------------------------------------
+
+def _xids(view: NodeView) -> Iterable[_Fault]:
+    """One fault per number. A GPU and its MIG instances report the same event: it counts once."""
+    oldest_s = view.sample.time_s - limit("hardware_error.xid_window_s")
+    events = {
+        (e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s
+    }
+    for number in sorted({number for number, _, _ in events}, key=lambda number: (number != _OFF_BUS, number)):
+        here = [(index, time_s) for xid, index, time_s in events if xid == number]
+        meaning = explain(number)
+        evidence = {"xid": float(number), "xid_count": float(len(here)),
+                    "xid_age_s": view.sample.time_s - max(time_s for _, time_s in here)}
+        blame = "unknown origin" if meaning.fault == UNKNOWN else f"mostly the {meaning.fault}'s fault"
+        yield _Fault(
+            _xid_severity(meaning), tuple(sorted({index for index, _ in here})),
+            f"reported Xid {number}: {meaning.meaning}",
+            f"The driver reported it {len(here)}× in the last {limit('hardware_error.xid_window_s') / 60:.0f} minutes; "
+            f"{blame}.",
+            meaning.action, evidence, _XID, reset=meaning.reset_helps,
+        )
+
+
+def _xid_severity(meaning: Xid) -> Severity:
+    if meaning.number == _KILLED:
+        return "low"
+    return "medium" if meaning.goes_on or meaning.fault in (APPLICATION, UNKNOWN) else "high"
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+# By metric: severity, what follows "GPU 3", the reason, the action, and whether that is to reset them.
+_ROWS: Mapping[str, tuple[Severity, str, str, str, bool]] = {
+    "row_remap_failed": (
+        "high", "could not replace a bad row of device memory",
+        "Row remapping failed: the spare rows of that memory bank are used up, or the replacement did not work.",
+        "Take the GPU out of service and have the board examined: NVIDIA replaces boards for this.", False),
+    "row_remap_pending": (
+        "medium", "will replace a bad row of device memory at the next reset",
+        "Row remapping is pending: until the reset the bad row stays in use, or its page is kept out of use.",
+        "Reset the GPU when the job is done.", True),
+}
+
+
+def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
+    for metric, (severity, what, why, action, reset) in _ROWS.items():
+        if sick := [g for g in gpus if g[metric].value]:
+            yield _Fault(severity, _indices(sick), what, why, action, {f"{metric}_count": float(len(sick))}, _ECC,
+                         "nvidia-smi -q -d ROW_REMAPPER", reset)
+    lossy = [g for g in gpus if (g["ecc_uncorrected"].value or 0) >= limit("hardware_error.ecc")]
+    if lossy:
+        errors = sum(g["ecc_uncorrected"].value or 0 for g in lossy)
+        yield _Fault(
+            "high", _indices(lossy), "had memory errors that ECC could not correct",
+            f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded: data was "
+            "lost, and the job it hit has failed.",
+            "Reset the GPU when no job needs it, so that bad rows are replaced. If the count rises again, have the "
+            "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, "nvidia-smi -q -d ECC,ROW_REMAPPER",
+            reset=True,
+        )
+
+
+def _indices(gpus: Iterable[GpuSample]) -> tuple[int, ...]:
+    return tuple(sorted({g.info.index for g in gpus}))
+
+
+# -- clocks that are held down: by heat, by the power limit -------------------------------------------
+
+POWER_REASONS = ("power cap",)
+THERMAL_REASONS = ("thermal", "hw thermal")
+SLOWDOWN_REASONS = (*THERMAL_REASONS, "hw slowdown")  # the last one can have other causes than heat
+
+
+def _ratio_of(view: NodeView, gpu: GpuSample, metric: str, scale: str, window_s: float) -> float | None:
+    mean, full = view.mean(gpu, metric, window_s), gpu[scale].value
+    return mean / full if mean is not None and full else None
+
+
+# -- thermal_throttled ------------------------------------------------------------------------------
+
+class _Heat(Struct, frozen=True):
+    gpu: int
+    clock: float  # SM clock, of its maximum
+    share: float  # of the window in which heat held the clocks down
+    temperature_c: float | None
+    slowdown_c: float | None  # at which clocks are slowed down
+
+
+class ThermalThrottled(Verdict, frozen=True, kw_only=True):
+    window_s: float
+    worst: _Heat
+
+
+def judge_thermal_throttled(view: NodeView) -> ThermalThrottled | Missing | None:
+    """Clocks held down by heat."""
+    rule, window_s = "thermal_throttled", view.seconds("thermal_throttled.window_s")
+    judged = [heat for gpu in view.readable_gpus if (heat := _heat(view, gpu, window_s)) is not None]
+    hot = [heat for heat in judged if heat.share >= view.limit(rule, "share_", heat.gpu)
+           and heat.clock <= view.limit(rule, "clock_", heat.gpu)]
+    if not hot:
+        return None if judged else Missing(
+            f"{window_s:.0f} s of SM clock with its maximum, and clock event reasons or the core temperature with its "
+            "slowdown limit")
+    worst = min(hot, key=lambda heat: heat.clock)
+    leave = "leave" if view.was_shown_as(rule, "high") else "enter"
+    return ThermalThrottled(
+        gpus=tuple(sorted(heat.gpu for heat in hot)), window_s=window_s, worst=worst,
+        severity="high" if worst.clock <= limit(f"{rule}.high_{leave}") else "medium",
+    )
+
+
+def _heat(view: NodeView, gpu: GpuSample, window_s: float) -> _Heat | None:
+    """The clock, and in which share of the window heat held it down; None where that cannot be told."""
+    clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)
+    mean, slowdown = view.mean(gpu, "temperature_c", window_s), gpu["temperature_slowdown_c"].value
+    near_c = view.limit("thermal_throttled", "near_c_", gpu.info.index)
+    near = mean is not None and slowdown is not None and mean >= slowdown - near_c
+    share = view.history.clock_event_share(
+        gpu.info.uuid, SLOWDOWN_REASONS if near else THERMAL_REASONS, window_s)
+    if share is None and mean is not None and slowdown is not None:
+        share = float(mean >= slowdown)  # by the temperature alone
+    if clock is None or share is None:
+        return None
+    return _Heat(gpu.info.index, clock, share, mean, None if mean is None else slowdown)
+
+
+def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
+    worst = v.worst
+    degrees = "" if worst.temperature_c is None else f" at {worst.temperature_c:.0f} °C"
+    degrees += "" if worst.slowdown_c is None else f" (slowdown begins at {worst.slowdown_c:.0f} °C)"
+    return Explanation(
+        title=f"{gpus_text(v.gpus)} slowed down by heat",
+        why=f"GPU {worst.gpu}{degrees} ran at {percent(worst.clock)} of its highest SM clock. Heat slowed it down for "
+            f"{percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training all GPUs wait for the "
+            "slowest one.",
+        evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
+                        "thermal_share_ratio": worst.share, "temperature_c": worst.temperature_c,
+                        "temperature_slowdown_c": worst.slowdown_c}),
+        brief=f"GPU {worst.gpu}{degrees} runs at {percent(worst.clock)} of its highest SM clock.",
+        action="Have the cooling checked: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
+               "then a lower power limit keeps the clock even.",
+        snippet="nvidia-smi -q -d TEMPERATURE,PERFORMANCE" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
+        gain="kernels bound by arithmetic gain as much as the clock; live samples do not show which kernels those are",
+        source="NVML clock event reasons 'SW thermal', 'HW thermal', 'HW slowdown'; "
+               + source("thermal_throttled.near_c_enter"),
+    )
+
+
+# -- power_capped -----------------------------------------------------------------------------------
+
+class _PowerCap(Struct, frozen=True):
+    gpu: int
+    clock: float  # SM clock, of its maximum
+    share: float | None  # of the samples in which the driver named the power limit
+    power: float | None  # of the limit
+    limit_w: float | None
+
+
+class PowerCapped(Verdict, frozen=True, kw_only=True):
+    window_s: float
+    worst: _PowerCap
+
+
+def judge_power_capped(view: NodeView) -> PowerCapped | Missing | None:
+    """Clocks held down by the power limit for most of the window."""
+    rule, window_s = "power_capped", view.seconds("window_s")
+    by_heat = view.gpus_left_out(rule)
+    judged = [cap for gpu in view.readable_gpus if (cap := _power_cap(view, gpu, window_s)) is not None]
+    if not judged:
+        return Missing(f"{window_s:.0f} s of SM clock with its maximum, and power with its limit or clock event "
+                       "reasons")
+    capped = [cap for cap in judged if cap.gpu not in by_heat and _at_limit(view, cap)
+              and cap.clock <= view.limit(rule, "clock_", cap.gpu)]
+    if not capped:
+        return None
+    worst = min(capped, key=lambda cap: cap.clock)
+    return PowerCapped(
+        gpus=tuple(sorted(cap.gpu for cap in capped)), window_s=window_s, worst=worst,
+        severity="medium" if 1 - worst.clock >= limit("power_capped.medium") else "low",
+    )
+
+
+def _power_cap(view: NodeView, gpu: GpuSample, window_s: float) -> _PowerCap | None:
+    share = view.history.clock_event_share(gpu.info.uuid, POWER_REASONS, window_s)
+    power = _ratio_of(view, gpu, "power_w", "power_limit_w", window_s)
+    clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)
+    if clock is None or (share is None and power is None):
+        return None
+    return _PowerCap(gpu.info.index, clock, share, power, gpu["power_limit_w"].value)
+
+
+def _at_limit(view: NodeView, cap: _PowerCap) -> bool:
+    return (cap.share is not None and cap.share >= view.limit("power_capped", "share_", cap.gpu)) or (
+        cap.power is not None and cap.power >= view.limit("power_capped", "power_", cap.gpu))
+
+
+def describe_power_capped(v: PowerCapped) -> Explanation:
+    worst = v.worst
+    cap = f"the power limit of {worst.limit_w:.0f} W" if worst.limit_w is not None else "the power limit"
+    return Explanation(
+        title=f"{gpus_text(v.gpus)} slowed down by the power limit",
+        why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its highest SM clock over the last {v.window_s:.0f} s "
+            f"because of {cap}. Kernels bound by arithmetic slow down with the clock; those bound by memory hardly do.",
+        evidence=known({"window_s": v.window_s, "sm_clock_of_max_ratio": worst.clock,
+                        "power_cap_share_ratio": worst.share, "power_of_limit_ratio": worst.power}),
+        brief=f"GPU {worst.gpu} runs at {percent(worst.clock)} of its highest SM clock.",
+        action="Compare the limit with the card's default. If somebody lowered it, have it raised. At the default "
+               "limit this is the card's full speed, and only fewer or cheaper operations (lower precision) help.",
+        snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
+        gain="depends on how much of the step depends on the clock; live samples do not show that",
+        source="NVML clock event reason 'SW power cap', power against enforced limit; gputop's own limits",
+    )
