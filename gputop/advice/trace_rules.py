@@ -556,7 +556,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="embedding_dense", module="trace.embeddings", origin="trace", severity="by_share_capped",
-        silent_for=("jax",), training_only=True, needs_training=True,
+        training_only=True, needs_training=True,
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("embedding_dense.share", 0.05, "ratio",

@@ -10,6 +10,7 @@ import msgspec
 
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts, time_shares
+from gputop.advice.trace_rules import TRACE_RULES
 from gputop.analysis.gpu.breakdown import PartsByGpu, bounds_judged, breakdown, idle_by_gpu, unseen_before_first_event
 from gputop.analysis.gpu.collectives import no_collectives
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, timelines, unused_gpu
@@ -18,16 +19,19 @@ from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.results import Analysis, TraceNote, TraceSummary
+from gputop.analysis.steps.accumulation import accumulation_note
 from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
+from gputop.core.findings import Abstained
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.text.units import counted, seconds
 from gputop.trace.lookups import LAUNCH_CALLS, detect_framework, host_rows, how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
+from gputop.trace.quality import is_cut_off
 from gputop.trace.readers.capture_file import capture_of
 from gputop.trace.readers.load import load
 
@@ -38,6 +42,7 @@ _RECORD_GPU = {
     "nsys": "Record with `nsys profile --trace=cuda,nvtx`.",
     "": "`gputop doctor` checks the right to profile.",
 }
+_WHOLE_FILE = "a whole file: behind the damage events are missing"
 _MUCH_UNSEEN = 0.1  # share of the steps. gputop's own figure
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
@@ -72,13 +77,14 @@ def analyze_with_steps(
     trace: Trace, steps: Steps | None, params: int | None = None, flops_per_step: float | None = None,
 ) -> TraceFacts:
     """The same of what :func:`~gputop.analysis.steps.judged.detect_steps` has found."""
+    if is_cut_off(trace):
+        return _unjudged(trace, steps)
     started = start_up_spans(trace)
     over_ns = start_end_ns(trace, started)
     start_note = _start_note(trace, steps, started, over_ns)
     recording = trace
     if over_ns is not None and steps is None:  # what follows the start is judged by itself
         trace = after_start(trace, over_ns)
-    window = trace.window_ns
     with pool() as threads:
         do = threads.submit
         of_host = do(host_ops, trace, steps)
@@ -95,13 +101,9 @@ def analyze_with_steps(
     layers, parts = results["layer_times"], results["parts"]
     step_parts = breakdown(trace, gpu_timelines, steps.bounds_ns, parts) if steps and parts is not None else None
     analysis = Analysis(
-        simulated=trace.simulated, trace=TraceSummary(
-            paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts),
-            window_s=(window[1] - window[0]) / 1e9, start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
-            unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
-            job_cpus=trace.job_cpus, live_steps=trace.live_steps,
-            quality=(*start_note, *_notes(trace, steps, bool(gpu_timelines), results["clocks"]),
-                     *_unseen_note(trace, gpu_timelines, steps, parts))),
+        simulated=trace.simulated, trace=_summary(trace, (
+            *start_note, *_notes(trace, steps, bool(gpu_timelines), results["clocks"]),
+            *_unseen_note(trace, gpu_timelines, steps, parts))),
         steps=steps.times if steps is not None else None, breakdown=step_parts,
         gpus=tuple(sorted(gpus, key=lambda use: use.gpu)), ops=ops, layers=layers.table if layers else None,
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
@@ -115,6 +117,28 @@ def analyze_with_steps(
     advice = trace_advice(facts)
     return replace(facts, analysis=msgspec.structs.replace(
         analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if))
+
+
+def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:
+    """Facts of a file that is cut off, without figures: missing events change all of them, the steps' length as well,
+    where the host runs ahead of the GPU."""
+    notes = [TraceNote(note.id, note.message) for note in trace.quality]
+    notes.append(TraceNote("incomplete", (
+        "gputop does not judge a damaged file: missing events would look like idle time. Copy the file again, or "
+        "capture again.")))
+    analysis = Analysis(simulated=trace.simulated, trace=_summary(trace, notes),
+                        abstained=tuple(Abstained(rule.id, _WHOLE_FILE) for rule in TRACE_RULES))
+    basis = steps.times.unit if steps is not None else "window"
+    return TraceFacts(trace, analysis, steps, None, basis, 0.0, detect_framework(trace))
+
+
+def _summary(trace: Trace, quality: Sequence[TraceNote]) -> TraceSummary:
+    begin, end = trace.window_ns
+    return TraceSummary(
+        paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts), window_s=(end - begin) / 1e9,
+        start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
+        unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
+        job_cpus=trace.job_cpus, live_steps=trace.live_steps, quality=tuple(quality))
 
 
 def compared_trace(facts: TraceFacts) -> ComparedTrace:
@@ -193,7 +217,7 @@ def _notes(
         notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
                                               "the window: take the numbers as an example, or capture longer."))
     if steps is not None:
-        notes += evaluation_note(steps.times)
+        notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)
     without = no_collectives(trace)
     if without is not None:

@@ -17,6 +17,7 @@ LABELS = {
     "dense_gradients_s": "gradients as large as their tables",
     "dense_optimizer_s": "optimizer, for the tables",
     "table_copies_s": "copies of whole tables for lookups",
+    "table_bytes": "largest table",
     "table_rows_count": "rows of the largest table",
     "tables_of_gradients_ratio": "share of the tables in all gradients",
     "used_rows_ratio": "share of the tables' rows that a step looks up, at most",

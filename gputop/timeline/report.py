@@ -15,6 +15,7 @@ from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.timeline.idle_gaps import IdleGaps
 from gputop.timeline.model import PER, IdleGap, cause_text
+from gputop.trace.quality import is_cut_off
 
 _LAUNCHING_ROLES = ("main", "executor")  # the only ones that matter where GPUs wait for each other
 _MAX_WORKS = 4  # of the host, in text
@@ -25,6 +26,8 @@ _NAME_WIDTH = 60  # columns for the name of a kernel or op: C++ templates have h
 def text_of(ranking: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 80) -> str:
     """A section for the report of the analysis; times count from ``origin_ns``, the trace's first event."""
     idle_gaps = [ranked.idle_gap for ranked in ranking.ranked]
+    if is_cut_off(facts.trace):
+        return "Idle gaps: not judged, the file is damaged.\n"
     if not idle_gaps:
         reason = "no GPU of this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
             "no GPU is ever idle within the steps")

@@ -13,6 +13,7 @@ from gputop.trace.builder import TraceBuilder
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I32, I64, DeviceEvents, HostEvents, Kind, QualityNote, Trace
 
+CUT_OFF = "truncated"  # the note of readers whose file ends early, or holds what cannot be read
 # Cause and remedy, for captures without the right to use the GPUs' counters (tensorflow 35860, xprof 63).
 INSUFFICIENT_RIGHTS = (
     "the driver lets only root trace GPUs (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)",
@@ -160,6 +161,13 @@ def _in_graph_captures(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
         ended = np.searchsorted(host.start_ns[ends[host.line[ends] == line]], host.start_ns[rows])
         inside |= (host.line[rows] == line) & (begun > ended)
     return inside
+
+
+def is_cut_off(trace: Trace) -> bool:
+    """Return whether events are missing from the file somewhere, as readers note it. Idle time, sums and counts would
+    be wrong: writers order events by kind and thread, not by time. (kineto: an A100's kernels are out of order by the
+    whole recording.)"""
+    return any(note.id == CUT_OFF for note in trace.quality)
 
 
 def note_unrecorded(trace: Trace) -> None:

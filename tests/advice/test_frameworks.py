@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gputop.advice.rule import Rule
-from gputop.advice.trace.embeddings import EmbeddingDense, TablesAsWhole
+from gputop.advice.trace.embeddings import EmbeddingDense, TablesAsWhole, TablesInXla
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, UNKNOWN, Job
 from gputop.advice.trace_rules import TRACE_RULES
@@ -30,7 +30,8 @@ OF_OTHERS = {
     "unknown": C_API,
 }
 LOOPS = {"tensorflow": (KERAS2, KERAS3, CUSTOM, EAGER), "jax": (JAX,), "pytorch": (PYTORCH,), "unknown": (UNKNOWN,)}
-ONLY_OF = {EmbeddingDense: "pytorch", TablesAsWhole: "tensorflow"}  # verdicts of one framework
+# Verdicts of one framework.
+ONLY_OF = {EmbeddingDense: "pytorch", TablesAsWhole: "tensorflow", TablesInXla: "jax"}
 STRATEGY = {"tensorflow": "mirrored", "pytorch": "ddp"}
 # Names that two frameworks have: JAX reads this variable, too.
 SHARED = {("managed_memory", "jax"): "TF_FORCE_UNIFIED_MEMORY"}

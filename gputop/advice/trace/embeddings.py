@@ -13,15 +13,26 @@ from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.layers.table_updates import table_updates
+from gputop.analysis.layers.xla_tables import xla_tables
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MIN_SHARE, Culprit
-from gputop.text.units import count, percent, reads_zero, seconds
-from gputop.trace.intervals import union
-from gputop.trace.lookups import OPTIMIZER_CALL, host_rows, host_stat, launched_within
+from gputop.text.units import count, percent, reads_zero, seconds, size
+from gputop.trace.intervals import coverage, union
+from gputop.trace.lookups import (
+    OPTIMIZER_CALL,
+    host_rows,
+    host_stat,
+    launched_within,
+    name_mask,
+    optimizer_names,
+)
 from gputop.trace.model import F64, I64, Kind, Trace
 
 _BACKWARD = r"aten::(?:embedding_dense_backward|_embedding_bag_dense_backward)$"
+# Kernels of that gradient: PyTorch's own, and those that torch.compile makes.
+_KERNEL = (r".*\b(?:embedding_backward_feature_kernel|compute_grad_weight|sum_and_scatter)|"
+           r"triton_\w*embedding_(?:bag_)?dense_backward")
 _NODE = r"autograd::engine::evaluate_function: Embedding\w*Backward\d*$"
 _ADD = r"aten::add_?$"
 _GRADIENT = r"torch::autograd::AccumulateGrad$"
@@ -52,6 +63,17 @@ class LazyAdam(keras.optimizers.Adam):  # updates only the rows in use
         self.assign(v, tf.IndexedSlices(new_v, rows))
         self.assign_sub(variable, tf.IndexedSlices(rate * new_m / (tf.sqrt(new_v) + self.epsilon), rows))"""
 _SHAPES = "the shapes of embedding tables and gradients: torch.profiler.profile(record_shapes=True)"
+_SIZES = ("the sizes of embedding tables, which kernels do not tell: torch.profiler.profile(record_shapes=True), of "
+          "the model without torch.compile")
+_ROWS_ALONE = ("The rows that a step looks up take their part of the table's time. Merging their indices takes no "
+               "time.")
+_OWN_ROWS = (
+    "@functools.partial(jax.jit, donate_argnums=(0, 1, 2))  # else the table is copied\n"
+    "def step(table, params, state, ids):\n"
+    "    # loss_of(params, rows, …) takes the rows in place of the table.\n"
+    "    grads, of_rows = jax.grad(loss_of, (0, 1))(params, table[ids])\n"
+    "    updates, state = optimizer.update(grads, state, params)  # of all but the table\n"
+    "    return table.at[ids].add(-learning_rate * of_rows), optax.apply_updates(params, updates), state")
 _NS = 1e-9
 
 
@@ -79,9 +101,43 @@ class TablesAsWhole(Verdict, frozen=True, kw_only=True):
     mixed: bool  # other variables of the optimizer are as large
 
 
-def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | TablesAsWhole | Missing | None:
+class TablesInXla(Verdict, frozen=True, kw_only=True):
+    """The same in a program of XLA's, whose ops' bytes show the tables."""
+
+    table_bytes: int  # of the largest
+    used: float  # share of the tables' rows that a step looks up at most
+    sources: tuple[str, ...]
+    gradients_s: float  # per step
+    optimizer_s: float
+    spent_s: float  # of both; on CPUs ops may run at once
+
+
+def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | TablesAsWhole | TablesInXla | Missing | None:
     """Embedding tables are read and written as wholes for the few rows that a step looks up."""
+    if facts.framework == "jax":
+        return _judge_xla(facts)
     return _judge_tensorflow(facts) if facts.framework == "tensorflow" else _judge_pytorch(facts)
+
+
+def _judge_xla(facts: TraceFacts) -> TablesInXla | None:
+    """Scatters of gradients over zeros as large as a table, and the ops over as many bytes."""
+    if facts.steps is None:
+        return None
+    gpus = max(len(facts.active), 1)
+    tables = xla_tables(facts.trace, facts.steps, on_gpus=bool(facts.active))
+    if tables is None or tables.used > limit("embedding_dense.used"):
+        return None
+    per = max(tables.steps, 1) * gpus
+    share = savings.removed(tables.total_s / per * (1 - tables.used), facts.period_s)
+    if share < limit("embedding_dense.share"):
+        return None
+    return TablesInXla(
+        gpus=facts.active_numbers, share=share, frees_cpus=not facts.active, best_case=True,
+        table_bytes=tables.table_bytes, used=tables.used, sources=tables.sources,
+        gradients_s=tables.gradients_s / per, optimizer_s=tables.optimizer_s / per, spent_s=tables.total_s / per,
+        culprits=tuple(Culprit(source, "line") for source in tables.sources),
+        events=Events(tables.rows) if facts.active else None,
+        cure=Cure(scaled=((tables.rows, tables.used),) if facts.active else (), at_most=True, assumes=_ROWS_ALONE))
 
 
 def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
@@ -103,8 +159,8 @@ def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
         copies_s=updates.copies_s / per, spent_s=updates.total_s / per, mixed=updates.mixed,
         culprits=tuple(Culprit(lookup, "op") for lookup in updates.lookups),
         events=Events(updates.rows) if facts.active else None,
-        cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), at_most=True, assumes=(
-            "The rows that a step looks up take their part of the table's time. Merging their indices takes no time.")))
+        cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), at_most=True,
+                  assumes=_ROWS_ALONE))
 
 
 def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
@@ -119,7 +175,7 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
     trace = facts.trace
     calls = _untied(trace, host_rows(trace, _BACKWARD))
     if not len(calls):
-        return None
+        return _without_calls(facts)
     if facts.steps is None:
         return Missing("steps, to measure how much of a step goes into embedding tables")
     calls = calls[in_steps(trace.host.start_ns[calls], facts.steps)]
@@ -154,6 +210,21 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
         cure=Cure(scaled=((backward.rows, used), (optimizer.rows, 1 - part * (1 - used))), at_most=True, assumes=(
             "The rows that a step looks up take their part of the table's time. Sorting and merging their indices "
             "takes no time.")))
+
+
+def _without_calls(facts: TraceFacts) -> Missing | None:
+    """Return what is missing where kernels compute dense gradients of tables and no op tells their sizes: in programs
+    of torch.compile's, and in Nsight's reports. None where they and the optimizer's kernels take little."""
+    trace, device = facts.trace, facts.trace.device
+    of_tables = name_mask(trace, _KERNEL)
+    if not facts.active or not of_tables[device.name].any() or len(host_rows(trace, _BACKWARD)):
+        return None
+    chosen = (of_tables | optimizer_names(trace))[device.name] & (device.kind == Kind.COMPUTE)
+    chosen &= coverage(facts.analyzed_spans, device.start_ns, device.end_ns) > 0
+    per = facts.steps_or_window * len(facts.active)
+    time_s = float((device.end_ns[chosen] - device.start_ns[chosen]).sum()) * _NS
+    little = savings.removed(time_s / per, facts.period_s) < limit("embedding_dense.share")
+    return None if little else Missing(_SIZES)
 
 
 class _Work(NamedTuple):
@@ -205,13 +276,14 @@ def _untied(trace: Trace, calls: I64) -> I64:
     return calls[~tied]
 
 
-def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole, job: Job) -> Explanation:
+def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, job: Job) -> Explanation:
     if isinstance(v, TablesAsWhole):
         return _describe_tensorflow(v, job)
+    if isinstance(v, TablesInXla):
+        return _describe_xla(v, job)
     spent = v.backward_s + v.optimizer_s
     return Explanation(
-        title=f"Whole embedding tables are updated for {percent(v.used)} of their rows"
-              if not reads_zero(v.used) else "Whole embedding tables are updated for less than 1% of their rows",
+        title=_title(v.used),
         why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as they are. "
             f"The optimizer reads and writes all of their rows. That takes {seconds(spent)} per {job.basis}: "
             f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A {job.basis} "
@@ -222,6 +294,27 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole, job: Job) -> Exp
         action="Make the tables' gradients sparse, and give the tables an optimizer that updates only the rows in use. "
                "It decays moments only of these rows and has no weight decay, so compare the loss.",
         snippet=_SPARSE,
+        gain="at most: the time of the rows that are not in use; merging the indices of those in use takes some of it",
+        source=source("embedding_dense.share", "embedding_dense.used"),
+    )
+
+
+def _title(used: float) -> str:
+    part = "less than 1%" if reads_zero(used) else percent(used)
+    return f"Whole embedding tables are updated for {part} of their rows"
+
+
+def _describe_xla(v: TablesInXla, job: Job) -> Explanation:
+    return Explanation(
+        title=_title(v.used),
+        why=f"Embedding tables (the largest: {size(v.table_bytes)}) get gradients as large as they are. The optimizer "
+            f"reads and writes all of their rows. That takes {seconds(v.spent_s)} per {job.basis}. A {job.basis} can "
+            "change only the rows that it looks up.",
+        evidence={"table_bytes": float(v.table_bytes), "used_rows_ratio": v.used, "dense_gradients_s": v.gradients_s,
+                  "dense_optimizer_s": v.optimizer_s, "share_ratio": v.spent_s / job.period_s},
+        action="Look the rows up outside of the differentiated function, and add their gradient to these rows alone, "
+               "with the table donated. That is SGD for the table, so compare the loss.",
+        snippet=_OWN_ROWS,
         gain="at most: the time of the rows that are not in use; merging the indices of those in use takes some of it",
         source=source("embedding_dense.share", "embedding_dense.used"),
     )

@@ -18,6 +18,7 @@ from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
 from gputop.analysis.results import GapWork
+from gputop.analysis.steps.accumulation import steps_per_update
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE
@@ -86,6 +87,9 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     share = float(long.more_s.sum() / length.sum())
     if share < limit("long_steps.share"):
         return None
+    if long.every is not None and long.every == steps_per_update(facts.trace, steps):
+        return Missing(f"whole updates as steps: the optimizer runs in one of {long.every} steps, which is longer for "
+                       "its work")
     usual = np.delete(np.arange(steps.count), long.indices)
     parts = {part: float(times[long.indices].mean() - np.median(times[usual])) for part, times in by_part.items()}
     parts = {part: time for part, time in parts.items() if time > 0}

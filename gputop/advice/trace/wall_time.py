@@ -224,8 +224,6 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     """No step ends at the begin or the end of the recording for far longer than a step takes: one that had begun
     before, or that had not ended. Waits for a batch are those of input_bound."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
-    if any(note.id == "truncated" for note in facts.trace.quality):  # the end of the file is not that of the recording
-        return Missing("a whole file: events after the damage may end the steps")
     if wall is None or steps is None or steps.unit != "step" or steps.count < limit("unfinished_step.steps"):
         return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long one takes")
     between = {same_work(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}

@@ -30,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.analysis.steps.numbered_ranges import DIGITS, EVALUATES, MAX_CHARS, PARTS, launches_of_rank
-from gputop.analysis.steps.optimizer_calls import period_of_calls
-from gputop.trace.lookups import Mask, by_line, host_stat
+from gputop.analysis.steps.numbered_ranges import DIGITS, EVALUATES, PARTS, launches_of_rank
+from gputop.analysis.steps.optimizer_calls import MAX_CHARS, OPTIMIZER_RANGE, period_of_calls, users_ranges
+from gputop.trace.lookups import Mask, by_line
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -47,8 +47,6 @@ _WHOLE = re.compile(
 _PART = re.compile(rf"{_BEFORE}(?i:data|load(?:er|ing)?|batch|h2d|zero[ _]?grad|forward|fwd|loss|criterion|backward|"
                    r"bwd|optim(?:izer)?)(?![a-z])")
 _PASS = re.compile(rf"{_BEFORE}(?i:forward|fwd|backward|bwd)(?![a-z])")
-_OPTIMIZER = re.compile(rf"{_BEFORE}(?i:optim(?:izer)?(?:[ _.:-]?(?:step|update))?|opt[ _.:-]?step|"
-                        r"DeepSpeedEngine\.step)\W{0,8}$")
 # Ranges of PyTorch's own, and calls of CUDA's and HIP's runtime and driver.
 _NOT_USERS = re.compile(r"Optimizer\.(?:step|zero_grad)#|ProfilerStep#|DistributedDataParallel\.|enumerate\(|\{|\w+::|"
                         r"\w*Backward\d|(?:cuda|cu|hip)[A-Z]")
@@ -89,7 +87,7 @@ def named_ranges(trace: Trace) -> NamedRanges | None:
 def _users_ranges(trace: Trace) -> I64:
     """Rows of the ranges on the loops' threads whose names may be of a step or a part of one."""
     host = trace.host
-    rows = np.arange(len(host)) if trace.format == "nsys" else host_stat(host, "annotation")[0]
+    rows = users_ranges(trace)
     if not len(rows):
         return rows
     rows = rows[_known_names(trace)[host.name[rows]]]
@@ -102,7 +100,7 @@ def _known_names(trace: Trace) -> Mask:
     if mask is None or len(mask) != len(trace.names) + 1:
         mask = np.zeros(len(trace.names) + 1, bool)
         mask[:-1] = [0 < len(name) <= MAX_CHARS and _QUICK.search(name) is not None and _NOT_USERS.match(name) is None
-                     and any(pattern.search(name) for pattern in (_PART, _NUMBERED, _ENGINE, _WHOLE, _OPTIMIZER))
+                     and any(pattern.search(name) for pattern in (_PART, _NUMBERED, _ENGINE, _WHOLE, OPTIMIZER_RANGE))
                      for name in trace.names]
         mask.flags.writeable = False
         trace.name_masks[_KNOWN] = mask
@@ -147,7 +145,7 @@ def _parts_in_turn(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedRange
     """The loop whose steps end with the optimizer's range (2), if there is one."""
     host = trace.host
     is_optimizer, is_pass, is_part = (np.array([pattern.search(trace.names[name]) is not None for name in host.name[
-        rows].tolist()]) for pattern in (_OPTIMIZER, _PASS, _PART))
+        rows].tolist()]) for pattern in (OPTIMIZER_RANGE, _PASS, _PART))
     calls = _outermost(host.start_ns, host.end_ns, rows[is_optimizer])
     parts = rows[(is_part & ~is_optimizer) | is_pass]
     passes = rows[is_pass & ~is_optimizer]

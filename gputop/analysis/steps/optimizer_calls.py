@@ -1,11 +1,27 @@
-"""Calls of optimizers that one training step makes."""
+"""Calls of optimizers: how many of them one training step makes, and when they are."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
+import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.model import I64
+from gputop.trace.lookups import OPTIMIZER_CALL, distinct, host_rows, host_stat, optimizer_names
+from gputop.trace.model import I64, Trace
 
+MAX_CHARS = 120  # of the name of a range
+# Ranges of the user's around the optimizer: "optimizer", "opt_step".
+OPTIMIZER_RANGE = re.compile(r"(?:^|[^a-zA-Z]|[a-z](?=[A-Z]))(?i:optim(?:izer)?(?:[ _.:-]?(?:step|update))?|"
+                             r"opt[ _.:-]?step|DeepSpeedEngine\.step)\W{0,8}$")
+# Of an optimizer that is none of PyTorch's own: Keras', DeepSpeed's.
+_UPDATE_OPS = r"aten::(?:_fused_(?:adam|adagrad|sgd)\w*|_foreach_(?:addcdiv|sqrt)_?)$"
+# Keras accumulates gradients in the other branch.
+_UPDATE_BRANCH = (r"(?:StatefulPartitionedCall/|PartitionedCall/)*(?:\w{0,16}adam|adagrad|adadelta|adafactor|sgd|"
+                  r"rmsprop|ftrl|lion|lamb|muon)\w{0,16}/cond/then/.*:Assign\w+$")
+# multi_tensor_apply on gradients, as for logs of their norm: no update.
+_NO_UPDATE = re.compile(r"(?i)norm|unscale|multi_tensor_scale")
 # Both lines are gputop's own figures.
 _MAX_OPTIMIZERS = 8  # that one step of training calls
 # An evaluation between two calls makes two comparisons of a call with a later one fail: a period is one that few more
@@ -29,3 +45,36 @@ def period_of_calls(name: npt.NDArray, work: I64) -> int:
         if best >= _MOST:
             return next(period for period, share in shares.items() if share >= best - _ABOUT_AS_GOOD)
     return 1
+
+
+def updates_ns(trace: Trace, rank: int) -> tuple[I64, I64]:
+    """Begins, in order, and ends (ns) of what this process does to run its optimizer: its calls, the user's ranges
+    around it, its ops, or launches of its kernels; the first of these that there are."""
+    lines = np.array([line.rank == rank for line in trace.lines] + [False], bool)  # the last one answers for no line
+    host, device = trace.host, trace.device
+    for events in _events_of_updates(trace):
+        rows = events[lines[host.line[events]]]
+        if len(rows):
+            return host.start_ns[rows], host.end_ns[rows]
+    mask = optimizer_names(trace).copy()
+    mask[[index for index in np.flatnonzero(mask).tolist() if _NO_UPDATE.search(trace.names[index])]] = False
+    is_update = (mask[device.name] | mask[device.tf_op]) & (device.launch_ns >= 0)
+    rows = np.flatnonzero(is_update & lines[device.launch_line])
+    rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
+    return device.launch_ns[rows], device.launch_end_ns[rows]
+
+
+def _events_of_updates(trace: Trace) -> Iterator[I64]:
+    """Yield rows of the host events that show updates, of each kind."""
+    yield host_rows(trace, OPTIMIZER_CALL)
+    rows = users_ranges(trace)
+    names = [index for index in distinct(trace.host.name[rows]).tolist()
+             if len(trace.names[index]) <= MAX_CHARS and OPTIMIZER_RANGE.search(trace.names[index])]
+    yield rows[np.isin(trace.host.name[rows], names)]
+    yield host_rows(trace, _UPDATE_OPS)
+    yield host_rows(trace, _UPDATE_BRANCH)
+
+
+def users_ranges(trace: Trace) -> I64:
+    """Rows of the host events that may be ranges of the user's: NVTX and ``record_function``."""
+    return np.arange(len(trace.host)) if trace.format == "nsys" else host_stat(trace.host, "annotation")[0]

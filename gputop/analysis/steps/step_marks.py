@@ -7,11 +7,12 @@ import numpy as np
 from gputop.analysis.steps.anchors import Anchors, first_to_last, steps_of_ranks
 from gputop.analysis.steps.loop_selection import other_loops, select_loop, within_each_step
 from gputop.analysis.steps.named_ranges import named_ranges
-from gputop.analysis.steps.numbered_ranges import numbered_ranges
+from gputop.analysis.steps.numbered_ranges import RepeatedSteps, names_parts, numbered_ranges, repeated_steps
+from gputop.analysis.steps.optimizer_calls import updates_ns
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
 from gputop.trace.intervals import joined, union
 from gputop.trace.lookups import host_rows, host_stat
-from gputop.trace.model import Trace
+from gputop.trace.model import I64, Trace
 from gputop.trace.threads import busiest_line
 
 _PROFILER_STEP = r"ProfilerStep#\d+$"
@@ -35,10 +36,10 @@ def step_markers(trace: Trace) -> Anchors | None:
     3. Markers of each name end a step, but those of evaluations and predictions that each step holds.
     """
     host = trace.host
-    rows, _ = host_stat(host, "step_num")
-    if not len(rows):
+    all_rows, numbers = host_stat(host, "step_num")
+    if not len(all_rows):
         return None
-    rows = rows[host.line[rows] == busiest_line(trace, host.line[rows])]
+    rows = all_rows[host.line[all_rows] == busiest_line(trace, host.line[all_rows])]
     name = host.name[rows]
     phase_of = {marker: _KERAS2_MARKERS.get(trace.names[marker], UNKNOWN) for marker in np.unique(name).tolist()}
     loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)
@@ -47,9 +48,17 @@ def step_markers(trace: Trace) -> Anchors | None:
         rows, name = rows[~inside], name[~inside]
         loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)
     steps = rows[name == loop.function]
+    title, start, end, edges = (trace.names[loop.function], host.start_ns[steps], host.end_ns[steps],
+                                host.start_ns[rows])
+    if names_parts(f"{title} 0"):
+        number = [(value,) for value in numbers[np.searchsorted(all_rows, steps)].tolist()]
+        repeated = repeated_steps(trace, steps, number, trace.lines[host.line[steps[0]]].rank, by_name=True)
+        if repeated is None:
+            return None
+        start, end, edges = _of_repeated(trace, repeated)
+        title = f"rounds of {title}" if repeated.parts else title
     return Anchors(
-        f"{trace.names[loop.function]} markers with step_num", "high", host.start_ns[steps], host.end_ns[steps],
-        host.start_ns[rows], phase=loop.phase,
+        f"{title} markers with step_num", "high", start, end, edges, phase=loop.phase,
         # Markers of other names may be of epochs, around those of the steps.
         left_out_s={phase: time_s for phase, time_s in loop.left_out_s.items() if phase != UNKNOWN},
         other_loops=other_loops(trace, rows, name, {
@@ -65,14 +74,37 @@ def numbered_steps(trace: Trace) -> Anchors | None:
     if ranges is None:
         return None
     host = trace.host
-    start, end = steps_of_ranks(trace, ranges.rows)
+    if ranges.repeated is None:
+        start, end = steps_of_ranks(trace, ranges.rows)
+        edges, of = start, ""
+    else:
+        start, end, edges = _of_repeated(trace, ranges.repeated)
+        of = "rounds of " if ranges.repeated.parts else ""
     evaluations = union(host.start_ns[ranges.evaluations], host.end_ns[ranges.evaluations])
     loops = {}
     if len(ranges.evaluations):
         loops[EVALUATION] = joined(evaluations, int(np.median(evaluations.end - evaluations.start)) + 1)
-    return Anchors(f'ranges "{ranges.name}"', "high", start, end,
-                   np.concatenate((start, host.start_ns[ranges.evaluations])),
+    return Anchors(f'{of}ranges "{ranges.name}"', "high", start, end,
+                   np.concatenate((edges, host.start_ns[ranges.evaluations])),
                    phase=EVALUATION if ranges.evaluates else UNKNOWN, other_loops=loops)
+
+
+def _of_repeated(trace: Trace, steps: RepeatedSteps) -> tuple[I64, I64, I64]:
+    """Begins, ends and edges (ns) of these steps.
+
+    The optimizer that follows several ranges ends their step; without one it is not known what behind them is the
+    step's, and each step is as long as that to the next.
+    """
+    host, rows = trace.host, steps.rows
+    start, end = host.start_ns[rows[:, 0]], host.end_ns[rows[:, 1]]
+    edges = start if steps.end_row is None else np.append(start, host.start_ns[steps.end_row])
+    if not steps.parts or not len(rows):
+        return start, end, edges
+    begins, ends = updates_ns(trace, trace.lines[host.line[rows[0, 0]]].rank)
+    last = np.searchsorted(begins, np.append(edges, np.iinfo(np.int64).max)[1:len(start) + 1]) - 1
+    if not len(begins) or not ((last >= 0) & (begins[last] >= start)).all():
+        return start, start, edges
+    return start, np.maximum(end, ends[last]), edges
 
 
 def named_steps(trace: Trace) -> Anchors | None:

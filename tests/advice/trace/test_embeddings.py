@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from gputop.diagnosis.diagnose import analyze
+from gputop.trace.model import HloOp
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, verdict
 from tests.trace.build import Builder
 
@@ -67,6 +72,25 @@ def test_a_table_that_needs_its_gradient_or_that_costs_little(job: Builder) -> N
 def test_without_shapes_nothing_is_said() -> None:
     assert "record_shapes=True" in abstained(training(shapes=False))[ID]
     assert ID not in findings(training(shapes=False))
+
+
+@pytest.mark.parametrize("kernel", [
+    "triton_poi_fused_embedding_dense_backward_15", "triton_poi_fused_embedding_dense_backward_nll_loss_forward_22",
+    "void at::native::(anonymous namespace)::compute_grad_weight<float, long>(long const*, float const*, long)",
+    "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>(long const*)"])
+def test_kernels_of_a_tables_gradient_without_its_op_tell_no_sizes(kernel: str) -> None:
+    def job(optimizer: float) -> Builder:
+        b = Builder(format="chrome")
+        for i in range(STEPS):
+            t = i * STEP
+            b.host(f"ProfilerStep#{i}", t, STEP - 1).host("aten::linear", t + 10, 100)
+            b.run(0, t + 20, 12_000, GEMM, launch=t + 15, thread="python")
+            b.run(0, t + 12_100, 200, kernel, launch=t + 40, thread="python")
+            b.run(0, t + 12_400, optimizer, ADAM, launch=t + 60, thread="python")
+        return b
+
+    assert "sizes of embedding tables" in abstained(job(6_000.0))[ID] and ID not in findings(job(6_000.0))
+    assert ID not in abstained(job(100.0))
 
 
 # TensorFlow: the ops of a table and their times (ms), as captures of Keras 3 jobs with a million rows of 64 have them.
@@ -148,3 +172,86 @@ def test_large_variables_that_are_no_tables_count_for_nothing() -> None:
 ])
 def test_other_work_of_tensorflow_is_no_table(parts: tuple[dict[str, float], ...]) -> None:
     assert verdict(of_tensorflow(*parts), ID) is None
+
+
+# JAX: ops of a program, the bytes that they must move and their times (ms), as captures of a job with a table of a
+# million rows of 32 floats, 1,024 of which are looked up, have them.
+BYTES = 128_000_000
+BACK = "jit(step)/transpose(jvp())"
+PROGRAM = {
+    "gather": (HloOp("jit(step)/jvp()/gather", "train.py:9", (), 266_240, "fusion"), 0.2),
+    "zeros": (HloOp(f"{BACK}/broadcast_in_dim", "train.py:9", (), BYTES + 4, "fusion"), 10.0),
+    "scatter": (HloOp(f"{BACK}/scatter-add", "train.py:9", (), 2 * BYTES + 135_168, "fusion"), 1.0),
+    "moment": (HloOp("jit(step)/add", "train.py:15", (), 3 * BYTES, "fusion"), 20.0),
+    "update": (HloOp("jit(step)/add", "train.py:16", (), 4 * BYTES + 8, "fusion"), 25.0),
+    "layer": (HloOp("jit(step)/add", "train.py:16", (), 12_582_912, "fusion"), 3.0),
+    "dot": (HloOp(f"{BACK}/dot_general", "train.py:8", (("fp32", 2e9),), 12_582_912, "dot"), 30.0),
+}
+
+
+def of_jax(*without: str, gpu: bool, **changed: HloOp) -> Builder:
+    """Steps of 100 ms with these ops one after the other, on the CPU or as kernels of a GPU."""
+
+    class Compiled(Builder):
+        def build(self, shuffle: int | None = None) -> Any:
+            trace = Builder.build(self, shuffle)
+            trace.hlo_ops = [changed.get(name, op) for name, (op, _) in PROGRAM.items()]
+            if gpu:
+                numbers = {name: number for number, name in enumerate(PROGRAM)}
+                trace.device.hlo = np.array([numbers.get(trace.names[i], -1) for i in trace.device.name], np.int32)
+            return trace
+
+    b = Compiled(gpus=int(gpu))
+    for i in range(12):
+        begin = i * 100_000.0
+        b.host("PjitFunction(step)", begin, 99_000)
+        start = begin + 100
+        for number, (name, (_, length_ms)) in enumerate(PROGRAM.items()):
+            if name in without:
+                continue
+            length = 1e3 * length_ms
+            if gpu:
+                b.run(0, start, length, name, launch=start - 20)
+            else:
+                b.host(name, start, length, "tf_XLAEigen/1", hlo=number, hlo_module="jit_step")
+            start += length + 20
+    return b
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_program_of_xlas_that_updates_a_table_as_a_whole(gpu: bool) -> None:
+    v = verdict(of_jax(gpu=gpu), ID)
+    assert v.table_bytes == pytest.approx(BYTES, rel=1e-6) and v.used == pytest.approx(1024 / 1e6, rel=0.05)
+    assert v.gradients_s == pytest.approx(11e-3, rel=0.01) and v.optimizer_s == pytest.approx(45e-3, rel=0.01)
+    assert v.share == pytest.approx(0.56, rel=0.01)
+    f = findings(of_jax(gpu=gpu))[ID]
+    assert "jax.grad" in (f.snippet or "") and "less than 1%" in f.title
+    assert "train.py:9" in {text for culprit in f.culprits for text in (culprit.name, culprit.source)}
+
+
+def test_zeros_within_the_scatter() -> None:
+    job = of_jax("zeros", gpu=True, scatter=HloOp(f"{BACK}/scatter-add", "train.py:9", (), BYTES + 135_168, "fusion"),
+                 gather=HloOp("jit(step)/jvp()/gather", "train.py:9", (), 270_336, "fusion"))
+    v = verdict(job, ID)
+    assert v.table_bytes == BYTES and v.used == pytest.approx(1024 / 1e6, rel=0.06)
+
+
+@pytest.mark.parametrize("job", [
+    of_jax("zeros", "scatter", "moment", "update", gpu=True),  # only rows are updated
+    of_jax(gpu=True, scatter=HloOp("jit(step)/scatter-add", "train.py:9", (), 2 * BYTES + 135_168, "fusion")),
+    of_jax(gpu=True, dot=HloOp("jit(step)/dot_general", "train.py:8", (("fp32", 2e9),), BYTES + 10_000, "dot")),  # tied
+    of_jax(gpu=True, scatter=HloOp(f"{BACK}/scatter-add", "", (), 3 * BYTES, "fusion")),  # most rows are in use
+    of_jax("moment", "update", "zeros", "gather", gpu=True),  # nothing shows how large the table is
+])
+def test_other_programs_of_xlas_update_no_table_as_a_whole(job: Builder) -> None:
+    assert verdict(job, ID) is None
+
+
+def test_a_real_job_of_jax_with_a_table() -> None:
+    """The ops over the table by the file's own names and bytes, counted by hand: 32 floats of 200,000 rows."""
+    path = Path(__file__).parents[2] / "data" / "jax_embedding.xplane.pb.gz"
+    assert gzip.decompress(path.read_bytes())
+    result = analyze([str(path)])
+    f = next(f for f in result.findings if f.id == ID)
+    assert f.evidence["table_bytes"] == pytest.approx(200_000 * 32 * 4, rel=1e-3)
+    assert f.evidence["used_rows_ratio"] == pytest.approx(1024 / 200_000, rel=0.06)

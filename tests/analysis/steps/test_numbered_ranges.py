@@ -53,11 +53,103 @@ def test_of_steps_and_their_parts_the_steps():
     assert steps.times.median_s == pytest.approx(130e-6)
 
 
-def test_numbers_that_start_over_are_the_parts_of_a_step():
+UPDATE = "void at::native::multi_tensor_apply_kernel<Metadata<4>, FusedAdamMathFunctor<float>>(int)"
+
+
+def rounds(mark: str, *, parts: int = 4, count: int = 10, first: int = 0, updates_each: bool = False,
+           optimizer: bool = True) -> Builder:
+    """``count`` rounds of ``parts`` ranges of 40 µs each, every 50; from the ``first`` on. The optimizer's kernel runs
+    behind the last range of each round, or in each range."""
+    b = Builder(format="nsys")
+    for i in range(first, parts * count):
+        begin = (i - first) * 50
+        b.host(mark.format(i % parts, i // parts), begin, 40)
+        b.run(0, begin + 2, 20, launch=begin + 1, thread="python")
+        if optimizer and (updates_each or i % parts == parts - 1):
+            b.run(0, begin + 30, 12, UPDATE, launch=begin + (30 if updates_each else 42), thread="python")
+    return b
+
+
+@pytest.mark.parametrize("mark", [
+    "micro_batch {}", "microbatch {}", "micro-batch: {}", "Micro {}", "accum_step {}", "grad accumulation {}",
+    "forward micro_batch {}", "micro_batch {} backward", "step {1} micro_batch {0}", "step {1}: batch {0}", "batch {}",
+    "iter {}", "stage 1 micro_batch {}"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_round_of_numbers_with_one_update_is_a_step(mark: str, first: int) -> None:
+    steps = find_steps(rounds(mark, first=first).build())
+    assert steps is not None and steps.times.anchor.startswith("rounds of ranges ")
+    assert steps.times.median_s == pytest.approx(4 * 50e-6) and steps.times.confidence == "high"
+    assert steps.count == (9 if first else 10)
+    assert steps.bounds_ns[0][0] == (100_000 if first else 0)
+    assert steps.call_ends_ns[0] - steps.bounds_ns[0][0] == 197_000  # the optimizer's launch
+
+
+def test_without_an_update_what_follows_micro_batches_is_not_called_a_pause() -> None:
+    steps = find_steps(rounds("micro_batch {}", optimizer=False).build())
+    assert steps is not None and steps.count == 9 and not steps.call_ends_ns
+
+
+def test_epochs_whose_numbers_start_over_are_steps_of_one_batch_each() -> None:
+    for job in (rounds("batch {}", parts=10, count=4, updates_each=True),
+                rounds("batch {}", parts=70, count=2, optimizer=False),  # no optimizer shows
+                rounds("step {}", parts=10, count=4, optimizer=False),  # no range launches more
+                rounds("epoch {1} batch {0}", parts=10, count=4)):  # numbers that rise
+        steps = find_steps(job.build())
+        assert steps is not None and steps.times.anchor.startswith("ranges ")
+        assert steps.times.median_s == pytest.approx(50e-6)
+
+
+def test_an_evaluation_between_epochs_belongs_to_one_step_at_most() -> None:
+    b = Builder(format="nsys")
+    for epoch in range(3):
+        for i in range(20):
+            begin = epoch * 10_000 + i * 100
+            b.host(f"batch {i}", begin, 90).run(0, begin + 5, 50, launch=begin + 1, thread="python")
+            b.run(0, begin + 60, 20, UPDATE, launch=begin + 30, thread="python")
+        for i in range(30):
+            b.run(0, begin + 200 + i * 100, 90, launch=begin + 150 + i * 100, thread="python")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == 'ranges "batch N"'
+    assert steps.times.median_s == pytest.approx(1e-4)
+
+
+def test_numbers_that_start_over_without_an_update_show_no_steps() -> None:
+    b = rounds("batch {}", optimizer=False)
+    for i in range(10):  # runs once in a round: an update, or what follows an epoch
+        b.run(0, i * 200 + 195, 3, "copy_kernel", launch=i * 200 + 190, thread="python")
+    steps = find_steps(b.build())
+    assert steps is None or "ranges" not in steps.times.anchor
     b = Builder()
     for i in range(24):
         b.host(f"batch {i % 4}", i * 50, 40)
     assert find_steps(b.build()) is None
+
+
+def test_one_round_and_a_half_shows_no_steps() -> None:
+    steps = find_steps(rounds("batch {}", first=2, count=2).build())
+    assert steps is None or "ranges" not in steps.times.anchor
+
+
+def test_micro_batches_within_numbered_steps_are_their_parts() -> None:
+    b = rounds("micro_batch {}")
+    for i in range(10):
+        b.host(f"step {i}", i * 200, 199)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == 'ranges "step N"' and steps.count == 10
+
+
+def test_markers_whose_step_num_counts_micro_batches() -> None:
+    b = Builder()
+    for i in range(2, 42):
+        b.host("micro_batch", i * 50, 45, step_num=i % 4).run(0, i * 50 + 2, 20, launch=i * 50 + 1, thread="python")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == "rounds of micro_batch markers with step_num"
+    assert steps.times.median_s == pytest.approx(200e-6)
+
+
+def test_layers_that_start_over_are_none() -> None:
+    steps = find_steps(rounds("layer {}").build())
+    assert steps is None or "ranges" not in steps.times.anchor
 
 
 def test_parts_of_the_only_step_are_none():
@@ -141,6 +233,15 @@ def test_in_an_nsight_report_the_pause_between_ranges_is_first_of_all_the_datalo
     assert "DataLoader" in found[0].why and "num_workers" in (found[0].snippet or "")
     assert not any("tf." in f"{finding.action}{finding.snippet}" for finding in found)
     assert found[0].gain.step_time == pytest.approx(0.6, abs=0.02)
+
+
+@pytest.mark.parametrize(("mark", "restart", "step_s"), [
+    ("micro_batch {}", 3, 0.45), ("batch {}", 10, 0.15), ("epoch 1 batch {}", 30, 0.15)])
+def test_numbers_that_start_over_in_an_nsight_report(tmp_path, mark, restart, step_s):
+    """No kernel is an optimizer's by its name: micro-batches by the ranges' name, epochs by their equal launches."""
+    steps = find_steps(read_nsys(numbered_report(tmp_path / "report.sqlite", mark, restart=restart)))
+    assert steps is not None and steps.times.median_s == pytest.approx(step_s)
+    assert steps.times.confidence == "high"
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason=NEEDS_SHARED)

@@ -20,8 +20,10 @@ _TABLES = {
 _KERNELS = 20  # of each iteration
 
 
-def numbered_report(path: Path, mark: str, *, steps: int = 30, work: int = 60, pause: int = 90) -> Path:
-    """``mark`` names each iteration's range, as "step {}"; in each run "layer 0" to "layer 3" and kernels."""
+def numbered_report(path: Path, mark: str, *, steps: int = 30, work: int = 60, pause: int = 90,
+                    restart: int = 1 << 30) -> Path:
+    """``mark`` names each iteration's range, as "step {}"; in each run "layer 0" to "layer 3" and kernels. The numbers
+    start over after ``restart`` iterations."""
     database = sqlite3.connect(path)
     for table, columns in _TABLES.items():
         database.execute(f"CREATE TABLE {table} ({columns})")
@@ -36,7 +38,7 @@ def numbered_report(path: Path, mark: str, *, steps: int = 30, work: int = 60, p
     each = work * _MS // _KERNELS
     for i in range(steps):
         begin = i * (work + pause) * _MS
-        add("NVTX_EVENTS", begin, begin + work * _MS, 59, mark.format(i), _PROCESS + 500)
+        add("NVTX_EVENTS", begin, begin + work * _MS, 59, mark.format(i % restart), _PROCESS + 500)
         for layer in range(4):
             at = begin + layer * work * _MS // 4
             add("NVTX_EVENTS", at, at + work * _MS // 4, 59, f"layer {layer}", _PROCESS + 500)

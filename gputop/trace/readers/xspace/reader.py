@@ -163,7 +163,7 @@ class _Capture:
             builder.note("left_out", "This trace has more than a profiler writes. Left out: "
                          f"{', '.join(f'{count:,} {what}' for what, count in self._surplus.items() if count)}.")
         if losses.malformed:
-            builder.note("truncated", f"Malformed events, left out: {losses.malformed}.")
+            builder.note("left_out", f"Malformed events, left out: {losses.malformed}.")
         if losses.unnamed:
             builder.note("truncated" if cut else "unnamed_events",
                          f"Events whose names the file does not hold, left out: {losses.unnamed}.")
