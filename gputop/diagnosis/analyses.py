@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from gputop.analysis.gpu.batch_scaling import batch_scaling
-from gputop.analysis.gpu.breakdown import IdleByGpu, parts_by_gpu
+from gputop.analysis.gpu.breakdown import IdleByGpu, parts_by_gpu, typical_step
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.collectives import collectives
 from gputop.analysis.gpu.copies import copy_table
@@ -20,13 +20,12 @@ from gputop.analysis.gpu.memory import memory
 from gputop.analysis.gpu.rank_times import rank_times
 from gputop.analysis.gpu.replicas import replicas
 from gputop.analysis.gpu.sm_use import sm_use
-from gputop.analysis.gpu.typical_step import typical_step
 from gputop.analysis.host.functions import functions
 from gputop.analysis.host.gaps import step_gaps
 from gputop.analysis.host.host_causes import host_causes
-from gputop.analysis.host.input_pipeline import input_pipeline
 from gputop.analysis.host.launch_threads import launch_threads
 from gputop.analysis.host.stack_lines import host_stacks, python_of
+from gputop.analysis.host.tf_data import input_pipeline
 from gputop.analysis.host.wall_time import wall_time
 from gputop.analysis.layers.cpu_layers import cpu_layers
 from gputop.analysis.layers.layers import layer_times

@@ -32,7 +32,6 @@ import stat
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,7 +46,7 @@ from gputop.core.files import folder_of_process
 from gputop.core.proc import read
 from gputop.profiler import sockets
 from gputop.ranks import stacks
-from gputop.ranks.flight_recorder import Dump, Dumps, jobs_of, rank_of_process, read_dump
+from gputop.ranks.flight_recorder import Dump, Dumps, dumps_by_rank, jobs_of, rank_of_process, read_dump
 from gputop.ranks.processes import command_line, environment, rank_label
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
 from gputop.text.units import printable, ranges
@@ -186,10 +185,7 @@ def _of_job(pids: Sequence[int], proc: Path) -> Dumps:
     if without := [pid for pid, answer in answers.items() if isinstance(answer, _NoServer)]:
         problems.append(f"process{'es' if len(without) > 1 else ''} {ranges(without, ', ')}: no debug server runs in "
                         f"{'them' if len(without) > 1 else 'it'}")
-    if doubled := sorted(rank for rank, times in Counter(dump.rank for dump in dumps).items() if times > 1):
-        problems.append(f"several processes are rank {ranges(doubled, ', ')}: name the processes of one job")
-        dumps = []
-    return Dumps(tuple(sorted(dumps, key=lambda dump: dump.rank)), tuple(problems))
+    return dumps_by_rank(dumps, problems)
 
 
 def _serves(pid: int, proc: Path) -> bool:
@@ -273,7 +269,8 @@ class _Server(Struct, frozen=True):
         connection = Connection("localhost", timeout=_TIMEOUT_S)
         connection.bound(ends_s, most_bytes)
         try:
-            connection.sock = self._connect(connection.limits.left_s())
+            connect = self._connect_tcp if self.port else self._connect_unix
+            connection.sock = connect(connection.limits.left_s())
             connection.request(method, path, headers={"Connection": "close", "Accept": "application/json"})
             answer = connection.getresponse()
             body = answer.read(most_bytes + 1)
@@ -283,11 +280,8 @@ class _Server(Struct, frozen=True):
         finally:
             connection.close()
 
-    def _connect(self, timeout_s: float) -> socket.socket:
-        """A connection to a socket of the process. Raises OSError, and GputopError where it is another's."""
-        return self._connect_tcp(timeout_s) if self.port else self._connect_unix(timeout_s)
-
     def _connect_tcp(self, timeout_s: float) -> socket.socket:
+        """A connection to the port of the process. Raises OSError, and GputopError where it is another's."""
         refused: OSError | GputopError = ConnectionRefusedError("nobody listens")
         for host in _LOOPBACKS:
             try:
@@ -308,6 +302,7 @@ class _Server(Struct, frozen=True):
         raise refused
 
     def _connect_unix(self, timeout_s: float) -> socket.socket:
+        """The same to its UNIX socket."""
         path = Path(self.path)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

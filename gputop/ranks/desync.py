@@ -104,7 +104,8 @@ def _state(dumps: Sequence[tuple[Dump, Group]]) -> GroupState:
     ranks = [_rank(rank, by_seq, seq) for rank, by_seq in sorted(launched.items())]
     members = dumps[0][1].ranks
     description = next((group.description for _, group in dumps if group.description), "")
-    return GroupState(dumps[0][1].name, description, verdict, seq, operation or _operation(launched, seq),
+    operation = operation or next((by_seq[seq].operation for by_seq in launched.values() if seq in by_seq), "")
+    return GroupState(dumps[0][1].name, description, verdict, seq, operation,
                       tuple(r for r in ranks if r.rank in apart), tuple(r for r in ranks if r.rank not in apart),
                       tuple(sorted(set(members) - set(launched))) if members is not None else None)
 
@@ -152,10 +153,6 @@ def _rank(rank: int, by_seq: Mapping[int, Collective], seq: int) -> RankState:
                      max((c.seq for c in by_seq.values() if c.started), default=None),
                      max((c.seq for c in by_seq.values() if c.completed), default=None),
                      by_seq.get(scheduled), by_seq.get(seq))
-
-
-def _operation(launched: Mapping[int, Mapping[int, Collective]], seq: int) -> str:
-    return next((by_seq[seq].operation for by_seq in launched.values() if seq in by_seq), "")
 
 
 def _mismatch(dumps: Sequence[tuple[Dump, Group]],

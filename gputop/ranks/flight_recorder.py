@@ -216,10 +216,15 @@ def _unshared(dumps: Iterable[tuple[Dump, tuple[int, int]]], problems: list[str]
     if shared := sorted({dump.rank for dump, file in dumps if files[file] > 1}):
         problems.append(f"several processes of rank {ranges(shared, ', ')} write to one file: which process wrote the "
                         "dump is unknown")
-    if doubled := sorted(rank for rank, times in Counter(dump.rank for dump in alone).items() if times > 1):
+    return dumps_by_rank(alone, problems)
+
+
+def dumps_by_rank(dumps: Sequence[Dump], problems: list[str]) -> Dumps:
+    """The dumps by rank; none of them where several processes are of one rank, which one more problem says."""
+    if doubled := sorted(rank for rank, times in Counter(dump.rank for dump in dumps).items() if times > 1):
         problems.append(f"several processes are rank {ranges(doubled, ', ')}: name the processes of one job")
-        alone = []
-    return Dumps(tuple(sorted(alone, key=lambda dump: dump.rank)), tuple(problems))
+        dumps = ()
+    return Dumps(tuple(sorted(dumps, key=lambda dump: dump.rank)), tuple(problems))
 
 
 def _of_process(pid: int, proc: Path) -> tuple[Dump, tuple[int, int]]:

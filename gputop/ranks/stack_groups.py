@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
 from gputop.text.commands import short_command
-from gputop.text.units import fit, ranges
+from gputop.text.units import counted, fit, ranges
 
 _FUNCTION_COLUMNS, _COMMAND_CHARS = 34, 100
 _MAX_LABELED = 4  # of more processes that stand alike the numbers alone are told
@@ -63,9 +63,8 @@ def _place(thread: ThreadStack) -> tuple[Frame | None, tuple[str, ...]]:
 def sentence(groups: Sequence[StackGroup]) -> str:
     """ "7 ranks in all_reduce at train.py:112, 1 rank in load at data.py:40"."""
     def count(stack_group: StackGroup) -> str:
-        what = "rank" if all(p.rank for p in stack_group.processes) else "process"
-        many = "" if len(stack_group.processes) == 1 else "es" if what == "process" else "s"
-        return f"{len(stack_group.processes)} {what}{many} in {stack_group.place}"
+        what, ending = ("rank", "s") if all(p.rank for p in stack_group.processes) else ("process", "es")
+        return f"{counted(len(stack_group.processes), what, ending)} in {stack_group.place}"
 
     return ", ".join(map(count, groups))
 

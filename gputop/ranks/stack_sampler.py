@@ -41,7 +41,7 @@ from gputop.core.host_stacks import (
     ThreadStacks,
 )
 from gputop.ranks.processes import owner
-from gputop.ranks.stacks import INSTALL, find_py_spy
+from gputop.ranks.stacks import INSTALL, py_spy
 from gputop.ranks.tracing_rights import check_rights
 from gputop.text.redaction import command as redacted
 from gputop.text.units import printable
@@ -103,9 +103,7 @@ class StackSampler:
     def __init__(self, pid: int, *, rate_hz: int = RATE_HZ, seconds: float = _MAX_S,
                  proc: Path = Path("/proc")) -> None:
         """Raises GputopError where py-spy is missing or the process may not be read; does not wait."""
-        program = find_py_spy()
-        if program is None:
-            raise GputopError("py-spy, which reads stacks, is not installed", f"{INSTALL}, or put py-spy on PATH.")
+        program = py_spy()
         uid = owner(pid, proc)
         if uid is None:
             raise NoDataError(f"there is no process {pid}", "")
@@ -259,7 +257,6 @@ class _Thread:
     def __init__(self) -> None:
         self.title = ""
         self._open: list[int] = []
-        self._depth = 0  # of the title, which is a frame to py-spy
         self._now = -1
         self._changes: list[tuple[int, int]] = []
 

@@ -101,7 +101,7 @@ def read_all(pids: Iterable[int], *, native: bool = False) -> tuple[ProcessStack
 
     Raises GputopError where py-spy is not installed.
     """
-    program = _program()
+    program = py_spy()
 
     def read(pid: int) -> ProcessStacks:
         process = ProcessStacks(pid, rank_label(pid), command_line(pid))
@@ -125,7 +125,7 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
 
     Raises GputopError where it is gone, may not be read or is no Python.
     """
-    program = program or _program()
+    program = program or py_spy()
     folder = proc / str(pid)
     try:
         uid = folder.stat().st_uid
@@ -144,7 +144,8 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
                       "Check that it is a running Python process.")
 
 
-def _program() -> str:
+def py_spy() -> str:
+    """The program; raises GputopError where it is not installed."""
     program = find_py_spy()
     if program is None:
         raise GputopError("py-spy, which reads stacks, is not installed", f"{INSTALL}, or put py-spy on PATH.")

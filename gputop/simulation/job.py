@@ -149,7 +149,6 @@ class Job:
     device_events: bool = True
     allocator: bool = True
     op_events: bool = True
-    tf_ops: bool = True
     noise: bool = True
     clip: bool = True
     old_details: bool = False

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter
 
 import numpy as np
 
@@ -97,8 +98,8 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
+    start_ns: int
     steps: list[StepRecord]
-    starts_ns: list[int]
     gpu: F64  # [steps + 1, gpus, quantities]: accumulated since the loop's start, at each step's start
     host: F64  # [steps + 1, quantities]
 
@@ -164,7 +165,6 @@ class TrainingLoop:
             self.templates += templates
         self._pipeline = InputPipeline(scenario.job.prefetch)
         self._epochs: list[_Epoch] = []
-        self._epoch_starts: list[int] = []
         self._epoch_number = 0
         self._step_number = 0
         self._batch = 0
@@ -179,7 +179,7 @@ class TrainingLoop:
     def _known(self, time_ns: int) -> list[_Epoch]:
         """Simulate until one epoch past ``time_ns``: the pipeline works ahead of the steps."""
         with self._lock:
-            while not self._epochs or self._epoch_starts[-1] <= time_ns:
+            while not self._epochs or self._epochs[-1].start_ns <= time_ns:
                 self._add_epoch()
                 self._forget(time_ns - KEEP_NS)
             return self._epochs
@@ -222,8 +222,7 @@ class TrainingLoop:
         python_s = np.array([CALL_NS + s.next_ns - s.end_ns for s in steps]) / 1e9
         done = np.column_stack([[t.host.total[-1] for t in ran], python_s])
         host = np.cumsum(np.vstack([self._host_total, done]), axis=0)
-        self._epochs.append(_Epoch(steps, [s.start_ns for s in steps], gpu, host))
-        self._epoch_starts.append(self._end_ns)
+        self._epochs.append(_Epoch(self._end_ns, steps, gpu, host))
         self._epoch_number += 1
         self._end_ns, self._gpu_total, self._host_total = time, gpu[-1], host[-1]
 
@@ -239,17 +238,17 @@ class TrainingLoop:
             np.concatenate([curve.knots_ns, knots]), np.concatenate([curve.total, grown + curve.total[-1]]))
 
     def _forget(self, before_ns: int) -> None:
-        while len(self._epochs) > 2 and self._epoch_starts[1] < before_ns:
-            del self._epochs[0], self._epoch_starts[0]
+        while len(self._epochs) > 2 and self._epochs[1].start_ns < before_ns:
+            del self._epochs[0]
             for kind, curve in self._input.items():
-                first = max(0, int(np.searchsorted(curve.knots_ns, self._epoch_starts[0])) - 2)
+                first = max(0, int(np.searchsorted(curve.knots_ns, self._epochs[0].start_ns)) - 2)
                 self._input[kind] = Curve(curve.knots_ns[first:], curve.total[first:])
 
     def _locate(self, time_ns: int) -> tuple[_Epoch, int]:
         with self._lock:
             epochs = self._known(time_ns)
-            epoch = epochs[max(0, bisect_right(self._epoch_starts, time_ns) - 1)]
-        return epoch, max(0, bisect_right(epoch.starts_ns, time_ns) - 1)
+            epoch = epochs[max(0, bisect_right(epochs, time_ns, key=attrgetter("start_ns")) - 1)]
+        return epoch, max(0, bisect_right(epoch.steps, time_ns, key=attrgetter("start_ns")) - 1)
 
     def gpu_integrals(self, gpu: int, time_ns: int) -> F64:
         """Integral of each of :data:`GPU_QUANTITIES` of that GPU since the loop's start."""
@@ -292,8 +291,7 @@ class TrainingLoop:
     def epoch_start(self, after_ns: int) -> int:
         """Start of the first epoch that does not start before ``after_ns``."""
         with self._lock:
-            self._known(after_ns)
-            return next(start for start in self._epoch_starts if start >= after_ns)
+            return next(epoch.start_ns for epoch in self._known(after_ns) if epoch.start_ns >= after_ns)
 
     def timeline(self, start_ns: int, end_ns: int) -> Timeline:
         """Timeline of that time; steps that overlap its edges are whole."""

@@ -6,19 +6,9 @@ They follow from the loop's integrals over the time since the last reading; noth
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from gputop.core.metrics import (
-    BYTES,
-    BYTES_PER_S,
-    CELSIUS,
-    CGROUP_METRICS,
-    COUNT,
-    GPU_METRICS,
-    HERTZ,
-    HOST_METRICS,
-    RATIO,
-    WATTS,
-)
+from gputop.core.metrics import BYTES, CGROUP_METRICS, COUNT, GPU_METRICS, HOST_METRICS, RATIO, Metric
 from gputop.core.samples import (
     NO_LIMIT,
     CgroupSample,
@@ -77,9 +67,7 @@ _JOB_THREADS = 148  # beside tf.data's
 _LOG_BYTES_PER_BATCH = 3_000
 _ACK_SHARE = 0.004  # share of received network traffic that goes back as acknowledgments
 
-_RATIOS = frozenset(name for name in GPU_QUANTITIES if name in GPU_METRICS)
-_COLUMN = {name: i for i, name in enumerate(GPU_QUANTITIES)}
-_DYNAMIC_J = _COLUMN["dynamic_j"]
+_DYNAMIC_J = GPU_QUANTITIES.index("dynamic_j")
 _REMEMBERED = 8
 
 
@@ -94,17 +82,19 @@ def gpu_infos() -> tuple[GpuInfo, ...]:
     )
 
 
-_CONSTANT = {
-    name: Reading(float(value), GPU_METRICS[name].unit, SOURCE) for name, value in {
-        "fp64_active": 0, "memory_used_bytes": _MEMORY_USED, "memory_reserved_bytes": _MEMORY_RESERVED,
-        "memory_total_bytes": _MEMORY_TOTAL, "pcie_max_bytes_per_s": _PCIE_GEN5_X16, "pcie_gen": 5, "pcie_width": 16,
-        "power_limit_w": _POWER_LIMIT_W, "sm_clock_max_hz": _SM_CLOCK_MHZ * 1e6,
-        "memory_clock_hz": _MEMORY_CLOCK_MHZ * 1e6, "memory_clock_max_hz": _MEMORY_CLOCK_MHZ * 1e6,
-        "temperature_slowdown_c": _SLOWDOWN_C, "encoder_util": 0, "decoder_util": 0,
-        "ecc_corrected": 0, "ecc_uncorrected": 0, "ecc_uncorrected_lifetime": 0,
-        "rows_remapped": 0, "row_remap_pending": 0, "row_remap_failed": 0,
-    }.items()
-}
+def _readings(values: Mapping[str, float], metrics: Mapping[str, Metric]) -> dict[str, Reading]:
+    return {name: Reading(float(value), metrics[name].unit, SOURCE) for name, value in values.items()}
+
+
+_CONSTANT = _readings({
+    "fp64_active": 0, "memory_used_bytes": _MEMORY_USED, "memory_reserved_bytes": _MEMORY_RESERVED,
+    "memory_total_bytes": _MEMORY_TOTAL, "pcie_max_bytes_per_s": _PCIE_GEN5_X16, "pcie_gen": 5, "pcie_width": 16,
+    "power_limit_w": _POWER_LIMIT_W, "sm_clock_max_hz": _SM_CLOCK_MHZ * 1e6,
+    "memory_clock_hz": _MEMORY_CLOCK_MHZ * 1e6, "memory_clock_max_hz": _MEMORY_CLOCK_MHZ * 1e6,
+    "temperature_slowdown_c": _SLOWDOWN_C, "encoder_util": 0, "decoder_util": 0,
+    "ecc_corrected": 0, "ecc_uncorrected": 0, "ecc_uncorrected_lifetime": 0,
+    "rows_remapped": 0, "row_remap_pending": 0, "row_remap_failed": 0,
+}, GPU_METRICS)
 _PROCESS_MEMORY = Reading(float(_MEMORY_USED - 4 * _MiB), BYTES, SOURCE)
 
 
@@ -166,24 +156,19 @@ class Node:
     def gpu(self, gpu: int, start_ns: int, end_ns: int) -> GpuSample:
         """Sample of that GPU over the time from ``start_ns`` to ``end_ns``, which is later."""
         seconds = (end_ns - start_ns) / 1e9
-        rate = ((self._integrals(gpu, end_ns) - self._integrals(gpu, start_ns)) / seconds).tolist()
-        readings = dict(_CONSTANT)
-        for name, value in zip(GPU_QUANTITIES, rate, strict=True):
-            if name in _RATIOS:
-                readings[name] = Reading(min(value, 1.0), RATIO, SOURCE)
-        readings["pcie_rx_bytes_per_s"] = Reading(rate[_COLUMN["pcie_rx_bytes"]], BYTES_PER_S, SOURCE)
-        readings["pcie_tx_bytes_per_s"] = Reading(rate[_COLUMN["pcie_tx_bytes"]], BYTES_PER_S, SOURCE)
-        # A ring and a gather within one switch: what goes out of one GPU comes in at another.
-        nvlink = Reading(rate[_COLUMN["nvlink_bytes"]], BYTES_PER_S, SOURCE)
-        readings["nvlink_rx_bytes_per_s"] = readings["nvlink_tx_bytes_per_s"] = nvlink
+        integrals = ((self._integrals(gpu, end_ns) - self._integrals(gpu, start_ns)) / seconds).tolist()
+        rate = dict(zip(GPU_QUANTITIES, integrals, strict=True))
+        power, heat_c = self.power_w(gpu, end_ns), self._heat[gpu].at(end_ns)
+        readings = _CONSTANT | _readings({
+            **{name: min(value, 1.0) for name, value in rate.items() if name in GPU_METRICS},
+            "pcie_rx_bytes_per_s": rate["pcie_rx_bytes"], "pcie_tx_bytes_per_s": rate["pcie_tx_bytes"],
+            # A ring and a gather within one switch: what goes out of one GPU comes in at another.
+            "nvlink_rx_bytes_per_s": rate["nvlink_bytes"], "nvlink_tx_bytes_per_s": rate["nvlink_bytes"],
+            "power_w": power, "temperature_c": round(heat_c), "memory_temperature_c": round(heat_c + _MEMORY_WARMER_C),
+            "sm_clock_hz": _clock_mhz(power) * 1e6,
+        }, GPU_METRICS)
         # What NVML calls utilization, of the GPU and of a process: the share of time in which any kernel ran.
         coarse = readings["gpu_util"] = Reading(readings["gr_active"].value, RATIO, SOURCE, coarse=True)
-        power = self.power_w(gpu, end_ns)
-        readings["power_w"] = Reading(power, WATTS, SOURCE)
-        heat_c = self._heat[gpu].at(end_ns)
-        readings["temperature_c"] = Reading(float(round(heat_c)), CELSIUS, SOURCE)
-        readings["memory_temperature_c"] = Reading(float(round(heat_c + _MEMORY_WARMER_C)), CELSIUS, SOURCE)
-        readings["sm_clock_hz"] = Reading(_clock_mhz(power) * 1e6, HERTZ, SOURCE)
         process = GpuProcess(self.pids[gpu], "C", None, _PROCESS_MEMORY, coarse)
         reasons = ("power cap",) if power >= _POWER_LIMIT_W else ()
         return GpuSample(self.infos[gpu], readings, (process,), clock_event_reasons=reasons)
@@ -197,7 +182,7 @@ class Node:
         cores = rate["input_s"] * scenario.job.input_workers + rate["launch_cpu_s"] + rate["python_cpu_s"]
         dataset = rate["batches"] * scenario.batch_per_gpu * GPU_COUNT * scenario.record_bytes
         from_network = dataset if scenario.dataset_on_network else 0.0
-        values = {
+        readings = _readings({
             "cpu_ratio": min((cores + _SYSTEM_CPU_CORES) / CPU_COUNT, 1.0),
             # The checkpoint's writer is the one thread that waits for the disk.
             "iowait_ratio": rate["write_bytes"] / scenario.checkpoint_write_bytes_per_s / CPU_COUNT,
@@ -207,8 +192,7 @@ class Node:
             "disk_write_bytes_per_s": rate["write_bytes"],
             "net_rx_bytes_per_s": from_network,
             "net_tx_bytes_per_s": from_network * _ACK_SHARE + rate["batches"] * _LOG_BYTES_PER_BATCH,
-        }
-        readings = {k: Reading(float(v), HOST_METRICS[k].unit, SOURCE) for k, v in values.items()}
+        }, HOST_METRICS)
         busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
                 *[rate["input_s"]] * scenario.job.input_workers]  # a thread each
         job = [(pid, USER, command, cores / len(self.commands), self.job_memory_bytes() // len(self.commands))
@@ -258,17 +242,11 @@ class Node:
 
     def _cgroup(self, cores: float) -> CgroupSample:
         """The batch job that the training job runs in has the whole node to itself, but for some memory."""
-        def reading(metric: str, value: float) -> Reading:
-            return Reading(float(value), CGROUP_METRICS[metric].unit, SOURCE)
-
-        return CgroupSample(CONTAINER, {
-            "cpu_limit_cores": Reading.missing(COUNT, NO_LIMIT, SOURCE),
-            "cpu_used_cores": reading("cpu_used_cores", round(cores, 3)),
-            "cpu_throttled_ratio": Reading.missing(CGROUP_METRICS["cpu_throttled_ratio"].unit, NO_LIMIT, SOURCE),
-            "memory_limit_bytes": reading("memory_limit_bytes", _JOB_MEMORY_LIMIT),
-            "memory_used_bytes": reading("memory_used_bytes", self.job_memory_bytes()),
-            "oom_kills": reading("oom_kills", 0),
-        })
+        unlimited = {name: Reading.missing(CGROUP_METRICS[name].unit, NO_LIMIT, SOURCE)
+                     for name in ("cpu_limit_cores", "cpu_throttled_ratio")}
+        return CgroupSample(CONTAINER, unlimited | _readings({
+            "cpu_used_cores": round(cores, 3), "memory_limit_bytes": _JOB_MEMORY_LIMIT,
+            "memory_used_bytes": self.job_memory_bytes(), "oom_kills": 0}, CGROUP_METRICS))
 
     def sample(self, gpus: list[int], start_ns: int, end_ns: int, time_s: float, label: str) -> NodeSample:
         """All of it over that time."""

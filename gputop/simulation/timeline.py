@@ -368,10 +368,9 @@ class _Simulation:
         job = self.job
         if phase in (Phase.APPLY, Phase.EXTRA):
             return []
-        if not job.training:
-            return sorted(((min(int(w.at * kernels), kernels), w) for w in job.mid_step), key=lambda item: item[0])
-        works = [w for w in job.mid_step if (w.at >= 0.5) == (phase == Phase.BACKWARD)]
-        return sorted(((min(int((w.at * 2 - phase) * kernels), kernels), w) for w in works), key=lambda item: item[0])
+        parts = [(work.at, work) for work in job.mid_step] if not job.training else [
+            (work.at * 2 - phase, work) for work in job.mid_step if (work.at >= 0.5) == (phase == Phase.BACKWARD)]
+        return sorted(((min(int(part * kernels), kernels), work) for part, work in parts), key=lambda item: item[0])
 
     def _kernels(self, gpu: int, rows: I64, host: int) -> StreamOps:
         job, program = self.job, self.programs[gpu]

@@ -182,8 +182,7 @@ class _Recorder:
                 stats.append(Column(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op[seen]]))
                 constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(_module_name(job))))
                 shown = ["XlaModule:" if job.jax else "cluster_0/xla_run:_XlaRun"] * len(ops)
-            if job.tf_ops:
-                stats.append(Column(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op[seen]]))
+            stats.append(Column(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op[seen]]))
             ids = np.array([plane.event_id(x) for x in kernels.names], np.int64)
             data = events(ids[name[seen]], (ran.start[seen] - self.begin) * 1000, (ran.end - ran.start)[seen] * 1000,
                           stats, constants)
@@ -243,7 +242,7 @@ class _Recorder:
                            f"dest:{0 if copy.way in ('D2H', 'P2P') else gpu} async:{int(copy.is_async)}")
             if event.start >= self.begin and event.end <= self.end and job.device_events:
                 values: dict[str, StatValue] = {"correlation_id": self.correlation, "memcpy_details": details}
-                if event.op and job.tf_ops:
+                if event.op:
                     values["tf_op"] = event.op
                 kinds, lines = streams.setdefault(_STREAMS[copy.way], (set(), []))
                 kinds.add(name)

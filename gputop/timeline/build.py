@@ -52,7 +52,10 @@ class RowsWritten:
             self._tracks = _write_rows(trace, rows, self._out)
             bounds = steps.bounds_ns if steps is not None else ()
             self._out.column("steps", np.int64, [np.array(bounds, np.int64).ravel()])
-        self._events, self._about = len(rows.kind), _about(trace)
+        self._events = len(rows.kind)
+        self._about: dict[str, Any] = {
+            "window_ns": trace.window_ns, "paths": tuple(map(printable, trace.paths)), "simulated": trace.simulated,
+            "events": trace.event_count, "streams": rows.streams, "no_counters": printable(rows.no_counters)}
         rows.forget_events()
 
     def describe(self, trace: Trace) -> Place:
@@ -69,9 +72,8 @@ class RowsWritten:
             _write_texts(trace, rows, (), out)
             return out.describe(Description(
                 **self._about, quality=_notes(trace.quality), rows=tuple(all_rows),
-                bounds=[*rows.bounds, *[(self._events,) * 2] * awaited], streams=rows.streams, idle_gaps=(),
-                idle_totals=(), basis="step", period_s=0.0, no_counters=printable(rows.no_counters),
-                all=[*tracks.all, *[len(tracks.edges) - 1] * awaited],
+                bounds=[*rows.bounds, *[(self._events,) * 2] * awaited], idle_gaps=(), idle_totals=(), basis="step",
+                period_s=0.0, all=[*tracks.all, *[len(tracks.edges) - 1] * awaited],
                 kinds=[*tracks.kinds, *[[(KINDS.index("host"), len(tracks.edges) - 1)]] * awaited],
                 edges=[*tracks.edges, *tracks.edges[-1:] * awaited], pending=True))
 
@@ -90,9 +92,8 @@ class RowsWritten:
             _write_texts(trace, rows, path.names, out)
             out.finish(Description(
                 **self._about, quality=_notes(facts.analysis.trace.quality), rows=tuple(rows.rows),
-                bounds=rows.bounds, streams=rows.streams, idle_gaps=_with_ends(trace, idle_gaps.ranked, rows),
-                idle_totals=idle_gaps.totals, basis=facts.basis, period_s=facts.period_s,
-                no_counters=printable(rows.no_counters), all=tracks.all, kinds=tracks.kinds, edges=tracks.edges))
+                bounds=rows.bounds, idle_gaps=_with_ends(trace, idle_gaps.ranked, rows), idle_totals=idle_gaps.totals,
+                basis=facts.basis, period_s=facts.period_s, all=tracks.all, kinds=tracks.kinds, edges=tracks.edges))
 
     def _add_path(self, trace: Trace, path: NamedSpans) -> None:
         rows, tracks, out, count = self._rows, self._tracks, self._out, len(path.start)
@@ -123,11 +124,6 @@ def _disk_full_named() -> Iterator[None]:
 
 def _path_row(rows: Rows) -> Row:
     return Row(len(rows.rows), "path", "critical path", "Model", None)
-
-
-def _about(trace: Trace) -> dict[str, Any]:
-    return {"window_ns": trace.window_ns, "paths": tuple(map(printable, trace.paths)), "simulated": trace.simulated,
-            "events": trace.event_count}
 
 
 def _notes(quality: Iterable[QualityNote | TraceNote]) -> tuple[tuple[str, str], ...]:
@@ -230,7 +226,6 @@ def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
     to_host, to_device = np.full(n, -1, np.int64), np.full(len(starts), -1, np.int64)
     line = device.launch_line[rows.of_device]
     by_thread = np.argsort(line, kind="stable")
-    ends_known = len(device.launch_end_ns) == len(device)
     for row, (first, last) in zip(rows.rows, rows.bounds, strict=True):
         if row.kind != "thread":
             continue
@@ -241,9 +236,8 @@ def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
         launch = np.searchsorted(starts_on_thread, wanted, side="right") - 1
         exact = (launch >= 0) & (starts_on_thread[np.maximum(launch, 0)] == wanted)
         on_thread, launch = on_thread[exact], launch[exact]
-        if ends_known:
-            launch = _ending(starts_on_thread, host.end_ns[rows.of_host[first:last]], launch,
-                             device.launch_end_ns[rows.of_device[on_thread]])
+        launch = _ending(starts_on_thread, host.end_ns[rows.of_host[first:last]], launch,
+                         device.launch_end_ns[rows.of_device[on_thread]])
         to_host[on_thread] = n + first + launch
         later_first = np.argsort(-device.start_ns[rows.of_device[on_thread]], kind="stable")
         to_device[first + launch[later_first]] = on_thread[later_first]  # the last one written, the earliest, stays

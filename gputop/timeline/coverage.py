@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from gputop.timeline.blocks import blocks
 from gputop.timeline.layout import Description
 from gputop.timeline.model import KINDS
 from gputop.trace.model import I64
 
+_BLOCK = 4096  # rows searched first; each further block is four times as large
 
 class Coverage:
     """The tracks of a timeline: each is a union of ranges, spans in order of time, none over another.
@@ -119,3 +119,17 @@ def column_edges(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:
     i = np.arange(columns + 1, dtype=np.int64)
     edges = start_ns + i * each + i * rest // columns
     return edges[:-1], np.maximum(edges[1:], edges[:-1] + 1)
+
+
+def blocks(first: int, stop: int, back: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield ``first`` to ``stop`` in parts, for a search that mostly ends early: each is larger than the one before it,
+    from one end or the other."""
+    size = _BLOCK
+    while first < stop:
+        if back:
+            yield max(first, stop - size), stop
+            stop -= size
+        else:
+            yield first, min(stop, first + size)
+            first += size
+        size = min(4 * size, 1 << 20)

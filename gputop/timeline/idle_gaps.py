@@ -86,14 +86,12 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
         return IdleGaps((), [])
     groups = _groups(idle_spans, limit)
     by_cause = _by_cause(facts, parts)
-    shares = _cost_shares(idle_spans, groups, by_cause)
-    keys = [_key(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
+    keys, shares = _keys(idle_spans, groups, by_cause)
     python = _python(facts)
     totals = _totals(facts, idle_spans, by_cause, python)
     if more := _more_groups(idle_spans, groups, keys, by_cause, totals, per_cause):
         groups = sorted([*groups, *more], key=_cost_order)
-        shares = _cost_shares(idle_spans, groups, by_cause)
-        keys = [_key(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
+        keys, shares = _keys(idle_spans, groups, by_cause)
     events = _ending_events(trace, idle_spans, groups)
     kinds = [_cause_and_part(key, share) for key, share in zip(keys, shares, strict=True)]
     causes = [cause for cause, _ in kinds]
@@ -181,9 +179,8 @@ def _more_groups(
                for idle, index in zip(idle_spans, places, strict=True)]
         candidates = [group._replace(members=[(i, int(places[i][index])) for i, index in group.members])
                       for group in _groups(few, 4 * per_cause)]
-        shares = _cost_shares(idle_spans, candidates, by_cause)
-        fit = [group for group, share in zip(candidates, shares, strict=True) if not taken.intersection(group.members)
-               and _key(idle_spans[group.members[0][0]], share) == key][:wanted]
+        fit = [group for group, of in zip(candidates, _keys(idle_spans, candidates, by_cause)[0], strict=True)
+               if of == key and not taken.intersection(group.members)][:wanted]
         out += fit
         taken.update(member for group in fit for member in group.members)
     return out
@@ -279,10 +276,10 @@ def _after_waits(facts: TraceFacts) -> dict[int, Spans]:
     return {gpu: cost.idle for gpu, cost in cost_of_calls(facts, waits.calls).items()}
 
 
-def _cost_shares(
+def _keys(
     idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group], by_cause: Mapping[int, Mapping[str, Spans]],
-) -> list[dict[str, float]]:
-    """Shares of each group's cost, by the keys of ``by_cause``."""
+) -> tuple[list[str], list[dict[str, float]]]:
+    """Cause that most of each group's cost is of (of ``_CAUSE_KEYS``), and its shares by the keys of ``by_cause``."""
     sums: list[dict[str, float]] = [{} for _ in groups]
     members: dict[int, list[tuple[int, int]]] = {}
     for number, group in enumerate(groups):
@@ -295,14 +292,10 @@ def _cost_shares(
             inside = coverage(instants, spans.start[places], spans.end[places]).tolist()
             for (number, _), time in zip(of_gpu, inside, strict=True):
                 sums[number][cause] = sums[number].get(cause, 0.0) + time / groups[number].cost
-    return sums
-
-
-def _key(idle: _IdleSpans, share: Mapping[str, float]) -> str:
-    """The cause that most of a gap's cost is of, as a key of ``_CAUSE_KEYS``."""
-    if idle.in_collective:
-        return _IN_COLLECTIVE
-    return max((key for key in _CAUSE_KEYS if key in share), key=lambda key: share[key])
+    keys = [_IN_COLLECTIVE if idle_spans[group.members[0][0]].in_collective else
+            max((key for key in _CAUSE_KEYS if key in share), key=lambda key: share[key])
+            for group, share in zip(groups, sums, strict=True)]
+    return keys, sums
 
 
 def _cause_and_part(key: str, share: Mapping[str, float]) -> tuple[str, str]:

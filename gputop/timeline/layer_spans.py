@@ -95,7 +95,7 @@ def layer_spans(trace: Trace, steps: Steps | None) -> NamedSpans:
 def _of_gpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | None:
     """Start, end and path of the named kernels of the GPU that works most, and that GPU."""
     device, calls = trace.device, call_scopes(trace)
-    named = (device.tf_op >= 0) | (_hlo(trace) >= 0) if calls is None else calls.of_event >= 0
+    named = (device.tf_op >= 0) | (device.hlo >= 0) if calls is None else calls.of_event >= 0
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & named & (device.end_ns > device.start_ns))
     if not len(rows):
         return None
@@ -105,7 +105,7 @@ def _of_gpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | 
         which = calls.of_event[rows]
         paths = [(scope.phase, *scope.path)[:_LEVELS] for scope in calls.scopes]
     else:
-        ops, which = np.unique(_hlo(trace)[rows].astype(np.int64) * (len(trace.names) + 1) + device.tf_op[rows] + 1,
+        ops, which = np.unique(device.hlo[rows].astype(np.int64) * (len(trace.names) + 1) + device.tf_op[rows] + 1,
                                return_inverse=True)
         paths = _paths(trace, ops)
     return device.start_ns[rows], device.end_ns[rows], which, paths, gpu
@@ -126,11 +126,6 @@ def _of_cpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | 
     paths = ([path[:_LEVELS] for path in ops.paths] if ops.modules else
              _without_common([(phase, path) for phase, *path in ops.paths]))
     return start[lasts], until[lasts], ops.which[of_host][lasts], paths, -1
-
-
-def _hlo(trace: Trace) -> npt.NDArray:
-    device = trace.device
-    return device.hlo if len(device.hlo) == len(device) else np.full(len(device), -1, np.int32)
 
 
 def _paths(trace: Trace, ops: I64) -> list[tuple[str, ...]]:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.timeline.blocks import blocks
-from gputop.timeline.coverage import column_edges
+from gputop.timeline.coverage import blocks, column_edges
 from gputop.timeline.model import KINDS, Range
 from gputop.trace.model import I64
 

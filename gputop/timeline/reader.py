@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.codec import convert
-from gputop.timeline.blocks import blocks
-from gputop.timeline.coverage import Coverage
+from gputop.timeline.coverage import Coverage, blocks
 from gputop.timeline.layout import Description, Place, damaged, mapped
 from gputop.timeline.model import Range
 from gputop.timeline.range_columns import RangeColumns, Texts

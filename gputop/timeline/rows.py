@@ -19,7 +19,7 @@ from gputop.trace.intervals import Spans, merge, subtract, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, U8, Kind, Line, Trace
 from gputop.trace.nesting import depths, nesting_order
-from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, labels, role
+from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, labels, lines_of, role
 
 _INPUT_CALL = f"{ITERATOR}|{BATCH_WAIT}"
 _OF_DEVICE = {
@@ -130,11 +130,7 @@ def _host_group(trace: Trace, thread: Line) -> str:
 def _kinds(trace: Trace) -> tuple[U8, U8]:
     """The kinds of the device events and of the host events, as indices into KINDS."""
     of_kind = np.array([KINDS.index(_OF_DEVICE[kind]) for kind in Kind], np.uint8)
-    inputs = np.array([line.gpu < 0 and role(line.name) == INPUT for line in trace.lines], bool)
-    host = trace.host
-    if not len(host):
-        return of_kind[trace.device.kind], np.empty(0, np.uint8)
-    is_input = name_mask(trace, _INPUT_CALL)[host.name] | inputs[host.line]
+    is_input = name_mask(trace, _INPUT_CALL)[trace.host.name] | lines_of(trace, INPUT)[trace.host.line]
     return (of_kind[trace.device.kind],
             np.where(is_input, KINDS.index("input"), KINDS.index("host")).astype(np.uint8))
 

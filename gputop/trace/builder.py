@@ -101,7 +101,6 @@ class TraceBuilder:
     shapes: dict[LaunchShape, int] = field(default_factory=dict)
     hlo_ops: list[HloOp] = field(default_factory=list)
     cuda_graphs: bool = False
-    _noted: set[QualityNote] = field(default_factory=set)
 
     def shape(self, shape: LaunchShape | None) -> int:
         """The number of a launch shape, -1 for None."""
@@ -114,11 +113,10 @@ class TraceBuilder:
     def note(self, id_: str, message: str) -> None:
         """Add a quality note, each once and of a bounded length; behind many comes one that says that more follow."""
         note = QualityNote(id_, limits.cut_text(message))
-        if note in self._noted or len(self._noted) > limits.MAX_NOTES:
+        if note in self.quality or len(self.quality) > limits.MAX_NOTES:
             return
-        if len(self._noted) == limits.MAX_NOTES:
+        if len(self.quality) == limits.MAX_NOTES:
             note = QualityNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; some are left out.")
-        self._noted.add(note)
         self.quality.append(note)
 
     def note_other_lines(self, host: str, ordinal: int, names: Iterable[str]) -> None:
@@ -138,39 +136,33 @@ class TraceBuilder:
         the quality notes go into its message as the reasons.
         """
         with pool() as threads:
-            return self._finish(threads, paths, to_unix_ns, windows_ns or {}, simulated, empty_fix)
-
-    def _finish(
-        self, threads: ThreadPoolExecutor, paths: Sequence[str], to_unix_ns: int | None,
-        windows_ns: Mapping[int, tuple[int, int]], simulated: bool, empty_fix: str,
-    ) -> Trace:
-        stats = joined_stats(self.host)
-        device = _joined(self.device, DeviceEvents.empty(), threads)
-        host = _joined(self.host, HostEvents.empty(), threads)
-        allocator = _joined(self.allocator, AllocatorEvents.empty(), threads)
-        self._bound_allocators(allocator)
-        steps = _joined(self.steps, StepEvents.empty(), threads)
-        starts = [times for times in (device.start_ns, host.start_ns, allocator.time_ns) if len(times)]
-        if not starts:
-            raise no_events(paths, [note.message for note in self.quality], empty_fix)
-        first = min(int(times.min()) for times in starts)
-        for times in (device.start_ns, device.end_ns, host.start_ns, host.end_ns, allocator.time_ns, steps.start_ns,
-                      steps.end_ns):
-            times -= first
-        launched = device.launch_line >= 0
-        for times in (device.launch_ns, device.launch_end_ns):
-            np.subtract(times, first, out=times, where=launched)
-        of_host = threads.submit(_order, host.start_ns)
-        _sort(device, _order(device.start_ns), threads)
-        once = threads.submit(_first_listed, device, self.lines)
-        _sort(steps, _order(steps.start_ns), threads)
-        _sort(allocator, _order(allocator.time_ns), threads)
-        order = of_host.result()
-        _sort(host, order, threads)
-        host.stats = _rows_after(stats, order)
-        self._count_once(device, once.result())
+            stats = joined_stats(self.host)
+            device = _joined(self.device, DeviceEvents.empty(), threads)
+            host = _joined(self.host, HostEvents.empty(), threads)
+            allocator = _joined(self.allocator, AllocatorEvents.empty(), threads)
+            self._bound_allocators(allocator)
+            steps = _joined(self.steps, StepEvents.empty(), threads)
+            starts = [times for times in (device.start_ns, host.start_ns, allocator.time_ns) if len(times)]
+            if not starts:
+                raise self._no_events(paths, empty_fix)
+            first = min(int(times.min()) for times in starts)
+            for times in (device.start_ns, device.end_ns, host.start_ns, host.end_ns, allocator.time_ns,
+                          steps.start_ns, steps.end_ns):
+                times -= first
+            launched = device.launch_line >= 0
+            for times in (device.launch_ns, device.launch_end_ns):
+                np.subtract(times, first, out=times, where=launched)
+            of_host = threads.submit(_order, host.start_ns)
+            _sort(device, _order(device.start_ns), threads)
+            once = threads.submit(_first_listed, device, self.lines)
+            _sort(steps, _order(steps.start_ns), threads)
+            _sort(allocator, _order(allocator.time_ns), threads)
+            order = of_host.result()
+            _sort(host, order, threads)
+            host.stats = _rows_after(stats, order)
+            self._count_once(device, once.result())
         add_eager_stats(host, self.names.list, self.names.__getitem__)
-        windows = {rank: (begin - first, end - first) for rank, (begin, end) in windows_ns.items()}
+        windows = {rank: (begin - first, end - first) for rank, (begin, end) in (windows_ns or {}).items()}
         return Trace(
             paths=list(paths), hosts=self.hosts, names=self.names.list, lines=self.lines,
             gpus=self.gpus, device=device, host=host, allocator=allocator,
@@ -180,6 +172,11 @@ class TraceBuilder:
             simulated=simulated, quality=self.quality, launch_shapes=list(self.shapes), step_events=steps,
             hlo_ops=self.hlo_ops, cuda_graphs=self.cuda_graphs,
         )
+
+    def _no_events(self, paths: Sequence[str], fix: str) -> NoDataError:
+        where = ", ".join(paths)
+        reasons = [note.message.removeprefix(f"{where}: ") for note in self.quality]
+        return NoDataError(f"There is no trace event in {where}{': ' if reasons else '.'}{' '.join(reasons)}", fix)
 
     def _bound_allocators(self, events: AllocatorEvents) -> None:
         """Leave out allocators beyond what any job has, and say so: each is analyzed by itself."""
@@ -228,12 +225,6 @@ class Collected(Generic[_Collectable]):
 
     def _part(self, rows: slice) -> _Collectable:
         return self._kind(**{name: column[rows] for name, column in self._columns.items()})
-
-
-def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataError:
-    where = ", ".join(paths)
-    because = f": {' '.join(reason.removeprefix(f'{where}: ') for reason in reasons)}" if reasons else "."
-    return NoDataError(f"There is no trace event in {where}{because}", fix)
 
 
 def _joined(pieces: list[_Events], empty: _Events, threads: ThreadPoolExecutor) -> _Events:

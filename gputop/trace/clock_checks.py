@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gputop.text.units import seconds
-from gputop.trace.model import I64, Kind, QualityNote, Trace
+from gputop.trace.model import Kind, QualityNote, Trace
 
 # CUPTI converts a GPU's times to the host's clock with an error of microseconds. gputop's own figures.
 _JITTER_NS = 20_000
@@ -44,7 +44,9 @@ def _launches(trace: Trace) -> Iterator[str]:
                    f"call that launched them, by up to {seconds(-int(delay.min()) / 1e9)}: its clock and the host's "
                    f"differ. {_UNRELIABLE}")
             continue
-        free = _found_idle(trace, rows)
+        # Launched by a call before which everything earlier on that GPU had ended; events are in the order of starts.
+        reach = np.maximum.accumulate(device.end_ns[rows])
+        free = np.append(True, device.launch_ns[rows[1:]] > reach[:-1])
         if free.sum() >= _MIN_EVENTS:
             shortest[gpu] = int(np.percentile(delay[free], 5))
     usual = min(shortest.values(), default=0)
@@ -53,13 +55,6 @@ def _launches(trace: Trace) -> Iterator[str]:
             yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin {seconds(least / 1e9)} or more after their "
                    f"launches though it was idle, those of another GPU after {seconds(usual / 1e9)}: its clock is "
                    f"probably {seconds((least - usual) / 1e9)} ahead. {_UNRELIABLE}")
-
-
-def _found_idle(trace: Trace, rows: I64) -> np.ndarray:
-    """Mask of a GPU's kernels launched by a call before which everything earlier on that GPU had ended."""
-    device = trace.device
-    reach = np.maximum.accumulate(device.end_ns[rows])  # the events of a trace are in the order of their starts
-    return np.concatenate(([True], device.launch_ns[rows[1:]] > reach[:-1]))
 
 
 def _collectives(trace: Trace) -> Iterator[str]:

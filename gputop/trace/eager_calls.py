@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from gputop.trace.lookups import by_line
 from gputop.trace.model import I64, HostEvents
 
 _NAMED = re.compile(r"EagerExecute: (\S+)")
@@ -46,20 +47,8 @@ def add_eager_stats(host: HostEvents, names: Sequence[str], number_of: Callable[
 def _holds(host: HostEvents, rows: I64, inner: I64) -> I64:
     """1 for each of these events within which one of the others begins on the same thread, else 0."""
     out = np.zeros(len(rows), np.int64)
-    begun_on = {int(host.line[on_line[0]]): host.start_ns[on_line] for on_line in _by_line(host, inner)}
-    for indices in _by_line(host, rows, np.arange(len(rows))):
-        on_line = rows[indices]
-        begun = begun_on.get(int(host.line[on_line[0]]))
-        if begun is not None:
-            out[indices] = np.searchsorted(begun, host.end_ns[on_line]) > np.searchsorted(begun, host.start_ns[on_line])
+    begun_on = {line: host.start_ns[inner[indices]] for line, indices in by_line(host.line[inner]).items()}
+    for line, indices in by_line(host.line[rows]).items():
+        begun, on_line = begun_on.get(line, host.start_ns[:0]), rows[indices]
+        out[indices] = np.searchsorted(begun, host.end_ns[on_line]) > np.searchsorted(begun, host.start_ns[on_line])
     return out
-
-
-def _by_line(host: HostEvents, rows: I64, values: I64 | None = None) -> list[I64]:
-    """The rows, or the values beside them, of each thread that has any, in their order."""
-    if not len(rows):
-        return []
-    lines = host.line[rows]
-    order = np.argsort(lines, kind="stable")
-    parts = np.flatnonzero(np.diff(lines[order])) + 1
-    return list(np.split((rows if values is None else values)[order], parts))

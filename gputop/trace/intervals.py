@@ -137,6 +137,14 @@ def subtract(a: Spans, b: Spans) -> Spans:
     return intersect(a, complement(b, int(a.start[0]), int(a.end[-1])))
 
 
+def contains(a: Spans, times: I64) -> npt.NDArray[np.bool_]:
+    """Mask of the instants, in any order, that lie in ``a``."""
+    if not len(a.start):
+        return np.zeros(len(times), bool)
+    last = np.searchsorted(a.start, times, side="right") - 1
+    return np.asarray((last >= 0) & (times < a.end[np.maximum(last, 0)]), bool)
+
+
 def at_or_before(a: I64, t: I64) -> I64:
     """Number of the sorted ``a`` at or before each instant of ``t``."""
     if t.ndim != 1 or len(t) < 4 * len(a) or (t[1:] < t[:-1]).any():

@@ -167,10 +167,8 @@ def launch_shape(text: str, nvidia: tuple[int, int] | None = None) -> LaunchShap
     shared = [int(number[key]) for key in ("static_shared", "dynamic_shared", "group_mem") if key in number]
     occupancy = number.get("occ_pct", 0.0) / 100
     registers, bytes_ = int(number.get("regs", -1)), sum(shared) if shared else -1
-    if not 0 < occupancy <= 1:
-        return LaunchShape(grid, block, registers, bytes_, theoretical_occupancy(
-            nvidia, math.prod(block), registers, bytes_))
-    return LaunchShape(grid, block, registers, bytes_, occupancy)
+    return LaunchShape(grid, block, registers, bytes_, occupancy if 0 < occupancy <= 1 else theoretical_occupancy(
+        nvidia, math.prod(block), registers, bytes_))
 
 
 def _dimensions(values: object) -> tuple[int, int, int] | None:

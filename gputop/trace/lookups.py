@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.intervals import coverage, union
+from gputop.trace.intervals import contains, union
 from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
@@ -142,8 +142,7 @@ def launched_within(trace: Trace, rows: I64, calls: I64) -> Mask:
         on_line = calls[host.line[calls] == line]
         spans = union(host.start_ns[on_line], host.end_ns[on_line])
         mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))
-        launch = device.launch_ns[rows[mine]]
-        out[mine] = coverage(spans, launch, launch + 1) > 0
+        out[mine] = contains(spans, device.launch_ns[rows[mine]])
     return out
 
 

@@ -118,9 +118,9 @@ class DeviceEvents:
     bytes: I64  # of copies and memsets, and of collectives' messages where known
     src: U8  # MemoryKind
     dst: U8
-    launch_end_ns: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # empty: not read
-    shape: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # into Trace.launch_shapes, -1; empty: not read
-    hlo: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # into Trace.hlo_ops, -1; empty: not read
+    launch_end_ns: I64
+    shape: I32  # index into Trace.launch_shapes, -1: none
+    hlo: I32  # index into Trace.hlo_ops, -1: none
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -181,7 +181,7 @@ class AllocatorEvents:
 
     ``allocator`` and ``tf_op`` are indices into ``Trace.names`` (-1: none); byte columns as in
     traces of TF's BFC allocator: in use, still available, and highest ever in use, each after the
-    event. The columns with a default describe the single allocation; they are empty where a reader has none.
+    event. The columns from ``is_free`` on describe the single allocation.
     """
 
     time_ns: I64
@@ -190,19 +190,19 @@ class AllocatorEvents:
     available_bytes: I64
     peak_bytes: I64
     tf_op: I32
-    is_free: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
-    allocation_bytes: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # what it took, rounding included
-    address: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    fragmentation: F64 = field(default_factory=lambda: np.empty(0, np.float64))  # 0-1, NaN: unknown
-    region_type: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # index into names, -1: none
+    is_free: npt.NDArray[np.bool_]
+    allocation_bytes: I64  # what it took, rounding included
+    address: I64
+    fragmentation: F64  # 0-1, NaN: unknown
+    region_type: I32  # index into names, -1: none
 
     def __len__(self) -> int:
         return len(self.time_ns)
 
     @classmethod
     def empty(cls) -> AllocatorEvents:
-        z64 = np.empty(0, np.int64)
-        return cls(z64, np.empty(0, np.int32), z64, z64, z64, np.empty(0, np.int32))
+        wide, narrow = np.empty(0, np.int64), np.empty(0, np.int32)
+        return cls(wide, narrow, wide, wide, wide, narrow, np.empty(0, np.bool_), wide, wide, np.empty(0), narrow)
 
 
 @dataclass(slots=True)

@@ -21,15 +21,12 @@ def pool(*, beside: int = 0) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(min(len(os.sched_getaffinity(0)), _MAX_THREADS) - beside, 1), "gputop-trace")
 
 
-def map_ordered(
-    threads: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]], ahead: int = _MAX_THREADS,
-) -> Iterator[_T]:
-    """The calls' results in their order. At most so many calls run ``ahead`` of the consumer, so that few results are
-    held."""
+def map_ordered(threads: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
+    """The calls' results in their order. Few calls run ahead of the consumer, so that few results are held."""
     begun: deque[Future[_T]] = deque()
     for call in calls:
         begun.append(threads.submit(call))
-        if len(begun) > ahead:
+        if len(begun) > _MAX_THREADS:
             yield begun.popleft().result()
     while begun:
         yield begun.popleft().result()

@@ -108,13 +108,12 @@ def note_serialized(trace: Trace) -> None:
     of_kernels = device.kind <= Kind.COLLECTIVE
     busy = np.flatnonzero(np.bincount(device.line[of_kernels]) >= _MIN_STREAM_KERNELS)
     streams = Counter(trace.lines[line].gpu for line in busy.tolist())
-    chances = 0
-    for gpu in (gpu for gpu, several in streams.items() if several > 1):
+    gpus = [gpu for gpu, several in streams.items() if several > 1]
+    for gpu in gpus:
         rows = np.flatnonzero((device.gpu == gpu) & of_kernels)
         if (device.start_ns[rows[1:]] < np.maximum.accumulate(device.end_ns[rows])[:-1]).any():
             return
-        chances += 1
-    if chances:
+    if gpus:
         trace.quality.append(QualityNote("serialised_kernels", (
             "No two kernels of a GPU overlap, though they ran on several streams. Either the job orders them so, or "
             "the profiler ran them one by one, as TensorFlow's older profilers do. Whether collectives could overlap "

@@ -72,6 +72,5 @@ def _host_taken(events: HostEvents, keep: Mask) -> HostEvents:
 
 
 def _taken(events: _Events, keep: Mask) -> _Events:
-    """The events in ``keep``, in the columns that were read; without stats."""
-    columns = {f.name: getattr(events, f.name) for f in fields(events) if f.name != "stats"}
-    return type(events)(**{name: column[keep] if len(column) else column for name, column in columns.items()})
+    """The events in ``keep``, without stats."""
+    return type(events)(**{f.name: getattr(events, f.name)[keep] for f in fields(events) if f.name != "stats"})

@@ -169,10 +169,10 @@ def test_nothing_is_sent_to_the_socket_of_another_process(tmp_path: Path, with_t
                  (rank(1), recorder(document(WAITS)))) as pids:
         own, other = pids
         port = next(debug_server._servers(other, Path("/proc"))).port
-        for server in (debug_server._Server(own, Path("/proc"), port=port),
-                       debug_server._Server(other, Path("/proc"), path=path)):
+        for connect in (debug_server._Server(own, Path("/proc"), port=port)._connect_tcp,
+                        debug_server._Server(other, Path("/proc"), path=path)._connect_unix):
             with pytest.raises(GputopError, match="another process listens"):
-                server._connect(5.0)
+                connect(5.0)
         assert [dump.rank for dump in ask(pids)[0].dumps.dumps] == [0, 1]  # each at its own
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
 from gputop.core.host_stacks import StackSamples
-from gputop.ranks import stack_sampler
+from gputop.ranks import stacks
 from gputop.ranks.stack_sampler import Clock, StackSampler, read_record
 from gputop.ranks.stacks import find_py_spy
 
@@ -89,10 +89,10 @@ def test_one_that_is_not_wanted_any_more_leaves_nothing() -> None:
 
 
 def test_without_py_spy_or_process_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_sampler, "find_py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     with pytest.raises(GputopError, match="not installed"):
         StackSampler(os.getpid())
-    monkeypatch.setattr(stack_sampler, "find_py_spy", lambda: "/bin/false")
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: "/bin/false")
     with pytest.raises(GputopError, match="no process"):
         StackSampler(1 << 30)
 
@@ -104,7 +104,7 @@ def test_what_ends_without_a_record_is_told(monkeypatch: pytest.MonkeyPatch, tmp
         program = tmp_path / f"py-spy{len(text)}"
         program.write_text(text)
         program.chmod(0o755)
-        monkeypatch.setattr(stack_sampler, "find_py_spy", lambda program=program: str(program))
+        monkeypatch.setattr(stacks, "find_py_spy", lambda program=program: str(program))
         sampler = StackSampler(os.getpid())
         sampler.wait_for_samples(30.0)
         with pytest.raises(GputopError, match=said):

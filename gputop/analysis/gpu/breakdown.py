@@ -25,13 +25,14 @@ Without any GPU in the trace there is ``input``, and all else is ``host``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.gpu.device_time import GpuTimeline, event_after, launch_delays_ns, waits_for_another
-from gputop.analysis.results import Breakdown
+from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, launch_delays_ns, waits_for_another
+from gputop.analysis.results import Breakdown, StepRuns, TypicalStep
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
@@ -47,6 +48,7 @@ WAIT_FOR_GPU_NS = 1_000_000
 WAIT_FOR_GPU_SHARE = 0.8
 # The first event of a GPU that begins so long after its call waited in a queue. gputop's own figure.
 _QUEUED_NS = 1_000_000
+SLOTS = 400  # of a typical step: more cannot be told apart on a page
 _WAITS_FOR_ALL = r"(?:cuda|hip)DeviceSynchronize|cuCtxSynchronize"
 _LAUNCHES = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?(?:Launch|Mem(?:cpy|set))"
 
@@ -147,9 +149,31 @@ def idle_by_gpu(
             if name not in processes:
                 processes[name] = _process(trace, name)
             edges = _late_at_edges(trace, timeline, within, processes[name])
-        late[timeline.gpu] = _late_by_host(timeline, of_one_process(trace, gpu_timelines, timeline.gpu), within,
-                                           starved[timeline.gpu], edges)
+        waits = merge(starved[timeline.gpu], waits_for_another(
+            timeline, of_one_process(trace, gpu_timelines, timeline.gpu), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, edges))
+        late[timeline.gpu] = subtract(intersect(merge(timeline.late, edges), within), waits)
     return IdleByGpu(starved, late)
+
+
+def typical_step(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> TypicalStep | None:
+    """Picture of one step as it went, GPU by GPU, for documents that outlive the trace. None where the trace has no
+    steps, or no GPU ran in the typical one."""
+    if steps is None:
+        return None
+    durations = np.array([(end - begin) / 1e9 for begin, end in steps.bounds_ns])
+    step = int(np.argmin(np.abs(durations - steps.times.median_s)))
+    begin, end = steps.bounds_ns[step]
+    gpus = parts_by_gpu(trace, gpu_timelines, [(begin, end)])
+    if not gpus:
+        return None
+    edges = np.linspace(begin, end, SLOTS + 1).round().astype(np.int64)
+    runs = []
+    for gpu, parts in gpus.items():
+        names = list(parts)
+        most = np.argmax([coverage(spans, edges[:-1], edges[1:]) for spans in parts.values()], axis=0)
+        cuts = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), SLOTS]
+        runs.append(StepRuns(gpu_number(trace, gpu), tuple((names[most[a]], a, b) for a, b in pairwise(cuts))))
+    return TypicalStep(step, float(durations[step]), SLOTS, tuple(sorted(runs, key=lambda r: r.gpu)))
 
 
 def unseen_before_first_event(gpu_timelines: Sequence[GpuTimeline], steps: Steps, parts: PartsByGpu) -> dict[int, int]:
@@ -181,12 +205,6 @@ def of_one_process(trace: Trace, gpu_timelines: Sequence[GpuTimeline], gpu: int)
 def process_of(trace: Trace, gpu: int) -> tuple[str, int]:
     """Host and rank of the process that this GPU (index into ``Trace.gpus``) belongs to."""
     return trace.gpus[gpu].host, trace.gpus[gpu].rank
-
-
-def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], within: Spans, waiting: Spans,
-                  edges: Spans) -> Spans:
-    waits = merge(waiting, waits_for_another(timeline, gpu_timelines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, edges))
-    return subtract(intersect(merge(timeline.late, edges), within), waits)
 
 
 class _Process(Struct, frozen=True):

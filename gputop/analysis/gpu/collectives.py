@@ -8,6 +8,7 @@ not made, with the reason.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,10 +75,9 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOf
     if reasons:
         return Collectives(per_step, summed / 1e9, None, None, None, reasons[0], tuple(operations))
     transfer, matched = (sum(getattr(m, part) for _, m in matches) for part in ("transfer", "matched"))
-    last: dict[int, int] = {}
+    last = Counter[int]()
     for gpus, match in matches:
-        for gpu, n in zip(gpus, match.last, strict=True):
-            last[gpu] = last.get(gpu, 0) + n
+        last.update(dict(zip(gpus, match.last, strict=True)))
     return Collectives(
         per_step, summed / 1e9, transfer / 1e9, 1 - transfer / matched if matched else None,
         {gpu_number(trace, gpu): n for gpu, n in sorted(last.items()) if n}, None, tuple(operations),
@@ -127,8 +127,7 @@ def _operation(
     known_sizes = device.bytes[all_]
     known_sizes = known_sizes[known_sizes >= 0]
     match = _match(trace, rows)
-    reason = match if isinstance(match, str) else None
-    times = None if isinstance(match, str) else match
+    times, reason = (None, match) if isinstance(match, str) else (match, None)
     return CollectiveOp(
         name, len(all_), _per_step(rows, of_steps), int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9,
         int(known_sizes.sum()) if len(known_sizes) else None, exposed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,24 +16,12 @@ _TOP_OPS = 20
 DIRECTIONS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D, "p2p": Kind.P2P, "other": Kind.COPY_OTHER}
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Copies by direction ("h2d", "d2h", "d2d", "p2p", "other"), only those that occur.
+def copies(trace: Trace, rows: I64) -> tuple[dict[str, float], dict[str, int | None], dict[str, int]]:
+    """Seconds, bytes and number of the copies among these device events, by the directions that occur.
 
-    ``seconds`` are sums over copies (streams may overlap); ``bytes`` is None where the
-    trace does not tell the size of any copy that way, else the sum of those it tells.
-    ``pageable_s`` is the part of h2d and d2h time whose host end is pageable memory, None
-    where the trace does not tell the kind of memory.
+    Memsets are none. Seconds are sums over copies (streams may overlap); bytes are None where the trace does not tell
+    the size of any copy that way, else the sum of those it tells.
     """
-
-    seconds: dict[str, float]
-    bytes: dict[str, int | None]
-    count: dict[str, int]
-    pageable_s: float | None
-
-
-def copies(trace: Trace, rows: I64) -> Copies:
-    """The copies among these device events. Memsets are none."""
     device = trace.device
     seconds: dict[str, float] = {}
     sizes: dict[str, int | None] = {}
@@ -43,14 +30,13 @@ def copies(trace: Trace, rows: I64) -> Copies:
     for name, kind in DIRECTIONS.items():
         in_direction = rows[device.kind[rows] == kind]
         if len(in_direction):
-            has_size = device.bytes[in_direction] >= 0
-            seconds[name] = int((device.end_ns[in_direction] - device.start_ns[in_direction]).sum()) / 1e9
-            sizes[name] = int(device.bytes[in_direction][has_size].sum()) if has_size.any() else None
-            count[name] = len(in_direction)
-    return Copies(seconds, sizes, count, _pageable_s(trace, rows))
+            count[name], sizes[name], seconds[name], _ = _sums(trace, in_direction)
+    return seconds, sizes, count
 
 
-def _pageable_s(trace: Trace, rows: I64) -> float | None:
+def pageable_s(trace: Trace, rows: I64) -> float | None:
+    """Seconds of copies from or to the host among these device events whose host end is pageable memory; None where the
+    trace does not tell the kind of memory."""
     device = trace.device
     up, down = rows[device.kind[rows] == Kind.H2D], rows[device.kind[rows] == Kind.D2H]
     both = np.concatenate((up, down))

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from gputop.analysis.gpu.copies import Copies, copies
+from gputop.analysis.gpu.copies import copies, pageable_s
 from gputop.analysis.results import GpuUse
+from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernel_names import UNKNOWN, classify
+from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.parallel import pool
 
@@ -79,6 +81,11 @@ class GpuTimeline:
     @property
     def copies(self) -> Spans:
         return merge(self.h2d, self.d2h, self.p2p, self.other)
+
+    def computing_in(self, steps: Steps | None) -> I64:
+        """Places of the compute kernels that begin within the steps; without steps, of all."""
+        places = self.computing_places
+        return places if steps is None else places[rows_of(in_steps(self.start_ns[places], steps))]
 
 
 def timelines(trace: Trace) -> list[GpuTimeline]:
@@ -150,10 +157,9 @@ def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:
     device = trace.device
     launch = device.launch_ns[after]
     until = np.where(launch > gaps.start, gaps.end, gaps.start)
-    if len(device.launch_end_ns) == len(device):
-        # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
-        called = np.where(device.launch_ns[before] != launch, device.launch_end_ns[after], gaps.start)
-        until = np.maximum(until, np.minimum(called, gaps.end))
+    # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
+    called = np.where(device.launch_ns[before] != launch, device.launch_end_ns[after], gaps.start)
+    until = np.maximum(until, np.minimum(called, gaps.end))
     chosen = np.flatnonzero((until > gaps.start) & (launch >= 0))
     return Spans(gaps.start[chosen], until[chosen])
 
@@ -179,7 +185,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
     length = timeline.end_ns[timeline.kernel_places] - timeline.start_ns[timeline.kernel_places]
     copied = timeline.copies
     by_type, tensor = kernel_types(trace, timeline)
-    moved: Copies = copies(trace, timeline.rows)
+    copies_s, copies_bytes, copies_count = copies(trace, timeline.rows)
     per_step = None
     if steps is not None:
         bounds = steps.edges_ns
@@ -199,8 +205,8 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         kernels_per_s=len(timeline.kernels) / (window / 1e9),
         kernel_median_s=float(np.median(length)) / 1e9 if len(timeline.kernels) else None,
         compute_s_per_step=per_step,
-        copies_s=moved.seconds, copies_bytes=moved.bytes, copies_count=moved.count,
-        copies_pageable_s=moved.pageable_s,
+        copies_s=copies_s, copies_bytes=copies_bytes, copies_count=copies_count,
+        copies_pageable_s=pageable_s(trace, timeline.rows),
         tensor_core_time=tensor, kernel_time_by_type=by_type,
     )
 
@@ -246,13 +252,11 @@ def _host_fault_share(trace: Trace, gaps: Gaps) -> float | None:
 
 
 def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
-    """Median time from the end of a kernel's launching call (its start, where the end is not read) to its own start.
+    """Median time from the end of a kernel's launching call to its own start.
 
     None where no launch is known, or where the clocks of host and GPU differ by more than such a delay.
     """
-    rows = timeline.kernels
-    start = timeline.start_ns[timeline.kernel_places]
-    delay = launch_delays_ns(trace, rows, start)
+    delay = launch_delays_ns(trace, timeline.kernels, timeline.start_ns[timeline.kernel_places])
     delay = delay[delay != NO_LAUNCH]
     median = float(np.median(delay)) / 1e9 if len(delay) else None
     return median if median is not None and median >= 0 else None
@@ -261,12 +265,12 @@ def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
 def launch_delays_ns(trace: Trace, rows: I64, start_ns: I64) -> I64:
     """Time from the launching call of each of these device events to its start; ``NO_LAUNCH``: not known.
 
-    It counts from the end of the call (its start, where the end is not read), and is 0 for what begins during the call:
-    that waited for nothing. Below 0 is what begins before its call: the clocks of host and GPU differ.
+    It counts from the end of the call, and is 0 for what begins during the call: that waited for nothing. Below 0 is
+    what begins before its call: the clocks of host and GPU differ.
     """
     device = trace.device
     called = device.launch_ns[rows]
-    returned = np.maximum(called, device.launch_end_ns[rows]) if len(device.launch_end_ns) == len(device) else called
+    returned = np.maximum(called, device.launch_end_ns[rows])
     delay = np.where(start_ns < called, start_ns - called, np.maximum(start_ns - returned, 0))
     return np.where(called >= 0, delay, NO_LAUNCH)
 

@@ -62,7 +62,8 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     order = np.lexsort((alphabetical(names, name_of), device.end_ns[rows], device.start_ns[rows], launched,
                         code_of[name_of]))
     ends = np.cumsum(np.bincount(code_of, weights=np.bincount(name_of, minlength=len(names))).astype(np.int64))
-    process = _processes(trace)
+    processes = [(gpu.host, gpu.rank) for gpu in trace.gpus]
+    process = np.array([processes.index(key) for key in processes], np.int64)  # of each GPU
     job = trace.job if _PLAIN.fullmatch(trace.job) else _ANY_JOB
 
     @cache
@@ -94,12 +95,6 @@ def _of_amd(trace: Trace) -> bool:
     of them; other files may tell nothing of their GPUs, but have calls of HIP and kernels of Tensile and MIOpen."""
     return any(gpu.compute_capability is not None and gpu.sms is None for gpu in trace.gpus) or bool(
         name_mask(trace, r"hip[A-Z]\w*(?:Launch|Mem)|Cijk_A|[Mm][Ii][Oo]pen|__amd_rocclr_").any())
-
-
-def _processes(trace: Trace) -> I64:
-    """Process of each GPU of the trace."""
-    keys = [(gpu.host, gpu.rank) for gpu in trace.gpus]
-    return np.array([keys.index(key) for key in keys], np.int64)
 
 
 def _skipped(launched_ns: I64, length_ns: I64, edges_ns: I64 | None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -55,12 +54,6 @@ def kernels(
         return None
     of_gpu = [_kernels_of(trace, timeline, of_steps) for timeline in gpu_timelines]
     kinds = _kinds(trace, of_gpu, [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines], of_steps)
-
-    def table(
-        key: I64, labels: Callable[[int], str], size: int, medians: _MediansOf | None = None,
-    ) -> tuple[KernelRow, ...]:
-        return _table(trace, key, labels, size, kinds, medians)
-
     by_op = by_type = None
     if kinds.op.any():
         used = np.unique(kinds.op)
@@ -69,15 +62,16 @@ def kernels(
         for part in (0, 1):
             labels = sorted({pair[part] for pair in split})
             index = {label: i for i, label in enumerate(labels)}
-            to_label = np.array([index[pair[part]] for pair in split], np.int64)
-            tables.append(table(to_label[np.searchsorted(used, kinds.op)], labels.__getitem__, len(labels)))
+            of_kind = np.array([index[pair[part]] for pair in split], np.int64)[np.searchsorted(used, kinds.op)]
+            tables.append(_table(trace, of_kind, labels.__getitem__, len(labels), kinds))
         by_op, by_type = tables
     has_occupancy = any(s.occupancy is not None for s in trace.launch_shapes)
+    of_each_gpu = _sums(kinds.cell // len(kinds.classes), kinds.length, len(kinds.gpus))
     return Kernels(
         count=sum(len(of_one.which) for of_one in of_gpu), time_s=float(kinds.length.sum()) / 1e9,
-        time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(kinds.gpus, _per_gpu(kinds), strict=True)},
-        by_name=table(kinds.name, lambda i: trace.names[i - 1] if i else "", len(trace.names) + 1,
-                      lambda group, n: _medians(group, of_gpu, n)),
+        time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(kinds.gpus, of_each_gpu, strict=True)},
+        by_name=_table(trace, kinds.name, lambda i: trace.names[i - 1] if i else "", len(trace.names) + 1, kinds,
+                       lambda group, n: _medians(group, of_gpu, n)),
         by_op=by_op, by_op_type=by_type, occupancy_is=trace.occupancy_is if has_occupancy else None,
     )
 
@@ -98,16 +92,12 @@ class _KernelsOf(NamedTuple):
 def _kernels_of(trace: Trace, timeline: GpuTimeline, of_steps: WorkOfSteps | None) -> _KernelsOf:
     device, rows = trace.device, timeline.kernels
     length = (timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
-    columns = [device.name[rows], device.tf_op[rows]]
-    if len(device.shape):
-        columns.append(device.shape[rows])
-    which, (name, op, *shape) = _combinations(columns)
+    which, (name, op, shape) = _combinations([device.name[rows], device.tf_op[rows], device.shape[rows]])
     weights: list[npt.NDArray] = [length]
     if of_steps is not None:
         inside = of_steps.inside[rows]
         weights += [inside, length * inside]
-    return _KernelsOf(which, length, name, op, shape[0] if shape else np.full(len(name), -1, np.int64),
-                      np.bincount(which, minlength=len(name)).astype(np.float64),
+    return _KernelsOf(which, length, name, op, shape, np.bincount(which, minlength=len(name)).astype(np.float64),
                       [_sums(which, weight, len(name)) for weight in weights])
 
 
@@ -142,13 +132,8 @@ def _kinds(trace: Trace, of_gpu: Sequence[_KernelsOf], gpus: list[int], of_steps
         of_steps.count if of_steps is not None else 0)
 
 
-def _per_gpu(kinds: _Kinds) -> F64:
-    cells = np.bincount(kinds.cell, weights=kinds.length, minlength=len(kinds.gpus) * len(kinds.classes))
-    return cells.reshape(len(kinds.gpus), -1).sum(axis=1)
-
-
 def _table(
-    trace: Trace, key: I64, label: Callable[[int], str], size: int, kinds: _Kinds, medians_of: _MediansOf | None,
+    trace: Trace, key: I64, label: Callable[[int], str], size: int, kinds: _Kinds, medians_of: _MediansOf | None = None,
 ) -> tuple[KernelRow, ...]:
     """Rows by falling time; ``key`` has the group of each kind, below ``size``. With medians it is the table by name.
     """
@@ -164,7 +149,10 @@ def _table(
     counts = _sums(cell, kinds.kernels, math.prod(cells)).reshape(cells).sum(axis=2)
     medians = medians_of(group, n) if medians_of is not None else None
     shapes = _shapes(trace, group, kinds, n)
-    per_step = _of_a_step(group, kinds, n)
+    step_count, step_s = None, None
+    if kinds.step_kernels is not None and kinds.step_length is not None:
+        step_count = _sums(group, kinds.step_kernels, n) / kinds.steps
+        step_s = _sums(group, kinds.step_length, n) / kinds.steps / 1e9
     whole = times.sum(axis=(0, 2))
     out = []
     for i in range(n):
@@ -194,25 +182,10 @@ def _table(
             shapes=shape.kinds if by_name and not rest else 0,
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
             names=int((count[row_of == len(kept)] > 0).sum()) if rest else 1,
-            count_per_step=None if per_step is None else float(per_step.count[i]),
-            time_s_per_step=None if per_step is None else float(per_step.time_s[i]),
+            count_per_step=None if step_count is None else float(step_count[i]),
+            time_s_per_step=None if step_s is None else float(step_s[i]),
         ))
     return tuple(out)
-
-
-@dataclass(frozen=True, slots=True)
-class _PerStep:
-    """Figures of each group per step."""
-
-    count: F64
-    time_s: F64
-
-
-def _of_a_step(group: I64, kinds: _Kinds, n: int) -> _PerStep | None:
-    if kinds.step_kernels is None or kinds.step_length is None:
-        return None
-    return _PerStep(_sums(group, kinds.step_kernels, n) / kinds.steps,
-                    _sums(group, kinds.step_length, n) / kinds.steps / 1e9)
 
 
 def _kept(key: I64, kinds: _Kinds, count: npt.NDArray, label: Callable[[int], str]) -> I64:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import numpy.typing as npt
 
 from gputop.analysis.results import AllocatorUse, Holder
-from gputop.trace.model import I64, AllocatorEvents, Trace
+from gputop.trace.model import I64, Trace
 
 POINTS = 500  # of a timeline, at most
 TOP = 10  # holders kept
@@ -47,15 +46,17 @@ def _allocator(trace: Trace, name: str, rows: I64, capacity: int) -> AllocatorUs
     kept = downsample(in_use, POINTS)
     start = trace.window_ns[0] if len(trace.device) or len(trace.host) else int(events.time_ns.min())
     times = (events.time_ns[rows] - start) / 1e9
-    at_peak, highest = _fragmentation(events, rows, peak)
+    fragmentation = events.fragmentation[rows]  # 1 - largest free block / free bytes (bfc_allocator.cc)
+    finite = np.isfinite(fragmentation)
     holders, unattributed, before = _holders(trace, rows, int(events.time_ns[rows[peak]]), int(in_use[peak]))
-    is_free = events.is_free[rows] if len(events.is_free) == len(events) else np.zeros(0, bool)
+    is_free = events.is_free[rows]
     return AllocatorUse(
         name, peak_bytes=max(int(in_use[peak]), int(events.peak_bytes[rows].max())), capacity_bytes=capacity,
         peak_in_window_bytes=int(in_use[peak]),
         timeline_s=tuple(times[kept].tolist()), timeline_in_use_bytes=tuple(in_use[kept].tolist()),
         peak_s=float(times[peak]), headroom_bytes=capacity - int(in_use[peak]),
-        fragmentation_at_peak=at_peak, fragmentation_max=highest,
+        fragmentation_at_peak=float(fragmentation[peak]) if finite[peak] else None,
+        fragmentation_max=float(fragmentation[finite].max()) if finite.any() else None,
         allocations=int((~is_free).sum()), frees=int(is_free.sum()),
         holders=holders, unattributed_bytes=unattributed, allocated_before_bytes=before,
     )
@@ -71,24 +72,13 @@ def downsample(values: I64, points: int) -> I64:
     return np.unique(np.array(places, np.int64))
 
 
-def _fragmentation(events: AllocatorEvents, rows: I64, peak: int) -> tuple[float | None, float | None]:
-    """Fragmentation at the peak and the highest: 1 - largest free block / free bytes (bfc_allocator.cc); NaN and absent
-    are None."""
-    if len(events.fragmentation) != len(events):
-        return None, None
-    fragmentation: npt.NDArray[np.float64] = events.fragmentation[rows]
-    finite = np.isfinite(fragmentation)
-    at_peak = float(fragmentation[peak]) if finite[peak] else None
-    return at_peak, float(fragmentation[finite].max()) if finite.any() else None
-
-
 def _holders(
     trace: Trace, rows: I64, peak_ns: int, peak_bytes: int,
 ) -> tuple[tuple[Holder, ...], int | None, int | None]:
     """Holders of the peak: by TF op the bytes allocated in the window and not yet freed at its instant, the bytes of
     the peak that no op is known for, and those of them allocated before the window. None without addresses."""
     events = trace.allocator
-    if len(events.address) != len(events) or not (events.address[rows] >= 0).any():
+    if not (events.address[rows] >= 0).any():
         return (), None, None
     upto = rows[(events.time_ns[rows] <= peak_ns) & (events.address[rows] >= 0)]
     address, time = events.address[upto], events.time_ns[upto]

@@ -18,15 +18,14 @@ A GPU counts as busy while any kernel runs, be it one block on one of 132 SMs. T
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import NarrowKernel, SmUse
-from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.model import Steps
-from gputop.trace.lookups import numbered, rows_of
+from gputop.trace.lookups import Mask, numbered
 from gputop.trace.model import F64, I64, LaunchShape, Trace, TraceGpu
 from gputop.trace.occupancy import SCHEDULERS, resident_blocks
 
@@ -39,7 +38,7 @@ def sm_use(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     """Use of the SMs of each GPU that ran compute kernels, in seconds per step or, without steps, in the window."""
     out = []
     for timeline in gpu_timelines:
-        places = _places(timeline, steps)
+        places = timeline.computing_in(steps)
         if not len(places):
             continue
         gpu, unit = trace.gpus[timeline.gpu], 1e9 * (steps.count if steps is not None else 1)
@@ -67,14 +66,9 @@ def narrow_kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: St
     for timeline in gpu_timelines:
         gpu = trace.gpus[timeline.gpu]
         if gpu.sms is not None and trace.launch_shapes:
-            rows = timeline.rows[_places(timeline, steps)]
+            rows = timeline.rows[timeline.computing_in(steps)]
             out.append(rows[_of_shapes(trace.launch_shapes, gpu)[0][trace.device.shape[rows]] < NARROW])
     return np.concatenate(out)
-
-
-def _places(timeline: GpuTimeline, steps: Steps | None) -> I64:
-    places = timeline.computing_places
-    return places if steps is None else places[rows_of(in_steps(timeline.start_ns[places], steps))]
 
 
 def _of_shapes(shapes: Sequence[LaunchShape], gpu: TraceGpu) -> tuple[F64, F64]:
@@ -115,17 +109,20 @@ def _covered(start: I64, end: I64, width: F64) -> float:
 
 def _longest(trace: Trace, rows: I64, length: F64, width: F64, unit: float) -> tuple[NarrowKernel, ...]:
     """The names that leave most of the GPU empty, each with the launch shape with which it does so most."""
+    shapes = trace.launch_shapes
+    return tuple(NarrowKernel(
+        name=name, blocks=math.prod(shapes[main].grid), threads=math.prod(shapes[main].block), width=float(width[main]),
+        time_s_per_step=float(length[chosen].sum()) / unit, count_per_step=float(chosen.sum()) * 1e9 / unit,
+    ) for name, chosen, _, main in largest_names(trace, rows, length * (1 - width[trace.device.shape[rows]])))
+
+
+def largest_names(trace: Trace, rows: I64, weights: F64) -> Iterator[tuple[str, Mask, float, int]]:
+    """The names of device events that have most weight: of each which of the ``rows`` have it, the sum of their
+    weights, and the launch shape with which it has most of that."""
     device = trace.device
-    empty = length * (1 - width[device.shape[rows]])
     names, which = numbered(device.name[rows])
-    sums = np.bincount(which, weights=empty)
-    out = []
+    sums = np.bincount(which, weights=weights)
     for i in np.argsort(-sums, kind="stable")[:_TOP].tolist():
         chosen = which == i
-        main = int(np.argmax(np.bincount(device.shape[rows[chosen]], weights=empty[chosen])))
-        launched = trace.launch_shapes[main]
-        out.append(NarrowKernel(
-            name=trace.names[names[i]] if names[i] >= 0 else "", blocks=math.prod(launched.grid),
-            threads=math.prod(launched.block), width=float(width[main]),
-            time_s_per_step=float(length[chosen].sum()) / unit, count_per_step=float(chosen.sum()) * 1e9 / unit))
-    return tuple(out)
+        main = int(np.argmax(np.bincount(device.shape[rows[chosen]], weights=weights[chosen])))
+        yield trace.names[names[i]] if names[i] >= 0 else "", chosen, float(sums[i]), main

@@ -38,7 +38,6 @@ class StepSeries:
     gpus: Mapping[int, Mapping[str, F64]]
     waiting: F64 | None
 
-
     def packed(self) -> PackedSeries:
         return PackedSeries(
             self.step_s.tobytes(), {name: part.tobytes() for name, part in self.parts.items()},
@@ -49,10 +48,10 @@ class StepSeries:
     @classmethod
     def unpacked(cls, packed: PackedSeries) -> StepSeries:
         """Raises ValueError where the lengths do not fit together."""
-        count = len(_floats(packed.step_s))
+        count = len(np.frombuffer(packed.step_s, np.float64))
 
         def numbers(data: bytes) -> F64:
-            figures = _floats(data)
+            figures = np.frombuffer(data, np.float64)
             if len(figures) != count:
                 raise ValueError(f"{len(figures)} figures for {count} steps")
             return figures
@@ -63,12 +62,8 @@ class StepSeries:
                    None if packed.waiting is None else numbers(packed.waiting))
 
 
-def _floats(data: bytes) -> F64:
-    return np.frombuffer(data, np.float64)
-
-
 def step_series(
-    trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu | None = None,
+    trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu | None,
 ) -> StepSeries:
     """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty.
 

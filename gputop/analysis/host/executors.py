@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gputop.trace.intervals import Spans, contains
 from gputop.trace.lookups import Mask, host_rows, host_stat
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
@@ -32,6 +33,5 @@ def of_input_pipeline(trace: Trace) -> Mask:
     for line in np.unique(host.line[runs]).tolist():
         of_line = runs[host.line[runs] == line]  # one after the other, in order of time
         rows = np.flatnonzero(host.line == line)
-        last_run = np.searchsorted(host.start_ns[of_line], host.start_ns[rows], side="right") - 1
-        out[rows] |= (last_run >= 0) & (host.start_ns[rows] < host.end_ns[of_line][np.maximum(last_run, 0)])
+        out[rows] |= contains(Spans(host.start_ns[of_line], host.end_ns[of_line]), host.start_ns[rows])
     return np.asarray(out, bool)

@@ -12,7 +12,7 @@ from gputop.analysis.steps.compilations import TRACING
 from gputop.analysis.steps.membership import in_steps_unsorted
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, intersect, union
-from gputop.trace.lookups import COMPILE, Mask, host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -61,6 +61,11 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
         calls_s = int(length[rows[of_function[traced]]].sum()) / 1e9
         built = int(building[of_function].sum()) / 1e9
         in_xla = intersect(spans_of(trace, rows[of_function]), runs).total
+        per_step: dict[str, float] = {}
+        if inside is not None and steps is not None:
+            calls, whole_ns = inside[of_function], length[rows[of_function]]
+            per_step = {"calls_per_step": int(calls.sum()) / steps.count,
+                        "s_per_step": int(whole_ns[calls].sum()) / steps.count / 1e9}
         xla = any(m.endswith("-xla") for m in modes) or name in compiled or in_xla > 0
         out.append(FunctionUse(
             name=name, calls=len(of_function), seconds=int(length[rows[of_function]].sum()) / 1e9,
@@ -69,15 +74,9 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
             tracing_s=built if built else calls_s, tracing_calls_s=calls_s,
             tracing_count=max(tracing_counts) if tracing_counts else None,
             xla=True if xla else False if any(m.endswith("-nonXla") for m in modes) else None, xla_s=in_xla / 1e9,
-            **(_of_a_step(length[rows[of_function]], inside[of_function], steps)
-               if inside is not None and steps is not None else {}),
+            **per_step,
         ))
     return out
-
-
-def _of_a_step(length_ns: I64, inside: Mask, steps: Steps) -> dict[str, float]:
-    return {"calls_per_step": int(inside.sum()) / steps.count,
-            "s_per_step": int(length_ns[inside].sum()) / steps.count / 1e9}
 
 
 def _within(trace: Trace, calls: I64, inner: I64) -> I64:

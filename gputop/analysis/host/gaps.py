@@ -49,12 +49,14 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
         what = "from the end of a step's call to the start of the next"
     else:
         return None
-    loop_lines = np.unique(trace.host.line[calls]) if len(calls) else _launching_lines(trace)
+    launching = launching_lines(trace)
+    # Without calls: the threads that are no pool's and launch kernels, training loops without a marker of their own.
+    loop_lines = np.unique(trace.host.line[calls]) if len(calls) else launching[lines_of(trace, MAIN)[launching]]
     main = np.zeros(len(trace.lines), bool)
     main[loop_lines] = True
     main_work, idle = work_in(trace, gaps, main)
     executor = lines_of(trace, EXECUTOR)
-    executor[launching_lines(trace)] = True
+    executor[launching] = True
     executor_work, _ = work_in(trace, gaps, executor & ~main)
     loops = max(len(loop_lines), 1)
     return StepGaps(
@@ -78,12 +80,6 @@ def step_calls(trace: Trace, steps: Steps) -> I64:
     rows = np.repeat(first, count) + np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     ours = (host.end_ns[rows] == np.repeat(end, count)) & (host.end_ns[rows] > host.start_ns[rows])
     return np.asarray(rows[ours & lines_of(trace, MAIN)[host.line[rows]]], np.int64)
-
-
-def _launching_lines(trace: Trace) -> I64:
-    """The threads that are no pool's and launch kernels: training loops without a marker of their own."""
-    launching = launching_lines(trace)
-    return launching[lines_of(trace, MAIN)[launching]]
 
 
 class Charge(NamedTuple):
@@ -146,28 +142,42 @@ def shown_name(name: str) -> str:
 def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
     """Work by name (own nanoseconds within the gaps, number of events), and the gap time in which no event is open but
     :func:`marks`, over the chosen lines."""
+    work, with_event_ns = grouped_work(trace, gaps, chosen, chosen, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    return work.get(0, {}), int(chosen.sum()) * gaps.total - int(with_event_ns[0])
+
+
+def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_lines: npt.NDArray[np.bool_],
+                 ends: I64, group: I64) -> tuple[dict[int, dict[str, tuple[int, int]]], npt.NDArray[np.float64]]:
+    """:func:`work_in` by group, and of each group the gap time in which an event is open on the ``loop_lines``.
+    ``ends``: of the stretches that hold the gaps, ``group``: the number of each one's group."""
     host = trace.host
     rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
     rows = rows[rows_of(~marks(trace)[rows])] if len(rows) else rows
     inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
     within = rows_of(inside > 0)
     rows, inside = rows[within], inside[within]  # what holds such an event is such an event
-    times, events = np.zeros((2, len(trace.names)))
-    with_event_ns, line = 0, host.line[rows]
+    of_row = group[np.minimum(np.searchsorted(ends, host.start_ns[rows], side="right"), len(ends) - 1)]
+    line, names = host.line[rows], len(trace.names)
+    sums: dict[int, tuple[float, float]] = {}  # by group and name
+    with_event_ns = np.zeros(int(group.max(initial=0)) + 1)
     for indices in lines_apart(line):
         charged = charge(trace, rows[indices], inside[indices], line[indices])
-        counted = rows_of(charged.own_ns > 0)
-        holds = np.zeros(len(charged.holder), bool)
-        holds[charged.holder[counted]] = True
-        times += np.bincount(charged.name[counted], charged.own_ns[counted], len(times))
-        events += np.bincount(charged.name[rows_of(holds)], minlength=len(events))
-        with_event_ns += int(charged.outer_ns.sum())
-    out: dict[str, tuple[int, int]] = {}
-    for name in np.flatnonzero(times).tolist():
-        text = shown_name(trace.names[name])
-        before = out.get(text, (0, 0))
-        out[text] = before[0] + int(times[name]), before[1] + int(events[name])
-    return out, int(chosen.sum()) * gaps.total - with_event_ns
+        holds = np.zeros(len(indices), bool)
+        holds[charged.holder[rows_of(charged.own_ns > 0)]] = True
+        keys, which = np.unique(of_row[indices] * names + charged.name, return_inverse=True)
+        times, events = np.bincount(which, charged.own_ns, len(keys)), np.bincount(which, holds, len(keys))
+        for key, time, count in zip(keys.tolist(), times.tolist(), events.tolist(), strict=True):
+            before = sums.get(key, (0, 0))
+            sums[key] = before[0] + time, before[1] + count
+        counted = loop_lines[line[indices]]
+        with_event_ns += np.bincount(of_row[indices][counted], charged.outer_ns[counted], len(with_event_ns))
+    out: dict[int, dict[str, tuple[int, int]]] = {}
+    for key, (time, count) in sorted(sums.items()):
+        if time:
+            by_name, text = out.setdefault(key // names, {}), shown_name(trace.names[key % names])
+            earlier = by_name.get(text, (0, 0))
+            by_name[text] = earlier[0] + int(time), earlier[1] + int(count)
+    return out, with_event_ns
 
 
 def lines_apart(line: npt.NDArray) -> Iterator[I64]:

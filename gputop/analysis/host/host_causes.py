@@ -50,17 +50,12 @@ CAUSES = ("tracing", "eager", "placement", "gap", "dispatch")
 
 
 class Late(NamedTuple):
-    """One GPU and when it waits for the host, by cause; without GPUs one process, ``timeline`` None. ``rank`` is None
-    where the processes have hosts of their own, or GPUs."""
+    """One GPU and when it waits for the host, by cause; without GPUs one process, ``timeline`` None. ``process`` are
+    its host and rank, None where the processes have hosts of their own, or GPUs."""
 
-    host: str
+    process: tuple[str, int | None]
     timeline: GpuTimeline | None
     by_cause: dict[str, Spans]
-    rank: int | None = None
-
-    @property
-    def process(self) -> tuple[str, int | None]:
-        return self.host, self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +125,14 @@ def host_causes(
                for waits in late if waits.timeline is not None]
     stalled = merge(EMPTY, *held_up)
     unit = 1e9 * len(bounds) * len(late)
-    seen = _bounds_seen(gpu_timelines, bounds)
+    first_ns = max((timeline.window_ns[0] for timeline in gpu_timelines), default=0)  # of the last GPU to begin
+    # The steps in which it is known all the time whether the GPUs work: those that begin after the first event of each;
+    # all, where those are none or there are no GPUs.
+    seen = union(*zip(*([edges for edges in bounds if edges[0] >= first_ns] or bounds), strict=True))
     placed = intersect(placed, seen)
     placed_ns = sum(intersect(waits.by_cause["placement"], seen).total for waits in late)
-    once = _before_first_event(gpu_timelines, bounds)
+    # The time before that, where a step begins after it.
+    once = union([bounds[0][0]], [first_ns]) if bounds[0][0] < first_ns <= bounds[-1][0] else EMPTY
     # The steps that are not seen may be far longer or shorter.
     whole_ns = sum(end - begin for begin, end in bounds)
     steps_seen = seen.total * len(bounds) / whole_ns if whole_ns and seen.total else 1.0
@@ -179,7 +178,8 @@ def late_by_cause(
         in_calls = spans.calls if knows_calls else left
         if steps is not None and line is None and spans.short_ops is not None:
             in_calls = subtract(in_calls, intersect(spans.short_ops, _behind_calls(steps)))
-            in_calls = subtract(in_calls, recurring_pauses(trace, steps, spans.short_pauses, process) or EMPTY)
+            recurring = recurring_pauses(trace, steps, spans.short_pauses, process)
+            in_calls = subtract(in_calls, recurring[0]) if recurring is not None else in_calls
         by_cause = {}
         eager = spans.eager if spans.short_ops is None else intersect(spans.eager, in_calls)
         for cause, instants in (("tracing", spans.tracing), ("eager", eager),
@@ -188,7 +188,7 @@ def late_by_cause(
             left = subtract(left, by_cause[cause])
         by_cause["gap"] = subtract(left, in_calls) if knows_calls else EMPTY
         by_cause["dispatch"] = intersect(left, in_calls) if knows_calls else left
-        out.append(Late(process[0], line, by_cause, process[1]))
+        out.append(Late(process, line, by_cause))
     return out, hosts
 
 
@@ -198,21 +198,6 @@ def _behind_calls(steps: Steps) -> Spans:
         return EMPTY
     ends = steps.edges_ns[:, 1]
     return union(np.minimum(np.array(steps.call_ends_ns, np.int64), ends), ends)
-
-
-def _bounds_seen(gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Spans:
-    """The steps in which it is known all the time whether the GPUs work: those that begin after the first event of
-    each; all, where those are none or there are no GPUs."""
-    first = max((timeline.window_ns[0] for timeline in gpu_timelines), default=0)
-    seen = [(begin, end) for begin, end in bounds if begin >= first] or bounds
-    return Spans(np.array([begin for begin, _ in seen], np.int64), np.array([end for _, end in seen], np.int64))
-
-
-def _before_first_event(gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Spans:
-    """The time up to the last of the GPUs' first events, where a step begins after it."""
-    first = max((timeline.window_ns[0] for timeline in gpu_timelines), default=0)
-    begin, last = bounds[0][0], bounds[-1][0]
-    return Spans(np.array([begin]), np.array([first])) if begin < first <= last else EMPTY
 
 
 def _slow_host(late: Sequence[Late]) -> tuple[str, int | None] | None:
@@ -258,8 +243,7 @@ def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
     if (start[1:] < start[:-1]).any():
         order = np.argsort(start, kind="stable")
         rows, start = rows[order], start[order]
-    ends = device.launch_end_ns[rows] if len(device.launch_end_ns) == len(device) else start
-    end = np.maximum.accumulate(ends)
+    end = np.maximum.accumulate(device.launch_end_ns[rows])
     apart = start[1:] - end[:-1]
     usual = float(np.median(np.maximum(apart, 0)))
     long = apart > max(STALL_FACTOR * usual, STALL_NS)

@@ -9,8 +9,8 @@ from gputop.analysis.host.executors import of_input_pipeline
 from gputop.analysis.results import EagerOp, HostOps, OpType
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, coverage, in_order, union
-from gputop.trace.lookups import host_stat, name_mask
+from gputop.trace.intervals import Spans, contains, coverage, in_order, union
+from gputop.trace.lookups import Mask, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.threads import MAIN, lines_of
@@ -30,20 +30,16 @@ def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
     is_op = name_mask(trace, OP)
     within = _within(trace, steps)
     rows = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace)) if len(host) else np.empty(0, np.int64)
-    rows = rows[_begins_in(within, host.start_ns[rows])]
+    rows = rows[contains(within, host.start_ns[rows])]
     eager_rows, eager_op = eager_calls(trace, within)
     if not len(eager_rows):
         eager_rows = eager_calls_of_jax(trace, within)
         eager_op = host.name[eager_rows].astype(np.int64)
     device = trace.device
-    on_gpu = np.flatnonzero(is_op[device.tf_op] & _begins_in(within, device.start_ns))
+    on_gpu = np.flatnonzero(is_op[device.tf_op] & contains(within, device.start_ns))
     if not len(rows) and not len(eager_rows) and not len(on_gpu):
         return None
-    ops = _Ops(trace)
-    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
-    ops.add_host(host.name[rows], nesting.own(host.end_ns[rows] - host.start_ns[rows]), _launches(trace, rows))
-    ops.add_device(device.tf_op[on_gpu], device.end_ns[on_gpu] - device.start_ns[on_gpu])
-    types = ops.types()
+    types = _types(trace, rows, on_gpu)
     share, eager = _eager(trace, within, eager_rows, eager_op)
     return HostOps(
         basis="window" if steps is None else "steps",
@@ -53,42 +49,31 @@ def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
     )
 
 
-class _Ops:
-    """Time and placement by full op name, gathered column by column."""
-
-    def __init__(self, trace: Trace) -> None:
-        n = len(trace.names)
-        self._trace = trace
-        self._count, self._host, self._device = (np.zeros(n, np.int64) for _ in range(3))
-        self._placed = np.zeros(n, bool)
-        # Whether there is any link from ops to GPUs at all; without GPUs everything is on the host.
-        self._linked = not trace.gpus
-
-    def add_host(self, name: npt.NDArray, own_ns: I64, launches: npt.NDArray[np.bool_]) -> None:
-        n = len(self._count)
-        self._count += np.bincount(name, minlength=n)
-        self._host += np.bincount(name, weights=own_ns, minlength=n).astype(np.int64)
-        self._placed[name[launches]] = True
-        self._linked |= bool(launches.any())
-
-    def add_device(self, name: npt.NDArray, length_ns: I64) -> None:
-        self._device += np.bincount(name, weights=length_ns, minlength=len(self._device)).astype(np.int64)
-        self._placed[name] = True
-        self._linked |= bool(len(name))
-
-    def types(self) -> list[OpType]:
-        """Most time on the host or a GPU first. Ops of one type in both places are two entries."""
-        groups: dict[tuple[str, str | None], list[int]] = {}
-        for i in np.flatnonzero((self._count > 0) | (self._device > 0)).tolist():
-            placement = "gpu" if self._placed[i] else "host" if self._linked else None
-            groups.setdefault((self._trace.names[i].rsplit(":", 1)[1], placement), []).append(i)
-        out = []
-        for (type_, placement), members in groups.items():
-            indices = np.array(members)
-            longest = min(members, key=lambda i: (-max(self._host[i], self._device[i]), self._trace.names[i]))
-            out.append(OpType(type_, placement, int(self._count[indices].sum()), int(self._host[indices].sum()) / 1e9,
-                              int(self._device[indices].sum()) / 1e9, self._trace.names[longest].rsplit(":", 1)[0]))
-        return sorted(out, key=lambda op: (-max(op.host_s, op.device_s), op.type, op.placement or ""))
+def _types(trace: Trace, rows: I64, on_gpu: I64) -> list[OpType]:
+    """Most time on the host or a GPU first: of the host's events ``rows`` and the device's ``on_gpu``. Ops of one type
+    in both places are two entries."""
+    host, device, names = trace.host, trace.device, len(trace.names)
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    launches = _launches(trace, rows)
+    count = np.bincount(host.name[rows], minlength=names)
+    host_ns, device_ns = (np.bincount(name, time_ns, names).astype(np.int64) for name, time_ns in (
+        (host.name[rows], nesting.own(host.end_ns[rows] - host.start_ns[rows])),
+        (device.tf_op[on_gpu], device.end_ns[on_gpu] - device.start_ns[on_gpu])))
+    placed = np.zeros(names, bool)
+    placed[host.name[rows[launches]]] = True
+    placed[device.tf_op[on_gpu]] = True
+    # Whether there is any link from ops to GPUs at all; without GPUs everything is on the host.
+    linked = not trace.gpus or bool(placed.any())
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    for i in np.flatnonzero((count > 0) | (device_ns > 0)).tolist():
+        placement = "gpu" if placed[i] else "host" if linked else None
+        groups.setdefault((trace.names[i].rsplit(":", 1)[1], placement), []).append(i)
+    out = []
+    for (type_, placement), members in groups.items():
+        longest = min(members, key=lambda i: (-max(host_ns[i], device_ns[i]), trace.names[i]))
+        out.append(OpType(type_, placement, int(count[members].sum()), int(host_ns[members].sum()) / 1e9,
+                          int(device_ns[members].sum()) / 1e9, trace.names[longest].rsplit(":", 1)[0]))
+    return sorted(out, key=lambda op: (-max(op.host_s, op.device_s), op.type, op.placement or ""))
 
 
 def _within(trace: Trace, steps: Steps | None) -> Spans:
@@ -96,13 +81,6 @@ def _within(trace: Trace, steps: Steps | None) -> Spans:
         low, high = trace.window_ns
         return union([low], [high + 1])
     return steps.spans
-
-
-def _begins_in(spans: Spans, times: I64) -> npt.NDArray[np.bool_]:
-    if not len(spans.start):
-        return np.zeros(len(times), bool)
-    last_span = np.searchsorted(spans.start, times, side="right") - 1
-    return (last_span >= 0) & (times < spans.end[np.maximum(last_span, 0)])
 
 
 def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
@@ -119,13 +97,19 @@ def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
     return np.searchsorted(times, base + host.end_ns[rows]) > np.searchsorted(times, base + host.start_ns[rows])
 
 
-def eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
-    """Rows and ops of EagerExecute that run a single op from Python, calls for a batch left out."""
+def single_ops(trace: Trace, lines: Mask) -> tuple[I64, I64]:
+    """Rows and ops of EagerExecute that run a single op on these threads, calls for a batch left out."""
     host = trace.host
     flags, is_func = host_stat(host, "is_func")
     rows, op = host_stat(host, "eager_op")
-    keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op]
-    keep &= lines_of(trace, MAIN)[host.line[rows]] & _begins_in(within, host.start_ns[rows])
+    keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op] & lines[host.line[rows]]
+    return rows[keep], op[keep]
+
+
+def eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
+    """The same on Python's threads, those that begin within this time."""
+    rows, op = single_ops(trace, lines_of(trace, MAIN))
+    keep = contains(within, trace.host.start_ns[rows])
     return rows[keep], op[keep]
 
 
@@ -133,7 +117,7 @@ def eager_calls_of_jax(trace: Trace, within: Spans) -> I64:
     """Rows of calls of JAX's own ops from Python, each a program of its own."""
     rows = outer_calls(trace)
     rows = rows[own_ops(trace)[trace.host.name[rows]]] if len(rows) else rows
-    return rows[_begins_in(within, trace.host.start_ns[rows])]
+    return rows[contains(within, trace.host.start_ns[rows])]
 
 
 def eager_types(trace: Trace) -> set[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import XLA_RUN, spans_of
-from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
+from gputop.analysis.host.host_ops import OP, single_ops
 from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
 from gputop.analysis.host.small_ops import PAUSE_NS, small_ops
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
@@ -103,15 +103,15 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     if short_ops is not None:
         eager = small_ops(trace, main).spans
     elif runs_eagerly:
-        rows = _eager_rows(trace, main)
-        of_jax = np.empty(0, np.int64) if len(rows) else _eager_rows_of_jax(trace, here)
+        rows = single_ops(trace, main)[0]
+        of_jax, functions_of_jax = _calls_of_jax(trace, here)
         eager = subtract(joined(spans_of(trace, rows), EAGER_PAUSE_NS), calls)
         if not trace.gpus:  # on a CPU the ops are the model's own computing
             eager = subtract(eager, spans_of(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
-        if len(of_jax):  # the call of a small op is itself Python's part: the op takes less time than its call
+        if len(of_jax) and not len(rows):
+            # The call of a small op is itself Python's part: the op takes less time than its call.
             long = executing[trace.host.end_ns[executing] - trace.host.start_ns[executing] >= LONG_OP_NS]
-            others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), _functions_of_jax(trace, here),
-                                     waiting, long))
+            others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), functions_of_jax, waiting, long))
             eager = subtract(joined(spans_of(trace, of_jax), EAGER_PAUSE_NS), spans_of(trace, others))
     return HostSpans(
         tracing=tracing, eager=eager, placed=spans_of(trace, placed_rows),
@@ -172,23 +172,14 @@ def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
     return union(start, np.where(runs, first, np.where(inside, after, end)))
 
 
-def _eager_rows(trace: Trace, main: Mask) -> I64:
-    host = trace.host
-    flags, is_func = host_stat(host, "is_func")
-    rows, op = host_stat(host, "eager_op")
-    keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op] & main[host.line[rows]]
-    return np.asarray(rows[keep], np.int64)
-
-
-def _eager_rows_of_jax(trace: Trace, here: Mask) -> I64:
+def _calls_of_jax(trace: Trace, here: Mask) -> tuple[I64, I64]:
+    """Rows of calls of JAX's own ops, and of the user's jitted functions."""
     rows = outer_calls(trace)
-    return rows[own_ops(trace)[trace.host.name[rows]] & here[trace.host.line[rows]]] if len(rows) else rows
-
-
-def _functions_of_jax(trace: Trace, here: Mask) -> I64:
-    """Calls of the user's jitted functions."""
-    rows = outer_calls(trace)
-    return rows[~own_ops(trace)[trace.host.name[rows]] & here[trace.host.line[rows]]] if len(rows) else rows
+    if not len(rows):
+        return rows, rows
+    rows = rows[here[trace.host.line[rows]]]
+    is_op = own_ops(trace)[trace.host.name[rows]]
+    return rows[is_op], rows[~is_op]
 
 
 def _innermost(trace: Trace, rows: I64) -> I64:

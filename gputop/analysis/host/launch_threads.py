@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,23 +26,19 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
     launched = rows_of(device.launch_line >= 0)
     if not len(device.launch_line[launched]):
         return None
-    ends = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
-    launching = union(device.launch_ns[launched], ends[launched])
+    launching = union(device.launch_ns[launched], device.launch_end_ns[launched])
     work = work_by_line(trace)
     threads = []
     for line, indices in by_line(device.launch_line[launched]).items():
         of_line = indices if isinstance(launched, slice) else launched[indices]
-        calls, own_work = union(device.launch_ns[of_line], ends[of_line]), work.get(line, EMPTY)
+        calls, own_work = union(device.launch_ns[of_line], device.launch_end_ns[of_line]), work.get(line, EMPTY)
         by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[of_line]).tolist()) if n}
         threads.append(LaunchThread(
             name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
             launch_s=calls.total / 1e9, other_s=(own_work.total - _overlap(calls, own_work)) / 1e9,
         ))
     threads.sort(key=lambda t: (-sum(t.launches.values()), t.name))
-    per_gpu: dict[int, int] = {}
-    for thread in threads:
-        for gpu in thread.launches:
-            per_gpu[gpu] = per_gpu.get(gpu, 0) + 1
+    per_gpu = Counter(gpu for thread in threads for gpu in thread.launches)
     late = merge(EMPTY, *(timeline.late for timeline in gpu_timelines))
     windows = [timeline.window_ns for timeline in gpu_timelines]
     on_time = subtract(union([a for a, _ in windows], [b for _, b in windows]), late)
@@ -94,10 +91,10 @@ def _pool(name: str) -> str:
 
 def _mode(threads: Sequence[LaunchThread]) -> str:
     """TF_GPU_THREAD_MODE by the pool of TensorFlow's that launches most; unknown where none of them does."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for thread in threads:
         if thread.pool in ("gpu_private", "gpu_shared", "global"):
-            counts[thread.pool] = counts.get(thread.pool, 0) + sum(thread.launches.values())
+            counts[thread.pool] += sum(thread.launches.values())
     return max(sorted(counts), key=lambda pool: counts[pool]) if counts else "unknown"
 
 

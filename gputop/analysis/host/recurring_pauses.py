@@ -27,7 +27,7 @@ def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
     Of a pause that is longer than ``_OF_USUAL`` of the usual one at its place, only that much counts: a thread may lose
     its CPU where a short pause comes in each step.
     """
-    chosen = _recurring(trace, steps, pauses, process)
+    chosen = recurring_pauses(trace, steps, pauses, process)
     if chosen is None:
         return None
     recurring, places = chosen
@@ -39,16 +39,9 @@ def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
 
 
 def recurring_pauses(trace: Trace, steps: Steps, pauses: Spans,
-                     process: tuple[str, int | None] | None = None) -> Spans | None:
-    """Pauses that come in most steps, after the same op and before the same op, counted from the step's begin;
-    None without pauses or ops."""
-    chosen = _recurring(trace, steps, pauses, process)
-    return None if chosen is None else chosen[0]
-
-
-def _recurring(trace: Trace, steps: Steps, pauses: Spans,
-               process: tuple[str, int | None] | None) -> tuple[Spans, I64] | None:
-    """The pauses that come in most steps, and a number for the place of each."""
+                     process: tuple[str, int | None] | None = None) -> tuple[Spans, I64] | None:
+    """Pauses that come in most steps, after the same op and before the same op, counted from the step's begin, and a
+    number for the place of each; None without pauses or ops."""
     host = trace.host
     rows = host_rows(trace, r"aten::")
     lines = lines_of(trace, MAIN)

@@ -23,7 +23,7 @@ from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.host_stacks import StackFrame
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
 
 INPUT_GAP, EAGER_GAP = "input", "eager"
@@ -85,13 +85,10 @@ class Lines:
     def seen(self, gaps: Spans, kind: str = "gap") -> Spans:
         """Gaps that the stacks cover."""
         python = self.python
-        if python.exact:
-            loop = python.loop
-            is_seen = (gaps.end > loop.start[:1].min(initial=0)) & (gaps.start < loop.end[-1:].max(initial=0))
-            return Spans(gaps.start[is_seen], gaps.end[is_seen])
-        if kind == EAGER_GAP:
-            loop = python.loop
-            is_seen = (gaps.start >= loop.start[:1].min(initial=0)) & (gaps.end <= loop.end[-1:].max(initial=0))
+        if python.exact or kind == EAGER_GAP:
+            begin, end = python.loop.start[:1].min(initial=0), python.loop.end[-1:].max(initial=0)
+            is_seen = ((gaps.end > begin) & (gaps.start < end) if python.exact else
+                       (gaps.start >= begin) & (gaps.end <= end))
             return Spans(gaps.start[is_seen], gaps.end[is_seen])
         sampled = [python.loop, *(python.others if kind == INPUT_GAP else ())]
         return merge(self._going_on(gaps), *(seen_gaps(gaps, spans, python.rate_hz) for spans in sampled))
@@ -99,12 +96,9 @@ class Lines:
     def _going_on(self, gaps: Spans) -> Spans:
         """Gaps in the middle of which the training loop has a stack of gaps."""
         spans = self.python.loop
+        of_gaps = np.flatnonzero(np.isin(spans.stack, self._of_gaps))
         middle = gaps.start + (gaps.end - gaps.start) // 2
-        last_span = np.searchsorted(spans.start, middle, side="right") - 1
-        goes_on = np.zeros(len(middle), bool)
-        inside = last_span >= 0
-        inside[inside] = middle[inside] < spans.end[last_span[inside]]
-        goes_on[inside] = np.isin(spans.stack[last_span[inside]], self._of_gaps)
+        goes_on = contains(Spans(spans.start[of_gaps], spans.end[of_gaps]), middle)
         return Spans(gaps.start[goes_on], gaps.end[goes_on])
 
     def _stacks_of_gaps(self, gaps: Spans, outside: Spans) -> I64:
@@ -221,11 +215,8 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
     every = merge(EMPTY, *by_kind.values())
     processes = process_lines(python, within, every)
     per = steps.count if steps is not None else 1
-    gap_kinds = []
-    for kind, (gaps, total) in {kind: (gaps, gpus[kind]) for kind, gaps in by_kind.items()}.items():
-        if len(gaps.start):
-            gap_kinds.append(gap_lines(kind, gaps, total / per / 1e9, processes))
-    gap_kinds.sort(key=lambda kind_of_gap: -kind_of_gap.s_per_step)
+    gap_kinds = sorted((gap_lines(kind, gaps, gpus[kind] / per / 1e9, processes) for kind, gaps in by_kind.items()
+                        if len(gaps.start)), key=lambda kind_of_gap: -kind_of_gap.s_per_step)
     flame = processes[0].flame(within, every, per)
     if python[0].exact:
         return HostStacks(basis=basis, length_s=window.total / 1e9, gaps=tuple(gap_kinds), flame=flame,
@@ -287,9 +278,5 @@ def gap_lines(kind: str, gaps: Spans, s_per_step: float, processes: Sequence[Lin
 
 def lines_of_gaps(processes: Sequence[Lines], gaps: Iterable[tuple[int, int, str]]) -> list[tuple[StackLine, ...]]:
     """Lines that ran in each of these gaps (start, end, cause); empty where no sample fell into it."""
-    out = []
-    for start, end, cause in gaps:
-        one = Spans(np.array([start], np.int64), np.array([end], np.int64))
-        of_gap = gap_lines(INPUT_GAP if cause == INPUT_GAP else "gap", one, (end - start) / 1e9, processes)
-        out.append(of_gap.lines)
-    return out
+    return [gap_lines(INPUT_GAP if cause == INPUT_GAP else "gap", union([start], [end]), (end - start) / 1e9,
+                      processes).lines for start, end, cause in gaps]

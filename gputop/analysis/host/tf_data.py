@@ -1,4 +1,4 @@
-"""tf.data by stage: what each stage of a pipeline costs per batch, and which one bounds it.
+"""Waiting for input, and tf.data by stage: what each stage of a pipeline costs per batch, and which one bounds it.
 
 TensorFlow records every call of an iterator as ``Iterator::Root::Prefetch::Map``, with the iterator's id and its
 parent's (tensorflow/core/framework/dataset.cc), and the runs of a stage's function on executor threads under the id
@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.host.executors import RUNS, STARTS_FUNCTION, of_input_pipeline
-from gputop.analysis.results import Pipeline, Stage
+from gputop.analysis.results import InputPipeline, Pipeline, Stage
+from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.training_loops import GET_NEXT, training_loops
 from gputop.trace.int_map import IntMap
-from gputop.trace.lookups import host_rows, host_stat
+from gputop.trace.intervals import coverage
+from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -43,6 +46,54 @@ class _Calls:
     paths: list[str]
 
 
+def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
+    """Mean wait per step, as the union of the calls within the steps, and tf.data's stages.
+
+    Mean over the loops where several ranks are traced. Without steps the share is that of
+    the whole window and ``wait_s_per_step`` the mean per wait. None where the trace has no
+    events of an input pipeline.
+    """
+    waits = [loop.waits for loop in training_loops(trace)]
+    if not waits:
+        return None
+    how = "tf.data IteratorGetNext" if len(host_rows(trace, GET_NEXT)) else "PyTorch DataLoader"
+    if steps is not None:
+        bounds = steps.edges_ns
+        waited = sum(int(coverage(loop, bounds[:, 0], bounds[:, 1]).sum()) for loop in waits)
+        length, count = int((bounds[:, 1] - bounds[:, 0]).sum()) * len(waits), steps.count * len(waits)
+        how += ", union of the calls within steps"
+    else:
+        lo, hi = trace.window_ns
+        waited, length = sum(loop.total for loop in waits), (hi - lo) * len(waits)
+        count = sum(len(loop.start) for loop in waits)
+        how += ", union of the calls in the window; per call, because no steps were found"
+    return InputPipeline(waited / max(count, 1) / 1e9, waited / max(length, 1), stage_self_times(trace), how,
+                         pipelines(trace))
+
+
+def stage_self_times(trace: Trace) -> dict[str, float]:
+    """tf.data stage → seconds in its own code in the window, longest first, summed over threads.
+
+    A stage is the last part of ``Iterator::Root::Prefetch::Map``, its position stripped. Self
+    time is an event's length minus that of the stages directly inside it on the same thread; a
+    parallel stage waiting for its own workers counts as that stage. ``Root`` and ``Prefetch``
+    only hand on or wait, so they are left out.
+    """
+    host = trace.host
+    rows = np.flatnonzero(name_mask(trace, ITERATOR)[host.name] & (host.end_ns > host.start_ns))
+    if not len(rows):
+        return {}
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    self_ns = nesting.own(host.end_ns[rows] - host.start_ns[rows])
+    names, which = np.unique(host.name[rows], return_inverse=True)
+    totals: dict[str, float] = {}
+    for name, total in zip(names, np.bincount(which, weights=self_ns), strict=True):
+        stage = re.sub(r"\[\d+\]$", "", trace.names[name].rsplit("::", 1)[-1])
+        if stage not in ("Root", "Prefetch"):
+            totals[stage] = totals.get(stage, 0.0) + float(total) / 1e9
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+
+
 def pipelines(trace: Trace) -> tuple[Pipeline, ...]:
     """The tf.data pipelines of the window, longest waited for first; empty where no iterator is traced.
 
@@ -54,7 +105,9 @@ def pipelines(trace: Trace) -> tuple[Pipeline, ...]:
     if not len(rows):
         return ()
     nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
-    calls = _Calls(rows, path, _iterators(trace, rows), nesting.own(host.end_ns[rows] - host.start_ns[rows]), paths)
+    has, ids = _keys(trace, rows, "id")
+    iterator = np.where(has, np.unique(ids, return_inverse=True)[1], -1)
+    calls = _Calls(rows, path, iterator, nesting.own(host.end_ns[rows] - host.start_ns[rows]), paths)
     dataset, labels = _datasets(trace, calls)
     functions = _function_time(trace, calls)
     datasets = [_pipeline(trace, calls, np.flatnonzero(dataset == i), label, functions, len(labels))
@@ -98,11 +151,6 @@ def _keys(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I6
     has, ids = _stat_of(trace, rows, name)
     with np.errstate(over="ignore"):
         return has, ids ^ (of_line[trace.host.line[rows]] * np.int64(0x1E3779B97F4A7C15))
-
-
-def _iterators(trace: Trace, rows: I64) -> I64:
-    has, ids = _keys(trace, rows, "id")
-    return np.where(has, np.unique(ids, return_inverse=True)[1], -1)
 
 
 def _datasets(trace: Trace, calls: _Calls) -> tuple[I64, list[str]]:
@@ -208,7 +256,8 @@ def _pipeline(
         text = calls.paths[i]
         above, _, name = text.rpartition("::")
         rows = calls.rows[of[path == i]]
-        parallelism = _highest(trace, rows, "parallelism")
+        has, values = _stat_of(trace, rows, "parallelism")
+        parallelism = int(values[has].max()) if has.any() else None
         function = functions[i] * float(count[i]) / float(everywhere[i]) / 1e9 if i in functions else None
         workers = _workers(stages.get(above), parallelism if PARALLEL_STAGE.search(name) else None)
         limit, empty = _buffer(trace, rows) if name.startswith("Prefetch") else (None, None)
@@ -284,11 +333,6 @@ def _bounding(stages: dict[str, Stage]) -> tuple[str | None, float | None]:
         return None, None
     members = [path for path in stages if segment[path] == head]
     return max(members, key=lambda path: stages[path].cost_s_per_batch or 0.0), costs[head]
-
-
-def _highest(trace: Trace, rows: I64, name: str) -> int | None:
-    has, values = _stat_of(trace, rows, name)
-    return int(values[has].max()) if has.any() else None
 
 
 def _buffer(trace: Trace, rows: I64) -> tuple[int | None, float | None]:

@@ -38,7 +38,7 @@ import numpy.typing as npt
 from msgspec import structs
 
 from gputop.analysis.gpu.device_time import GpuTimeline
-from gputop.analysis.host.gaps import Charge, charge, lines_apart, marks, shown_name, step_calls
+from gputop.analysis.host.gaps import grouped_work, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
@@ -297,12 +297,11 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         take(EVALUATION, setups)
         stretches = [stretch for stretch in stretches if stretch.start_ns not in setups.start]
     idle = merge(EMPTY, *(stretch.idle for stretch in stretches))
-    outside = {"edges": sum(s.end_ns - s.start_ns for s in stretches if s.id == "edges")}
-    of_gpu = subtract(subtract(left, idle), merge(EMPTY, *(
-        _spans([(s.start_ns, s.end_ns)]) for s in stretches if s.id == "edges")))
+    edges = _spans((s.start_ns, s.end_ns) for s in stretches if s.id == "edges")
+    of_gpu = subtract(subtract(left, idle), edges)
     out = [_loop_part(id_, spans, steps) for id_, spans in divided.items() if spans.total]
     out += [WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start))] if of_gpu.total else []
-    out += [WallPart("edges", time / 1e9, sum(s.id == "edges" for s in stretches)) for time in outside.values() if time]
+    out += [WallPart("edges", edges.total / 1e9, sum(s.id == "edges" for s in stretches))] if edges.total else []
     out += _named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps)
     return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))
 
@@ -406,9 +405,7 @@ def _stretches(left: Spans, rank: _Rank, steps: Steps | None, recorded_ns: tuple
         at_edge = end <= recorded_ns[0] or start >= recorded_ns[1]
         longer = "open" if steps.times.unit == "step" else "no_steps"
         id_ = "between" if not at_edge else longer if end - start > OPEN_STEPS * usual_ns else "edges"
-        within = slice(np.searchsorted(idle.end, start, side="right"), np.searchsorted(idle.start, end))
-        out.append(_Stretch(id_, start, end, Spans(
-            np.maximum(idle.start[within], start), np.minimum(idle.end[within], end))))
+        out.append(_Stretch(id_, start, end, intersect(idle, _spans([(start, end)]))))
     return out
 
 
@@ -472,45 +469,16 @@ def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
           ) -> tuple[dict[int, dict[str, tuple[int, int]]], dict[int, int]]:
     """Own time, by group of stretches, of each name on the loop's threads and the executors', and the time in which the
     loop's threads show no event."""
-    host = trace.host
     idle = Spans(np.concatenate([s.idle.start for s in stretches]), np.concatenate([s.idle.end for s in stretches]))
-    ends = np.array([stretch.end_ns for stretch in stretches])
-    chosen = rank.loop_lines | (rank.lines & lines_of(trace, EXECUTOR))
-    rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
-    rows = rows[~marks(trace)[rows]] if len(rows) else rows
-    inside = coverage(idle, host.start_ns[rows], host.end_ns[rows])
-    rows, inside = rows[inside > 0], inside[inside > 0]
-    which = group[np.minimum(np.searchsorted(ends, host.start_ns[rows], side="right"), len(ends) - 1)]
-    line = host.line[rows]
-    names = len(trace.names)
-    keys, times, counts, outer = [], [], [], np.zeros(len(stretches) + 1)
-    for members in lines_apart(line):
-        charged: Charge = charge(trace, rows[members], inside[members], line[members])
-        keys.append(which[members] * names + charged.name)
-        times.append(charged.own_ns)
-        held = np.zeros(len(members), np.int64)
-        held[np.unique(charged.holder[charged.own_ns > 0])] = 1
-        counts.append(held)
-        of_loop = rank.loop_lines[line[members]]
-        outer += np.bincount(which[members][of_loop], charged.outer_ns[of_loop], len(outer))
-    out: dict[int, dict[str, tuple[int, int]]] = {}
-    if keys:
-        key, key_index = np.unique(np.concatenate(keys), return_inverse=True)
-        total = np.bincount(key_index, np.concatenate(times))
-        number = np.bincount(key_index, np.concatenate(counts))
-        for one, time, events in zip(key.tolist(), total.tolist(), number.tolist(), strict=True):
-            if time:
-                own_names = out.setdefault(one // names, {})
-                text = shown_name(trace.names[one % names])
-                before = own_names.get(text, (0, 0))
-                own_names[text] = before[0] + int(time), before[1] + int(events)
+    work, with_event_ns = grouped_work(trace, idle, rank.loop_lines | (rank.lines & lines_of(trace, EXECUTOR)),
+                                       rank.loop_lines, np.array([stretch.end_ns for stretch in stretches]), group)
     silent: dict[int, int] = {}
     loops = int(rank.loop_lines.sum())
     if loops:
         for number, stretch in zip(group.tolist(), stretches, strict=True):
             silent[number] = silent.get(number, 0) + stretch.idle.total
-        silent = {number: max(round(time - outer[number] / loops), 0) for number, time in silent.items()}
-    return out, silent
+        silent = {number: max(round(time - with_event_ns[number] / loops), 0) for number, time in silent.items()}
+    return work, silent
 
 
 def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, int]], silent_ns: int | None,

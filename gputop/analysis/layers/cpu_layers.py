@@ -34,7 +34,7 @@ from gputop.analysis.layers.tree import (
 )
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, at_or_before, in_order, union
+from gputop.trace.intervals import Spans, at_or_before, contains, in_order, union
 from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.nesting import nest
@@ -61,8 +61,8 @@ class _Ops(NamedTuple):
 def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
     """The mean step by layer, or without steps the time from the first op to the last. None where the trace has a GPU,
     or no op that took time."""
-    ops = _ops(trace) if not trace.gpus and len(trace.host) else None
-    if ops is None or not len(ops.rows):
+    ops = _ops(trace)
+    if ops is None:
         return None
     start, end = trace.host.start_ns[ops.rows], trace.host.end_ns[ops.rows]
     within = steps.spans if steps is not None else union(
@@ -71,22 +71,16 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
         return None
     time_ns, active_ns = _shared(trace, ops, within)
     count, many = (steps.count if steps is not None else 1), len(trace.hlo_ops)
-    begins = np.searchsorted(within.start, start, side="right") - 1
-    inside = (begins >= 0) & (start < within.end[np.maximum(begins, 0)])
+    inside = contains(within, start)
     root, training = Node(), _training(trace)
     for key, unnamed, time, runs in _by_op(ops, time_ns, inside):
         node = Node(time, 0.0, runs)
-        if ops.scopes:
-            put(root, ops.scopes[key].phase, ops.scopes[key].path, node)
-            continue
-        hlo = trace.hlo_ops[key] if key < many else None
-        name = hlo.op_name if hlo is not None else trace.names[key - many]
+        hlo = trace.hlo_ops[key] if key < many and not ops.scopes else None
         if hlo is not None:
             node.bytes = runs * (hlo.bytes or 0)
             if hlo.flops is not None:
                 node.known_ns, node.flops = time, runs * sum(number for _, number in hlo.flops)
-        phase, path = (unnamed, (name,)) if unnamed else place_of(name, hlo is not None, key in training)
-        put(root, phase, path, node, hlo.source if hlo is not None else "")
+        put(root, *_place(trace, ops, key, unnamed, training), node, hlo.source if hlo is not None else "")
     if not root.device_ns:
         return None
     put(root, NO_OP_RUNS, (), Node(wait_ns=float(within.total - active_ns)))
@@ -109,10 +103,10 @@ class OpSpans(NamedTuple):
 
 def op_spans(trace: Trace) -> OpSpans | None:
     """Spans of each op; None as for :func:`cpu_layers`."""
-    ops = _ops(trace) if not trace.gpus and len(trace.host) else None
-    if ops is None or not len(ops.rows):
+    ops = _ops(trace)
+    if ops is None:
         return None
-    host, many, training = trace.host, len(trace.hlo_ops), _training(trace)
+    host, training = trace.host, _training(trace)
     start, end = host.start_ns[ops.rows], np.maximum(host.end_ns[ops.rows], ops.done_ns)
     parent = nest(host.line[ops.rows], start, host.end_ns[ops.rows], host.name[ops.rows], trace.names).parent
     outer = np.flatnonzero((parent < 0) & (end > start))
@@ -122,13 +116,18 @@ def op_spans(trace: Trace) -> OpSpans | None:
     pairs, which = np.unique(ops.key[outer] * len(phases) + phase[outer], return_inverse=True)
     paths = []
     for key, unnamed in ((pair // len(phases), phases[pair % len(phases)]) for pair in pairs.tolist()):
-        if ops.scopes:
-            paths.append((ops.scopes[key].phase, *ops.scopes[key].path))
-            continue
-        name = trace.hlo_ops[key].op_name if key < many else trace.names[key - many]
-        phase_name, path = (unnamed, (name,)) if unnamed else place_of(name, key < many, key in training)
+        phase_name, path = _place(trace, ops, key, unnamed, training)
         paths.append((phase_name, *path))
     return OpSpans(start[outer], end[outer], host.line[ops.rows[outer]], which, paths, bool(ops.scopes))
+
+
+def _place(trace: Trace, ops: _Ops, key: int, unnamed: str, training: set[int]) -> tuple[str, tuple[str, ...]]:
+    """Phase and path of an op by its key; ``unnamed``: the phase where its name tells nothing."""
+    if ops.scopes:
+        return ops.scopes[key].phase, ops.scopes[key].path
+    many = len(trace.hlo_ops)
+    name = trace.hlo_ops[key].op_name if key < many else trace.names[key - many]
+    return (unnamed, (name,)) if unnamed else place_of(name, key < many, key in training)
 
 
 def _training(trace: Trace) -> set[int]:
@@ -139,13 +138,15 @@ def _training(trace: Trace) -> set[int]:
     return {i for i, program in programs.items() if program in those}
 
 
-def _ops(trace: Trace) -> _Ops:
-    """The model's ops of any framework. What only runs others is none."""
+def _ops(trace: Trace) -> _Ops | None:
+    """The model's ops of any framework. What only runs others is none. None where the trace has a GPU, or no op."""
     host, many = trace.host, len(trace.hlo_ops)
+    if trace.gpus or not len(host):
+        return None
     if (pytorch := op_scopes(trace)) is not None:
         rows, scopes = pytorch
         return _Ops(rows, np.full(len(rows), -1, np.int64), scopes.of_event, np.full(len(rows), "", object),
-                    tuple(scopes.scopes))
+                    tuple(scopes.scopes)) if len(rows) else None
     xla, hlo = host_stat(host, "hlo")
     is_op = name_mask(trace, OP) & ~(name_mask(trace, _RUNS_XLA) if len(xla) else False)
     tf_ops = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace))
@@ -164,7 +165,7 @@ def _ops(trace: Trace) -> _Ops:
     key = np.concatenate((many + host.name[tf_ops], np.where(hlo >= 0, hlo, many + host.name[xla]), many + eager_op,
                           many + called))
     phase = np.repeat(np.array(["", EAGER, COMPILED], object), (len(tf_ops) + len(xla), len(eager), len(calls)))
-    return _Ops(rows, done, key.astype(np.int64), phase)
+    return _Ops(rows, done, key.astype(np.int64), phase) if len(rows) else None
 
 
 def _ends(trace: Trace, rows: I64) -> I64:

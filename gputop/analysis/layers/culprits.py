@@ -139,7 +139,7 @@ def op_keys(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:
     if not many:
         return key
     key[key >= 0] += many
-    return np.where(device.hlo[rows] >= 0, device.hlo[rows], key) if len(device.hlo) else key
+    return np.where(device.hlo[rows] >= 0, device.hlo[rows], key)
 
 
 def _name(trace: Trace, op: int, calls: CallScopes | None) -> tuple[tuple[str, ...], str]:

@@ -68,8 +68,6 @@ def excess_of(
 
 
 def _blocks_ratio(trace: Trace, all_rows: Sequence[I64], times: Sequence[I64]) -> float | None:
-    if not len(trace.device.shape):
-        return None
     blocks = np.array([shape.grid[0] * shape.grid[1] * shape.grid[2] for shape in trace.launch_shapes] + [0], float)
     sums = []
     for rows, time in zip(all_rows, times, strict=True):

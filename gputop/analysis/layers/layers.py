@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_ops import eager_types
-from gputop.analysis.layers.device_share import COLLECTIVES, COMPUTE, COPIES, DeviceShare, device_share
 from gputop.analysis.layers.pytorch import CallScopes, call_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates, scope_of
 from gputop.analysis.layers.tree import (
@@ -29,9 +29,13 @@ from gputop.analysis.layers.tree import (
 )
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import union
-from gputop.trace.model import F64, HloOp, Kind, Trace
+from gputop.trace.intervals import Spans, coverage, intersect, merge, union
+from gputop.trace.model import F64, I64, U8, HloOp, Kind, Trace
 
+COMPUTE, COLLECTIVES, COPIES = range(3)  # what a device event is
+_PRIORITY = ((COMPUTE, (Kind.COMPUTE, Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER)),
+             (COLLECTIVES, (Kind.COLLECTIVE, Kind.P2P)), (COPIES, (Kind.H2D,)), (COPIES, (Kind.D2H,)))
+_MOVES = {COLLECTIVES: "collectives", COPIES: "copies"}  # roots of the table
 _MAIN_KERNEL = 0.1  # share of an op's time: what takes less does not count its executions
 
 
@@ -87,7 +91,8 @@ def layer_times(
         node = Node(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
         hlo = trace.hlo_ops[op] if op < many else None
         if calls is not None:
-            phase, path = _place_of_call(calls.scopes[op] if op < size - 2 else None, what)
+            phase, path = calls.scopes[op] if op < size - 2 else Scope(NO_CALL, ())
+            phase = _MOVES.get(what, phase)
         else:
             name = hlo.op_name if hlo is not None else trace.names[op - many] if op < size - 2 else ""
             phase, path = _place(name, what, hlo is not None, hlo is not None and modules[op] in training)
@@ -105,11 +110,67 @@ def layer_times(
     rest = float(sum(share.rest_ns for share in shares))
     if rest:
         put(root, AFTER, (), Node(wait_ns=rest))
-    reasons = {**_why_no_op(trace), **no_layers(root, framework(trace, calls is not None))}
+    no_op = IN_GRAPHS if trace.cuda_graphs else MAYBE_IN_GRAPHS if trace.hlo_ops else {}
+    reasons = {**no_op, **no_layers(root, framework(trace, calls is not None))}
     table = Layers(
         basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=len(shares),
         rows=tuple(table_rows(root, unit, reasons)), sources=source_lines(root, unit))
     return LayerTimes(table, tuple(ops), unit, calls)
+
+
+class DeviceShare(NamedTuple):
+    """The events of one GPU: their rows, what they are, and the time within some spans that each gets."""
+
+    rows: I64
+    kind: U8  # COMPUTE, COLLECTIVES or COPIES
+    busy_ns: I64
+    wait_ns: I64  # idle before it
+    rest_ns: int  # idle after the last of them
+
+
+def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceShare:
+    """Each instant of a GPU's time within ``within``, given to one of its events: the work to what does it, the wait to
+    what ends it.
+
+    The rules are those of the step's parts (:mod:`gputop.analysis.gpu.breakdown`): compute comes before collectives,
+    those before copies from and then to the host. Of two events of one kind that run at once, the instant counts for
+    the one that began first. So the sums over all events are the parts of the step, whatever runs side by side.
+    """
+    device, rows = trace.device, timeline.rows
+    start, end, kinds = timeline.start_ns, timeline.end_ns, device.kind[rows]
+    busy = np.zeros(len(rows), np.int64)
+    kind = np.zeros(len(rows), np.uint8)
+    sets = ((timeline.compute, timeline.other), (timeline.collectives, timeline.p2p), (timeline.h2d,))
+    earlier: list[Spans] = []  # what goes before a kind
+    count_by_kind = np.bincount(kinds, minlength=len(Kind))
+    for number, (what, members) in enumerate(_PRIORITY):
+        earlier += sets[number - 1] if number else ()
+        if not count_by_kind[list(members)].any():
+            continue
+        of_kind = np.zeros(len(Kind), bool)
+        of_kind[list(members)] = True
+        indices = np.flatnonzero(of_kind[kinds])
+        everything = len(indices) == len(rows)
+        first, last = (start, end) if everything else (start[indices], end[indices])
+        until = np.maximum.accumulate(last)
+        begin = first.copy()
+        np.maximum(begin[1:], until[:-1], out=begin[1:])
+        stop = np.maximum(begin, until)
+        kind[indices] = what
+        busy[indices] = coverage(within, begin, stop)
+        if number:
+            covered = intersect(union(begin, stop), within)
+            hidden = merge(*(intersect(covered, spans) for spans in earlier))
+            busy[indices] -= coverage(hidden, begin, stop)
+    gaps = timeline.gaps
+    lo, hi = timeline.window_ns
+    bounds = Spans(np.concatenate((within.start[:1], gaps.start)), np.concatenate(([lo], gaps.end)))
+    wait = np.zeros(len(rows), np.int64)
+    idle = coverage(within, bounds.start, np.maximum(bounds.start, bounds.end))
+    wait[gaps.resumes] = idle[1:]  # no two gaps end with one event
+    wait[np.searchsorted(start, lo)] += idle[0]
+    rest = int(coverage(within, [hi], [max(hi, int(within.end[-1]))])[0]) if len(within.end) else 0
+    return DeviceShare(rows, kind, busy, wait, rest)
 
 
 def _sums(
@@ -136,12 +197,6 @@ def framework(trace: Trace, pytorch: bool) -> str:
     if pytorch:
         return "nsys" if trace.format == "nsys" else "pytorch"
     return "jax" if any(op.op_name.startswith("jit(") for op in trace.hlo_ops) else ""
-
-
-def _why_no_op(trace: Trace) -> Mapping[str, str]:
-    if trace.cuda_graphs:
-        return IN_GRAPHS
-    return MAYBE_IN_GRAPHS if trace.hlo_ops else {}
 
 
 def _executions(trace: Trace, shares: Sequence[DeviceShare], many: int) -> tuple[F64, list[str]]:
@@ -183,14 +238,6 @@ def _modules(trace: Trace, shares: Sequence[DeviceShare], many: int) -> list[str
 
 def _place(name: str, what: int, has_program: bool, training: bool) -> tuple[str, tuple[str, ...]]:
     """Root of the table and path below it."""
-    if what in (COLLECTIVES, COPIES):
-        path = scope_of(name, training).path if has_program or ":" in name else ()
-        return "collectives" if what == COLLECTIVES else "copies", path
+    if what in _MOVES:
+        return _MOVES[what], scope_of(name, training).path if has_program or ":" in name else ()
     return place_of(name, has_program, training)
-
-
-def _place_of_call(scope: Scope | None, what: int) -> tuple[str, tuple[str, ...]]:
-    path = scope.path if scope is not None else ()
-    if what in (COLLECTIVES, COPIES):
-        return "collectives" if what == COLLECTIVES else "copies", path
-    return (scope.phase, path) if scope is not None else (NO_CALL, ())

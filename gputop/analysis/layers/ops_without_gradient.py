@@ -19,7 +19,7 @@ from gputop.analysis.host.small_ops import outermost_ops
 from gputop.analysis.layers.pytorch import linked_ops
 from gputop.analysis.steps.pytorch_ops import thread_of_ops
 from gputop.analysis.steps.training_loops import LOADER
-from gputop.trace.intervals import coverage, union
+from gputop.trace.intervals import contains, coverage, union
 from gputop.trace.lookups import host_rows, name_mask
 from gputop.trace.model import I64, Trace
 
@@ -50,7 +50,7 @@ def ops_without_gradient(trace: Trace) -> OpsWithoutGradient | None:
     parts = parts[host.line[parts] == line]
     ops = outermost_ops(trace, rows[host.line[rows] == line])
     elsewhere = union(host.start_ns[parts], host.end_ns[parts])
-    ops = ops[coverage(elsewhere, host.start_ns[ops], host.start_ns[ops] + 1) == 0]
+    ops = ops[~contains(elsewhere, host.start_ns[ops])]
     linked_ns = np.sort(host.start_ns[linked[host.line[linked] == line]])
     of_model = np.searchsorted(linked_ns, host.end_ns[ops]) > np.searchsorted(linked_ns, host.start_ns[ops])
     ops = ops[~of_model & name_mask(trace, _NEW_RESULTS)[host.name[ops]]]

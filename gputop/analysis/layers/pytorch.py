@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gputop.analysis.layers.gradients import bucket_name, gradient_buckets
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
-from gputop.trace.intervals import union
+from gputop.trace.intervals import contains, union
 from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import depths, nest, nesting_order
@@ -214,8 +214,7 @@ def _forward_on(trace: Trace, functions: I64, ops: I64) -> bool:
     """Return whether one of these ops of a thread runs outside of that thread's functions of autograd."""
     host = trace.host
     inside = union(host.start_ns[functions], host.end_ns[functions])
-    before = np.searchsorted(inside.start, host.start_ns[ops], side="right") - 1
-    return bool(((before < 0) | (host.start_ns[ops] >= inside.end[np.maximum(before, 0)])).any())
+    return not contains(inside, host.start_ns[ops]).all()
 
 
 def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:

@@ -86,7 +86,7 @@ def table_updates(trace: Trace, steps: Steps, *, on_gpus: bool) -> TableUpdates 
     begin, end = (trace.device.start_ns, trace.device.end_ns) if on_gpus else (trace.host.start_ns, trace.host.end_ns)
     total = float((end[chosen] - begin[chosen]).sum()) if on_gpus else union(begin[chosen], end[chosen]).total
     return TableUpdates(
-        lookups=tuple(dict.fromkeys(_label(op) for op, _ in lookups.values())),
+        lookups=tuple(dict.fromkeys(op.scope or op.op for op, _ in lookups.values())),
         optimizers=tuple(sorted({ops[number].scope.split("/")[0] for number in gradients | whole})),
         gradients_s=sum(ops[number].time_ns for number in gradients) * _NS,
         optimizer_s=sum(ops[number].time_ns for number in whole) * _NS,
@@ -117,10 +117,6 @@ def _lookups(ops: dict[int, _Op], assigning: set[str]) -> dict[int, tuple[_Op, i
         if op.type == "ResourceGather" or (op.type == "GatherV2" and read is not None):
             out[number] = op, read
     return out
-
-
-def _label(op: _Op) -> str:
-    return op.scope or op.op
 
 
 def _table_sized(ops: dict[int, _Op], sums: set[int], scopes: set[str], tables: int) -> tuple[set[int], bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from gputop.analysis.layers.scopes import PHASES, scope_of
 from gputop.analysis.results import LayerRow, SourceLine
@@ -108,7 +107,7 @@ def no_layers(root: Node, how: str) -> dict[str, str]:
     return {"forward": NO_LAYERS[how]} if inside < _FEW_LAYERS * (forward.device_ns + forward.wait_ns) else {}
 
 
-def table_rows(root: Node, unit: int, reasons: Mapping[str, str] = MappingProxyType({})) -> list[LayerRow]:
+def table_rows(root: Node, unit: int, reasons: Mapping[str, str]) -> list[LayerRow]:
     """The tree in order, parents before children, siblings by falling time; what costs little is one row.
 
     ``reasons``: in place of those of :data:`REASONS`.

@@ -23,7 +23,7 @@ from gputop.analysis.what_if.host_waits import SYNCHRONIZE
 from gputop.analysis.what_if.replay import TOLERANCE, Replay
 from gputop.render.step_parts import PATH_KINDS
 from gputop.text.units import percent
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, contains, intersect, subtract, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I32, I64, Kind, Trace
 from gputop.trace.nesting import nest, nesting_order
@@ -265,7 +265,7 @@ def host_time(graph: Graph, lane: int, within: Spans, rows: I64) -> _Times:
             spans.start, spans.end, since, launch[thread == line], called[thread == line], fetches.start,
             fetches.end)))
         begin = begin[(begin >= lo) & (begin <= hi)]
-        begin = begin[coverage(spans, begin, begin + 1) > 0]
+        begin = begin[contains(spans, begin)]
         end = np.append(begin[1:], hi)
         end = np.minimum(end, spans.end[np.searchsorted(spans.start, begin, side="right") - 1])
         shown = np.append(-1, event)[np.searchsorted(since, begin, side="right")]
@@ -275,7 +275,7 @@ def host_time(graph: Graph, lane: int, within: Spans, rows: I64) -> _Times:
         name[open_] = host.name[shown[open_]]
         last = np.searchsorted(launch, begin, side="right") - 1
         launching = (last >= 0) & (begin < called[last]) & (thread[last] == line)
-        fetching = coverage(fetches, begin, begin + 1) > 0
+        fetching = contains(fetches, begin)
         kind = np.select((launching, sync[name], fetching), (_LAUNCH, _SYNC, _INPUT), _HOST)
         out.append(_Times(begin, end, kind, np.full(len(begin), line), name))
     return _together(out)

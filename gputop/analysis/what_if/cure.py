@@ -49,6 +49,9 @@ class Cure:
     together: bool = False
 
 
+AS_RECORDED = Cure(assumes="")
+
+
 def combined(cures: Iterable[Cure]) -> Cure:
     """All of them at once."""
     several = list(cures)

@@ -167,8 +167,7 @@ def recorded_launches(trace: Trace, events: Events, lanes: HostLanes) -> Launche
     line = device.launch_line[events.row].astype(np.int64)
     seen = (device.launch_ns[events.row] >= 0) & (line >= 0)
     begin = np.where(seen, np.minimum(device.launch_ns[events.row], events.start), NEG_INF)
-    call_end = device.launch_end_ns[events.row] if len(device.launch_end_ns) == len(device) else begin
-    end = np.where(seen, np.maximum(call_end, begin), NEG_INF)
+    end = np.where(seen, np.maximum(device.launch_end_ns[events.row], begin), NEG_INF)
     calls = (end - begin)[seen & (events.kind == Kind.COMPUTE)]
     return _launches(np.where(seen, lanes.of_line[line], -1), begin, end, int(np.median(calls)) if len(calls) else 0,
                      lanes.size)

@@ -27,7 +27,7 @@ from gputop.analysis.what_if.dependencies import (
     line_order,
     recorded_launches,
 )
-from gputop.analysis.what_if.lane_waits import Fetches, StepMarks, Waits, find_waits
+from gputop.analysis.what_if.lane_waits import LaneTimes, StepMarks, Waits, find_waits
 from gputop.trace.intervals import Spans, intersect, union
 from gputop.trace.model import I64, Trace
 
@@ -91,7 +91,7 @@ class Graph(NamedTuple):
     delays: Delays
     loops: list[TrainingLoop]
     waits: Waits
-    fetches: Fetches
+    fetches: LaneTimes
     ambiguous_ns: int
     collectives: Collectives
     boundaries: Boundaries
@@ -129,8 +129,8 @@ def build_graph(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
 
 def with_ambiguous_waits(graph: Graph) -> Graph:
     """The graph of the same trace in which the host, in each ambiguous pause, waits for the GPUs."""
-    waits = find_waits(graph.trace, graph.events, graph.lanes, graph.launches, graph.loops, graph.marks,
-                       ambiguous=True).waits
+    waits, _, _ = find_waits(graph.trace, graph.events, graph.lanes, graph.launches, graph.loops, graph.marks,
+                             ambiguous=True)
     return graph._replace(waits=waits, pieces=split_into_pieces(
         graph.events, graph.launches, graph.delays, waits, graph.collectives, graph.boundaries))
 

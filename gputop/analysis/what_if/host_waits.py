@@ -56,11 +56,8 @@ def host_waits(trace: Trace, staged_bytes: float) -> HostWaits:
     copies = np.flatnonzero(((device.kind == Kind.H2D) | (device.kind == Kind.D2H)) & (device.launch_ns >= 0))
     pageable = (device.src[copies] == MemoryKind.PAGEABLE) | (device.dst[copies] == MemoryKind.PAGEABLE)
     waits_by_nature = pageable & (device.bytes[copies] > staged_bytes)
-    held = copies[:0]
-    if len(device.launch_end_ns) == len(device):
-        length = device.end_ns[copies] - device.start_ns[copies]
-        sooner = np.minimum(length // 10, _RETURNS_SOONER_NS)
-        held = copies[(device.launch_end_ns[copies] >= device.end_ns[copies] - sooner) & ~waits_by_nature]
+    sooner = np.minimum((device.end_ns[copies] - device.start_ns[copies]) // 10, _RETURNS_SOONER_NS)
+    held = copies[(device.launch_end_ns[copies] >= device.end_ns[copies] - sooner) & ~waits_by_nature]
     syncs = host_rows(trace, SYNCHRONIZE)
     copy = _copies_of(trace, syncs, copies)
     copy[np.isin(copy, copies[waits_by_nature])] = _LEFT_OUT
@@ -68,7 +65,7 @@ def host_waits(trace: Trace, staged_bytes: float) -> HostWaits:
     return HostWaits(
         np.concatenate((device.launch_line[held], host.line[syncs])).astype(np.int64),
         np.concatenate((device.launch_ns[held], host.start_ns[syncs])),
-        np.concatenate((device.launch_end_ns[held] if len(held) else device.launch_ns[held], host.end_ns[syncs])),
+        np.concatenate((device.launch_end_ns[held], host.end_ns[syncs])),
         np.concatenate((held, copy)))
 
 

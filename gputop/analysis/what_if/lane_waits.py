@@ -58,37 +58,22 @@ class Waits(NamedTuple):
         return np.flatnonzero(self.lane == lane)
 
 
-class Fetches(NamedTuple):
-    """Waits of host lanes for a batch that is made when it is asked for; ns, shape (fetches,)."""
+class LaneTimes(NamedTuple):
+    """Stretches of time of host lanes, in any order; ns, shape (stretches,)."""
 
     lane: I64
     begin: I64
     end: I64
 
     def of_lane(self, lane: int) -> Spans:
-        """The waits of one lane, as the loop made them; they may touch."""
+        """Stretches of one lane; they may touch."""
         return Spans(self.begin[self.lane == lane], self.end[self.lane == lane])
 
 
-class LaneWaits(NamedTuple):
-    """``ambiguous`` is the time of pauses that look the same whether the host waits for the GPUs or is busy."""
-
-    waits: Waits
-    fetches: Fetches
-    ambiguous: Spans
-
-
-class _Candidates(NamedTuple):
-    """Times in which host lanes may wait; ns, shape (candidates,)."""
-
-    lane: I64
-    begin: I64
-    end: I64
-
-
 def find_waits(trace: Trace, events: Events, lanes: HostLanes, launches: Launches, loops: Sequence[TrainingLoop],
-               marks: StepMarks, *, ambiguous: bool = False) -> LaneWaits:
-    """Find the waits of host lanes. ``ambiguous``: pauses that may be waits for a GPU are.
+               marks: StepMarks, *, ambiguous: bool = False) -> tuple[Waits, LaneTimes, Spans]:
+    """Find the waits of host lanes, their fetches, which are waits for a batch that is made when it is asked for, and
+    the time of pauses that look the same whether the host waits for the GPUs or is busy. ``ambiguous``: they are waits.
 
     1. Synchronizing calls of launching threads may wait, and so may launching calls of :data:`HELD_NS` and more.
     2. Where the trace need not have all calls that wait, pauses in launching may (:func:`_pauses`).
@@ -105,36 +90,35 @@ def find_waits(trace: Trace, events: Events, lanes: HostLanes, launches: Launche
             pauses, unsure = _pauses(lane, events, lanes, launches, marks, ambiguous=ambiguous)
             calls.append(pauses)
             unclear = merge(unclear, unsure)
-    called = _Candidates(*(np.concatenate(column).astype(np.int64) for column in zip(*calls, strict=True)))
+    called = LaneTimes(*(np.concatenate(column).astype(np.int64) for column in zip(*calls, strict=True)))
     on = _ended_last(called._replace(end=called.end + (LATENCY_NS if ambiguous else 0)), events, lanes, launches)
     batches = _batch_waits(trace, lanes, loops, marks)
-    no_fetch, waits = np.empty(0, np.int64), [Waits(*(column[on >= 0] for column in (*called, on))),
-                                              _held_copies(events, launches)]
+    waits = [Waits(*(column[on >= 0] for column in (*called, on))), _held_copies(events, launches)]
     if name_mask(trace, _BACKGROUND_ITERATORS).any():
         waits.append(Waits(*batches, np.full(len(batches.lane), -1)))
-        batches = Fetches(no_fetch, no_fetch, no_fetch)
+        batches = LaneTimes(*(column[:0] for column in batches))
     first = np.full(lanes.size, NEG_INF)
     waits.append(Waits(np.arange(lanes.size), first, first, np.full(lanes.size, -1)))
     every = Waits(*(np.concatenate(column).astype(np.int64) for column in zip(*waits, strict=True)))
-    return LaneWaits(_in_turn(every, events, lanes, launches), batches, unclear)
+    return _in_turn(every, events, lanes, launches), batches, unclear
 
 
-def _synchronizations(trace: Trace, lanes: HostLanes) -> _Candidates:
+def _synchronizations(trace: Trace, lanes: HostLanes) -> LaneTimes:
     host = trace.host
     syncs = host_rows(trace, SYNCHRONIZE)
     syncs = syncs[lanes.of_line[host.line[syncs]] >= 0]
-    return _Candidates(lanes.of_line[host.line[syncs]], host.start_ns[syncs], host.end_ns[syncs])
+    return LaneTimes(lanes.of_line[host.line[syncs]], host.start_ns[syncs], host.end_ns[syncs])
 
 
-def _held_launches(events: Events, launches: Launches) -> _Candidates:
+def _held_launches(events: Events, launches: Launches) -> LaneTimes:
     """Launching calls that may have waited. One whose kernel ran meanwhile did not wait for room in the queue, it was
     slow by itself; one that copies from or to the host may wait for the copy."""
     slow = (events.end <= launches.end) & (events.kind != Kind.H2D) & (events.kind != Kind.D2H)
     held = np.flatnonzero(_held(launches) & ~slow & ~_lasts_as_its_copy(events, launches))
-    return _Candidates(launches.lane[held], launches.begin[held], launches.end[held])
+    return LaneTimes(launches.lane[held], launches.begin[held], launches.end[held])
 
 
-def _held_at_end(trace: Trace, lanes: HostLanes, launches: Launches) -> _Candidates:
+def _held_at_end(trace: Trace, lanes: HostLanes, launches: Launches) -> LaneTimes:
     """Launching calls that may have waited and whose event is not in the trace: with a full queue, those of its last
     stretch."""
     host = trace.host
@@ -142,7 +126,7 @@ def _held_at_end(trace: Trace, lanes: HostLanes, launches: Launches) -> _Candida
     lane = lanes.of_line[host.line[calls]]
     last = np.array([of_lane[-1] if len(of_lane) else POS_INF for of_lane in launches.by_lane] + [POS_INF], np.int64)
     held = (host.start_ns[calls] > last[lane]) & (host.end_ns[calls] - host.start_ns[calls] >= HELD_NS)
-    return _Candidates(lane[held], host.start_ns[calls][held], host.end_ns[calls][held])
+    return LaneTimes(lane[held], host.start_ns[calls][held], host.end_ns[calls][held])
 
 
 def _held_copies(events: Events, launches: Launches) -> Waits:
@@ -163,7 +147,7 @@ def _lasts_as_its_copy(events: Events, launches: Launches) -> Flags:
     return with_host & (sooner > 0) & (sooner <= np.minimum(events.work // 10, LATENCY_NS))
 
 
-def _batch_waits(trace: Trace, lanes: HostLanes, loops: Sequence[TrainingLoop], marks: StepMarks) -> Fetches:
+def _batch_waits(trace: Trace, lanes: HostLanes, loops: Sequence[TrainingLoop], marks: StepMarks) -> LaneTimes:
     """The long waits of loops for a batch, by the lanes of their threads, or of their hosts where these are unknown."""
     longest_fetch_ns = max(_INPUT_WAIT_NS, marks.median_s * 1e9 * _INPUT_WAIT_SHARE)
     parts = []
@@ -171,13 +155,13 @@ def _batch_waits(trace: Trace, lanes: HostLanes, loops: Sequence[TrainingLoop], 
         of_loop = {int(lanes.of_line[loop.line])} if loop.line >= 0 else {
             lane for gpu, lane in lanes.of_gpu.items() if trace.gpus[gpu].host == loop.host}
         long = loop.waits.end - loop.waits.start >= longest_fetch_ns
-        parts += [Fetches(np.full(int(long.sum()), lane), loop.waits.start[long], loop.waits.end[long])
+        parts += [LaneTimes(np.full(int(long.sum()), lane), loop.waits.start[long], loop.waits.end[long])
                   for lane in of_loop - {-1}]
-    return Fetches(*(np.concatenate([np.empty(0, np.int64), *(part[i] for part in parts)]) for i in range(3)))
+    return LaneTimes(*(np.concatenate([np.empty(0, np.int64), *(part[i] for part in parts)]) for i in range(3)))
 
 
 def _pauses(lane: int, events: Events, lanes: HostLanes, launches: Launches, marks: StepMarks, *, ambiguous: bool,
-            ) -> tuple[_Candidates, Spans]:
+            ) -> tuple[LaneTimes, Spans]:
     """Pauses in which a lane waits in calls that are not recorded; and those that may be such (ns).
 
     1. A lane that launches nothing until all its GPUs' work is done has *drained* them.
@@ -211,7 +195,7 @@ def _pauses(lane: int, events: Events, lanes: HostLanes, launches: Launches, mar
     end = next_launch.copy()
     end[drained] = np.minimum(next_launch[drained], work_end[drained] + LATENCY_NS)
     held[drained] = True
-    return (_Candidates(np.full(int(held.sum()), lane), called[held], end[held]),
+    return (LaneTimes(np.full(int(held.sum()), lane), called[held], end[held]),
             union(called[unsure], work_end[unsure]))
 
 
@@ -244,7 +228,7 @@ def _spread(group: I64, value: I64) -> I64:
     return out
 
 
-def _ended_last(calls: _Candidates, events: Events, lanes: HostLanes, launches: Launches) -> I64:
+def _ended_last(calls: LaneTimes, events: Events, lanes: HostLanes, launches: Launches) -> I64:
     """Event of the lane's GPUs that ended last in each call, and was launched before it; -1: none."""
     out = np.full(len(calls.lane), -1, np.int64)
     for lane in np.unique(calls.lane).tolist():

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.cure import AS_RECORDED, Cure
 from gputop.analysis.what_if.dependencies import LATENCY_NS, NEG_INF, RETURNS_NS, Flags
 from gputop.analysis.what_if.graph import MAX_EVENTS, Graph, build_graph, with_ambiguous_waits
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
@@ -75,7 +75,7 @@ class Replay:
 
     @cached_property
     def _waiting(self) -> Replay:
-        return _replay_of(with_ambiguous_waits(self.graph), self.modeled_ns)
+        return replay_graph(with_ambiguous_waits(self.graph), self.modeled_ns)
 
 
 def replay_window(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
@@ -85,12 +85,11 @@ def replay_window(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Ste
     return None if graph is None else replay_graph(graph)
 
 
-def replay_graph(graph: Graph) -> Replay:
-    return _replay_of(graph, steps_time_ns(graph, run_replay(graph, None, exact=False)))
-
-
-def _replay_of(graph: Graph, modeled_ns: int) -> Replay:
-    return Replay(graph, steps_time_ns(graph, run_replay(graph, None)), modeled_ns)
+def replay_graph(graph: Graph, modeled_ns: int | None = None) -> Replay:
+    """The replay of a graph; ``modeled_ns``: what the graph alone gives, where that is known."""
+    if modeled_ns is None:
+        modeled_ns = steps_time_ns(graph, run_replay(graph, AS_RECORDED, exact=False))
+    return Replay(graph, steps_time_ns(graph, run_replay(graph, AS_RECORDED)), modeled_ns)
 
 
 # -- a replay -----------------------------------------------------------------------------------------------
@@ -131,20 +130,10 @@ class _WaitTimes(NamedTuple):
     input_ready: list[int]
 
 
-class _Solution(NamedTuple):
-    """Result in ns: the time at which each piece ends, its end by its launches alone (``launched``), by how much a host
-    lane is ahead of the recording after each wait (``ahead``), and what it gains in addition by collectives before its
-    next wait (``gained``)."""
-
-    ends: list[int]
-    launched: list[int]
-    ahead: list[int]
-    gained: list[int]
-
-
 class Run(NamedTuple):
     """A replay, in ns. ``ends`` is when each piece ends, ``earlier`` by how much earlier than ``durations.by_launch``
-    its events were launched; ``ahead`` and ``gained`` are as in :class:`_Solution`."""
+    its events were launched, ``ahead`` by how much a host lane is ahead of the recording after each wait, and
+    ``gained`` what it gains in addition by collectives before its next wait."""
 
     durations: _Durations
     removed: _Removed
@@ -154,7 +143,7 @@ class Run(NamedTuple):
     gained: I64
 
 
-def run_replay(graph: Graph, cure: Cure | None, *, exact: bool = True) -> Run:
+def run_replay(graph: Graph, cure: Cure, *, exact: bool = True) -> Run:
     """Go through the graph with a cure. ``exact``: with the recorded latencies, else with the usual ones.
 
     1. Scale the events' durations, remove the host's time, cancel its calls.
@@ -173,27 +162,25 @@ def run_replay(graph: Graph, cure: Cure | None, *, exact: bool = True) -> Run:
     begin = np.where(canceled, np.minimum(begin + graph.launches.usual_call_ns, end), begin)
     returns = waits.end - np.where(waits.on >= 0, graph.events.end[waits.on], waits.end)
     returns = returns if exact else np.minimum(returns, RETURNS_NS)
-    solution = _solve(
+    ends, by_launches, ahead, gained = (np.array(times, np.int64) for times in _solve(
         graph,
         _PieceTimes(launched.tolist(), (elapsed[tail] - elapsed[head] + added[head]).tolist(),
                     (added - work)[head].tolist(), since_source[head].tolist(),
                     _scaled(graph.collectives.transfer, ratio)[head].tolist()),
         _WaitTimes(begin.tolist(), end.tolist(), returns.tolist(), canceled.tolist(), _input_ready(graph, cure)),
-        together=cure is not None and cure.together)
-    return Run(durations, removed, np.array(solution.ends, np.int64),
-               launched - np.array(solution.launched, np.int64), np.array(solution.ahead, np.int64),
-               np.array(solution.gained, np.int64))
+        together=cure.together))
+    return Run(durations, removed, ends, launched - by_launches, ahead, gained)
 
 
-def _durations(graph: Graph, cure: Cure | None, ratio: npt.NDArray[np.float64] | None, removed: _Removed, exact: bool,
+def _durations(graph: Graph, cure: Cure, ratio: npt.NDArray[np.float64] | None, removed: _Removed, exact: bool,
                ) -> _Durations:
     events, launches, delays = graph.events, graph.launches, graph.delays
     pause = delays.after_previous if exact else delays.usual_after_previous
     latency = delays.after_launch if exact else delays.usual_after_launch
-    if cure is not None and cure.pauses:
+    if cure.pauses:
         pause = np.where(pause <= 2 * LATENCY_NS, 0, pause)
         latency = np.minimum(latency, LATENCY_NS)
-    launch = launches.begin - _removed_before(removed, launches.lane, launches.begin) if removed else launches.begin
+    launch = launches.begin - _removed_before(removed, launches.lane, launches.begin)
     work = _scaled(events.work, ratio)
     added = np.where(events.first, 0, pause) + work
     elapsed = np.cumsum(added)
@@ -202,8 +189,10 @@ def _durations(graph: Graph, cure: Cure | None, ratio: npt.NDArray[np.float64] |
                       delays.since_source if exact else np.minimum(delays.since_source, LATENCY_NS))
 
 
-def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: bool) -> _Solution:
-    """Go through waits, pieces and collectives in the order of their recorded times.
+def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: bool,
+           ) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Go through waits, pieces and collectives in the order of their recorded times. Returns the ends of the pieces,
+    their ends by their launches alone, and ``ahead`` and ``gained`` of :class:`Run`.
 
     1. A wait: the lane goes on when what it waits for is ready, no sooner than it came to the wait. What it then has
        gained on the recording is how much it is ahead.
@@ -266,7 +255,7 @@ def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: boo
     gained = [0] * count
     for lane, wait in last_wait.items():
         gained[wait] = lane_gained[lane] - gained_until[wait]
-    return _Solution(ends, launched, ahead, gained)
+    return ends, launched, ahead, gained
 
 
 def steps_time_ns(graph: Graph, run: Run) -> int:
@@ -287,7 +276,7 @@ def steps_time_ns(graph: Graph, run: Run) -> int:
 # -- events -------------------------------------------------------------------------------------------------
 
 
-def event_times(graph: Graph, cure: Cure | None) -> tuple[I64, I64]:
+def event_times(graph: Graph, cure: Cure) -> tuple[I64, I64]:
     """Begin and end of each event with the fix (ns), shape (events,).
 
     1. The first event of a piece ends after the one before it in its stream and after its source.
@@ -340,9 +329,9 @@ def _scaled(times: I64, ratio: npt.NDArray[np.float64] | None) -> I64:
     return times if ratio is None else (times * ratio).astype(np.int64)
 
 
-def _ratio_left(graph: Graph, cure: Cure | None) -> npt.NDArray[np.float64] | None:
+def _ratio_left(graph: Graph, cure: Cure) -> npt.NDArray[np.float64] | None:
     """Ratio of each event's duration that is left; None: all."""
-    if cure is None or not cure.scaled:
+    if not cure.scaled:
         return None
     left = np.ones(len(graph.events.row))
     for rows, ratio in cure.scaled:
@@ -352,7 +341,7 @@ def _ratio_left(graph: Graph, cure: Cure | None) -> npt.NDArray[np.float64] | No
     return left
 
 
-def _removed_time(graph: Graph, cure: Cure | None) -> _Removed:
+def _removed_time(graph: Graph, cure: Cure) -> _Removed:
     """Time, by host lane, that it no longer needs, within the replayed time and without its waits.
 
     1. What the cure removes of the threads that launch to a GPU.
@@ -360,8 +349,6 @@ def _removed_time(graph: Graph, cure: Cure | None) -> _Removed:
     3. Calls that are no longer made, from the lane's last launch in them, unless it goes on in another thread.
     4. With ``input_left`` that part of its fetches.
     """
-    if cure is None:
-        return {}
     parts: dict[int, list[Spans]] = {}
     for gpu, spans in cure.host.items():
         if gpu in graph.lanes.of_gpu:
@@ -397,9 +384,9 @@ def _next_launching_line(graph: Graph, lane: int, time_ns: I64) -> I64:
     return line[np.searchsorted(launches.begin[of_lane], time_ns)]
 
 
-def _canceled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64, I64, I64]]:
+def _canceled_calls(graph: Graph, cure: Cure) -> Iterator[tuple[int, I64, I64, I64]]:
     """Yield the calls that are no longer made by host lane, in order of their ends: lane, threads, begins and ends."""
-    if cure is None or not len(cure.calls.line):
+    if not len(cure.calls.line):
         return
     line, start, end = cure.calls
     lanes = graph.lanes.of_line[line]
@@ -409,7 +396,7 @@ def _canceled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64,
         yield lane, line[of_lane], start[of_lane], end[of_lane]
 
 
-def _canceled(graph: Graph, cure: Cure | None) -> Flags:
+def _canceled(graph: Graph, cure: Cure) -> Flags:
     """Mask of the waits that end in a call that is no longer made."""
     waits = graph.waits
     out = np.zeros(len(waits.lane), bool)
@@ -429,12 +416,12 @@ def _removed_before(removed: _Removed, lane: I64, t: I64) -> I64:
     return out
 
 
-def _input_ready(graph: Graph, cure: Cure | None) -> list[int]:
+def _input_ready(graph: Graph, cure: Cure) -> list[int]:
     """Time at which the batch is there for each wait for a batch: as recorded, less what all batches until then come
     sooner."""
     waits = graph.waits
     out = waits.end.copy()
-    if cure is not None and cure.input_left < 1.0:
+    if cure.input_left < 1.0:
         for lane in range(graph.lanes.size):
             of_lane = np.flatnonzero((waits.lane == lane) & (waits.on < 0) & (waits.end > NEG_INF))
             out[of_lane] -= np.cumsum((1 - cure.input_left) * (waits.end[of_lane] - waits.begin[of_lane])).astype(

@@ -8,7 +8,7 @@ machine's clock, for servers that do not write that into the trace (docs/contrib
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,13 @@ def read_clocks(folder: Path) -> dict[str, HostClock]:
         return {str(name): _clock(about) for name, about in document["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def clocks_of(files: Sequence[Path]) -> dict[str, HostClock]:
+    """The clocks of several trace files, by path; of one nothing is to be aligned."""
+    folders = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
+    return {str(file): clock for file in files
+            if (clock := folders.get(file.parent, {}).get(file.name.removesuffix(".gz")))}
 
 
 def _clock(about: Any) -> HostClock:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gputop.text.units import seconds
 from gputop.trace.builder import TraceBuilder
-from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind
+from gputop.trace.model import I64, Kind
 from gputop.trace.readers.clock_file import HostClock
 
 # Largest offset where the capture measured none: NTP keeps clocks within milliseconds, a node without it drifts by
@@ -170,21 +170,13 @@ def _by_start(start: I64, end: I64) -> tuple[I64, I64]:
 
 def _move(builder: TraceBuilder, host: HostSlices, by_ns: int) -> None:
     for device in builder.device[host.device]:
-        _move_device(device, by_ns)
+        device.start_ns += by_ns
+        device.end_ns += by_ns
+        launched = device.launch_line >= 0
+        device.launch_ns[launched] += by_ns
+        device.launch_end_ns[launched] += by_ns
     for events in builder.host[host.host]:
-        _move_host(events, by_ns)
+        events.start_ns += by_ns
+        events.end_ns += by_ns
     for allocator in builder.allocator[host.allocator]:
         allocator.time_ns += by_ns
-
-
-def _move_device(events: DeviceEvents, by_ns: int) -> None:
-    events.start_ns += by_ns
-    events.end_ns += by_ns
-    launched = events.launch_line >= 0
-    events.launch_ns[launched] += by_ns
-    events.launch_end_ns[launched] += by_ns
-
-
-def _move_host(events: HostEvents, by_ns: int) -> None:
-    events.start_ns += by_ns
-    events.end_ns += by_ns

@@ -19,6 +19,7 @@ from gputop.trace.parallel import pool
 Data = bytes | bytearray | mmap.mmap
 GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 18
+_PREFIX_BYTES = 1 << 16  # of a file, by which its format is known
 _PART_BYTES = 1 << 23  # part of a large file that one core reads
 _MEMORY_SHARE = 0.5  # share of the free memory for one trace
 _CHECK_PERIOD_S = 0.05
@@ -80,17 +81,17 @@ def _is_sparse(descriptor: int) -> bool:
     return hole < state.st_size
 
 
-def read_prefix(path: Path, size: int = 1 << 16) -> bytes:
+def read_prefix(path: Path) -> bytes:
     """The first bytes of a file's content, decompressed."""
     with open_trace(path) as file:
-        begin = file.read(size)
+        begin = file.read(_PREFIX_BYTES)
     if not begin.startswith(GZIP):
         return begin
     damaged: set[str] = set()
     out = next(_decompressed(begin, iter(()), path, damaged), b"")
     if not out and damaged:
         raise GputopError(f"{path} is damaged: its data cannot be decompressed.", "Copy it again.")
-    return out[:size]
+    return out[:_PREFIX_BYTES]
 
 
 def size_bytes(path: Path) -> int:

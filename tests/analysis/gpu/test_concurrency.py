@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.analysis.gpu import concurrency as own
-from gputop.analysis.gpu.concurrency import concurrency
+from gputop.analysis.gpu import replicas
+from gputop.analysis.gpu.replicas import concurrency
 from gputop.trace.intervals import EMPTY, Spans, union
 
 WHOLE = 60
@@ -33,7 +33,7 @@ def test_against_counting_instants(active, window, offset, at_once):
     sets = [instants(spans(pile)) & instants(within) for pile in active]
     whole, n = len(instants(within)), len(sets)
     moved = [Spans(s.start + offset, s.end + offset) for s in map(spans, active)]
-    with patch.object(own, "_EDGES_AT_ONCE", at_once):
+    with patch.object(replicas, "_EDGES_AT_ONCE", at_once):
         c = concurrency(moved, Spans(within.start + offset, within.end + offset), range(n))
     assert c is not None
     level = [sum(t in s for s in sets) for t in instants(within)]

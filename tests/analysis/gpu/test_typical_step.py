@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from gputop.analysis.gpu.breakdown import breakdown, parts_by_gpu
+from gputop.analysis.gpu.breakdown import SLOTS, breakdown, parts_by_gpu, typical_step
 from gputop.analysis.gpu.device_time import timelines
-from gputop.analysis.gpu.typical_step import SLOTS, typical_step
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.core.codec import to_document

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.analysis.host.input_pipeline import input_pipeline, stage_self_times
+from gputop.analysis.host.tf_data import input_pipeline, stage_self_times
 from gputop.analysis.steps.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 

@@ -16,7 +16,7 @@ from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Analysis
 from gputop.analysis.steps.steps import find_steps
-from gputop.analysis.what_if.cure import Cure, combined
+from gputop.analysis.what_if.cure import AS_RECORDED, Cure, combined
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import TOLERANCE, Replay, event_times, idle_saved, replay_window
 from gputop.core.findings import Gain, with_cures
@@ -266,7 +266,7 @@ def any_job(seed: int, renamed: bool = False) -> Builder:
 def test_nothing_changed_changes_nothing(seed: int) -> None:
     found = replay(any_job(seed).build())
     assert found.saved(Cure(assumes="")) == 0.0
-    begin, end = event_times(found.graph, None)
+    begin, end = event_times(found.graph, AS_RECORDED)
     assert (begin == found.graph.events.start).all() and (end == found.graph.events.end).all()
     assert not any(spans.total for spans in idle_saved(found.graph, Cure(assumes="")).values())
     calls = host_waits(found.graph.trace, 0).calls

@@ -286,7 +286,8 @@ class _Events:
             return
         category, pid = str(event.get("cat", "")).lower(), hashable(event.get("pid"))
         if category == "trace" and str(event.get("name", "")).startswith(_RECORDING):
-            self._extend_window(ts, ts + dur)
+            begin, end = self.window_us or (ts, ts)
+            self.window_us = min(begin, ts), max(end, ts + dur)
         if category in _SKIPPED_CATEGORIES or (category == "" and pid == "Spans"):
             return
         name, args = str(event.get("name", "")), event.get("args")
@@ -332,10 +333,6 @@ class _Events:
                 dst))
         if len(self._batch) == _BATCH:
             self._flush()
-
-    def _extend_window(self, begin_us: float, end_us: float) -> None:
-        begin, end = self.window_us or (begin_us, end_us)
-        self.window_us = min(begin, begin_us), max(end, end_us)
 
     def _row(self, pid: Any, tid: Any) -> int:
         number = self._row_numbers.setdefault((pid, tid), len(self.rows))

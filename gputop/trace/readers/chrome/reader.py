@@ -23,7 +23,7 @@ from gputop.trace.lookups import TORCH_HOST_MEMORY
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file, text_of
-from gputop.trace.readers.clock_file import HostClock, read_clocks
+from gputop.trace.readers.clock_file import HostClock, clocks_of
 from gputop.trace.readers.content import memory_limit, read_chunks
 from gputop.trace.threads import NOT_NUMBERED
 
@@ -38,11 +38,8 @@ _NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 def read_files(files: Sequence[Path]) -> Trace:
     """The ranks of one job. Raises as :func:`read_chrome`, and GputopError for files that cannot be read."""
     damaged: set[str] = set()
-    clocks = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
     return read_chrome([(str(file), read_chunks(file, damaged)) for file in files], damaged=damaged,
-                       limit_bytes=memory_limit(),
-                       known_clocks={str(file): clock for file in files
-                                     if (clock := clocks.get(file.parent, {}).get(file.name.removesuffix(".gz")))})
+                       limit_bytes=memory_limit(), known_clocks=clocks_of(files))
 
 
 def read_chrome(

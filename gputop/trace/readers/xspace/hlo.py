@@ -100,8 +100,6 @@ class ConvolutionDimensions:
 
     input_batch: int
     input_feature: int
-    kernel_input_feature: int
-    kernel_output_feature: int
     output_feature: int
     input_spatial: tuple[int, ...]
     kernel_spatial: tuple[int, ...]
@@ -218,7 +216,7 @@ class Program:
         window, dimensions = self._part(instruction, _WINDOW), self._part(instruction, _CONVOLUTION)
         if dimensions is None:
             return None
-        one, many = (3, 4, 7, 8, 10), (6, 11, 12)
+        one, many = (7, 8, 10), (6, 11, 12)
         dimension_fields = self._fields(*dimensions, (*(tag(n, VARINT) for n in one), *(tag(n, LENGTH) for n in many)))
         number = {n: signed(dimension_fields.values.get(tag(n, VARINT), 0)) for n in one}
         spatial = {n: self.numbers(dimension_fields, tag(n, LENGTH)) for n in many}
@@ -228,8 +226,8 @@ class Program:
             size, stride, low, dilation, base = (signed(values.get(tag(n, VARINT), d))
                                                  for n, d in ((1, 0), (2, 1), (3, 0), (5, 1), (6, 1)))
             windows.append(Window(size, max(stride, 1), low, max(dilation, 1), max(base, 1)))
-        return ConvolutionDimensions(number[7], number[8], number[3], number[4], number[10], spatial[11], spatial[6],
-                                     spatial[12]), tuple(windows)
+        return (ConvolutionDimensions(number[7], number[8], number[10], spatial[11], spatial[6], spatial[12]),
+                tuple(windows))
 
     def metadata(self, instruction: Instruction) -> tuple[str, str]:
         """The op's name with its scopes, and ``file:line`` of the source that made it; each empty where not told."""

@@ -22,7 +22,7 @@ from gputop.trace.quality import (
     note_serialized,
     note_unrecorded,
 )
-from gputop.trace.readers.clock_file import HostClock, read_clocks
+from gputop.trace.readers.clock_file import HostClock, clocks_of
 from gputop.trace.readers.clock_skew import HostSlices, align
 from gputop.trace.readers.content import Data, MemoryWatch, memory_limit, read_all
 from gputop.trace.readers.xspace.device_events import DeviceReader, Gpus
@@ -39,13 +39,10 @@ def read_files(files: Sequence[Path]) -> Trace:
     :func:`read_xspaces`, and GputopError for files that cannot be read."""
     damaged: set[str] = set()
     limit = memory_limit()
-    clocks = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
     # One after the other: the bytes of a file are given back before those of the next are read.
     return read_xspaces(((str(file), re.sub(r"\.xplane\.pb(\.gz)?$|\.pb(\.gz)?$", "", file.name),
                           partial(read_all, file, damaged, limit)) for file in files),
-                        damaged=damaged, limit_bytes=limit,
-                        known_clocks={str(file): clock for file in files
-                                      if (clock := clocks.get(file.parent, {}).get(file.name.removesuffix(".gz")))})
+                        damaged=damaged, limit_bytes=limit, known_clocks=clocks_of(files))
 
 
 def read_xspaces(

@@ -141,10 +141,9 @@ class Stats:
         """Join stats of one block, one after the other."""
         if len(pieces) == 1:
             return pieces[0]
-        return Stats(np.concatenate([piece.row for piece in pieces]),
-                     np.concatenate([piece.value_tag for piece in pieces]),
-                     np.concatenate([piece.value for piece in pieces]),
-                     np.concatenate([piece.begin for piece in pieces]), pieces[0].block)
+        row, value_tag, value, begin = (np.concatenate([getattr(piece, column) for piece in pieces])
+                                        for column in ("row", "value_tag", "value", "begin"))
+        return Stats(row, value_tag, value, begin, pieces[0].block)
 
     def _of(self, which: Bools, values: _Values) -> tuple[I64, _Values]:
         return (self.row, values) if which.all() else (self.row[which], values[which])
@@ -271,19 +270,10 @@ def _read_stats(data: Data, begin: I64, end: I64, stat_names: dict[int, str]) ->
     """The stats of a plane by name, without those that have no value."""
     if not len(begin):
         return {}
-    n = len(begin)
-    block, broken = Block(data, int(begin[0]), int(end[-1])), np.zeros(n, bool)
-    stat_id, text = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    tag_, bits = np.zeros(n, np.uint8), np.zeros(n, np.uint64)
-    for fields in block.walk(begin - block.base, end - block.base, broken):
-        matching = fields.mask(STAT_METADATA_ID)
-        _put(stat_id, fields.rows[matching], fields.value[matching].view(np.int64))
-        matching = fields.mask(*STAT_VALUES)
-        _put(tag_, fields.rows[matching], np.broadcast_to(fields.tag, len(fields.rows))[matching])
-        _put(bits, fields.rows[matching], fields.value[matching])
-        _put(text, fields.rows[matching], fields.begin[matching])
+    block, stat_id = Block(data, int(begin[0]), int(end[-1])), np.zeros(len(begin), np.int64)
+    tag_, bits, text, _ = _walk_stats(block, begin - block.base, end - block.base, stat_id)
     stats = {}
-    for i in range(n):
+    for i in range(len(begin)):
         value: int | float | str | None = None
         if tag_[i] == STAT_DOUBLE:
             value = float(bits[i].view(np.float64))
@@ -456,16 +446,7 @@ class _FoundStats:
         if not self._found:
             return {}
         rows, stat_id, begin, end = (np.concatenate(column) for column in zip(*self._found, strict=True))
-        n = len(rows)
-        broken, value_tag = np.zeros(n, bool), np.zeros(n, np.uint8)
-        value, text_begin = np.zeros(n, np.uint64), np.zeros(n, np.int64)
-        for fields in self._block.walk(begin, end, broken):
-            matching = fields.mask(STAT_METADATA_ID)
-            _put(stat_id, fields.rows[matching], fields.value[matching].view(np.int64))
-            matching = fields.mask(*STAT_VALUES)
-            _put(value_tag, fields.rows[matching], np.broadcast_to(fields.tag, len(fields.rows))[matching])
-            _put(value, fields.rows[matching], fields.value[matching])
-            _put(text_begin, fields.rows[matching], fields.begin[matching])
+        value_tag, value, text_begin, broken = _walk_stats(self._block, begin, end, stat_id)
         code = self._wanted(stat_id).astype(np.int16)
         code[broken] = -1
         out = {}
@@ -473,6 +454,22 @@ class _FoundStats:
             where = np.flatnonzero(code == number)
             out[number] = Stats(rows[where], value_tag[where], value[where], text_begin[where], self._block)
         return out
+
+
+def _walk_stats(block: Block, begin: I64, end: I64, stat_id: I64) -> tuple[npt.NDArray[np.uint8], U64, I64, Bools]:
+    """The tags, bits and text begins of the values of these stats, and which are malformed; sets the ids that are
+    there."""
+    n = len(begin)
+    broken, tag_ = np.zeros(n, bool), np.zeros(n, np.uint8)
+    bits, text = np.zeros(n, np.uint64), np.zeros(n, np.int64)
+    for fields in block.walk(begin, end, broken):
+        matching = fields.mask(STAT_METADATA_ID)
+        _put(stat_id, fields.rows[matching], fields.value[matching].view(np.int64))
+        matching = fields.mask(*STAT_VALUES)
+        _put(tag_, fields.rows[matching], np.broadcast_to(fields.tag, len(fields.rows))[matching])
+        _put(bits, fields.rows[matching], fields.value[matching])
+        _put(text, fields.rows[matching], fields.begin[matching])
+    return tag_, bits, text, broken
 
 
 def _put(column: np.ndarray, rows: I64, values: np.ndarray) -> None:

@@ -60,7 +60,7 @@ def test_a_damaged_program_raises_nothing_and_takes_bounded_work() -> None:
 
 
 def dims(shape: Shape, kernel: Shape) -> ConvolutionDimensions:
-    return ConvolutionDimensions(0, 3, 2, 3, 3, (1, 2), (0, 1), (1, 2))
+    return ConvolutionDimensions(0, 3, 3, (1, 2), (0, 1), (1, 2))
 
 
 class Convolution:
