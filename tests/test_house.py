@@ -59,7 +59,7 @@ DATACLASSES = {
 NAMED_TUPLES = {
     "advice": 4, "analysis": 65, "cluster": 1, "commands": 1, "comparison": 2, "core": 3, "diagnosis": 4, "export": 3,
     "goodput": 3, "profiler": 3, "render": 2, "rules": 10, "session": 3, "simulation": 4, "sources": 2,
-    "telemetry": 5, "text": 1, "timeline": 9, "trace": 19, "tui": 14,
+    "telemetry": 5, "text": 1, "timeline": 9, "trace": 19, "tui": 12,
 }
 
 

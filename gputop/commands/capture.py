@@ -20,8 +20,7 @@ from gputop.commands.arguments import (
     worker_options,
 )
 from gputop.commands.attach import agreed, confirmed
-from gputop.commands.common import options_of, print_capture, source_of
-from gputop.commands.notifying import check_notify, notifying_of_capture
+from gputop.commands.common import check_notify, notifying_of_capture, options_of, print_capture, source_of
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
@@ -212,8 +211,7 @@ def _ready(pid: int, *, yes: bool) -> str:
 def _choose_workers(servers: Sequence[Server], figures: FigureOptions, watch: CounterWatch) -> Choice:
     """The few of many workers to capture, by live figures as far as there are any; says which and why."""
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
-    from gputop.session.node_figures import SECONDS, ask
-    from gputop.session.worker_figures import choose, elsewhere
+    from gputop.session.worker_figures import SECONDS, ask, choose, elsewhere
 
     def asking(done: int, nodes: int) -> None:
         if not done:

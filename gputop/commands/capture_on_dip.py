@@ -9,8 +9,7 @@ import threading
 
 from msgspec.structs import replace
 
-from gputop.commands.common import print_capture, source_of
-from gputop.commands.notifying import check_notify, notifying
+from gputop.commands.common import check_notify, notifying, print_capture, source_of
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, sentences
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.profiler.capture.records import CaptureRecord
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
             if auto_capture.note != reported:
                 reported = auto_capture.note
                 say(reported)
-            running = session.control.status is not None and session.control.status.running
+            running = session.control.running
             if stop.is_set() and not (running and not ended.is_set()):
                 return EXIT_OK
             if stop.is_set():

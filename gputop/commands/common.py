@@ -1,4 +1,6 @@
-"""Shared by several commands: the source and the options by the arguments, a started session, messages."""
+"""Shared by several commands: the source and the options by the arguments, a started session, messages; and what goes
+on while a command runs: metrics that are served (``--export``), notifications of what happens (``--notify``).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,15 @@ import contextlib
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS, save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.extras import install_command
 from gputop.core.samples import OK
 from gputop.session.options import AutoCaptureOptions, FigureOptions, Options
 from gputop.text import console
@@ -19,12 +25,14 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.commands.settings import Config
+    from gputop.export.openmetrics import Exporter
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.session import Session
     from gputop.sources.base import Source
     from gputop.tui.terminal.preferences import Preferences
 
 MAX_LATE_SAMPLES = 5
+_SCREEN_WAIT_S = 1.0  # for what is still being told when the screen closes
 
 
 def source_of(args: argparse.Namespace) -> Source:
@@ -55,14 +63,11 @@ def _has_screen_and_job(args: argparse.Namespace) -> bool:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir,
-                   auto_capture=_auto_capture_options(args), stacks=args.stacks, worker_figures=_figure_options(args))
-
-
-def _figure_options(args: argparse.Namespace) -> FigureOptions:
     config: Config = args.config
-    return FigureOptions(args.worker_figures, args.remote_command, args.prometheus or str(config["prometheus"]),
-                         {name: str(config[name]) for name in PROMETHEUS_CREDENTIALS})
+    figures = FigureOptions(args.worker_figures, args.remote_command, args.prometheus or str(config["prometheus"]),
+                            {name: str(config[name]) for name in PROMETHEUS_CREDENTIALS})
+    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir,
+                   auto_capture=_auto_capture_options(args), stacks=args.stacks, worker_figures=figures)
 
 
 def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None:
@@ -74,7 +79,7 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
             raise GputopError("--dip-max and --dip-before need --on-dip", "Add --on-dip.",
                               EXIT_USAGE)
         return None
-    from gputop.session.auto_capture.dip_rules import parse_rule
+    from gputop.session.auto_capture.dip_detector import parse_rule
 
     most = args.dip_max or (1 if args.command == "capture" else 20)
     return AutoCaptureOptions(parse_rule(args.on_dip), 60 * args.dip_every, most, args.dip_before)
@@ -165,3 +170,115 @@ def width() -> int:
     with contextlib.suppress(OSError):
         return min(120, max(60, os.get_terminal_size(sys.stdout.fileno()).columns))
     return 100
+
+
+# -- metrics: gputop export --listen, and --export of the monitor and of run ------------------------
+
+
+def check_export(args: argparse.Namespace) -> None:
+    """Check ``--export`` before the first frame. Raises GputopError."""
+    if args.export is not None:
+        check_metrics(args.export)
+
+
+def exporting(args: argparse.Namespace, session: Session) -> contextlib.AbstractContextManager[object]:
+    """Serves the session's figures during the block, where ``--export`` asks for it. Raises GputopError."""
+    if args.export is None:
+        return contextlib.nullcontext()
+    from gputop.export.openmetrics import Exporter
+
+    return serving(Exporter(session), args.export)
+
+
+@contextlib.contextmanager
+def serving(exporter: Exporter, address: tuple[str, int]) -> Iterator[str]:
+    """Serve metrics there for the block, which is given the address. Raises GputopError where that cannot be had."""
+    from gputop.export.metrics_server import MetricsServer, listen
+
+    server = MetricsServer(exporter, listen(*address))
+    with contextlib.closing(server):
+        server.start()
+        yield server.address
+
+
+def check_metrics(address: tuple[str, int] | None) -> None:
+    """Raises GputopError where prometheus_client is not installed; says who can read what is served at ``address``.
+
+    Cheap: nothing is imported.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("prometheus_client") is None:
+        raise GputopError("prometheus_client, which writes the metrics, is not installed", install_command("export"))
+    if address is not None and not is_loopback(address[0]):
+        say(f"whoever reaches {address[0]} can read the metrics, without a password")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# -- notifications: --notify ------------------------------------------------------------------------
+
+
+def check_notify(args: argparse.Namespace) -> None:
+    """Check ``--notify`` before the first frame. Raises GputopError (wrong usage)."""
+    if args.notify:
+        from gputop.session.notifier import parse_ways
+
+        ways = parse_ways(args.notify)
+        if host := ways.in_the_clear:
+            say(f"the webhook's address and token go to {host} unencrypted: use https://")
+        if ways.bell and args.command not in (None, "run"):
+            raise GputopError("--notify bell rings the monitor's terminal, but this command has no monitor",
+                              "Use command:LINE or webhook.", EXIT_USAGE)
+
+
+@contextlib.contextmanager
+def notifying(args: argparse.Namespace, session: Session) -> Iterator[None]:
+    """Tells what is new in the session during the block; a way that fails is said at the end. What is still being told
+    then has a second beside a screen, which closes at once, and elsewhere the time that a receiver has."""
+    if not args.notify:
+        yield
+        return
+    from gputop.session.notifier import TIMEOUT_S, Notifier, parse_ways
+
+    notifier = Notifier(session, parse_ways(args.notify))
+    try:
+        yield
+    finally:
+        notifier.close(_SCREEN_WAIT_S if args.command in (None, "run") else TIMEOUT_S + 1)
+        if notifier.problem:
+            say(notifier.problem)
+
+
+@contextlib.contextmanager
+def notifying_of_capture(args: argparse.Namespace, *, simulated: bool) -> Iterator[list[CaptureRecord]]:
+    """Tells, behind the block, the end of a capture that no session makes: of the record that the block adds to the
+    list, else of the error that it raises."""
+    made: list[CaptureRecord] = []
+    try:
+        yield made
+    except GputopError as error:
+        if not made and args.notify:
+            _tell_capture(args, "the capture failed", error.in_one_line, simulated=simulated)
+        raise
+    finally:
+        if made and args.notify:
+            from gputop.session.notifications import captured
+
+            _tell_capture(args, captured(made[0]), str(made[0].path), simulated=simulated)
+
+
+def _tell_capture(args: argparse.Namespace, title: str, text: str, *, simulated: bool) -> None:
+    from gputop.session.notifications import Notification
+    from gputop.session.notifier import parse_ways, tell
+    from gputop.simulation.node import HOSTNAME
+
+    host = HOSTNAME if simulated else os.uname().nodename
+    notification = Notification.of("capture", time.time(), host, title, text, simulated)
+    if problem := tell(parse_ways(args.notify), notification):
+        say(problem)

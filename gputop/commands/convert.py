@@ -15,7 +15,7 @@ from gputop.text import console
 from gputop.text.units import size
 
 if TYPE_CHECKING:
-    from gputop.export.columns import Tables
+    from gputop.export.write_tables import Tables
 
 _FORMATS = (".sqlite or .parquet (tables); for a trace also .json or .json.gz (Chrome, Perfetto); for a recording also "
             ".csv")

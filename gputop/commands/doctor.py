@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.doctor.examine import examine
-    from gputop.doctor.report import print_report
+    from gputop.doctor.examine import examine, print_report
 
     options = options_of(args)
     report = examine(options.logdir, options.attach, dcgm_address=args.dcgm, dcgm_bindings=args.dcgm_bindings)

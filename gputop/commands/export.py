@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gputop.commands.arguments import add_shared, notify_options, rules_options, watch_options
-from gputop.commands.common import options_of, source_of
-from gputop.commands.notifying import check_notify, notifying
+from gputop.commands.common import check_metrics, check_notify, notifying, options_of, serving, source_of
 from gputop.commands.option_types import listen_address
-from gputop.commands.serving import check, serving
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.text.console import say
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from gputop.session.session import Session
 
     address = args.listen or (DEFAULT_ADDRESS if args.textfile is None else None)
-    check(address)
+    check_metrics(address)
     check_notify(args)
     source = source_of(args)
     stop = threading.Event()

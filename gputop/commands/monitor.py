@@ -8,9 +8,15 @@ import gc
 import os
 import sys
 
-from gputop.commands.common import options_of, preferences_of, source_of
-from gputop.commands.notifying import check_notify, notifying
-from gputop.commands.serving import check_export, exporting
+from gputop.commands.common import (
+    check_export,
+    check_notify,
+    exporting,
+    notifying,
+    options_of,
+    preferences_of,
+    source_of,
+)
 from gputop.core.imports import without
 from gputop.core.memory import share_one_heap
 from gputop.text.console import say

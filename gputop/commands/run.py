@@ -18,11 +18,17 @@ from gputop.commands.arguments import (
     screen_options,
     watch_options,
 )
-from gputop.commands.common import options_of, preferences_of, source_of
+from gputop.commands.common import (
+    check_export,
+    check_notify,
+    exporting,
+    notifying,
+    options_of,
+    preferences_of,
+    source_of,
+)
 from gputop.commands.monitor import unfit_terminal
-from gputop.commands.notifying import check_notify, notifying
 from gputop.commands.option_types import port
-from gputop.commands.serving import check_export, exporting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.launch import environment
 from gputop.text import console, crash

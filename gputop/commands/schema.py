@@ -19,7 +19,7 @@ from gputop.comparison.document import CompareDocument
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.version import __version__
 from gputop.diagnosis.rule_trials import TrialsDocument
-from gputop.doctor.report import DoctorDocument
+from gputop.doctor.examine import DoctorDocument
 from gputop.export.analysis_documents import AnalysesDocument, AnalyzeDocument, CaptureDocument
 from gputop.goodput.model import Report
 from gputop.ranks.stacks_document import StacksDocument

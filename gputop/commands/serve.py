@@ -13,10 +13,8 @@ from gputop.commands.arguments import (
     screen_options,
     watch_options,
 )
-from gputop.commands.common import options_of, source_of
-from gputop.commands.notifying import check_notify
+from gputop.commands.common import check_notify, is_loopback, options_of, source_of
 from gputop.commands.option_types import listen_address
-from gputop.commands.serving import is_loopback
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.text.console import say
 

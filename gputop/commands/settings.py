@@ -10,6 +10,7 @@ The TOML parser is imported only where there is a file: the first frame does not
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -242,20 +243,14 @@ def apply_settings(args: argparse.Namespace, config: Config) -> None:
         if getattr(args, key, None) is None:
             setattr(args, key, config[key])
     if args.logdir is None:
-        logdir = Path(str(config["logdir"]))
-        args.logdir = _expand_home(logdir)
+        args.logdir = Path(str(config["logdir"]))
+        with contextlib.suppress(RuntimeError):  # ~nobody
+            args.logdir = args.logdir.expanduser()
     # --profiler-port names the machines of a job: another way to say where to attach.
     if not args.attach and getattr(args, "profiler_port", None) is None:
         attach = config["attach"]
         args.attach = list(attach) if isinstance(attach, tuple) else []
     args.config = config
-
-
-def _expand_home(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError:  # ~nobody
-        return path
 
 
 def document(config: Config) -> str:

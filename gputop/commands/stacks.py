@@ -4,12 +4,12 @@ where the ranks of this node stand."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gputop.commands.attach import confirmed
 from gputop.commands.option_types import pid
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
 from gputop.text import console
@@ -129,10 +129,7 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
     if not sys.stdin.isatty():
         raise GputopError(f"gputop asks first, but there is no terminal to ask: {'; '.join(reasons)}",
                           "If you want this: gputop stacks --yes", EXIT_USAGE)
-    console.note("\n".join(console.one_line(line, 300) for line in reasons))
-    with contextlib.suppress(EOFError):
-        return input("Read the stacks? [y/N] ").strip().lower() in ("y", "yes")
-    return False
+    return confirmed("\n".join(console.one_line(line, 300) for line in reasons), "Read the stacks? [y/N] ")
 
 
 def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | GputopError:

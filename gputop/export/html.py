@@ -20,7 +20,7 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.core.version import __version__
-from gputop.diagnosis.report import limit_of, text_report
+from gputop.diagnosis.report import limit_of, missing_figures, text_report
 from gputop.export import pictures, tables
 from gputop.export.tables import step_of
 from gputop.render.evidence_words import evidence
@@ -91,14 +91,11 @@ def to_html(document: Mapping[str, Any]) -> str:
 def analysis_page(result: Analysis) -> str:
     """The page of an analysis alone, as notebooks show it: findings, the step, the report as text."""
     title = f"gputop: {', '.join(map(printable, result.trace.hosts)) or 'a trace'}"
-    abstained: dict[str, list[str]] = {}
-    for rule in result.abstained:
-        abstained.setdefault(rule.missing, []).append(rule.id)
     notes = "".join(f'<p class="fine">{esc(note.message)}</p>' for note in result.trace.quality)
     report = esc_lines(text_report(result, findings=False))
     text = f"<details><summary>The analysis as text</summary><pre>{report}</pre></details>"
     parts = [f'<header class="top"><div><h1>{esc(title)}</h1></div></header>', BANNER if result.simulated else "",
-             _what_to_do(result.findings, limit_of(result), abstained),
+             _what_to_do(result.findings, limit_of(result), missing_figures(result)),
              "".join(("<section><h2>The step</h2>", *step_of(result), notes, text, "</section>"))]
     return page(title, parts, (f"<footer>Written by gputop {esc(__version__)}.</footer>",))
 

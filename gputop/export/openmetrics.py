@@ -190,22 +190,16 @@ class Exporter:
         from prometheus_client import generate_latest
         from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-        return (generate_openmetrics if openmetrics else generate_latest)(_Collected(self))  # type: ignore[arg-type]
-
-
-class _Collected:
-    """Collector that prometheus_client asks for metrics."""
-
-    def __init__(self, exporter: Exporter) -> None:
-        self._exporter = exporter
+        return (generate_openmetrics if openmetrics else generate_latest)(self)  # type: ignore[arg-type]
 
     def collect(self) -> Iterator[object]:
+        """Yield the metrics, for which prometheus_client asks its registry."""
         from prometheus_client.core import Metric as PrometheusMetric
 
-        sample = self._exporter.sample
+        sample = self.sample
         common = {"simulated": "true"} if sample is not None and sample.simulated else {}
         by_family: dict[Family, dict[tuple[tuple[str, str], ...], float]] = {f: {} for f in families()}
-        for family, labels, value in self._exporter.figures():
+        for family, labels, value in self.figures():
             if math.isfinite(value):
                 cleaned = {name: printable(text)[:_LABEL_CHARS] for name, text in {**labels, **common}.items()}
                 by_family[family][tuple(cleaned.items())] = value  # the same labels twice: a damaged answer; the last

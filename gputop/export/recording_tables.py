@@ -7,7 +7,7 @@ from typing import Any
 
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import NodeSample
-from gputop.export.columns import BATCH_ROWS, Batch, Table, Tables
+from gputop.export.write_tables import BATCH_ROWS, Batch, Table, Tables
 from gputop.replay.reader import Recording
 
 Row = tuple[Any, ...]

@@ -48,14 +48,8 @@ def document(session: Session) -> dict[str, Any]:
 
     Raises GputopError before the first sample.
     """
-    written: dict[str, Any] = to_document(_document(session), finite=True)  # a damaged recording may hold NaN
-    return written
-
-
-def _document(session: Session) -> form.Document:
-    sample = _sample(session)
-    record = session.results.last_capture
-    return document_of(
+    sample, record = _sample(session), session.results.last_capture
+    typed = document_of(
         form.Document, sample, gputop=__version__, interval_s=session.feed.interval_s, host=form.Host.of(sample.host),
         gpus=tuple(map(form.Gpu.of, sample.gpus)), processes=tuple(map(form.Process.of, sample.processes)),
         history=_history(session.feed.history, sample),
@@ -65,6 +59,8 @@ def _document(session: Session) -> form.Document:
                       for s in session.watch.servers),
         capture=None if record is None else form.Capture.of(record),
         findings=session.results.findings, limit=session.results.live.limit, abstained=session.results.live.abstained)
+    written: dict[str, Any] = to_document(typed, finite=True)  # a damaged recording may hold NaN
+    return written
 
 
 def _sample(session: Session) -> NodeSample:
@@ -140,7 +136,9 @@ def to_text(session: Session) -> str:
     out = ["*** SIMULATED: no hardware was measured ***"] if sample.simulated else []
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sample.time_s))
     out += [f"gputop {__version__}  {printable(sample.host.hostname)}  {stamp}  {printable(sample.source)}", "",
-            *_finding_lines(session), "", *_gpu_lines(sample), *_fault_lines(sample), "", *_host_lines(session, sample)]
+            *_finding_lines(session), "", *_gpu_lines(sample),
+            *(f"GPU {g.info.label}: {', '.join(faults)}" for g in sample.gpus if (faults := fault_texts(g))), "",
+            *_host_lines(session, sample)]
     for p in sample.processes:
         out += _process_lines(p)
     for other in sample.busy_without_gpu:
@@ -169,13 +167,6 @@ def _finding_lines(session: Session) -> list[str]:
                 *wrap(culprits_text(f), _COLUMNS, "    ", "      "), *wrap(f.action, _COLUMNS, "    -> ")]
         out += ["", *(f"       {line}" for line in lines(f.snippet).split("\n")), ""] if f.snippet else []
     return out
-
-
-def _fault_lines(sample: NodeSample) -> Iterator[str]:
-    for g in sample.gpus:
-        faults = fault_texts(g)
-        if faults:
-            yield f"GPU {g.info.label}: {', '.join(faults)}"
 
 
 def _host_lines(session: Session, sample: NodeSample) -> Iterator[str]:

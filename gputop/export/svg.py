@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gputop.core.findings import Finding
-from gputop.core.samples import OK, GpuSample, Reading
+from gputop.core.samples import OK, GpuSample
 from gputop.diagnosis.roofline import legend, svg_content
 from gputop.export import pictures
 from gputop.export.tables import analysis
@@ -24,7 +24,7 @@ from gputop.render.palette import DARK, SEVERITY_MARK
 from gputop.replay.snapshot import Snapshot, from_document
 from gputop.replay.snapshot_document import Grid
 from gputop.text.markup import esc, moment
-from gputop.text.units import bytes_, fit, percent, printable, reading, seconds
+from gputop.text.units import fit, percent, printable, reading, seconds
 
 _WIDTH, _EDGE = 1200, 24
 _LETTER = 7.83  # of a monospaced letter at 13 px, with some to spare
@@ -158,18 +158,14 @@ def _gpu(page: _Page, g: GpuSample, grid: Grid | None, top: float, height: float
 
 def _host(page: _Page, s: Snapshot) -> None:
     h = s.sample.host
-
-    def shown(r: Reading) -> str:
-        return "N/A" if r.value is None else reading(r)
-
-    ram = "N/A" if h["memory_used_bytes"].value is None else bytes_(h["memory_used_bytes"].value)
     full = f", {h.full_cores} full" if h.full_cores else ""
     cores = "" if h.cpu_count is None else f" of {h.cpu_count} cores{full}"
     page.y += 34
     page.text(_EDGE, "Host", _BOLD, bold=True)
-    page.text(_LANE_X + 14, f"CPU {shown(h['cpu_ratio'])}{cores}    RAM {ram}/{shown(h['memory_total_bytes'])}    "
-              f"disk read {shown(h['disk_read_bytes_per_s'])}    net in {shown(h['net_rx_bytes_per_s'])}".replace(
-                  "    ", "  ·  "))
+    page.text(_LANE_X + 14, "  ·  ".join((
+        f"CPU {reading(h['cpu_ratio'])}{cores}",
+        f"RAM {reading(h['memory_used_bytes'])}/{reading(h['memory_total_bytes'])}",
+        f"disk read {reading(h['disk_read_bytes_per_s'])}", f"net in {reading(h['net_rx_bytes_per_s'])}")))
 
 
 def _step(page: _Page, s: Snapshot) -> None:

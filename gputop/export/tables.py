@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from msgspec import Struct
-
 from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limits, RankTimes, TypicalStep
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
@@ -15,7 +13,7 @@ from gputop.diagnosis.report_device import mfu_text, rank_label
 from gputop.diagnosis.roofline import axes_text, legend, svg
 from gputop.diagnosis.wall_text import wall_rows, wall_title
 from gputop.export import pictures
-from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
+from gputop.render.gpu_columns import COLUMNS, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
 from gputop.replay.snapshot import Snapshot
 from gputop.text.commands import short_command, short_description
@@ -29,23 +27,16 @@ _OTHER_COLOR, _GAP_COLOR = "#8b93a3", "#e5955f"
 _MAX_SLOTS = 10_000  # of a step's picture
 
 
-class _Cell(Struct, frozen=True):
-    """A cell of "Now": its heading, the metric it shows, and the one that is 100% of it, if that is shown too."""
-
-    heading: str
-    metric: str
-    limit: str = ""
-
-
-def _cells(column: GpuColumn) -> Iterator[_Cell]:
-    """The cells of a column of :data:`COLUMNS`: one for each direction of a link."""
-    directions = ("",) if len(column.metrics) == 1 else (" in", " out")
-    for metric, direction in zip(column.metrics, directions, strict=True):
-        yield _Cell(column.heading_in("page") + direction, metric, column.limit)
+def _cells() -> Iterator[tuple[str, str, str]]:
+    """The cells of "Now", one for each direction of a link: heading, metric, and the metric that is 100% of it, if that
+    is shown too. The activity has none: it is drawn by its own rule."""
+    for column in (c for c in COLUMNS if c.page and c.metrics):
+        directions = ("",) if len(column.metrics) == 1 else (" in", " out")
+        for metric, direction in zip(column.metrics, directions, strict=True):
+            yield column.heading_in("page") + direction, metric, column.limit
 
 
-# Of the columns of "Now" all but the activity, which is drawn by its own rule.
-_CELLS = tuple(cell for column in COLUMNS if column.page and column.metrics for cell in _cells(column))
+_CELLS = tuple(_cells())
 
 
 def analysis(s: Snapshot) -> Analysis | None:
@@ -299,7 +290,7 @@ def gpus(s: Snapshot) -> str:
     sample = s.sample
     if not sample.gpus:
         return ""
-    head = "".join(f'<th title="{esc(GPU_METRICS[c.metric].help)}">{esc(c.heading)}</th>' for c in _CELLS)
+    head = "".join(f'<th title="{esc(GPU_METRICS[metric].help)}">{esc(heading)}</th>' for heading, metric, _ in _CELLS)
     rows = "".join(_gpu_row(g) for g in sample.gpus)
     metrics = "".join(_metric_row(metric, sample) for metric in GPU_METRICS)
     labels = "".join(f'<th title="{esc(g.info.uuid)}">{esc(g.info.label)}</th>' for g in sample.gpus)
@@ -317,8 +308,8 @@ def _gpu_row(g: GpuSample) -> str:
         problem = esc(f"{g.state}: {g.message}")
         return f'<tr>{label}<td class="bad wrap" colspan="{len(_CELLS) + 2}">{problem}</td></tr>'
     cells = _figure(g.activity()[1], activity_text(g))
-    for c in _CELLS:
-        cells += _pair(g[c.metric], g[c.limit]) if c.limit and g[c.metric].value is not None else _figure(g[c.metric])
+    for _, metric, limit in _CELLS:
+        cells += _pair(g[metric], g[limit]) if limit and g[metric].value is not None else _figure(g[metric])
     tone = "l warn" if flags_of(g)[0] else "l"
     return f'<tr>{label}{cells}<td class="{tone}">{esc(", ".join(clock_limits(g) + fault_texts(g)))}</td></tr>'
 

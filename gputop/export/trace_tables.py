@@ -10,7 +10,7 @@ import numpy as np
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.core.version import __version__
-from gputop.export.columns import NAMES, Batch, Table, Tables, batches_of
+from gputop.export.write_tables import NAMES, Batch, Table, Tables, batches_of
 from gputop.trace.model import Kind, MemoryKind, Trace
 
 ABOUT = Table.of("about", (

@@ -117,6 +117,11 @@ class CaptureControl:
     def servers(self) -> tuple[Server, ...]:
         return self.watch.servers
 
+    @property
+    def running(self) -> bool:
+        """Return whether a capture is under way."""
+        return self.status is not None and self.status.running
+
     def update_node(self, node: WatchedNode) -> None:
         """This is known of the node now."""
         self._node = node
@@ -139,7 +144,7 @@ class CaptureControl:
         """
         if isinstance(self._source, Player):
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
-        if self.status is not None and self.status.running:
+        if self.running:
             raise GputopError("a capture is running", "Press x to stop it and keep its data.")
         if request.process is not None:
             self.start_server(request.process, request)
@@ -213,7 +218,7 @@ class CaptureControl:
         threading.Thread(target=self._ask, args=(how, chosen, request), name="gputop-ask", daemon=True).start()
 
     def _ask(self, how: FigureOptions, chosen: Sequence[Server], request: CaptureRequest) -> None:
-        from gputop.session.node_figures import ask
+        from gputop.session.worker_figures import ask
 
         def progress(done: int, nodes: int) -> None:
             which = "1 node" if nodes == 1 else f"{nodes} nodes"
@@ -239,7 +244,7 @@ class CaptureControl:
 
     def open_saved(self, record: CaptureRecord) -> None:
         """Analyze an earlier capture in the background, then show it. Raises GputopError during a capture."""
-        if self.status is not None and self.status.running:
+        if self.running:
             raise GputopError("a capture is running", "Press x to stop it and keep its data.")
         name = record.path.parent.name if record.path.suffix else record.path.name
         self.set_status(CaptureStatus("analyzing", name, 0.0))
@@ -300,7 +305,7 @@ class CaptureControl:
 
     def stop_capture(self) -> bool:
         """End the capture under way early, its data kept. False if there is none."""
-        if self.status is None or not self.status.running:
+        if not self.running:
             return False
         self._stop_capture.set()
         self._hurry.set()

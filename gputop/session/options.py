@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CAPTURE_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
-DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture.dip_rules
+DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture.dip_detector
 
 
 class FigureOptions(Struct, frozen=True):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import stat_of
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_job
@@ -34,10 +34,8 @@ _FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes who
 
 def _runs(pid: int) -> bool:
     """Return whether a process of this node has not ended; one that its parent has yet to take notice of has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
-    except OSError:
-        return False
+    stat = stat_of(pid)
+    return stat is not None and stat.state not in "ZX"
 
 
 class WatchedJob:

@@ -243,7 +243,7 @@ class Session:
         """
         from gputop.sources.simulated import SimulatedSource
 
-        if self.control.status is not None and self.control.status.running:
+        if self.control.running:
             raise GputopError("a capture is running", "Wait for its end, or press x: it stops and its data is kept.")
         title = self.feed.source.next_job() if isinstance(self.feed.source, SimulatedSource) else None
         if title is None:

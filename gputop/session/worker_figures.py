@@ -1,22 +1,42 @@
-"""The live figures of the workers of a job: what to choose a few of many by."""
+"""The live figures of the workers of a job: what to choose a few of many by.
+
+Those of workers on other nodes come from gputop there, which is asked by ssh, or from a Prometheus that knows the
+nodes. Logging in on machines is for whoever asked for it: no node is asked without an option, a setting or a key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from queue import Empty, SimpleQueue
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gputop.core.errors import GputopError, sentences
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import GpuSample, NodeSample, ProcessSample, Reading
 from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.session.gpu_numbers import local
+from gputop.session.options import FigureOptions
 from gputop.telemetry.history import History
 from gputop.text.units import ranges, reading
 
+if TYPE_CHECKING:
+    from gputop.replay.snapshot import Snapshot
+
+SECONDS = 5  # time that gputop on a node samples: some steps
+_MAX_WAIT_S = 120.0  # longest wait for all nodes; 16 at once, that is some 250
+_PROMETHEUS_S = 120  # window that a Prometheus is asked for: some scrapes
+_POLL_S = 0.1
+_PORT_DIGITS = 5
+_MAX_NOTES = 6
+_MAX_PLAUSIBLE = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
+_KINDS = {"util": "gpu_util"}  # of a Prometheus, by other names than a sample has
 _WINDOW_S = 60.0  # some steps
 # The first that most of those workers have. Power tells work from waiting where activity does not.
 METRICS = ("sm_active", "power_w", "gr_active", "gpu_util")
@@ -57,7 +77,8 @@ def choose(servers: Sequence[Server], sample: NodeSample | None, history: Histor
     elif asked.of_nodes:
         figures = asked.by_address  # the figures of single processes cannot be compared with these
     else:
-        with_pids = [_with_pid(server, asked.pids) for server in servers]
+        with_pids = [server if server.pid is not None else replace(server, pid=asked.pids.get(server.address))
+                     for server in servers]
         figures = {**asked.by_address, **_of_this_node(with_pids, sample, history, asked.seconds)}
     metric = max(METRICS, key=lambda metric: sum(metric in worker.means for worker in figures.values()))
     chosen_from = {address: worker for address, worker in figures.items() if metric in worker.means}
@@ -86,10 +107,6 @@ def elsewhere(server: Server) -> bool:
 def gpus_of(process: ProcessSample, gpus: Sequence[GpuSample]) -> list[GpuSample]:
     """The GPUs, or MIG instances, that a process holds."""
     return [gpu for gpu in gpus if (held := process.gpus.get(gpu.info.index)) is not None and held.mig == gpu.info.mig]
-
-
-def _with_pid(server: Server, pids: Mapping[str, int]) -> Server:
-    return server if server.pid is not None else replace(server, pid=pids.get(server.address))
 
 
 def _of_this_node(servers: Sequence[Server], sample: NodeSample | None, history: History | None,
@@ -123,3 +140,176 @@ def _mean(history: History, uuids: Sequence[str], metric: str, window_s: float) 
     if not readings or not all(readings):
         return None
     return fmean(chain.from_iterable(readings))
+
+
+# -- figures of other nodes -------------------------------------------------------------------------
+
+
+class NodeAnswer(Struct, frozen=True):
+    """The figures of a node's workers by the ports of their profiler servers, and ``only``: those of its only process
+    on GPUs, None where there are several or none."""
+
+    by_port: Mapping[int, WorkerFigures]
+    only: WorkerFigures | None = None
+
+
+def of_snapshot(snapshot: Snapshot) -> NodeAnswer:
+    """The figures of the workers in a node's snapshot, over the last :data:`SECONDS` of its history. Pure."""
+    processes = {pid: p for p in snapshot.sample.processes for pid in (p.pid, p.local_pid) if pid is not None}
+    by_port: dict[int, set[int]] = {}
+    for server in snapshot.servers:
+        port = server.address.rpartition(":")[2]
+        if server.pid in processes and port.isdecimal() and len(port) <= _PORT_DIGITS:
+            by_port.setdefault(int(port), set()).add(processes[server.pid].pid)
+    computing = [p for p in snapshot.sample.processes if any("C" in gpu.kind for gpu in p.gpus.values())]
+    return NodeAnswer({port: _figures(processes[pid], snapshot) for port, (pid, *more) in by_port.items() if not more},
+                      _figures(computing[0], snapshot) if len(computing) == 1 else None)
+
+
+def _figures(process: ProcessSample, snapshot: Snapshot) -> WorkerFigures:
+    uuids = [gpu.info.uuid for gpu in gpus_of(process, snapshot.sample.gpus)]
+    means = {}
+    for metric in METRICS:
+        gpu_means = [_snapshot_mean(snapshot, uuid, metric) for uuid in uuids]
+        most = _MAX_PLAUSIBLE[GPU_METRICS[metric].unit]
+        plausible = [mean for mean in gpu_means if mean is not None and 0.0 <= mean <= most]
+        if plausible and len(plausible) == len(gpu_means):
+            means[metric] = fmean(plausible)
+    return WorkerFigures(means, float(SECONDS), ranges(process.gpus, ", "))
+
+
+def _snapshot_mean(snapshot: Snapshot, uuid: str, metric: str) -> float | None:
+    """Mean of one GPU: the slices of the history, weighted by what they have of the last seconds."""
+    grid = snapshot.history
+    values = next((track.mean for track in grid.gpus.get(uuid, ()) if track.metric == metric), ()) if grid else ()
+    if grid is None:
+        return None
+    end_s = snapshot.sample.time_s
+    total, weights = 0.0, 0.0
+    for i, value in enumerate(values):
+        begin_s = grid.start_s + i * grid.slice_s
+        weight = min(begin_s + grid.slice_s, end_s) - max(begin_s, end_s - SECONDS)
+        if value is not None and weight > 0:
+            total, weights = total + weight * value, weights + weight
+    return total / weights if weights else None
+
+
+def ask(servers: Sequence[Server], options: FigureOptions, stop: threading.Event,
+        on_progress: Callable[[int, int], None] = lambda done, nodes: None) -> AskedFigures:
+    """Ask as ``options`` say; blocks, until ``stop`` at the longest. ``on_progress`` as of :func:`by_ssh`."""
+    if options.way == "ssh":
+        return by_ssh(servers, options.remote_command, stop, on_progress)
+    if options.way == "prometheus":
+        return by_prometheus(servers, options.prometheus, options.credentials, stop)
+    return AskedFigures({}, "", float(SECONDS), pids=_elsewhere(servers)[1])
+
+
+def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
+           on_progress: Callable[[int, int], None] = lambda done, nodes: None) -> AskedFigures:
+    """Ask gputop on the nodes of these workers, ``command`` there; blocks, until ``stop`` at the longest. Workers of
+    this machine are left out. ``on_progress`` is told how many nodes have answered, and how many there are."""
+    from gputop.cluster.ssh import NodeProblem, Ssh, ask_all, by_cause, is_name
+    from gputop.profiler.addresses import split_address
+    from gputop.replay.snapshot import from_json
+
+    others, pids = _elsewhere(servers)
+    nodes: dict[str, list[Server]] = {}
+    for server in others:
+        nodes.setdefault(split_address(server.address)[0], []).append(server)
+    names = [name for name in nodes if is_name(name)]
+    problems = {name: NodeProblem("ssh does not accept this name", "") for name in nodes if not is_name(name)}
+    if names:
+        on_progress(0, len(names))
+    ssh = Ssh(command, lambda document: of_snapshot(from_json(document)), shared=False, seconds=SECONDS)
+    answers = ask_all(ssh, names, stop, _MAX_WAIT_S, lambda done: on_progress(done, len(names)))
+    figures: dict[str, WorkerFigures] = {}
+    for name in names:
+        answer = answers.get(name) or NodeProblem("it had not answered when gputop stopped waiting", "")
+        if isinstance(answer, NodeProblem):
+            problems[name] = answer
+            continue
+        for server in nodes[name]:
+            worker = answer.by_port.get(split_address(server.address)[1]) or (
+                answer.only if len(nodes[name]) == 1 else None)
+            if worker is not None and worker.means:
+                figures[server.address] = worker
+            else:
+                problems[server.address] = NodeProblem(
+                    "gputop there finds no process on GPUs that serves this port, or several" if worker is None else
+                    "its process holds no GPU that can be read", f"Try: ssh {name} {command} snapshot")
+    notes = tuple(sentences(problem.message, problem.fix) for problem in by_cause(problems))
+    if len(notes) > _MAX_NOTES:
+        notes = (*notes[:_MAX_NOTES], f"{len(notes) - _MAX_NOTES} more causes are not listed here.")
+    return AskedFigures(figures, "asked by ssh", SECONDS, pids=pids, notes=notes)
+
+
+def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str, str],
+                  stop: threading.Event) -> AskedFigures:
+    """Ask the Prometheus at ``url`` for the nodes of these workers; blocks, until ``stop`` at the longest. It knows no
+    processes: the figures are of all GPUs of a node."""
+    from gputop.cluster.node_means import node_means
+    from gputop.cluster.prometheus import connected
+    from gputop.cluster.slurm import short_name
+    from gputop.cluster.ssh import NodeProblem, by_cause
+    from gputop.profiler.addresses import machine_name
+
+    def ask() -> None:
+        try:
+            with connected(url, credentials, warnings.append) as client:
+                came.put(node_means(client, f"{_PROMETHEUS_S}s"))
+        except GputopError as error:
+            came.put(error)
+        except Exception as error:  # noqa: BLE001 - thread boundary
+            came.put(GputopError(f"Prometheus's answer cannot be read ({type(error).__name__})"))
+
+    if not url:
+        return AskedFigures({}, "by Prometheus", float(_PROMETHEUS_S), of_nodes=True, notes=(
+            "No address of Prometheus was given: --prometheus http://HOST:9090, or the setting prometheus.",))
+    warnings: list[str] = []
+    came: SimpleQueue[dict[str, dict[str, float]] | GputopError] = SimpleQueue()
+    threading.Thread(target=ask, name="gputop-prometheus", daemon=True).start()
+    answer: dict[str, dict[str, float]] | GputopError = GputopError("Prometheus had not answered when gputop stopped "
+                                                                    "waiting")
+    while not stop.is_set():
+        try:
+            answer = came.get(timeout=_POLL_S)
+            break
+        except Empty:
+            continue
+    how, seconds = "by Prometheus", float(_PROMETHEUS_S)
+    if isinstance(answer, GputopError):
+        return AskedFigures({}, how, seconds, of_nodes=True, notes=(*warnings, answer.in_one_line))
+    names: dict[str, str] = {}  # by host
+    figures: dict[str, WorkerFigures] = {}
+    for server in servers:
+        host = server.address.rpartition(":")[0]
+        name = names[host] = names.get(host) or short_name(machine_name(server.address))
+        if name in answer:
+            means = {_KINDS.get(kind, kind): mean for kind, mean in answer[name].items()}
+            figures[server.address] = WorkerFigures(means, seconds)
+    named = {names[address.rpartition(":")[0]] for address in figures}
+    missing = [name for name in dict.fromkeys(names.values()) if name not in named]
+    notes = tuple(sentences(problem.message) for problem in by_cause(dict.fromkeys(
+        missing, NodeProblem("Prometheus has no GPU of such a node, or several nodes of that name"))))
+    if len(named) < 3:  # the figures would not tell the workers of a node from each other
+        figures = {}
+        notes = (f"Prometheus has {len(named) or 'none'} of these workers' nodes: too few to compare.", *notes)
+    return AskedFigures(figures, how, seconds, of_nodes=True, notes=(*warnings, *notes))
+
+
+def _elsewhere(servers: Iterable[Server]) -> tuple[list[Server], dict[str, int]]:
+    """Workers of other machines; and the processes of those of this one that were named, not found."""
+    from gputop.profiler.addresses import is_local
+    from gputop.profiler.capture.footprint import job_pid
+
+    here: dict[str, bool] = {}  # by host: a name is looked up once
+    elsewhere, pids = [], {}
+    for server in servers:
+        host = server.address.rpartition(":")[0]
+        if host not in here:
+            here[host] = server.pid is not None or is_local(server.address)
+        if not here[host]:
+            elsewhere.append(server)
+        elif server.pid is None and (pid := job_pid(server.address, None)) is not None:
+            pids[server.address] = pid
+    return elsewhere, pids

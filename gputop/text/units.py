@@ -38,6 +38,11 @@ def percent(value: float) -> str:
     return f"{math.floor(round(100 * value, 3) + 0.5)}%"
 
 
+def portion(value: float) -> str:
+    """Format a ratio as :func:`percent` does, but a small share is shown as more than none."""
+    return "<1%" if 0 < value < 0.005 else percent(value)
+
+
 def reads_zero(value: float) -> bool:
     """Return whether a ratio reads as 0%: such a share is no evidence."""
     return percent(abs(value)) == percent(0.0)

@@ -17,6 +17,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
+from gputop.profiler.capture.records import usable
 from gputop.session.session import Change, Session
 from gputop.text.console import say
 from gputop.tui import open_screens
@@ -243,7 +244,7 @@ class GputopApp(TerminalApp):
             earlier = ", of an earlier job" if session.captured_before_restart else ""
             title += f" · capture {status_lines.time_ago(session.feed.clock(), record.time_s)}{earlier} + live"
         analysis = record.analysis if record is not None else None
-        if self._refused is not None and messages.has_server(session):
+        if self._refused is not None and (usable(session.watch.servers) or session.control.running):
             self._refused = None
         intro = (messages.panel_intro(session, self.no_server_hint()) if self._refused is None
                  else messages.refused(self._refused, self.no_server_hint()))
@@ -425,9 +426,6 @@ class GputopApp(TerminalApp):
     def action_next_job(self) -> None:
         open_screens.run_next_job(self)
 
-    def action_last_capture(self) -> None:
-        open_screens.open_timeline(self)
-
     def action_recommendations(self) -> None:
         self._actions.focus()
 
@@ -476,22 +474,13 @@ class GputopApp(TerminalApp):
         self.push_screen(ask_attach(), attach)
 
     def action_filter(self) -> None:
-        from gputop.tui.screens.dialogs import Ask
+        from gputop.tui.screens.dialogs import ask_text
 
-        panel = self._processes
-
-        def apply(pattern: str | None) -> None:
-            if pattern is not None:
-                panel.show_matching(pattern)
-
-        hint = "part of a pid, user or command; empty shows all"
-        self.push_screen(Ask("Filter processes", hint, panel.pattern), apply)
+        panel, hint = self._processes, "part of a pid, user or command; empty shows all"
+        ask_text(self, "Filter processes", hint, panel.pattern, panel.show_matching)
 
     def action_sort(self) -> None:
         self._processes.next_sort()
-
-    def action_snapshot(self) -> None:
-        open_screens.write_snapshot(self)
 
     def action_metric(self, by: int) -> None:
         self._table.metric = METRICS[(METRICS.index(self._table.metric) + by) % len(METRICS)]

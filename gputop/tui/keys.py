@@ -34,12 +34,12 @@ GROUPS: dict[str, list[Binding]] = {
     ],
     "Results": [
         key("r", "recommendations", "what to do", "go to What to do; enter: details"),
-        key("t", "last_capture", "timeline", "timeline: GPUs, host threads, idle gaps"),
+        key("t", "open('timeline')", "timeline", "timeline: GPUs, host threads, idle gaps"),
         key("T", "open('tables')", "tables", "tables: kernels, memory, layers, input"),
         key("J", "open('captures')", "captures", "all captures: open, compare, delete"),
         key("A", "open('mark')", "mark as A", "mark as A, before a change"),
         key("B", "open('comparison')", "compare with A", "compare: what changed since A"),
-        key("s", "snapshot", "snapshot", "export a snapshot for a ticket: html, svg, text"),
+        key("s", "open('snapshot')", "snapshot", "export a snapshot for a ticket: html, svg, text"),
     ],
     "Time": [
         key("m", "metric(1)", "next metric", "next metric in the lanes"),

@@ -184,7 +184,7 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
     """Ask, where no profiler server answers but processes hold GPUs, whether to start one in one of them, and then to
     capture. Returns whether there is such a process."""
     processes = app.session.processes_to_serve
-    if not processes or (app.session.control.status is not None and app.session.control.status.running):
+    if not processes or app.session.control.running:
         return False
     from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
 
@@ -321,12 +321,6 @@ def mark_capture(app: MonitorApp) -> None:
     app.notify(mark_last(app.session))
 
 
-# By the name that the action ``open`` has in gputop.tui.keys.
-BY_NAME: dict[str, Callable[[MonitorApp], None]] = {
-    "timeline": open_timeline, "tables": open_tables, "comparison": open_comparison, "mark": mark_capture,
-    "host": open_host, "job": open_job, "captures": open_captures, "stacks": open_stacks}
-
-
 def write_snapshot(app: MonitorApp) -> None:
     """Write a snapshot in a thread: its pictures take a third of a second, in which keys and samples must not wait."""
     def write() -> None:
@@ -382,3 +376,9 @@ def open_not_judged(app: MonitorApp) -> None:
         out.append(", ".join(ids) + "\n", "bold")
         out.append(f"  needs {printable(what)}\n")
     app.push_screen(Popup("Causes that could not be judged", out))
+
+
+# By the name that the action ``open`` has in gputop.tui.keys.
+BY_NAME: dict[str, Callable[[MonitorApp], None]] = {
+    "timeline": open_timeline, "tables": open_tables, "comparison": open_comparison, "mark": mark_capture,
+    "host": open_host, "job": open_job, "captures": open_captures, "stacks": open_stacks, "snapshot": write_snapshot}

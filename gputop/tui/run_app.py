@@ -50,7 +50,7 @@ class RunApp(GputopApp):
         super().__init__(session, preferences)
         self.job = job
         self._server_known = self._end_shown = False
-        self._restarting = False  # it is waited for its end
+        self.restarting = False  # it is waited for its end
         self._after_restart: AfterRestart | None = None  # a capture is to follow
 
     async def _after_first_frame(self) -> None:
@@ -60,7 +60,7 @@ class RunApp(GputopApp):
             with contextlib.suppress(RuntimeError):  # only the main thread may
                 loop.add_signal_handler(number, self._on_signal, number)
         self.job.watch(lambda: self.post_message(self.JobChanged()))
-        self._job_changed()
+        self.on_run_app_job_changed()
 
     def _on_signal(self, number: int) -> None:
         """Pass a signal on to the job; one that ends gputop as well restores the terminal first."""
@@ -68,15 +68,12 @@ class RunApp(GputopApp):
         if number not in (signal.SIGUSR1, signal.SIGUSR2):
             self.exit()
 
-    def on_run_app_job_changed(self, _: JobChanged) -> None:
-        self._job_changed()
-
-    def _job_changed(self) -> None:
+    def on_run_app_job_changed(self) -> None:
         job = self.job
         if job.server is not None and not self._server_known:
             self._server_known = True
             self._attaching = job.server  # the base class shows whether there is a server
-        if job.ended.is_set() and not self._end_shown and not self._restarting:
+        if job.ended.is_set() and not self._end_shown and not self.restarting:
             self._end_shown = True
             self._after_restart = None
             last = job.tail(1)[0] if job.returncode else []  # an exception's name, mostly
@@ -101,7 +98,7 @@ class RunApp(GputopApp):
             super()._refresh_job()
         else:
             line = self.query_one("#job", LinesWidget)
-            line.show([job_line(self.job, self._terminal_size.width, self._restarting)])
+            line.show([job_line(self.job, self._terminal_size.width, self.restarting)])
 
     def coming_capture(self) -> str:
         return "captured once it trains, x: no" if self._after_restart is not None else super().coming_capture()
@@ -113,7 +110,7 @@ class RunApp(GputopApp):
         job, status = self.job, self.session.control.status
         if status is not None and status.running:
             self.notify("A capture is running: x stops it.", severity="warning")
-        elif self._restarting:
+        elif self.restarting:
             self.push_screen(Confirm("Restart the job", "It has not ended yet. Kill it? y/N",
                                      "SIGKILL ends its processes at once: they save nothing."),
                              lambda yes: job.kill() if yes else None)
@@ -127,13 +124,13 @@ class RunApp(GputopApp):
 
     def _restart(self) -> None:
         job = self.job
-        self._restarting, self._after_restart = True, AfterRestart()
+        self.restarting, self._after_restart = True, AfterRestart()
         if not job.ended.is_set():
             job.end()
 
         def start() -> None:
             job.ended.wait()
-            if not self._restarting:
+            if not self.restarting:
                 return  # the user has left
             self.session.watch.expect_restart(job.addresses)
             try:
@@ -147,12 +144,8 @@ class RunApp(GputopApp):
         threading.Thread(target=start, name="gputop-restart", daemon=True).start()
         self._refresh_job()
 
-    def give_up_restart(self) -> None:
-        """The monitor ends: a job that has not ended yet is not started again."""
-        self._restarting = False
-
     def _restarted(self, error: GputopError | None = None) -> None:
-        self._restarting = self._server_known = False
+        self.restarting = self._server_known = False
         self._end_shown = error is not None
         if error is not None:
             self._after_restart = None
@@ -160,12 +153,12 @@ class RunApp(GputopApp):
         else:
             self.notify(f"The job was started again (pid {self.job.pid}). A capture begins once it trains. c: as soon "
                         "as its server answers, x: no capture.")
-        self._job_changed()
+        self.on_run_app_job_changed()
 
     def _refresh_all(self) -> None:
         super()._refresh_all()
         waits = self._after_restart
-        if waits is None or self._restarting or self.session.feed.sample is None:
+        if waits is None or self.restarting or self.session.feed.sample is None:
             return
         server = next((s for s in usable(self.session.watch.servers) if s.address in self.job.addresses), None)
         activity = None if server is None else highest_activity(self.session.feed.sample, server)
@@ -288,7 +281,7 @@ def run(session: Session, job: Job, preferences: Preferences | None = None) -> N
     """Run the monitor beside ``job`` until the user leaves it; raises what made the monitor fail."""
     app = RunApp(session, job, preferences)
     app.run()
-    app.give_up_restart()
+    app.restarting = False  # a job that has not ended yet is not started again
     if app.error is not None:
         raise app.error
     tell_where_captures_are(session)

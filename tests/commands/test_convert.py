@@ -22,10 +22,10 @@ from gputop.cli import main
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from gputop.core.samples import AdapterSample, Reading
 from gputop.diagnosis.diagnose import analyze
-from gputop.export import columns, write_tables
-from gputop.export.columns import Table
+from gputop.export import write_tables
 from gputop.export.recording_tables import ADAPTERS, HOST, SAMPLES
 from gputop.export.trace_tables import TRACE_TABLES
+from gputop.export.write_tables import NAMES, Table, Tables
 from gputop.replay.reader import open_recording
 from gputop.replay.writer import RecordingWriter
 from gputop.trace.lookups import host_stat
@@ -124,14 +124,14 @@ def test_duckdb_reads_sqlite_and_finds_the_same(sqlite_file: Path) -> None:
 def test_duckdb_reads_parquet_and_finds_the_same(
         trace_file: str, sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    monkeypatch.setattr(columns, "BATCH_ROWS", 1000)  # several row groups, each with names of its own
+    monkeypatch.setattr(write_tables, "BATCH_ROWS", 1000)  # several row groups, each with names of its own
     names = load([trace_file]).names
     asked = duckdb_of_parquet(convert(trace_file, tmp_path / "t.parquet"))
     told = in_sqlite(sqlite_file, lambda i: None if i is None else names[i])
-    rows = {table.name: asked(table) for table in TRACE_TABLES if table is not columns.NAMES}
+    rows = {table.name: asked(table) for table in TRACE_TABLES if table is not NAMES}
     assert len(rows["device_events"]) > 1000 and rows["findings"] and any(row[5] for row in rows["device_events"])
     for table in TRACE_TABLES:
-        if table is not columns.NAMES:
+        if table is not NAMES:
             assert rows[table.name] == told(table), table.name
 
 
@@ -282,9 +282,9 @@ def test_sqlite_has_the_host_of_a_recording_and_its_adapters(tmp_path: Path) -> 
     ("NVIDIA H100-80 = fast", "NVIDIA H100-80 = fast"), ("", ""), ("a,=1", "a,=1"), (" =1", " =1"),
 ])
 def test_no_text_of_a_csv_is_a_formula(text: str, cell: str) -> None:
-    table = columns.Table.of("t", "a row", "name TEXT, watts REAL, count INTEGER")
+    table = Table.of("t", "a row", "name TEXT, watts REAL, count INTEGER")
     out = io.BytesIO()
-    write_tables.write_csv(columns.Tables(iter([(table, iter([[[text, None], [-1.5, None], [-2, 0]]]))])), out)
+    write_tables.write_csv(Tables(iter([(table, iter([[[text, None], [-1.5, None], [-2, 0]]]))])), out)
     rows = list(csv.reader(io.StringIO(out.getvalue().decode(), newline="")))
     assert rows == [["name", "watts", "count"], [cell, "-1.5", "-2"], ["", "", "0"]]
 

@@ -17,7 +17,7 @@ from gputop.cli import main
 from gputop.commands.schema import SCHEMAS, json_schema
 from gputop.core.codec import to_document
 from gputop.doctor.check import Check
-from gputop.doctor.report import DoctorDocument
+from gputop.doctor.examine import DoctorDocument
 from gputop.export import cluster, snapshot
 from gputop.profiler.capture.facts import facts_of
 from gputop.session.notifications import Notification

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gputop.cli import main
 from gputop.commands import export
 from gputop.commands.arguments import parse
-from gputop.commands.serving import check
+from gputop.commands.common import check_metrics
 from gputop.core.files import Folder
 from gputop.export.openmetrics import Exporter
 from tests.fakes import StillSession
@@ -209,5 +209,5 @@ def test_what_is_no_address_is_wrong_usage(text: str, capsys: pytest.CaptureFixt
     ("0.0.0.0", True), ("::", True), ("127.evil.example", True), ("10.0.0.7", True),
 ])
 def test_an_address_that_others_reach_is_said(host: str, exposed: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    check((host, 9810))
+    check_metrics((host, 9810))
     assert (f"whoever reaches {host} can read the metrics, without a password" in capsys.readouterr().err) == exposed

@@ -15,7 +15,7 @@ from gputop.cli import main
 from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
 from gputop.session import captures, counters
-from gputop.session.node_figures import SECONDS
+from gputop.session.worker_figures import SECONDS
 from tests.advice.live.scene import Job, Scene, _recorded
 from tests.cluster import engines
 from tests.profiler.fake_server import FakeProfiler, serve

@@ -17,7 +17,7 @@ from gputop.core.errors import GputopError
 from gputop.doctor import dcgm, driver, jobs, node, pod
 from gputop.doctor.check import Check, RunningTasks, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
-from gputop.doctor.report import Report, print_report, to_text
+from gputop.doctor.examine import Report, print_report, to_text
 from gputop.profiler.discovery import Discovery, ProfilerServer
 from tests import dcgm_double
 from tests.dcgm_double.scene import Scene

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gputop.profiler.recording import Progress
-from gputop.session import cpu_users, job_cpus
-from gputop.session.cpu_users import CpuUsers
-from gputop.session.job_cpus import JobCpusWatch
+from gputop.session import job_cpus
+from gputop.session.job_cpus import CpuUsers, JobCpusWatch
 
 TICK = os.sysconf("SC_CLK_TCK")
 JOB, CHILD, GRANDCHILD, RANK, OTHER, SIBLING = 100, 101, 102, 110, 200, 111
@@ -37,7 +36,7 @@ def node(root: Path, at_s: float) -> None:
 
 def test_children_ranks_gputop_and_others_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr(cpu_users.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
     node(tmp_path, 0.0)
     users = CpuUsers(tmp_path)
     users.sample(begin=True)
@@ -57,7 +56,7 @@ def test_children_ranks_gputop_and_others_are_told_apart(tmp_path: Path, monkeyp
 
 def test_a_pid_that_was_given_again_is_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr(cpu_users.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
     process(tmp_path, JOB, 1, 0.0)
     process(tmp_path, OTHER, 1, 0.0)
     users = CpuUsers(tmp_path)

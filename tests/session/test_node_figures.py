@@ -18,10 +18,18 @@ from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
 from gputop.replay.snapshot import Snapshot, from_json
 from gputop.replay.snapshot_document import Grid, Track
-from gputop.session import node_figures
-from gputop.session.node_figures import SECONDS, ask, by_prometheus, by_ssh, of_snapshot
+from gputop.session import worker_figures
 from gputop.session.options import FigureOptions
-from gputop.session.worker_figures import AskedFigures, WorkerFigures, choose
+from gputop.session.worker_figures import (
+    SECONDS,
+    AskedFigures,
+    WorkerFigures,
+    ask,
+    by_prometheus,
+    by_ssh,
+    choose,
+    of_snapshot,
+)
 from tests.advice.live.scene import Job, Scene, _recorded
 from tests.fakes import StillSession
 from tests.records import replace
@@ -114,7 +122,7 @@ def test_who_does_not_wait_has_what_has_come(tmp_path: Path, monkeypatch: pytest
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(tmp_path, monkeypatch, "exec sleep 60")
-    monkeypatch.setattr(node_figures, "_MAX_WAIT_S", 0.2)
+    monkeypatch.setattr(worker_figures, "_MAX_WAIT_S", 0.2)
     asked = by_ssh([Server("n1:1"), Server("n2:1")], "gputop", NOBODY)
     assert asked.by_address == {} and asked.notes == ("n1, n2: it had not answered when gputop stopped waiting.",)
 

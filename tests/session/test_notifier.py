@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import pytest
 
-from gputop.commands.notifying import check_notify
+from gputop.commands.common import check_notify
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice

@@ -17,7 +17,7 @@ from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, answered, require_no_question
 from gputop.profiler.kineto import jobs as kineto_jobs
-from gputop.session import capture_control, node_figures, server_watch
+from gputop.session import capture_control, server_watch, worker_figures
 from gputop.session.captures import FoundServers, choose_servers, find_servers, server_question
 from gputop.session.options import FigureOptions
 from gputop.session.session import Options, Session
@@ -327,7 +327,7 @@ class AskedWorkers:
         self.may_answer, self.ways = threading.Event(), list[str]()
         self.captured: list[tuple[list[str], tuple[str, ...]]] = []
         self.watched = Watched(session)
-        monkeypatch.setattr(node_figures, "ask", self.ask)
+        monkeypatch.setattr(worker_figures, "ask", self.ask)
         monkeypatch.setattr(session.control, "_begin_capture", self.begin)
 
     def ask(self, servers: Sequence[Server], how: FigureOptions, stop: threading.Event,
@@ -405,7 +405,7 @@ def test_the_auto_capture_asks_without_a_question(monkeypatch: pytest.MonkeyPatc
 
 def test_a_bug_while_asking_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = AskedWorkers(monkeypatch)
-    monkeypatch.setattr(node_figures, "ask", lambda *_: 1 / 0)
+    monkeypatch.setattr(worker_figures, "ask", lambda *_: 1 / 0)
     workers.session.start_capture()
     workers.watched.until(lambda: workers.phase == "failed")
     assert workers.session.control.status is not None and "a bug in gputop" in workers.session.control.status.message

@@ -16,7 +16,7 @@ from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.render.palette import DIM
-from gputop.session import capture_control, node_figures
+from gputop.session import capture_control, worker_figures
 from gputop.session.captures import FoundServers
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
@@ -129,7 +129,7 @@ async def test_the_screen_lives_while_the_nodes_of_many_workers_are_asked(way: s
         figures = {f"n{i}:6009": WorkerFigures({"sm_active": i / 10}, 5.0) for i in known}
         return AskedFigures(figures, "asked by ssh", 5.0)
 
-    monkeypatch.setattr(node_figures, "ask", ask)
+    monkeypatch.setattr(worker_figures, "ask", ask)
     session.listen(lambda change: answered.set() if session.control.status is None else None)
     app = GputopApp(session)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:

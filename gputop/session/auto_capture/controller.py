@@ -100,12 +100,8 @@ class AutoCapture:
         self._dip_began_s = 0.0  # of the dip that is captured, Unix time
         self._next_attempt_s = 0.0  # of the session's clock: the next attempt to record all the time
         self._given_up = options.before_s <= 0
+        self._keep_s = options.before_s + _MARGIN_S  # seconds before this moment that are to be kept
         self._closing = threading.Event()
-
-    @property
-    def _keep_s(self) -> float:
-        """Seconds before this moment that are to be kept."""
-        return self.options.before_s + _MARGIN_S
 
     @property
     def logdir(self) -> Path:
@@ -139,13 +135,13 @@ class AutoCapture:
         begun = time.strftime("%H:%M:%S", time.localtime(dip.began_s))
         if now_s < self._settled_s:
             self.missed += 1
-            self._set_note(f"{begun} {text}: not captured: a capture was running or ended less than "
-                           f"{SETTLE_S:.0f} s ago")
+            self.note = (f"{begun} {text}: not captured: a capture was running or ended less than "
+                         f"{SETTLE_S:.0f} s ago")
         elif self.done:
-            self._set_note(f"{begun} {text}: not captured: the limit of captures is reached")
+            self.note = f"{begun} {text}: not captured: the limit of captures is reached"
         elif self._last_dip_s is not None and 0 <= now_s - self._last_dip_s < self.options.min_interval_s:
-            self._set_note(f"{begun} {text}: not captured: the last capture was "
-                           f"{(now_s - self._last_dip_s) / 60:.0f} min ago")
+            self.note = (f"{begun} {text}: not captured: the last capture was "
+                         f"{(now_s - self._last_dip_s) / 60:.0f} min ago")
         else:
             self._request_capture(dip, begun, text)
 
@@ -154,17 +150,14 @@ class AutoCapture:
         try:
             self._host.start_capture(self._request(f"{text} (since {begun})"))
         except GputopError as error:
-            self._set_note(f"{begun} {text}: not captured, {error.message}")
+            self.note = f"{begun} {text}: not captured, {error.message}"
             return
         self.count += 1
         self._last_dip_s = dip.now_s
-        self._set_note(f"{begun} {text}")
+        self.note = f"{begun} {text}"
 
     def _request(self, reason: str = "") -> CaptureRequest:
         return CaptureRequest(self._host.options.capture_s, self.logdir, reason=reason)
-
-    def _set_note(self, note: str) -> None:
-        self.note = note
 
     def finish(self, record: CaptureRecord, reason: str) -> CaptureRecord:
         """A capture of ours has ended: say why it was made, and bound the folder."""
@@ -212,7 +205,7 @@ class AutoCapture:
             try:
                 record = self._fetch_recording(continuous, recorded)
             except GputopError as error:
-                self._set_note(f"no trace of the time before the dip: {error.message}")
+                self.note = f"no trace of the time before the dip: {error.message}"
                 return None
             finally:
                 self._continuous = self.recorded = None
@@ -244,11 +237,11 @@ class AutoCapture:
                 except GputopError as error:
                     self._end_recording()
                     self._next_attempt_s = self._clock() + _RETRY_DELAY_S
-                    self._set_note(f"no continuous recording: {error.message}")
+                    self.note = f"no continuous recording: {error.message}"
                 except Exception as error:  # noqa: BLE001  thread boundary: captures after a dip go on
                     self._end_recording()
                     self._given_up = True
-                    self._set_note(f"no continuous recording: a bug in gputop: {error!r}")
+                    self.note = f"no continuous recording: a bug in gputop: {error!r}"
         with self._lock:
             self._end_recording()
 
@@ -299,7 +292,7 @@ class AutoCapture:
         self._continuous = continuous
         continuous.start()
         for error in continuous.failed.values():
-            self._set_note(f"no continuous recording: {error.message}")
+            self.note = f"no continuous recording: {error.message}"
         if self._closing.is_set():
             continuous.close()
 

@@ -31,7 +31,7 @@ from gputop.export.cluster import (
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_STYLE, WARN
 from gputop.render.styled_text import StyledText, wrap
 from gputop.text.units import fit, percent, printable
-from gputop.tui.monitor.lanes import blank_column, column, with_cursor
+from gputop.tui.monitor.lanes import blank_column, column, merged, with_cursor
 
 _INDENT = 4  # of a node's name in the column of jobs
 Key = tuple[str, str, str]  # job, node, UUID; "" from where the row is above it
@@ -248,15 +248,11 @@ def _texts(state: State, row: Row) -> tuple[dict[str, str], History | None]:
 
 def _lane(values: Sequence[float | None], cursor_column: int | None) -> list[StyledText]:
     """The history as the monitor draws it, cells of one style together."""
-    out: list[StyledText] = []
+    cells = []
     for i, value in enumerate(values):
         (cell,) = blank_column(1) if value is None else column(1, min(1.0, max(0.0, value)), (1.0,))
-        glyph, style = with_cursor(cell) if i == cursor_column else cell
-        if out and out[-1][1] == style:
-            out[-1] = (out[-1][0] + glyph, style)
-        else:
-            out.append((glyph, style))
-    return out
+        cells.append(with_cursor(cell) if i == cursor_column else cell)
+    return merged(cells)
 
 
 def _found_cell(state: State, row: Row) -> StyledText:

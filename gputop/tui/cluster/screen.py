@@ -20,8 +20,7 @@ from gputop.text.units import printable
 from gputop.tui.cluster import rows
 from gputop.tui.cluster.rows import Commands, Row, State
 from gputop.tui.keys import key
-from gputop.tui.screens.dialogs import Ask, Popup
-from gputop.tui.screens.help import help_box
+from gputop.tui.screens.dialogs import Popup, ask_text
 from gputop.tui.widgets.cached_lines import DrawnLines, LinesWidget
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
@@ -167,7 +166,7 @@ class ClusterScreen(Screen[None]):
         key("shift+right", "cursor(-1)", "cursor on", "the cursor a column forward"),
         key("s", "app.snapshot", "snapshot", "save a snapshot as text, JSON and HTML", footer=True),
         key("p", "problems", "problems", "everything that could not be read, and how to fix it"),
-        key("question_mark,f1", "help", "help", "the keys of this screen, and how to read it", footer=True),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen, and how to read it", footer=True),
     ]
 
     def __init__(self, state: State, commands: Commands, period_s: float = 15.0) -> None:
@@ -226,13 +225,12 @@ class ClusterScreen(Screen[None]):
         self.table.changed()
 
     def action_filter(self) -> None:
-        def apply(pattern: str | None) -> None:
-            if pattern is not None:
-                self.state.pattern = pattern
-                self.table.changed()
+        def apply(pattern: str) -> None:
+            self.state.pattern = pattern
+            self.table.changed()
 
-        self.app.push_screen(Ask("Filter jobs", "part of a number, name, user, node or finding; empty shows all",
-                                 self.state.pattern), apply)
+        ask_text(self.app, "Filter jobs", "part of a number, name, user, node or finding; empty shows all",
+                 self.state.pattern, apply)
 
     def action_cursor(self, by: int = 0) -> None:
         if by == 0:
@@ -244,6 +242,3 @@ class ClusterScreen(Screen[None]):
 
     def action_problems(self) -> None:
         self.app.push_screen(Popup("Problems", Text.assemble(*rows.problems(self.state.report))))
-
-    def action_help(self) -> None:
-        self.app.push_screen(help_box(self, self.HELP))

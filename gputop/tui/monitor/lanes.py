@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -125,6 +125,17 @@ def _share_between(reach: Sequence[float], low: float, high: float) -> float:
 def with_cursor(cell: Cell) -> Cell:
     """A cell with the cursor in time on it: a line down all GPUs. The figures beside the lane tell its level."""
     return "┃", BOLD + Style(bgcolor=cell[1].bgcolor)
+
+
+def merged(cells: Iterable[Cell]) -> list[Cell]:
+    """Cells from left to right, neighbors of one style together."""
+    out: list[Cell] = []
+    for text, style in cells:
+        if out and out[-1][1] == style:
+            out[-1] = (out[-1][0] + text, style)
+        else:
+            out.append((text, style))
+    return out
 
 
 class LaneSignal(Struct, frozen=True):

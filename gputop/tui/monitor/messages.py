@@ -45,7 +45,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         nothing = (f"No problem visible yet. {session.results.live.limit}".rstrip(),)
     if session.feed.player is not None:
         return nothing  # there is no job to capture from
-    if _under_way(session):
+    if session.control.running:
         assert status is not None
         if status.phase in ("asking", "waiting"):
             return nothing
@@ -70,11 +70,6 @@ def earlier_verdict(session: Session) -> tuple[str, ...]:
     if record.analysis is None:
         return ("The earlier job: its trace could not be analyzed. t: why.",)
     return (f"The earlier job: {record.limit}",) if record.limit else ()
-
-
-def has_server(session: Session) -> bool:
-    """Return whether there is a server to capture from, or a capture under way."""
-    return bool(usable(session.watch.servers)) or _under_way(session)
 
 
 def refused(error: GputopError, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
@@ -130,7 +125,7 @@ def compared_to_baseline(session: Session) -> tuple[str, ...]:
 
 def no_capture(session: Session, then: str = "") -> str:
     """Reason why there is no capture, and how to take one; ``then`` says what it is needed for."""
-    if _under_way(session):
+    if session.control.running:
         first = "The first capture is running."
     elif earlier := session.watch.earlier_captures:  # they are on the disk: nobody is told that there is none
         first = f"No capture in this session yet: press c; J opens {_captures(earlier)} taken before."
@@ -141,7 +136,3 @@ def no_capture(session: Session, then: str = "") -> str:
 
 def _captures(number: int) -> str:
     return "a capture" if number == 1 else f"{number} captures"
-
-
-def _under_way(session: Session) -> bool:
-    return session.control.status is not None and session.control.status.running

@@ -232,9 +232,10 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
         else:
             middle = f"{NA if rss is None else bytes_(rss):>5}"
         cpu = p.cpu_cores.value
+        age = NA if p.started_s is None else run_time(self._now_s - p.started_s)
         figures = (middle + f" {labels[2]}{NA if cpu is None else percent(cpu):>5}"
                    + (f" {NA if io is None else rate(io):>{columns.io}}" if columns.io else "")
-                   + (f" {'up ' * columns.labeled}{self._run_time(p):>{columns.time}}" if columns.time else "")
+                   + (f" {'up ' * columns.labeled}{age:>{columns.time}}" if columns.time else "")
                    + (f"  {fit(container_name(p, columns.container), columns.container)}" if columns.container else "")
                    + "  ")
         mark = "● " if (p.local_pid or p.pid) in self._attached_pids else ""  # servers are found by the PID in here
@@ -252,9 +253,6 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
             return " " * cells, PLAIN
         text, style = bar(memory / most, cells - 1)
         return text + " ", style
-
-    def _run_time(self, process: ProcessSample) -> str:
-        return NA if process.started_s is None else run_time(self._now_s - process.started_s)
 
     def action_move(self, by: int) -> None:
         shown = [b.process for b in self._rows if b.process is not None]

@@ -158,10 +158,8 @@ def _rdma(h: HostSample) -> list[list[StyledText]]:
     return [[(name, DIM), (text, PLAIN if any(rates for _, rates in ways) else DIM), (more, DIM)]]
 
 
-def host(sample: NodeSample | None, width: int) -> list[StyledText]:
+def host(sample: NodeSample, width: int) -> list[StyledText]:
     """CPU, memory, disk and network of the node; parts that do not fit are left out from the right."""
-    if sample is None:
-        return []
     h = sample.host
     cpu, memory, total = h["cpu_ratio"], h["memory_used_bytes"], h["memory_total_bytes"]
     parts: list[list[StyledText]] = []

@@ -15,9 +15,8 @@ from gputop.render.styled_text import StyledText
 from gputop.session.event_log import EventLog, Kind, LoggedEvent
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.monitor.columns import ACTIVITY
-from gputop.tui.monitor.lanes import Window
-from gputop.tui.monitor.time_cursor import Slice
-from gputop.tui.monitor.visible_time import VisibleTime
+from gputop.tui.monitor.lanes import Window, merged
+from gputop.tui.monitor.visible_time import Slice, VisibleTime
 
 # Of each kind of event: the letter where it begins, the line for as long as it lasts, the style, the name in the
 # legend. Letter and line make it readable without color. In one cell the gravest event, the last in this order, wins.
@@ -112,7 +111,7 @@ def axis(window: Window, marks: Iterable[LoggedEvent], following: bool, cursor_s
         cells[first] = (SIGNS[kind][0], SIGNS[kind][2] + Style(bold=True))
     if cursor_s is not None and 0 <= window.column(cursor_s) < window.columns:
         cells[window.column(cursor_s)] = (CARET, BOLD)
-    return _merged(cells)
+    return merged(cells)
 
 
 def _ticks(window: Window, following: bool) -> list[tuple[int, str]]:
@@ -187,14 +186,4 @@ def append_notes(left: Sequence[StyledText], right: Sequence[StyledText], x: int
         out.append((text, style))
         room -= len(text)
     out.append((" " * room, DIM))
-    return out
-
-
-def _merged(cells: Sequence[StyledText]) -> list[StyledText]:
-    out: list[StyledText] = []
-    for char, style in cells:
-        if out and out[-1][1] == style:
-            out[-1] = (out[-1][0] + char, style)
-        else:
-            out.append((char, style))
     return out

@@ -10,7 +10,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 from rich.style import Style
 from rich.text import Text
-from textual import events, work
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
@@ -32,8 +32,8 @@ from gputop.session.session import Session
 from gputop.text.commands import command_of, short_command, short_description
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
-from gputop.tui.screens.dialogs import Ask, Confirm
-from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
+from gputop.tui.screens.dialogs import Confirm, ask_text
+from gputop.tui.widgets.cached_lines import ChoiceList, WheelMoves
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
 _BATCH = 16  # captures that are shown together while the logdir is read
@@ -49,7 +49,7 @@ def when(time_s: float, now_s: float) -> str:
     return time.strftime("%d %b %H:%M" if then[0] == now[0] else "%Y-%m-%d", then)
 
 
-class SavedCaptures(WheelMoves, DrawnLines, can_focus=True):
+class SavedCaptures(ChoiceList[ListedCapture], WheelMoves):
     """A line a capture, the newest first; ● is the one that is shown, A and B are those to compare."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -62,33 +62,25 @@ class SavedCaptures(WheelMoves, DrawnLines, can_focus=True):
     ]
     PANEL = "Captures"
 
-    class Chosen(Message):
-        """The user clicked the selected capture."""
-
     class Moved(Message):
         """Another capture is selected."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(id="saved")
         self._session = session
-        self.captures: list[ListedCapture] = []
         self.marks: dict[str, CaptureRecord] = {}
-        self.index = 0
 
     @property
-    def selected(self) -> ListedCapture | None:
-        return self.captures[self.index] if self.captures else None
-
-    @property
-    def _top(self) -> int:
-        return max(0, min(self.index - self.size.height // 2, len(self.captures) - self.size.height))
+    def chosen(self) -> ListedCapture | None:
+        """The selected capture, if there is one."""
+        return self.selected if self.choices else None
 
     def draw(self) -> None:
-        width, height = self.size.width, self.size.height
+        width = self.size.width
         now_s, shown = self._session.feed.clock(), self._session.results.last_capture
         job_columns = _JOB_COLUMNS if width >= _JOB_FROM_COLUMNS else 0
         lines: list[list[StyledText]] = []
-        for i, one in enumerate(self.captures[self._top:self._top + height], self._top):
+        for i, one in self.shown():
             here = i == self.index
             record = one.record
             mark = next((name for name, marked in self.marks.items() if marked.path == record.path), " ")
@@ -105,19 +97,8 @@ class SavedCaptures(WheelMoves, DrawnLines, can_focus=True):
         self.show(lines)
 
     def action_move(self, by: int) -> None:
-        self.index = max(0, min(len(self.captures) - 1, self.index + by))
-        self.draw()
+        super().action_move(by)
         self.post_message(self.Moved())
-
-    def on_click(self, event: events.Click) -> None:
-        row = event.get_content_offset(self)
-        if row is None or not 0 <= self._top + row.y < len(self.captures):
-            return
-        chosen = self._top + row.y
-        if chosen == self.index:
-            self.post_message(self.Chosen())
-        else:
-            self.action_move(chosen - self.index)
 
 
 def _named(one: ListedCapture, width: int, style: Style) -> list[StyledText]:
@@ -174,7 +155,7 @@ class CapturesScreen(ModalScreen[None]):
         self._fit()
 
     def _fit(self) -> None:
-        self._list.styles.height = max(1, min(len(self._list.captures), self.app.size.height - _OTHER_LINES))
+        self._list.styles.height = max(1, min(len(self._list.choices), self.app.size.height - _OTHER_LINES))
         self._list.draw()
         self.query_one(WrappedText).update_text()
 
@@ -204,15 +185,15 @@ class CapturesScreen(ModalScreen[None]):
         if shown == self._own or not self.is_attached:
             return
         self._own = shown
-        chosen = self._list.selected
+        chosen = self._list.chosen
         by_place = dict(self._saved)
         for one in map(listed, (*session.results.captures_this_run, *session.results.captures)):
             saved = by_place.get(_place(one))
             if one.record.analysis is not None or saved is None:
                 by_place[_place(one)] = one if saved is None else replace(one, name=saved.name)
-        self._list.captures = sorted((one for one in by_place.values() if one.contains(self._pattern)),
+        self._list.choices = sorted((one for one in by_place.values() if one.contains(self._pattern)),
                                      key=lambda one: -one.record.time_s)
-        places = [_place(one) for one in self._list.captures]
+        places = [_place(one) for one in self._list.choices]
         if chosen is not None and _place(chosen) in places:
             self._list.index = places.index(_place(chosen))
         self._list.index = max(0, min(self._list.index, len(places) - 1))
@@ -220,7 +201,7 @@ class CapturesScreen(ModalScreen[None]):
 
     def _about(self, width: int) -> Text:
         """Below the list: the selected capture, or why there is none."""
-        one, out = self._list.selected, Text()
+        one, out = self._list.chosen, Text()
         if one is None and self._pattern:
             return out.append(f"No capture contains “{printable(self._pattern)}”: / changes the filter.", DIM)
         if one is None:
@@ -243,11 +224,11 @@ class CapturesScreen(ModalScreen[None]):
     def on_saved_captures_moved(self) -> None:
         self.query_one(WrappedText).update_text()
 
-    def on_saved_captures_chosen(self) -> None:
+    def on_choice_list_chosen(self) -> None:
         self.action_open()
 
     def action_open(self) -> None:
-        one = self._list.selected
+        one = self._list.chosen
         if one is None:
             return
         try:
@@ -258,7 +239,7 @@ class CapturesScreen(ModalScreen[None]):
             self.dismiss()
 
     def action_mark(self, name: str) -> None:
-        one, marks = self._list.selected, self._list.marks
+        one, marks = self._list.chosen, self._list.marks
         if one is None:
             return
         other = "B" if name == "A" else "A"
@@ -275,13 +256,11 @@ class CapturesScreen(ModalScreen[None]):
         self.app.switch_screen(CompareScreen(self._session, marks["B"]))
 
     def action_name(self) -> None:
-        one = self._list.selected
+        one = self._list.chosen
         if one is None:
             return
 
-        def apply(name: str | None) -> None:
-            if name is None:
-                return
+        def apply(name: str) -> None:
             try:
                 rename_capture(one.record, name)
             except GputopError as error:
@@ -289,16 +268,11 @@ class CapturesScreen(ModalScreen[None]):
             else:
                 self._add([replace(one, name=name.strip())])
 
-        hint = "what differs in it; empty removes the name"
-        self.app.push_screen(Ask("Name of the capture", hint, one.name), apply)
+        ask_text(self.app, "Name of the capture", "what differs in it; empty removes the name", one.name, apply)
 
     def action_filter(self) -> None:
-        def apply(pattern: str | None) -> None:
-            if pattern is not None:
-                self._show_matching(pattern)
-
-        self.app.push_screen(Ask("Filter captures", "part of a name, job or finding; empty shows all", self._pattern),
-                             apply)
+        ask_text(self.app, "Filter captures", "part of a name, job or finding; empty shows all", self._pattern,
+                 self._show_matching)
 
     def action_step_back(self) -> None:
         if self._pattern:
@@ -311,7 +285,7 @@ class CapturesScreen(ModalScreen[None]):
         self.update_view()
 
     def action_delete(self) -> None:
-        one = self._list.selected
+        one = self._list.chosen
         if one is None:
             return
         run = printable(str(run_of(one.record)))

@@ -15,7 +15,6 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.message import Message
 from textual.screen import ModalScreen
 
 from gputop.core.errors import GputopError
@@ -27,7 +26,7 @@ from gputop.session.session import Session
 from gputop.text.units import fit, printable, seconds, size
 from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
-from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.cached_lines import ChoiceList
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def colored(lines: list[Line]) -> Text:
     return out
 
 
-class CaptureList(DrawnLines, can_focus=True):
+class CaptureList(ChoiceList[CaptureRecord]):
     """The captures, oldest first, with what each is in the comparison: A, B, or another one of their jobs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -71,9 +70,6 @@ class CaptureList(DrawnLines, can_focus=True):
     PANEL = "Captures"
     ROWS = 6
 
-    class Chosen(Message):
-        """The user clicked a selected capture."""
-
     def __init__(self, captures: tuple[CaptureRecord, ...], *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.marks: dict[Path, str] = {}
@@ -81,21 +77,13 @@ class CaptureList(DrawnLines, can_focus=True):
 
     def show_captures(self, captures: tuple[CaptureRecord, ...], chosen: Path | None = None) -> None:
         """``chosen``: the capture to be selected; else the newest."""
-        self.captures = captures
+        self.choices = captures
         self.index = next((i for i, one in enumerate(captures) if one.path == chosen), len(captures) - 1)
         self.styles.height = max(1, min(self.ROWS, len(captures)))
 
-    @property
-    def selected(self) -> CaptureRecord:
-        return self.captures[self.index]
-
-    @property
-    def _top(self) -> int:
-        return max(0, min(self.index - self.ROWS // 2, len(self.captures) - self.ROWS))
-
     def draw(self) -> None:
         lines: list[list[StyledText]] = []
-        for i, record in enumerate(self.captures[self._top:self._top + self.ROWS], self._top):
+        for i, record in self.shown():
             here = i == self.index and self.has_focus
             mark = self.marks.get(record.path, "")
             steps = f"{record.steps.count} steps" if record.steps is not None else ""
@@ -104,19 +92,6 @@ class CaptureList(DrawnLines, can_focus=True):
                           (fit(label(record), 26), BOLD if here else PLAIN),
                           (fit(about, max(0, self.size.width - 31)), DIM)])
         self.show(lines)
-
-    def action_move(self, by: int) -> None:
-        self.index = min(len(self.captures) - 1, max(0, self.index + by))
-        self.draw()
-
-    def on_click(self, event: events.Click) -> None:
-        row = event.get_content_offset(self)
-        if row is None or not 0 <= self._top + row.y < len(self.captures):
-            return
-        if self.index == self._top + row.y:
-            self.post_message(self.Chosen())
-        self.index = self._top + row.y
-        self.draw()
 
 
 class Changes(VerticalScroll, can_focus=True, inherit_bindings=False):
@@ -222,7 +197,7 @@ class CompareScreen(ModalScreen[None]):
     def on_unmount(self) -> None:
         self._stop.set()
 
-    def on_capture_list_chosen(self) -> None:
+    def on_choice_list_chosen(self) -> None:
         self.action_mark("b")
 
     def action_mark(self, side: Name) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import HorizontalScroll
 from textual.screen import ModalScreen
@@ -134,6 +134,11 @@ class Ask(ModalScreen[str | None]):
             self.dismiss(text)
         else:
             self.query_one(WrappedText).update_text(Text(printable(problem), WARN))
+
+
+def ask_text(app: App[Any], title: str, hint: str, value: str, apply: Callable[[str], None]) -> None:
+    """Ask for a text that is ``value`` by now; ``apply`` gets the answer, unless there is none."""
+    app.push_screen(Ask(title, hint, value), lambda text: apply(text) if text is not None else None)
 
 
 class Confirm(Dialog[bool]):

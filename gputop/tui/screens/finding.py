@@ -14,11 +14,10 @@ from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis
 from gputop.render.palette import BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import fit, printable, ranges
-from gputop.tui.keys import key
+from gputop.tui.keys import STACKS_TELL, key
 from gputop.tui.screens.dialogs import Below, Code, Part, Popup
 
 _MAX_LABEL_COLUMNS = 46
-_ON_STACKS = ("collective_hang", "spinning", "idle_gpu", "slow_rank")  # where they tell more
 
 
 class FindingPopup(Popup):
@@ -34,7 +33,7 @@ class FindingPopup(Popup):
                  step_s: float | None = None, *, simulated: bool = False, no_line: str = "") -> None:
         """``no_line``: why the finding names no line of Python, or how it would."""
         keys = ["t: on the timeline"] if finding.origin == "trace" else []
-        keys += ["S: stacks"] if finding.id in _ON_STACKS else []
+        keys += ["S: stacks"] if finding.id in STACKS_TELL else []
         keys += ["y: copy the code"] if finding.snippet else ["y: copy the command"] if finding.ncu else []
         keys += ["Y: as Markdown"]
         hint = [Text(f"\n{printable(no_line)}\n", DIM)] if no_line else []

@@ -138,9 +138,6 @@ class SignalScreen(WheelMoves, ModalScreen[Signals | None]):
             signals.index = min(len(SIGNALS) - 1, max(0, signals.index + by))
             signals.draw()
 
-    def action_ask(self) -> None:
-        self._ask(True)
-
     def action_send(self) -> None:
         signals = self.query_one(SignalList)
         if signals.asked:
@@ -148,11 +145,12 @@ class SignalScreen(WheelMoves, ModalScreen[Signals | None]):
 
     def action_back(self) -> None:
         if self.query_one(SignalList).asked:
-            self._ask(False)
+            self.action_ask(False)
         else:
             self.dismiss(None)
 
-    def _ask(self, asked: bool) -> None:
+    def action_ask(self, asked: bool = True) -> None:
+        """Ask whether to send the selected signal, or no longer."""
         signals = self.query_one(SignalList)
         signals.asked = asked
         signals.draw()
@@ -166,6 +164,6 @@ class SignalScreen(WheelMoves, ModalScreen[Signals | None]):
         if chosen is None or signals.asked:
             return
         if chosen == signals.index:
-            self._ask(True)
+            self.action_ask()
         signals.index = chosen
         signals.draw()

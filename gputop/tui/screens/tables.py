@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.analysis.results import Analysis, TraceSummary
@@ -25,11 +24,8 @@ from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.render.styled_text import wrap
 from gputop.text.commands import cut_path
-from gputop.text.units import NA, bytes_, count, fit, percent, printable, ranges, rate, seconds
+from gputop.text.units import NA, bytes_, count, fit, percent, portion, printable, ranges, rate, seconds
 from gputop.trace.kernel_names import short_kernel
-
-if TYPE_CHECKING:
-    from gputop.analysis.results import Analysis
 
 _HOT = 0.1  # share of the training loop's time: a line of Python is unfolded at first
 _MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
@@ -152,20 +148,15 @@ def tables(analysis: Analysis | None) -> tuple[Table, ...]:
     return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t shows why.") for t in made)
 
 
-def _share(value: float) -> str:
-    """Percent; a small share is shown as more than none."""
-    return "<1%" if 0 < value < 0.005 else percent(value)
-
-
 def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
 def _kernels(analysis: Analysis, by_op: bool) -> Table:
     kernels = analysis.kernels
-    columns = (Column("share", _share), Column("time", seconds), Column("count", count), Column("mean", seconds),
-               Column("type", spare=True), Column("tensor", _share, spare=True), Column("GPUs", spare=True),
-               Column("occup.", _share, spare=True), Column("TF op" if by_op else "kernel", wide=True))
+    columns = (Column("share", portion), Column("time", seconds), Column("count", count), Column("mean", seconds),
+               Column("type", spare=True), Column("tensor", portion, spare=True), Column("GPUs", spare=True),
+               Column("occup.", portion, spare=True), Column("TF op" if by_op else "kernel", wide=True))
     name = "By op" if by_op else "Kernels"
     if kernels is None:
         return Table(name, columns, (),
@@ -191,7 +182,7 @@ def _type(types: Mapping[str, float]) -> str | None:
 
 def _collectives(analysis: Analysis) -> Table:
     columns = (Column("operation"), Column("count", count), Column("time", seconds), Column("transfer", seconds),
-               Column("waiting", _share), Column("bytes", bytes_, spare=True),
+               Column("waiting", portion), Column("bytes", bytes_, spare=True),
                Column("exposed", seconds, spare=True), Column("remark", wide=True))
     empty = ("The trace has one GPU: there is no other to exchange data with." if len(analysis.gpus) == 1 else
              "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
@@ -212,8 +203,8 @@ def _collectives(analysis: Analysis) -> Table:
 
 
 def _memory(analysis: Analysis) -> Table:
-    columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", _share, spare=True),
-               Column("of capacity", _share), Column("allocations", _count, spare=True), Column("held by", wide=True))
+    columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", portion, spare=True),
+               Column("of capacity", portion), Column("allocations", _count, spare=True), Column("held by", wide=True))
     rows: list[tuple[Value, ...]] = []
     for use in analysis.memory:
         peak, room, highest = use.peak_in_window_bytes, use.capacity_bytes, use.peak_bytes
@@ -306,7 +297,7 @@ def _stage(path: str) -> str:
 def _input(analysis: Analysis) -> Table:
     columns = (Column("per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
                Column("calls", count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
-               Column("buffer empty", _share), Column("stage", wide=True))
+               Column("buffer empty", portion), Column("stage", wide=True))
     empty = "No tf.data stages in the window: the job does not use tf.data, or all batches were ready before."
     waits = analysis.input
     if waits is None:
@@ -324,7 +315,7 @@ def _input(analysis: Analysis) -> Table:
 def _layers(source: Analysis) -> Table:
     table = source.layers or source.cpu_layers
     on_cpu = table is not None and not table.gpus
-    columns = (Column("share", _share), Column("CPU time" if on_cpu else "GPU time", seconds), Column("idle", seconds),
+    columns = (Column("share", portion), Column("CPU time" if on_cpu else "GPU time", seconds), Column("idle", seconds),
                Column("ops" if on_cpu else "kernels", count), Column("FLOPs", _flops, spare=True),
                Column("FLOP/s", _flops, spare=True), Column("bytes", bytes_, spare=True), Column("layer", wide=True))
     empty = ("The kernels in this trace name no op, so the layer of each is unknown." if source.gpus else
@@ -362,7 +353,7 @@ def _ranks(analysis: Analysis) -> Table:
 
 
 def _limit(analysis: Analysis) -> Table:
-    columns = (Column("share", _share), Column("time", seconds), Column("part"), Column("what it is", wide=True))
+    columns = (Column("share", portion), Column("time", seconds), Column("part"), Column("what it is", wide=True))
     limits = analysis.limits
     if limits is None:
         return Table("Limit", columns, (), "No steps found, or no GPU in the trace: there is no step to compare with "
@@ -376,7 +367,7 @@ def _limit(analysis: Analysis) -> Table:
 
 
 def _critical_path(analysis: Analysis) -> Table:
-    columns = (Column("kind"), Column("on path", seconds), Column("share", _share), Column("beside", seconds),
+    columns = (Column("kind"), Column("on path", seconds), Column("share", portion), Column("beside", seconds),
                Column("slack", _slack), Column("where", spare=True), Column("count", _count, spare=True),
                Column("what", wide=True))
     path = analysis.critical_path
@@ -401,7 +392,7 @@ _ANY = float("inf")  # a slack: nothing that ran until the end of the next step 
 def _python(analysis: Analysis) -> Table:
     """The stacks of the training loop as a tree, which is a flame graph that unfolds."""
     stacks = analysis.stacks
-    columns = (Column("share", _share), Column("time", seconds), Column("in gaps", seconds), Column("line", wide=True))
+    columns = (Column("share", portion), Column("time", seconds), Column("in gaps", seconds), Column("line", wide=True))
     if stacks is None or not stacks.flame:
         reason = stacks.reason if stacks is not None and stacks.reason else "none fell into the trace."
         return Table("Python", columns, (), f"No Python stacks were sampled: {reason}")
@@ -416,8 +407,9 @@ def _python(analysis: Analysis) -> Table:
 
 
 def _wall_time(analysis: Analysis) -> Table:
-    columns = (Column("share", _share), Column("time", seconds), Column("part"), Column("longest", seconds, spare=True),
-               Column("how often", spare=True), Column("what the host did", wide=True))
+    columns = (Column("share", portion), Column("time", seconds), Column("part"),
+               Column("longest", seconds, spare=True), Column("how often", spare=True),
+               Column("what the host did", wide=True))
     wall = analysis.wall_time
     if wall is None:
         return Table("Time", columns, (), "The trace does not show when it was recorded.")

@@ -23,7 +23,7 @@ from gputop.text.units import printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
 from gputop.tui.screens.csv_file import write_csv
-from gputop.tui.screens.dialogs import Ask, Code, Part, Popup
+from gputop.tui.screens.dialogs import Code, Part, Popup, ask_text
 from gputop.tui.screens.tables import Table, Value, arranged, cell_lines, sentence_lines, tables, widths
 from gputop.tui.terminal.clipboard import copy
 from gputop.tui.widgets.cached_lines import LinesWidget
@@ -117,7 +117,7 @@ class TablesScreen(Screen[None]):
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
         key("e", "export", "export as CSV", "export this table as a CSV file"),
         key("escape", "step_back", "step back", "show all rows again; with all of them, back to the monitor"),
-        key("q,T", "close", "back", "back to the monitor"),
+        key("q,T", "dismiss", "back", "back to the monitor"),
     ]
     HELP = ("The line above a table explains its numbers: mostly per step and GPU, as a mean over the window. If "
             "steps do not fill the window, they are for the whole window. N/A: the trace does not show it. Numbers "
@@ -274,12 +274,11 @@ class TablesScreen(Screen[None]):
             self.notify("Nothing to copy: no kernel that computes and takes much time is selected.")
 
     def action_filter(self) -> None:
-        def apply(pattern: str | None) -> None:
-            if pattern is not None:
-                self._pattern = pattern
-                self._draw()
+        ask_text(self.app, "Filter rows", "part of a name; empty shows all", self._pattern, self._show_matching)
 
-        self.app.push_screen(Ask("Filter rows", "part of a name; empty shows all", self._pattern), apply)
+    def _show_matching(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._draw()
 
     def action_export(self) -> None:
         """The table as it is shown, all columns, in base units, into a file in the folder of the captures."""
@@ -289,10 +288,6 @@ class TablesScreen(Screen[None]):
 
     def action_step_back(self) -> None:
         if self._pattern:
-            self._pattern = ""
-            self._draw()
+            self._show_matching("")
         else:
-            self.action_close()
-
-    def action_close(self) -> None:
-        self.dismiss()
+            self.dismiss()

@@ -106,7 +106,6 @@ class StallProofDriver(OpenLinuxDriver):
         self._answered.set()
         self._asked_s = 0.0
         self._asked_at = (0, 0)  # where the cursor was put
-        self._sent_bytes = 0  # since the query
         self._fastest_answer_s = 60.0  # the round trip
         self._answer_timeout_s = _ANSWER_TIMEOUT_S
 
@@ -220,22 +219,21 @@ class StallProofDriver(OpenLinuxDriver):
             data = self.cells.update()
             if now_s - self._asked_s >= _CURSOR_QUERY_PERIOD_S:
                 data += _CURSOR_QUERY
-                self._asked_s, self._asked_at, self._sent_bytes = now_s, self.cells.cursor, 0
+                self._asked_s, self._asked_at = now_s, self.cells.cursor
                 if self._answers:
                     self._answered.clear()
-            self._sent_bytes += len(data)
             writer.send(data.encode("utf-8", "replace"))
 
     def _send_again(self) -> None:
         self._retry = None
         self._send()
 
-    def _drained(self, size_bytes: int, took_s: float) -> None:
+    def _drained(self, took_s: float) -> None:
         """Everything is written; called by the writer's thread."""
-        self._in_loop(self._update_arrived, size_bytes, took_s, self._answers)
+        self._in_loop(self._update_arrived, took_s, self._answers)
 
-    def _update_arrived(self, size_bytes: int, took_s: float, answer_follows: bool) -> None:
-        if not answer_follows and self.slow_link.note_update(size_bytes, took_s, time.monotonic()):
+    def _update_arrived(self, took_s: float, answer_follows: bool) -> None:
+        if not answer_follows and self.slow_link.note_update(took_s, time.monotonic()):
             self.app.post_message(self.LinkSpeedChanged(self.slow_link.slow))
         self._send()
 
@@ -288,7 +286,7 @@ class StallProofDriver(OpenLinuxDriver):
     def _on_answer(self, took_s: float) -> None:
         self._answer_timeout_s = _ANSWER_TIMEOUT_S
         self._fastest_answer_s = min(self._fastest_answer_s, took_s)
-        self._update_arrived(self._sent_bytes, took_s - self._fastest_answer_s, False)
+        self._update_arrived(took_s - self._fastest_answer_s, False)
 
     def terminal_size(self) -> tuple[int, int]:
         """The size of the terminal that is drawn on; one that reports 0x0 counts as 80x24."""

@@ -16,6 +16,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen
 from textual.theme import Theme
 
+from gputop.render.palette import SCHEMES
 from gputop.render.styled_text import wrap
 from gputop.text.console import clean
 from gputop.text.units import printable
@@ -65,8 +66,8 @@ class TerminalApp(FaultReportingApp):
         self._drawn_s = 0.0
         self._palette_filters: list[LineFilter] = []
         self._keeps_theme = False
-        for theme in themes.own_themes():
-            self.register_theme(theme)
+        for scheme in SCHEMES:
+            self.register_theme(themes.theme_of(scheme))
         wanted = self.preferences.theme
         self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
         self._apply_theme(self.current_theme)

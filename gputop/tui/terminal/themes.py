@@ -11,7 +11,8 @@ from textual.theme import Theme
 from gputop.render.palette import SCHEMES
 
 
-def _theme(scheme: str) -> Theme:
+def theme_of(scheme: str) -> Theme:
+    """One of gputop's own themes."""
     names = SCHEMES[scheme].names
     return Theme(
         name=f"gputop-{scheme}", dark=scheme != "light", primary=names["accent"], secondary=names["h2d"],
@@ -39,7 +40,3 @@ def scheme_of(theme: Theme) -> str:
     """Scheme of the palette that goes with a theme."""
     scheme = theme.name.removeprefix("gputop-")
     return scheme if scheme in SCHEMES else "dark" if theme.dark else "light"
-
-
-def own_themes() -> list[Theme]:
-    return [_theme(scheme) for scheme in SCHEMES]

@@ -28,16 +28,14 @@ class SlowLinkDetector:
 
     def __init__(self) -> None:
         self.slow = False
-        self.bytes_per_s: float | None = None  # as last measured while the link was full
         self._late = 0
         self._since_s = 0.0
         self._retry_s = RETRY_S
 
-    def note_update(self, size_bytes: int, took_s: float, now_s: float) -> bool:
+    def note_update(self, took_s: float, now_s: float) -> bool:
         """An update has arrived at the terminal, at ``now_s`` of any clock. True where :attr:`slow` changed."""
         if took_s >= SLOW_S:
             self._late += 1
-            self.bytes_per_s = size_bytes / took_s
             if self.slow:
                 self._since_s = now_s
             elif self._late >= SLOW_UPDATES:
@@ -70,8 +68,8 @@ def _reopened(fd: int) -> int:
 class TerminalWriter:
     """Writes to the terminal ``fd`` from a daemon thread. What is sent to a terminal that is gone is dropped."""
 
-    def __init__(self, fd: int, drained: Callable[[int, float], None]) -> None:
-        """``drained(size_bytes, took_s)`` is called in the writer's thread each time everything is written."""
+    def __init__(self, fd: int, drained: Callable[[float], None]) -> None:
+        """``drained(took_s)`` is called in the writer's thread each time everything is written."""
         self._given, self._fd = fd, _reopened(fd)
         self._drained = drained
         self._queue: list[bytes] = []
@@ -134,11 +132,10 @@ class TerminalWriter:
             self._change.wait_for(lambda: self._queue or self._ended)
             if not self._queue:
                 return False
-            data = b"".join(self._queue)
+            left = memoryview(b"".join(self._queue))
             self._queue.clear()
             self._writing, self._given_up = True, False
         began_s = time.monotonic()
-        left = memoryview(data)
         while left and not self._given_up:
             try:
                 left = left[os.write(self._fd, left):]
@@ -147,5 +144,5 @@ class TerminalWriter:
         with self._change:
             self._writing = bool(self._queue)
         if not self._writing:
-            self._drained(len(data), time.monotonic() - began_s)
+            self._drained(time.monotonic() - began_s)
         return True

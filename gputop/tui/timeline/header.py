@@ -81,12 +81,9 @@ def drawn_steps(steps: Steps, view: View, cells: int) -> list[int]:
     seen = visible_steps(steps, view)
     if not len(seen):
         return []
-    apart = every(cells / (view.span_ns / max(1.0, _typical(steps))), len(str(seen[-1] + 1)) + 2)
+    typical_ns = float(np.median(steps[:, 1] - steps[:, 0]))
+    apart = every(cells / (view.span_ns / max(1.0, typical_ns)), len(str(seen[-1] + 1)) + 2)
     return [i for i in seen if i % apart == 0]
-
-
-def _typical(steps: Steps) -> float:
-    return float(np.median(steps[:, 1] - steps[:, 0]))
 
 
 def rules(steps: Steps, view: View, cells: int) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
 from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from gputop.tui.timeline.header import step_at
-from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 
 _DETAILS_BESIDE_FROM = 150  # columns; in fewer the details are below the list
 _MAX_DETAIL_LINES, _MIN_LIST_LINES = 9, 3  # where the details are below it
@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
     gap: int | None = None
 
 
-class IdleGapList(DrawnLines, can_focus=True):
+class IdleGapList(WheelMoves, DrawnLines, can_focus=True):
     """Causes, the costliest first, and below an unfolded one its gaps; beside or below them the details of the
     selected one."""
 
@@ -232,11 +232,3 @@ class IdleGapList(DrawnLines, can_focus=True):
             self.action_open()
         else:
             self.choose(index)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.action_move(-1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.action_move(1)

@@ -6,7 +6,6 @@ A new view draws all lines again; a new selection only the lines that it touches
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from textual.strip import Strip
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
 from gputop.render.styled_text import StyledText
-from gputop.text.units import fit, fit_middle, percent
+from gputop.text.units import fit, fit_middle, portion
 from gputop.timeline.model import Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline import header as head
@@ -38,21 +37,6 @@ from gputop.tui.timeline.viewport import View
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
 _EMPTY = View(0, 1, (0, 1))
-
-
-class Where(NamedTuple):
-    """Position in a picture."""
-
-    view: View
-    cursor_ns: int
-    place: tuple[int, int, int] | None  # its key
-    selected: Range | None
-    gap: tuple[int, int] | None
-    unfolded: frozenset[int]
-
-
-def _share(value: float) -> str:
-    return "<1%" if 0 < value < 0.005 else percent(value)  # a small share is shown as more than none
 
 
 class TimelinePicture(CachedLinesWidget):
@@ -92,10 +76,10 @@ class TimelinePicture(CachedLinesWidget):
         self._arrange()
 
     @property
-    def where(self) -> Where:
-        """Position, by what keys and the mouse change."""
-        return Where(self.view, self.cursor_ns, self.place.key if self.place is not None else None, self.selected,
-                     self.gap, self.unfolded)
+    def where(self) -> tuple[object, ...]:
+        """Position, by what keys and the mouse change: to be compared with another one."""
+        return (self.view, self.cursor_ns, self.place.key if self.place is not None else None, self.selected,
+                self.gap, self.unfolded)
 
     def complete(self, timeline: Timeline) -> None:
         """Take the same trace with what was not there yet; view, place and selection stay, on the same lines."""
@@ -241,7 +225,7 @@ class TimelinePicture(CachedLinesWidget):
         here = index == self.index
         mark = " " if place.fold is None or place.depth else "▸" if place.folded else "▾"
         label = f"{mark} {fit_middle(place.label, self.label_cells - 4)}" if within == 0 else ""
-        share = "" if not self._share_width or within or drawn.share is None else drawn.figure or _share(drawn.share)
+        share = "" if not self._share_width or within or drawn.share is None else drawn.figure or portion(drawn.share)
         ground = self.ground
         # Put together by hand: the cells bring their ground, and the line its length.
         segments = [Segment("›" if here and within == 0 else " ", on(ground, ACCENT)),

@@ -34,7 +34,6 @@ from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.finding_place import gap_before, place_of
 from gputop.tui.timeline.header import losses
 from gputop.tui.timeline.idle_gap_list import IdleGapList
-from gputop.tui.timeline.picture import Where
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.widgets.cached_lines import LinesWidget
 
@@ -102,7 +101,7 @@ class TimelineScreen(ModalScreen[None]):
         self._stop = threading.Event()
         self._began_s = 0.0
         self._problem: GputopError | None = None
-        self._shown_at: Where | None = None  # when only the rows were there
+        self._shown_at: tuple[object, ...] | None = None  # when only the rows were there
         self._search_text = ""
 
     # -- building -----------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 MIN_SPAN_NS = 200  # a CUPTI timestamp is good to some tens of nanoseconds
+_MOST_APART = 10**18  # more nanoseconds than a trace is long
 _TICK_CELLS = 11  # between two labels: room for "250.4 ms" and some space
 
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
@@ -70,20 +70,9 @@ class View:
         return self.start_ns + int(column * self.span_ns / max(columns, 1))
 
 
-class Tick(NamedTuple):
-    column: int
-    label: str
-
-
 def tick_step_ns(span_ns: int, columns: int) -> int:
     """The smallest of 1, 2, 5, 10 … ns whose multiples leave room for their labels."""
-    least = max(1.0, span_ns * _TICK_CELLS / max(columns, 1))
-    step = 1
-    while True:
-        for factor in (1, 2, 5):
-            if step * factor >= least:
-                return step * factor
-        step *= 10
+    return every(1.0, span_ns * _TICK_CELLS / max(columns, 1))
 
 
 def base_ns(view: View, columns: int) -> int:
@@ -97,8 +86,8 @@ def base_ns(view: View, columns: int) -> int:
     return 0 if offset + view.span_ns < 20 * grain else offset // grain * grain
 
 
-def ticks(view: View, columns: int) -> list[Tick]:
-    """Ticks with labels: times since :func:`base_ns`, all in one unit."""
+def ticks(view: View, columns: int) -> list[tuple[int, str]]:
+    """Columns of the ticks with their labels: times since :func:`base_ns`, all in one unit."""
     if columns < 4:
         return []
     step, base = tick_step_ns(view.span_ns, columns), base_ns(view, columns)
@@ -112,7 +101,7 @@ def ticks(view: View, columns: int) -> list[Tick]:
         column = view.column(zero + i * step, columns)
         label = f"{i * step / size:.{digits}f} {unit}"
         if column + len(label) < columns:
-            out.append(Tick(column, label))
+            out.append((column, label))
     return out
 
 
@@ -143,13 +132,12 @@ def moment(offset_ns: int, grain_ns: int = 1000) -> str:
     return f"+{whole}" + ("." + " ".join(groups) if part else "") + f" {unit}"
 
 
-def every(step_columns: float, least: int) -> int:
+def every(step_columns: float, least: float) -> int:
     """Draw every n-th (1, 2, 5, 10, …) of marks ``step_columns`` apart, so that those drawn are ``least`` apart."""
     n = 1
-    while True:
+    while n <= _MOST_APART:
         for factor in (1, 2, 5):
             if n * factor * step_columns >= least:
                 return n * factor
         n *= 10
-        if n > 10**9:
-            return n
+    return n

@@ -7,15 +7,17 @@ over a slow link: same place, same size, few cells.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rich.cells import cell_len
 from rich.color import Color
 from rich.segment import Segment
+from textual import events
 from textual.color import Color as Background
 from textual.geometry import Region, Size
+from textual.message import Message
 from textual.strip import Strip
 
 from gputop.render.palette import on
@@ -24,6 +26,8 @@ from gputop.tui.terminal.textual_private import DrawnOnce
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+Choice = TypeVar("Choice")
 
 
 class DrawnLine(Strip):
@@ -160,3 +164,40 @@ class DrawnLines(LinesWidget):
     def watch_has_focus(self, _has_focus: bool) -> None:  # the events of it come before it has changed
         super().watch_has_focus(_has_focus)
         self.draw()
+
+
+class ChoiceList(DrawnLines, Generic[Choice], can_focus=True):
+    """A line for each of ``choices``, one of which is selected; those around it are shown."""
+
+    class Chosen(Message):
+        """The user clicked the selected one."""
+
+    choices: Sequence[Choice] = ()
+    index = 0  # of the selected one
+
+    @property
+    def selected(self) -> Choice:
+        """The selected one. Raises IndexError where there is none."""
+        return self.choices[self.index]
+
+    @property
+    def _top(self) -> int:
+        return max(0, min(self.index - self.size.height // 2, len(self.choices) - self.size.height))
+
+    def shown(self) -> Iterator[tuple[int, Choice]]:
+        """The choices that have a line, with their places in the list."""
+        return enumerate(self.choices[self._top:self._top + self.size.height], self._top)
+
+    def action_move(self, by: int) -> None:
+        self.index = max(0, min(len(self.choices) - 1, self.index + by))
+        self.draw()
+
+    def on_click(self, event: events.Click) -> None:
+        row = event.get_content_offset(self)
+        if row is None or not 0 <= self._top + row.y < len(self.choices):
+            return
+        by = self._top + row.y - self.index
+        if by:
+            self.action_move(by)
+        else:
+            self.post_message(self.Chosen())

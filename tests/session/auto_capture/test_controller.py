@@ -18,7 +18,7 @@ from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.profiler.xprof.outline import recorded_window_ns
 from gputop.session.auto_capture import retention
 from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, existing_folder, held_before
-from gputop.session.auto_capture.dip_rules import parse_rule
+from gputop.session.auto_capture.dip_detector import parse_rule
 from gputop.session.auto_capture.retention import MARK, mark_removable, remove_oldest
 from gputop.session.capture_control import CaptureControl
 from gputop.session.options import AutoCaptureOptions

@@ -9,7 +9,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.lanes import TimeView, Window
-from gputop.tui.monitor.time_cursor import UNMEASURED, Slice, TimeCursor, gpu_in_slice
+from gputop.tui.monitor.visible_time import UNMEASURED, Slice, TimeCursor, gpu_in_slice
 from gputop.tui.screens.dialogs import Popup
 from tests.fakes import GIB, START_S, StillSession, node_sample
 from tests.records import replace

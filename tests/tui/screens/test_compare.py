@@ -104,7 +104,7 @@ async def test_a_capture_after_a_is_offered_beside_it() -> None:
 def marks(app: GputopApp) -> list[str]:
     """What each capture is, oldest first."""
     captures = app.screen.query_one(CaptureList)
-    return [captures.marks.get(one.path, "") for one in captures.captures]
+    return [captures.marks.get(one.path, "") for one in captures.choices]
 
 
 async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
