@@ -72,7 +72,7 @@ def limit(limit_id: str) -> float:
 
 def limit_record(limit_id: str) -> Limit:
     """A limit as it counts: the user's where there is one; raises KeyError for an id that is not in the tables."""
-    return UserRules.limits.get(limit_id) or default_limits()[limit_id]
+    return UserRules.limits.get(limit_id) or UserRules.python_limits.get(limit_id) or LIMITS[limit_id]
 
 
 def default_limits() -> Mapping[str, Limit]:

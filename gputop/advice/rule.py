@@ -8,6 +8,7 @@ rule's code: it names the module.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -79,7 +80,12 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     def function(self, verb: Literal["judge", "describe"]) -> Any:
         """The rule's function of that name; imports its module."""
-        return getattr(import_module(f"gputop.advice.{self.module}"), f"{verb}_{self.id}")
+        return getattr(_module(self.module), f"{verb}_{self.id}")
+
+
+@cache  # of a module that is there, too, importlib takes ten times as long
+def _module(name: str) -> Any:
+    return import_module(f"gputop.advice.{name}")
 
 
 class PythonRule(Rule, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ _STAT_DOUBLE, _STAT_STR = 2, 5
 _BYTE = [bytes([value]) for value in range(256)]
 
 
+@lru_cache(maxsize=1 << 14)
 def varint(value: int) -> bytes:
     """A varint; negative numbers as 64-bit two's complement."""
     if 0 <= value < 0x80:

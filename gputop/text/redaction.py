@@ -53,25 +53,27 @@ _HARMLESS = re.compile(r"(?:true|false|none|null|auto|yes|no|\$\{?\w+\}?|<[\w|]*
 _SHAPES = re.compile(r"""
     -----BEGIN\ [A-Z0-9 ]{0,40}PRIVATE\ KEY(?:\ BLOCK)?-----.*?(?:-----END\ [A-Z0-9 ]{0,40}PRIVATE\ KEY[ A-Z]*-----|$)
   | ----\ BEGIN\ SSH2\ ENCRYPTED\ PRIVATE\ KEY.* | PuTTY-User-Key-File-\d.*
-  | \bhf_[A-Za-z0-9]{20,} | \bapi_org_[A-Za-z]{30,} | \bgh[pousr]_(?:[A-Za-z0-9]{20,}|\w{36,}) | \bgithub_pat_\w{20,}
-  | \bgl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|oas|imt|ffct)-[\w-]{16,} | \bGR1348941[\w-]{20,}
-  | \b(?i:xox[a-z](?:\.xox[a-z])?)-(?:[\w-]{10,}|(?:\d{1,20}-)+\w+) | \bxapp-[\w-]{10,}
-  | \b(?:A3T[0-9A-Z]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b
-  | \bAIza[\w-]{30,} | \bya29\.[\w.-]{20,} | \bGOCSPX-[\w-]{20,} | \b1//0[\w-]{30,}
-  | \bsk-[A-Za-z0-9_-]{20,} | \bnvapi-[\w-]{20,} | \bdckr_(?:pat|oat)_[\w-]{20,} | \bpypi-[\w-]{16,}
-  | \bnpm_[A-Za-z0-9]{30,} | \beyJ[\w-]{8,400}\.[\w-]{4,}(?:\.[\w-]*)* | \b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}
-  | \bwhsec_[\w+/=-]{16,} | \b(?:AC|SK)[0-9a-z]{32}\b | \bSG\.[\w-]{16,80}\.[\w-]{16,} | \b[0-9a-z]{32}-us\d{1,2}\b
-  | \bkey-[0-9a-z]{32}\b | \bsq0[a-z]{3}-[\\\w-]{22,} | \bEAAA[\w-]{56,} | \b\d{8,10}:[\w-]{35}(?![\w-])
-  | \b[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,}
   | (?:(?<=[\s=:"'])|^)(?:AKC[A-Za-z0-9]{10,}|AP\d[A-Za-z0-9]{8,}|AP[A-F](?=[A-Za-z]*\d|[a-z]+[A-Z])[A-Za-z0-9]{8,})
-  | \bdapi[0-9a-f]{32}\b | \bdo[opr]_v1_[0-9a-f]{40,} | \bhv[sbr]\.[\w-]{20,} | \bdp\.[a-z]{2,5}\.[\w.-]{20,}
-  | \blin_(?:api|oauth)_\w{20,} | \bntn_\w{20,} | \bsecret_[A-Za-z0-9]{40,} | \bPMAK-[\w-]{20,}
-  | \bgl(?:c|sa)_[\w+/=]{20,}
-  | \bNRAK-\w{20,} | \bsntry[su]_[\w+/=-]{20,} | \bshp(?:at|ca|pa|ss)_[0-9a-f]{32} | \bpul-[0-9a-f]{40} | \br8_\w{30,}
-  | \bgsk_\w{20,} | \bwandb_v1_\w{20,} | \bpplx-\w{20,} | \bxai-\w{20,} | \btskey-[\w-]{16,} | \bsbp_[0-9a-f]{40}
-  | \bHRKU-[\w-]{20,} | \bfm[12][a-z]?_[\w+/=-]{20,} | \bpscale_\w{3,8}_[\w.=-]{20,} | \bAGE-SECRET-KEY-1[0-9A-Z]{20,}
-  | \b[\w~.-]{3}\dQ~[\w~.-]{31,34} | \bpat\w{14}\.[0-9a-f]{64} | \brubygems_[0-9a-f]{48} | \bsk\.eyJ[\w.-]{20,}
-  | \b[A-Za-z0-9]{14}\.atlasv1\.[\w-]{40,} | \bcmVmdGtu\w{40,} | \bcio[A-Za-z0-9]{32}\b
+  | \b(?:
+    hf_[A-Za-z0-9]{20,} | api_org_[A-Za-z]{30,} | gh[pousr]_(?:[A-Za-z0-9]{20,}|\w{36,}) | github_pat_\w{20,}
+  | gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|oas|imt|ffct)-[\w-]{16,} | GR1348941[\w-]{20,}
+  | (?i:xox[a-z](?:\.xox[a-z])?)-(?:[\w-]{10,}|(?:\d{1,20}-)+\w+) | xapp-[\w-]{10,}
+  | (?:A3T[0-9A-Z]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b
+  | AIza[\w-]{30,} | ya29\.[\w.-]{20,} | GOCSPX-[\w-]{20,} | 1//0[\w-]{30,}
+  | sk-[A-Za-z0-9_-]{20,} | nvapi-[\w-]{20,} | dckr_(?:pat|oat)_[\w-]{20,} | pypi-[\w-]{16,}
+  | npm_[A-Za-z0-9]{30,} | eyJ[\w-]{8,400}\.[\w-]{4,}(?:\.[\w-]*)* | (?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}
+  | whsec_[\w+/=-]{16,} | (?:AC|SK)[0-9a-z]{32}\b | SG\.[\w-]{16,80}\.[\w-]{16,} | [0-9a-z]{32}-us\d{1,2}\b
+  | key-[0-9a-z]{32}\b | sq0[a-z]{3}-[\\\w-]{22,} | EAAA[\w-]{56,} | \d{8,10}:[\w-]{35}(?![\w-])
+  | [MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,}
+  | dapi[0-9a-f]{32}\b | do[opr]_v1_[0-9a-f]{40,} | hv[sbr]\.[\w-]{20,} | dp\.[a-z]{2,5}\.[\w.-]{20,}
+  | lin_(?:api|oauth)_\w{20,} | ntn_\w{20,} | secret_[A-Za-z0-9]{40,} | PMAK-[\w-]{20,}
+  | gl(?:c|sa)_[\w+/=]{20,}
+  | NRAK-\w{20,} | sntry[su]_[\w+/=-]{20,} | shp(?:at|ca|pa|ss)_[0-9a-f]{32} | pul-[0-9a-f]{40} | r8_\w{30,}
+  | gsk_\w{20,} | wandb_v1_\w{20,} | pplx-\w{20,} | xai-\w{20,} | tskey-[\w-]{16,} | sbp_[0-9a-f]{40}
+  | HRKU-[\w-]{20,} | fm[12][a-z]?_[\w+/=-]{20,} | pscale_\w{3,8}_[\w.=-]{20,} | AGE-SECRET-KEY-1[0-9A-Z]{20,}
+  | [\w~.-]{3}\dQ~[\w~.-]{31,34} | pat\w{14}\.[0-9a-f]{64} | rubygems_[0-9a-f]{48} | sk\.eyJ[\w.-]{20,}
+  | [A-Za-z0-9]{14}\.atlasv1\.[\w-]{40,} | cmVmdGtu\w{40,} | cio[A-Za-z0-9]{32}\b
+  )
 """, re.X | re.S)
 # Addresses that whoever knows them may write to.
 _HOOK = re.compile(r"""(?i)(?P<kept>\b(?:

@@ -27,22 +27,28 @@ _OPTIMIZER = (rf"(?!{PYTHON_FUNCTION})"
               r"(?i:.*(?:multi_tensor_apply(?!.*(?:copy_?functor|\b(?:copy|identity)<))"
               r"(?!.*functor<(?:unsigned )?(?:long|int|short|char|bool)\b)|adam|adagrad|rm_?sprop|momentum|lamb_|"
               r"\blars|\bsgd|resourceapply|apply_?gradient|optax))")
+_OPTIMIZER_WORDS = (r"multi_tensor_apply|adam|adagrad|rm_?sprop|momentum|lamb_|lars|sgd|resourceapply|"
+                    r"apply_?gradient|optax")
 TORCH_HOST_MEMORY = "host memory of PyTorch"  # in the name of an allocator, behind the rank
 LAUNCH_CALLS = r"(?:cuda|cu|hip)(?:Graph)?Launch(?!HostFunc)"
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
-def name_mask(trace: Trace, pattern: str) -> Mask:
+def name_mask(trace: Trace, pattern: str, words: str = "") -> Mask:
     """Mask of ``trace.names`` that the pattern matches at their beginning; index -1 (no name) gives False. Read-only:
-    many analyses ask for the same."""
-    cached = trace.name_masks.get(pattern)
+    many analyses ask for the same.
+
+    ``words``: a pattern in lower case that is in each such name, whatever its letters' case. It is searched for first:
+    a pattern that ignores case takes twenty times as long.
+    """
+    cached = trace.name_masks.get((pattern, words))
     if cached is not None and len(cached) == len(trace.names) + 1:
         return cached
-    match = re.compile(pattern).match
+    match, search = re.compile(pattern).match, re.compile(words).search
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
-    mask[:-1] = [match(name) is not None for name in trace.names]
+    mask[:-1] = [(not words or search(name.lower()) is not None) and match(name) is not None for name in trace.names]
     mask.flags.writeable = False
-    trace.name_masks[pattern] = mask
+    trace.name_masks[pattern, words] = mask
     return mask
 
 
@@ -93,7 +99,7 @@ def stable_order(keys: npt.NDArray) -> I64:
 
 def optimizer_names(trace: Trace) -> Mask:
     """Mask of ``trace.names`` that are an optimizer's, as :func:`name_mask`."""
-    return name_mask(trace, _OPTIMIZER)
+    return name_mask(trace, _OPTIMIZER, _OPTIMIZER_WORDS)
 
 
 def by_line(line: npt.NDArray) -> dict[int, I64]:

@@ -263,7 +263,7 @@ class Trace:
     stacks: tuple[StackSamples, ...] = ()  # of its processes' Python while it was captured, where gputop captured it
     no_stacks: str = ""  # why there are none; "": nobody tried
     # By pattern, what :func:`gputop.trace.lookups.name_mask` has found.
-    name_masks: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False, compare=False)
+    name_masks: dict[tuple[str, ...], npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False, compare=False)
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
     # By rank what gputop recorded after it at little cost, for what is seldom: events of the rank's host alone, its
     # steps among them where the framework marks them there; on the origin of this trace.

@@ -204,8 +204,8 @@ class GputopApp(TerminalApp):
             return
         self._laid_out = needed
         fitted = layout(*needed.terminal, needed.gpus, needed.processes, needed.unread)
-        for size in SIZE_CLASSES:
-            self.screen_stack[0].set_class(size.name in fitted.classes, size.name)
+        main = self.screen_stack[0]
+        main.classes = main.classes.difference(size.name for size in SIZE_CLASSES).union(fitted.classes)
         self._table.take_layout(fitted)
         self._processes.styles.height = fitted.process_lines
         self._processes.set_class(fitted.bare_processes, "bare")

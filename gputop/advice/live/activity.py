@@ -255,8 +255,8 @@ def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
 def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> bool:
     """Return whether the GPU was at work for most of the window, and that at low activity."""
     index, rule = gpu.info.index, "low_sm_active"
-    slices = view.slice_table(gpu, metric, window_s)
-    at_work = [mean for mean in slices if mean >= limit(f"{rule}.pause")]
+    slices, pause = view.slice_table(gpu, metric, window_s), limit(f"{rule}.pause")
+    at_work = [mean for mean in slices if mean >= pause]
     if len(at_work) < view.limit(rule, "work_", index) * len(slices) or not at_work:
         return False
     below = view.limit(rule, "active_", index)

@@ -91,13 +91,13 @@ def _waiting(view: NodeView, process: ProcessSample, window_s: float) -> dict[in
     """The GPUs of the process with time left, and how active they were; none while it pauses or starts, or where
     another rule knows what they wait for."""
     out = {}
-    left_out = view.gpus_left_out(_RULE)
+    left_out, pause = view.gpus_left_out(_RULE), limit("low_sm_active.pause")
     for gpu in view.compute_gpus(process):
         activity, index = view.activity(gpu, window_s), gpu.info.index
         if activity is None or index in left_out or activity[1] > view.limit(_RULE, "waiting_", index):
             continue
         slices = view.slice_table(gpu, activity[0], window_s)
-        at_work = sum(mean >= limit("low_sm_active.pause") for mean in slices)
+        at_work = sum(mean >= pause for mean in slices)
         if at_work >= limit("low_sm_active.work_" + ("leave" if index in view.shown(_RULE) else "enter")) * len(slices):
             out[index] = activity[1]
     return out

@@ -148,17 +148,20 @@ class NodeView:
     # -- readings -----------------------------------------------------------------------------
 
     def window(self, metric: str, seconds: float) -> Window:
-        key, end_s = (metric, seconds), self.sample.time_s
-        if key not in self._windows:
-            fetched = self._readings.get(metric)
-            if fetched is None or fetched[0] < seconds:
-                # What rules ask for over several windows is fetched once, for the longest.
-                longest = max(seconds, self.seconds(_LONGEST[metric])) if metric in _LONGEST else seconds
-                fetched = self._readings[metric] = (longest, *self.history.windows(metric, longest, end_s=end_s))
-            first = bisect_left(fetched[1], end_s - seconds)
-            times, values = fetched[1][first:], [readings[first:] for readings in fetched[2]] if first else fetched[2]
-            self._windows[key] = _window(times, values, seconds, end_s)
-        return self._windows[key]
+        window = self._windows.get((metric, seconds))
+        if window is None:
+            window = self._windows[metric, seconds] = self._cut(metric, seconds)
+        return window
+
+    def _cut(self, metric: str, seconds: float) -> Window:
+        fetched, end_s = self._readings.get(metric), self.sample.time_s
+        if fetched is None or fetched[0] < seconds:
+            # What rules ask for over several windows is fetched once, for the longest.
+            longest = max(seconds, self.seconds(_LONGEST[metric])) if metric in _LONGEST else seconds
+            fetched = self._readings[metric] = (longest, *self.history.windows(metric, longest, end_s=end_s))
+        first = bisect_left(fetched[1], end_s - seconds)
+        times, values = fetched[1][first:], [readings[first:] for readings in fetched[2]] if first else fetched[2]
+        return _window(times, values, seconds, end_s)
 
     def column(self, gpu: GpuSample) -> int:
         """The place of the GPU in a :class:`Window`."""

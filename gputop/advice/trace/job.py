@@ -19,7 +19,7 @@ _COMPILED = {
                 r"(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$"),
 }
 # PyTorch's names of what only training runs.
-_BACKWARD = rf"(?!{PYTHON_FUNCTION})(?i:.*(?:backward|_bwd|bwd_|wgrad|autograd::engine|Optimizer\.))"
+_BACKWARD = r"backward|_bwd|bwd_|wgrad|autograd::engine|optimizer\."
 # The gradient of a convolution's input (dgrad) is no proof: a transposed convolution computes the same.
 _JAX_BACKWARD = r".*transpose\(jvp"
 # Kernels and ops of servers of language models: a key-value cache in pages, and batches that change with each request.
@@ -61,7 +61,8 @@ def trains(facts: TraceFacts) -> bool | None:
     if not facts.active:
         return None
     trace, pytorch = facts.trace, facts.framework == "pytorch"
-    backward = name_mask(trace, _BACKWARD if facts.framework in ("pytorch", "unknown") else _JAX_BACKWARD)
+    backward = (name_mask(trace, rf"(?!{PYTHON_FUNCTION})", _BACKWARD) if facts.framework in ("pytorch", "unknown")
+                else name_mask(trace, _JAX_BACKWARD))
     if (backward | optimizer_names(trace)).any():
         return True if pytorch else None
     return False if pytorch or name_mask(trace, _SERVES).any() else None

@@ -28,7 +28,7 @@ FACTORS = (2, 4, 8)  # of the batch, for which the saving is computed
 # batch normalization, with a block per channel, takes 15 µs and more.
 SHORT_NS = 10_000
 # Their grids follow the weights, not the batch.
-_OF_WEIGHTS = r"(?i).*(?:wgrad|backpropfilter|biasgrad|bias_grad|splitkreduce)"
+_OF_WEIGHTS = r"wgrad|backpropfilter|biasgrad|bias_grad|splitkreduce"
 
 
 def batch_scaling(
@@ -36,7 +36,7 @@ def batch_scaling(
 ) -> tuple[BatchScaling, ...]:
     """Seconds per step, or in the window without steps, of each GPU that ran compute kernels within."""
     device = trace.device
-    optimizer, of_weights = optimizer_names(trace), name_mask(trace, _OF_WEIGHTS)
+    optimizer, of_weights = optimizer_names(trace), name_mask(trace, "", _OF_WEIGHTS)
     shapes = trace.launch_shapes
     blocks = np.array([min(math.prod(shape.grid), 1 << 40) for shape in shapes] + [0], np.int64)  # the last: not told
     out = []

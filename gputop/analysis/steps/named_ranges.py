@@ -52,7 +52,7 @@ _NOT_USERS = re.compile(r"Optimizer\.(?:step|zero_grad)#|ProfilerStep#|Distribut
                         r"\w*Backward\d|(?:cuda|cu|hip)[A-Z]")
 _QUICK = re.compile(r"(?i)step|iter|batch|token|request|prompt|query|infer|frame|execute_|data|load|h2d|zero|forward|"
                     r"fwd|loss|criterion|backward|bwd|opt")  # a part of every such name
-_KNOWN = "named ranges"  # the key of the mask in Trace.name_masks
+_KNOWN = ("named ranges",)  # the key of the mask in Trace.name_masks
 # All of these are gputop's own figures.
 _FEWEST = 3  # ranges
 _HELD, _OF_ALL, _OF_TIME = 0.9, 0.5, 0.5  # shares of the launches meanwhile, of all launches, and of the time

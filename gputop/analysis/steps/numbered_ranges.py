@@ -48,7 +48,7 @@ _FEWEST, _FEWEST_ROUNDS = 3, 2  # ranges, and whole rounds that another one foll
 # are. gputop's own figures.
 _MOST_PARTS, _MOST = 64, 0.9
 _ENDS, _ENDS_OF_PARTS = "0123456789])", "0123456789])dD"
-_KNOWN = "numbered ranges"  # the key of the mask in Trace.name_masks
+_KNOWN = ("numbered ranges",)  # the key of the mask in Trace.name_masks
 
 
 class RepeatedSteps(Struct, frozen=True):
