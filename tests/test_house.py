@@ -22,7 +22,7 @@ BUDGET = {
     "core/samples.py:ProcessSample": 23,
     "goodput/model.py:Report": 21,
     "replay/snapshot_document.py:Process": 24,
-    "simulation/job.py:Job": 87,
+    "simulation/job.py:Job": 86,
     "trace/model.py:Trace": 29,
 }
 
@@ -53,11 +53,11 @@ def test_no_class_has_more_attributes_than_today():
 
 # Records that are not Structs, by package: the rule is in docs/contributing/architecture.md. A number may only fall.
 DATACLASSES = {
-    "advice": 1, "analysis": 18, "core": 4, "diagnosis": 4, "doctor": 2, "goodput": 7, "launch": 7, "profiler": 5,
+    "advice": 1, "analysis": 16, "core": 4, "diagnosis": 4, "doctor": 2, "goodput": 7, "launch": 7, "profiler": 5,
     "rules": 14, "simulation": 14, "sources": 17, "telemetry": 10, "trace": 28, "tui": 10,
 }
 NAMED_TUPLES = {
-    "advice": 4, "analysis": 65, "cluster": 1, "commands": 1, "comparison": 2, "core": 3, "diagnosis": 4, "export": 3,
+    "advice": 4, "analysis": 62, "cluster": 1, "commands": 1, "comparison": 2, "core": 3, "diagnosis": 4, "export": 3,
     "goodput": 3, "profiler": 3, "render": 2, "rules": 10, "session": 3, "simulation": 4, "sources": 2,
     "telemetry": 5, "text": 1, "timeline": 9, "trace": 19, "tui": 12,
 }

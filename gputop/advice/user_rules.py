@@ -50,8 +50,8 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
             if taken is None:
                 rules[rule.id] = rule
             else:
-                place = Place(int(rule.origin.rpartition(":")[2]))
-                problems.append(Problem(file.name, place, f"the id {rule.id} is in use: {taken}"))
+                line = Place(int(rule.origin.rpartition(":")[2]))
+                problems.append(Problem(file.name, line, f"the id {rule.id} is in use: {taken}"))
         for set_ in file.limits:
             problem = _limit_problem(set_)
             if problem is None:
