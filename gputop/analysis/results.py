@@ -14,19 +14,12 @@ from typing import Any
 from msgspec import Struct, field
 
 from gputop.core.codec import from_document, to_document
-from gputop.core.findings import Abstained, CombinedGain, Finding
+from gputop.core.findings import Abstained, CombinedGain, Finding, TraceNote
 from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
 
 SCHEMA = "gputop.analysis/1"
 MAX_SEGMENTS = 2000  # of a critical path
-
-
-class TraceNote(Struct, frozen=True):
-    """Something about the trace that limits what can be concluded from it."""
-
-    id: str  # dropped_events, empty_device_plane, truncated, capture_error, no_steps, …
-    message: str
 
 
 class TraceSummary(Struct, frozen=True):

@@ -128,6 +128,13 @@ class Abstained(Struct, frozen=True):
     missing: str
 
 
+class TraceNote(Struct, frozen=True):
+    """Property of a trace that limits what can be concluded from it."""
+
+    id: str  # dropped_events, empty_device_plane, truncated, capture_error, no_steps, …
+    message: str
+
+
 class Advice(Struct, frozen=True):
     """All a set of rules had to say: findings in order of what they save, and abstentions.
 

@@ -18,18 +18,18 @@ from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.layers.limits import limits
-from gputop.analysis.results import Analysis, TraceNote, TraceSummary
+from gputop.analysis.results import Analysis, TraceSummary
 from gputop.analysis.steps.accumulation import accumulation_note
 from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
-from gputop.core.findings import Abstained
+from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.text.units import counted, seconds
 from gputop.trace.lookups import LAUNCH_CALLS, detect_framework, host_rows, how_to_mark_steps
-from gputop.trace.model import QualityNote, Trace
+from gputop.trace.model import Trace
 from gputop.trace.parallel import pool
 from gputop.trace.quality import is_cut_off
 from gputop.trace.readers.capture_file import capture_of
@@ -122,7 +122,7 @@ def analyze_with_steps(
 def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:
     """Facts of a file that is cut off, without figures: missing events change all of them, the steps' length as well,
     where the host runs ahead of the GPU."""
-    notes = [TraceNote(note.id, note.message) for note in trace.quality]
+    notes = [*trace.quality]
     notes.append(TraceNote("incomplete", (
         "gputop does not judge a damaged file: missing events would look like idle time. Copy the file again, or "
         "capture again.")))
@@ -203,10 +203,10 @@ def _no_gpu(trace: Trace) -> str:
 
 
 def _notes(
-    trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[QualityNote],
+    trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[TraceNote],
 ) -> list[TraceNote]:
     """The reader's notes, and what the analyses themselves have to add to them."""
-    notes = [TraceNote(note.id, note.message) for note in (*trace.quality, *clocks)]
+    notes = [*trace.quality, *clocks]
     note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (

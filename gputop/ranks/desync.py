@@ -165,7 +165,9 @@ def _mismatch(dumps: Sequence[tuple[Dump, Group]],
     several = {seq for _, group in dumps
                for seq, times in Counter(c.seq for c in group.collectives).items() if times > 1}
     for seq in sorted(set.intersection(*(set(by_seq) for by_seq in launched.values())) - several):
-        kinds = {rank: _kind(by_seq[seq]) for rank, by_seq in launched.items()}
+        collectives = {rank: by_seq[seq] for rank, by_seq in launched.items()}
+        kinds = {rank: (collective.operation, collective.elements if collective.operation in _EQUAL_SIZES else None)
+                 for rank, collective in collectives.items()}
         counts = Counter(kinds.values()).most_common()
         if len(counts) < 2:
             continue
@@ -174,7 +176,3 @@ def _mismatch(dumps: Sequence[tuple[Dump, Group]],
             return seq, usual[0], frozenset(kinds)
         return seq, usual[0], frozenset(rank for rank, kind in kinds.items() if kind != usual)
     return None
-
-
-def _kind(collective: Collective) -> tuple[str, int | None]:
-    return collective.operation, collective.elements if collective.operation in _EQUAL_SIZES else None

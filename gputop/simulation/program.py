@@ -97,6 +97,10 @@ class Program:
     def rows(self, phase: Phase) -> I64:
         return np.flatnonzero(self.phase == phase)
 
+    @property
+    def is_matmul(self) -> npt.NDArray[np.bool_]:
+        return self.kind < len(_MATMULS)
+
 
 def _small_name(kind: str, op_type: str, job: Job, k: int) -> str:
     upper, lower = _SUFFIX[job.dtype]

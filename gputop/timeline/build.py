@@ -13,17 +13,17 @@ from msgspec.structs import replace
 from gputop.analysis.results import MAX_SEGMENTS
 from gputop.analysis.steps.model import Steps
 from gputop.core.errors import GputopError
+from gputop.core.findings import TraceNote
 from gputop.text.units import printable
 from gputop.timeline.layer_spans import NamedSpans, path_spans
 from gputop.timeline.layout import Description, Place, Writer
 from gputop.timeline.model import KINDS, IdleGap, Row
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans
-from gputop.trace.model import I64, U8, QualityNote, Trace
+from gputop.trace.model import I64, U8, Trace
 
 if TYPE_CHECKING:  # the analyses are loaded when the rows are there
     from gputop.advice.trace.facts import TraceFacts
-    from gputop.analysis.results import TraceNote
     from gputop.timeline.idle_gaps import RankedIdleGap
 
 _LAUNCHED_BY = ", launched by "
@@ -126,7 +126,7 @@ def _path_row(rows: Rows) -> Row:
     return Row(len(rows.rows), "path", "critical path", "Model", None)
 
 
-def _notes(quality: Iterable[QualityNote | TraceNote]) -> tuple[tuple[str, str], ...]:
+def _notes(quality: Iterable[TraceNote]) -> tuple[tuple[str, str], ...]:
     return tuple((note.id, printable(note.message)) for note in quality)
 
 

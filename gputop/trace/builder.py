@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.findings import TraceNote
 from gputop.trace import limits
 from gputop.trace.derived_lines import stream_key
 from gputop.trace.eager_calls import add_eager_stats
@@ -22,7 +23,6 @@ from gputop.trace.model import (
     HostEvents,
     LaunchShape,
     Line,
-    QualityNote,
     StepEvents,
     Trace,
     TraceGpu,
@@ -97,7 +97,7 @@ class TraceBuilder:
     host: list[HostEvents] = field(default_factory=list)
     allocator: list[AllocatorEvents] = field(default_factory=list)
     steps: list[StepEvents] = field(default_factory=list)
-    quality: list[QualityNote] = field(default_factory=list)
+    quality: list[TraceNote] = field(default_factory=list)
     shapes: dict[LaunchShape, int] = field(default_factory=dict)
     hlo_ops: list[HloOp] = field(default_factory=list)
     cuda_graphs: bool = False
@@ -112,11 +112,11 @@ class TraceBuilder:
 
     def note(self, id_: str, message: str) -> None:
         """Add a quality note, each once and of a bounded length; behind many comes one that says that more follow."""
-        note = QualityNote(id_, limits.cut_text(message))
+        note = TraceNote(id_, limits.cut_text(message))
         if note in self.quality or len(self.quality) > limits.MAX_NOTES:
             return
         if len(self.quality) == limits.MAX_NOTES:
-            note = QualityNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; some are left out.")
+            note = TraceNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; some are left out.")
         self.quality.append(note)
 
     def note_other_lines(self, host: str, ordinal: int, names: Iterable[str]) -> None:

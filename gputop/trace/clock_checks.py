@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
-from gputop.trace.model import Kind, QualityNote, Trace
+from gputop.trace.model import Kind, Trace
 
 # CUPTI converts a GPU's times to the host's clock with an error of microseconds. gputop's own figures.
 _JITTER_NS = 20_000
@@ -22,9 +23,9 @@ _UNRELIABLE = "Launch delays, causes of its idle time and its order among other 
 _OFFSET_TOLERANCE = 0.2  # by which the offsets of single collectives may differ
 
 
-def clock_notes(trace: Trace) -> list[QualityNote]:
+def clock_notes(trace: Trace) -> list[TraceNote]:
     """Faults of the trace's times, one note each."""
-    return [QualityNote("clock", message) for message in (*_launches(trace), *_collectives(trace), *_jumps(trace))]
+    return [TraceNote("clock", message) for message in (*_launches(trace), *_collectives(trace), *_jumps(trace))]
 
 
 def _launches(trace: Trace) -> Iterator[str]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.counters import GpuCounters
+from gputop.core.findings import TraceNote
 from gputop.core.host_stacks import StackSamples
 from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
@@ -224,14 +225,6 @@ class StepEvents:
         return cls(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class QualityNote:
-    """A property of the trace that limits the conclusions that can be drawn from it."""
-
-    id: str  # dropped_events, empty_device_plane, truncated, capture_error, no_steps, …
-    message: str
-
-
 @dataclass(slots=True)
 class Trace:
     """One capture of one job: all its hosts, GPUs and threads on one clock."""
@@ -250,7 +243,7 @@ class Trace:
     rank_windows_ns: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     profile_window_ns: tuple[int, int] | None = None
     simulated: bool = False
-    quality: list[QualityNote] = field(default_factory=list)
+    quality: list[TraceNote] = field(default_factory=list)
     launch_shapes: list[LaunchShape] = field(default_factory=list)
     hlo_ops: list[HloOp] = field(default_factory=list)
     cuda_graphs: bool = False  # whether kernels that name no op ran in CUDA graphs, where the trace tells (XSpace)

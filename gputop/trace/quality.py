@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gputop.core.findings import TraceNote
 from gputop.trace.builder import TraceBuilder
 from gputop.trace.lookups import host_rows
-from gputop.trace.model import I32, I64, DeviceEvents, HostEvents, Kind, QualityNote, Trace
+from gputop.trace.model import I32, I64, DeviceEvents, HostEvents, Kind, Trace
 
 CUT_OFF = "truncated"  # the note of readers whose file ends early, or holds what cannot be read
 # Cause and remedy, for captures without the right to use the GPUs' counters (tensorflow 35860, xprof 63).
@@ -114,7 +115,7 @@ def note_serialized(trace: Trace) -> None:
         if (device.start_ns[rows[1:]] < np.maximum.accumulate(device.end_ns[rows])[:-1]).any():
             return
     if gpus:
-        trace.quality.append(QualityNote("serialised_kernels", (
+        trace.quality.append(TraceNote("serialised_kernels", (
             "No two kernels of a GPU overlap, though they ran on several streams. Either the job orders them so, or "
             "the profiler ran them one by one, as TensorFlow's older profilers do. Whether collectives could overlap "
             "with compute is unknown. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))
@@ -145,7 +146,7 @@ def leave_out_lost_kernels(trace: Trace) -> None:
     if missing < _LOST_SHARE * (missing + len(kernels)):  # a graph's kernels have one launch
         return
     trace.device = DeviceEvents.empty()
-    trace.quality.append(QualityNote("lost_kernels", (
+    trace.quality.append(TraceNote("lost_kernels", (
         f"The profiler lost the kernels of {missing:,} of {len(rows):,} launches: all that "
         f"{'one thread' if len(threads) == 1 else f'{len(threads)} threads'} of the job launched. So gputop leaves the "
         "GPU's events out and does not judge its idle time. Capture again.")))
@@ -172,6 +173,6 @@ def is_cut_off(trace: Trace) -> bool:
 def note_unrecorded(trace: Trace) -> None:
     """A note on the time between recordings that were joined into one file (gputop.trace.readers.xspace.recordings)."""
     missing_s = sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9
-    trace.quality.append(QualityNote("unrecorded", (
+    trace.quality.append(TraceNote("unrecorded", (
         f"This is a continuous recording in several parts: {missing_s:.2f} s between them, in which the profiler wrote "
         "its data, are missing. Steps that reach into that time are not counted.")))

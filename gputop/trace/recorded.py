@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
 from gputop.trace.lookups import Mask, name_mask
-from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, QualityNote, Trace
+from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Trace
 
 _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)
 
@@ -54,7 +55,7 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
     launches = int(name_mask(trace, _LAUNCH)[host.name[first:]].sum())
     if launches < _MIN_LAUNCHES:
         return trace
-    note = QualityNote("clipped", (
+    note = TraceNote("clipped", (
         f"GPU events stop {seconds(missing_ns / 1e9)} before the host's, though the host launches {launches:,} times "
         "more. The file is cut off, or the profiler's buffers were full. gputop analyzes the time up to there. "
         "Capture for a shorter time."))

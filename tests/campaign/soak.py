@@ -7,7 +7,7 @@ due have come. Ends with 1 where memory grew by more than docs/project/cost.md a
 became more, or samples did not come.
 
 The memory that counts is what nobody shares (VmRSS less file and shared pages). What the history may take is known:
-``History.reserved_bytes``, filled within a day and for the greater part within an hour. All else has to stay level.
+the tables of its rings, filled within a day and for the greater part within an hour. All else has to stay level.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputop.core.samples import NodeSample
+from gputop.telemetry.ring_buffers import _Table
 from tests.nvml_fake import build, environment
 from tests.records import replace
 
@@ -192,7 +193,7 @@ def fast_clock(gpus: int, filled: int, more: int) -> dict[str, int]:
     import encodings.idna  # noqa: F401  by socket, for the name of a host
     import textwrap  # noqa: F401
 
-    import gputop.ranks.nccl_ras  # noqa: F401
+    import gputop.session.ras_worker  # noqa: F401
     from gputop.session.session import Session
     from tests.fakes import START_S, StillSource, node_sample
 
@@ -218,7 +219,10 @@ def fast_clock(gpus: int, filled: int, more: int) -> dict[str, int]:
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     assert session.feed.history is not None
-    return {"grown_bytes": grown, "reserved_bytes_per_gpu": session.feed.history.reserved_bytes // gpus}
+    reserved = sum(table.cells.nbytes for rings in session.feed.history._rings
+                   for ring in (rings.samples, *rings._tiers) for table in vars(ring).values()
+                   if isinstance(table, _Table))
+    return {"grown_bytes": grown, "reserved_bytes_per_gpu": reserved // gpus}
 
 
 def hold_session(counted: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gputop.analysis.results import Analysis, LayerRow, Layers, RankWallTime, TraceNote, WallPart, WallTime
+from gputop.analysis.results import Analysis, LayerRow, Layers, RankWallTime, WallPart, WallTime
+from gputop.core.findings import TraceNote
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import limit_of, short_report, text_report
 from gputop.diagnosis.wall_text import ENOUGH_STEPS, WORTH_SAYING, not_enough, unnamed_parts, wall_rows, wall_sentence

@@ -45,7 +45,7 @@ from tests.tui.scenes import (
     without_gpus,
 )
 from tests.tui.screens.tabled import STACKS
-from tests.tui.textual_private import draw_where_one_looks
+from tests.tui.textual_private import DISPLAY
 
 TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 50)
 SIZES = (TINY, SMALL, USUAL, WIDE, HUGE)
@@ -312,7 +312,7 @@ async def check(screen: Screen, goldens: Goldens, app: GputopApp, pilot: Pilot[i
 async def test_what_is_on_the_screen(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(tmp_path)
-    draw_where_one_looks(monkeypatch)
+    monkeypatch.setattr(GputopApp, DISPLAY, lambda *_: None)  # frames are sent to no terminal
     names = groups()[group]
     first = SCREENS[names[0]]
     update = request.config.getoption("update_snapshots")

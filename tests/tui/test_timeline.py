@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from gputop.core.findings import TraceNote
 from gputop.timeline.reader import Timeline
-from gputop.trace.model import QualityNote
 from gputop.tui.timeline.viewport import View
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
@@ -56,7 +56,7 @@ async def test_a_trace_that_lost_events_says_so(size: tuple[int, int]) -> None:
     for lost, note in ((("dropped_events",), " events dropped (r) "), (("no_steps",), None),
                        (("clipped", "dropped_events", "clipped"), " clipped, events dropped (r) ")):
         trace = job()
-        trace.quality += [QualityNote(id_, "the profiler says so") for id_ in lost]
+        trace.quality += [TraceNote(id_, "the profiler says so") for id_ in lost]
         async with shown(timeline_of(trace), size=size) as (_, screen, _):
             header = text_of(screen.query_one("#timeline-header", LinesWidget))
             assert note in header if note else "(r)" not in header

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from textual import events
-from textual._compositor import Compositor
-from textual._context import active_app, visible_screen_stack
+from textual._context import active_app
 from textual.app import App
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
@@ -38,7 +37,6 @@ def clear_notifications(app: App[Any]) -> None:
 
 def screen_strips(app: App[Any]) -> list[Strip]:
     """The screen as it is drawn, line by line."""
-    visible_screen_stack.set(app._background_screens)
     return app.screen._compositor.render_strips(app.size)
 
 
@@ -57,12 +55,6 @@ DISPLAY = "_display"  # the method of an app that sends a frame to the terminal
 def draw_to_nobody(app: App[Any]) -> None:
     """Frames are composed and sent to no terminal."""
     setattr(app, DISPLAY, lambda *_: None)
-
-
-def draw_where_one_looks(patch: pytest.MonkeyPatch) -> None:
-    """No frame is composed but by :func:`screen_strips`."""
-    patch.setattr(App, DISPLAY, lambda *_: None)
-    patch.setattr(Compositor, "render_update", lambda compositor, **_: compositor._dirty_regions.clear())
 
 
 # -- what makes pilots cheap --------------------------------------------------------------------

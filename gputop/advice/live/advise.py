@@ -87,7 +87,8 @@ def live_limit(view: NodeView) -> str | None:
     if not sm:
         return None
     gpus = [g for g, _ in sm.values()]
-    tensor, dram = (_means(view, gpus, metric, window_s) for metric in ("tensor_active", "dram_active"))
+    tensor, dram = ([mean for g in gpus if (mean := view.mean(g, metric, window_s)) is not None]
+                    for metric in ("tensor_active", "dram_active"))
     figures = [f"SM {_span(mean for _, mean in sm.values())}"]
     figures += [f"{name} {_span(values)}" for values, name in ((tensor, "tensor"), (dram, "DRAM")) if values]
     figures += _power(view, gpus, window_s)
@@ -125,10 +126,6 @@ def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:
     if tensor and sum(tensor) / len(tensor) >= limit("live_limit.tensor"):
         return "compute bound"
     return "busy"
-
-
-def _means(view: NodeView, gpus: Iterable[GpuSample], metric: str, window_s: float) -> list[float]:
-    return [mean for g in gpus if (mean := view.mean(g, metric, window_s)) is not None]
 
 
 def _span(values: Iterable[float]) -> str:

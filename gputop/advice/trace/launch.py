@@ -18,7 +18,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
-from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, intersect, merge, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.lookups import by_line, host_rows, launching_lines, rows_of
 from gputop.trace.model import I64, Kind
 
@@ -68,7 +68,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
     recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None
     # Launches and copies, which the profiler records where the driver runs them.
-    launches = _in_waits(facts, in_order(np.unique(facts.trace.device.launch_ns)), waits)
+    launches = _in_waits(facts, np.unique(facts.trace.device.launch_ns), waits)
     idle_ns = idle_before(facts, "launch")
     late = np.flatnonzero(idle_ns)
     return LaunchBound(
@@ -156,10 +156,6 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     )
 
 
-def _distinct(in_order_ns: I64) -> I64:
-    return in_order_ns[np.concatenate(([True], in_order_ns[1:] != in_order_ns[:-1]))]
-
-
 @once_per_trace
 def launch_pace_s(facts: TraceFacts) -> float | None:
     """Median time from one launch to the next on a thread; None where launches are not known, or most kernels are not
@@ -170,7 +166,7 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     if len(launch) < 2:
         return None
     # The kernels of a CUDA graph have one launch: calls are counted, not kernels.
-    calls = [_distinct(in_order(launch[on_line])) for on_line in by_line(device.launch_line[launched]).values()]
+    calls = [np.unique(launch[on_line]) for on_line in by_line(device.launch_line[launched]).values()]
     if sum(map(len, calls)) < _ONE_BY_ONE * len(launch):
         return None
     apart = np.concatenate([np.diff(starts) for starts in calls])

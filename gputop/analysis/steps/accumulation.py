@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gputop.analysis.results import TraceNote
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.optimizer_calls import updates_ns
+from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
 from gputop.trace.model import I64, Trace
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.steps import find_steps
-from gputop.trace.model import QualityNote, Trace
+from gputop.core.findings import TraceNote
+from gputop.trace.model import Trace
 from gputop.trace.recorded import longest_recording, up_to_last_gpu_event
 
 
@@ -14,6 +15,6 @@ def detect_steps(trace: Trace) -> tuple[Trace, Steps | None]:
     steps = find_steps(trace)
     if steps is None and trace.unrecorded_ns:  # shares of the whole window would count what is missing as idle
         trace = longest_recording(trace)
-        trace.quality = [*trace.quality, QualityNote("one_recording", "Without steps, gputop analyzes only the "
+        trace.quality = [*trace.quality, TraceNote("one_recording", "Without steps, gputop analyzes only the "
                                                                       "longest part of the recording.")]
     return trace, steps

@@ -4,10 +4,11 @@ parts of them: "micro_batch 3".
 NVTX in Nsight's reports, ``record_function`` in kineto's, annotations in XSpaces. How they are found:
 
 1. Names that end in such a word and a number; those that differ in numbers only are one family.
-2. A family on one thread counts where it has three ranges or more, none overlaps the next, and the numbers rise, by one
-   or without longer pauses than ranges.
-3. Numbers that start over, each time from the same one, make rounds. A round is a step where the name says that its
-   ranges are parts of one (micro-batches, accumulation, "step 3 batch 1"), or where the optimizer runs once in it.
+2. A family on one thread, of ranges that are no calls of functions ("__inference_train_step_21889"), counts where it
+   has three ranges or more, none overlaps the next, and the numbers rise, by one or without longer pauses than ranges.
+3. Numbers that count up and start over, each time from the same one, make rounds. A round is a step where the name says
+   that its ranges are parts of one (micro-batches, accumulation, "step 3 batch 1"), or where the optimizer runs once in
+   it.
 4. A range is a step where the optimizer runs otherwise. Where no optimizer shows, it is if rounds are as long as only
    epochs are, or if no range launches more than another: nothing runs once in a round. Else nothing shows which.
 5. Families within one numbered range of another are its parts, and so are those that start over within the ranges of
@@ -39,6 +40,8 @@ _SPLIT = re.compile(r"(?i)(?:micro[\s_-]?(?:batch|step)?|(?:gradient|grad)?[\s_-
                     r"(?:step|iter|iteration|update)[\s_:#=.\[(-]{0,4}[0-9]{1,15}\W.{0,24}batch)"
                     r"[\s_:#=.\[(-]{0,4}[0-9]{1,15}(?:/[0-9]{1,15})?[\])]?(?:[\s_:,-]{1,3}(?:forward|backward|fwd|bwd))?$")
 _WORDS = ("micro", "accum", "batch")  # one of them is in every such name
+# Functions of TensorFlow's and JAX's, whose number is a part of their name.
+_FUNCTION = re.compile(r"__(?:inference|forward|backward)_|[A-Z]\w*Function\(|\bjit_")
 _NEVER_SPLIT = re.compile(r"(?i)layer|block|ProfilerStep")
 PARTS = re.compile(r"(?i)micro|sub|layer|block|stage|ProfilerStep")
 EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|val(?![a-z])|test|predict|infer)")
@@ -131,7 +134,8 @@ def _numbered(trace: Trace) -> Mask:
 
 
 def _names_iteration(name: str) -> bool:
-    return name[-1:] in _ENDS and _RANGE.search(name) is not None and PARTS.search(name) is None
+    return (name[-1:] in _ENDS and _RANGE.search(name) is not None and PARTS.search(name) is None
+            and _FUNCTION.search(name) is None)
 
 
 def names_parts(name: str) -> bool:
@@ -162,6 +166,8 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
         steps, first_name = None, trace.names[host.name[ranges[0]]]
         by_name, rise = names_parts(first_name), _rise(counted)
         if by_name or not rise:
+            if not _counts_up(counted):
+                continue
             steps = repeated_steps(trace, ranges, counted, rank, by_name=by_name)
             if steps is None and not (rise and _names_iteration(first_name)):
                 continue
@@ -177,6 +183,12 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
     return [family for family in out if not any(
         _within_one(trace, family.rows, np.array(holder)) for name, holder in holders.items() if name != family.name)
         and (family.repeated is None or not any(_mostly_within(trace, family.rows, other) for other in rising))]
+
+
+def _counts_up(counted: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether half of the numbers follow the one before: in rounds of two as many start over."""
+    ups = sum(after[-1] - before[-1] == 1 for before, after in itertools.pairwise(counted))
+    return 2 * ups >= len(counted) - 1
 
 
 def _rise(counted: Sequence[tuple[int, ...]]) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gputop.analysis.results import StepTimes, TraceNote
+from gputop.analysis.results import StepTimes
+from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
 from gputop.trace.intervals import Spans, in_order, union
 from gputop.trace.lookups import Mask, name_mask

@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.core.files import folder_of_process, open_regular
 from gputop.core.proc import command_of, environ_of, mappings, read_maps, user_name
 from gputop.profiler.discovery import ProfilerServer, rank_of
-from gputop.profiler.kineto.clients import Client, find_clients
+from gputop.profiler.kineto.clients import find_clients
 
 _PROC = Path("/proc")
 _LIBRARY = "/torch/lib/libtorch_cpu.so"
@@ -29,14 +29,11 @@ class Jobs(Struct, frozen=True):
 def find_jobs(proc: Path = _PROC) -> Jobs:
     """Find the jobs that there are now."""
     clients = find_clients(proc)
-    return Jobs(tuple(_as_server(client, proc) for client in clients if client.folder is not None),
-                tuple(client.pid for client in clients if client.folder is None))
-
-
-def _as_server(client: Client, proc: Path) -> ProfilerServer:
-    return ProfilerServer(
+    servers = (ProfilerServer(
         f"pid:{client.pid}", client.pid, user_name(client.uid), command_of(client.pid, proc), "PyTorch",
         torch_version(client.pid, proc), rank_of(environ_of(client.pid, proc)), client.uid)
+        for client in clients if client.folder is not None)
+    return Jobs(tuple(servers), tuple(client.pid for client in clients if client.folder is None))
 
 
 def torch_version(pid: int, proc: Path = _PROC) -> str | None:

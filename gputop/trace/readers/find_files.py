@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
-from gputop.trace.model import QualityNote
+from gputop.core.findings import TraceNote
 from gputop.trace.readers.content import read_prefix, unreadable
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
 
@@ -32,7 +32,7 @@ class Run:
     written_ns: int
 
 
-def files_at(path: Path, notes: list[QualityNote], run: str | None = None) -> list[Path]:
+def files_at(path: Path, notes: list[TraceNote], run: str | None = None) -> list[Path]:
     """The trace files of a path, of a logdir those of its newest run or of the one called ``run``.
 
     Appends to ``notes`` where there are more than are taken. Raises GputopError for what does not exist, cannot be
@@ -65,7 +65,7 @@ def runs_at(path: Path) -> list[Run]:
     return []
 
 
-def _files_in(folder: Path, notes: list[QualityNote], run: str | None) -> list[Path]:
+def _files_in(folder: Path, notes: list[TraceNote], run: str | None) -> list[Path]:
     """The files of the first format that the folder, or a run below it, has any of."""
     for format_ in FORMATS:
         if files := _files_of(format_, folder):
@@ -130,9 +130,9 @@ def _run_folders(folder: Path) -> Iterator[Path]:
             below.clear()
 
 
-def _newest(runs: list[Run], folder: Path, notes: list[QualityNote]) -> Run:
+def _newest(runs: list[Run], folder: Path, notes: list[TraceNote]) -> Run:
     if len(runs) > 1:
-        notes.append(QualityNote(
+        notes.append(TraceNote(
             "newest_run", f"{folder} holds {len(runs)} profile runs; this is the newest, {runs[0].name}. Older ones: "
                           f"{_names(runs[1:])}. --run NAME analyzes one of them, --all all."))
     return runs[0]
@@ -152,7 +152,7 @@ def _names(runs: list[Run]) -> str:
     return ", ".join(run.name for run in runs[:_LISTED]) + more
 
 
-def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[QualityNote]) -> list[Path]:
+def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[TraceNote]) -> list[Path]:
     """The last capture of each worker, where the format's file names tell worker and time."""
     newest: dict[str, tuple[int, Path]] = {}
     for file in files:
@@ -160,7 +160,7 @@ def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[Quali
         worker, time = (named[1], int(named[2])) if named else (file.name, 0)
         newest[worker] = max(newest.get(worker, (0, file)), (time, file))
     if len(newest) < len(files):
-        notes.append(QualityNote(
+        notes.append(TraceNote(
             "newest_run", f"{files[0].parent} holds several captures of a worker; these are the newest, "
                           f"{len(newest)} of {len(files)} files."))
     return [file for _, file in newest.values()]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from gputop.core.counters import GpuCounters, joined
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
+from gputop.core.findings import TraceNote
 from gputop.text.commands import command_of
 from gputop.text.units import printable
 from gputop.trace import limits
-from gputop.trace.model import QualityNote, Trace
+from gputop.trace.model import Trace
 from gputop.trace.quality import leave_out_lost_kernels
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
@@ -31,7 +32,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     if not paths:
         raise GputopError("No trace was given.", ACCEPTED, EXIT_USAGE)
     files: list[Path] = []
-    notes: list[QualityNote] = []
+    notes: list[TraceNote] = []
     for path in map(Path, paths):
         files += files_at(path, notes, run)
     formats: dict[Path, Format] = {}
@@ -43,7 +44,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
             unread.append(error)
     if not formats:
         raise unread[0]
-    notes += [QualityNote("unreadable_file", f"{error.message} It is left out.") for error in unread]
+    notes += [TraceNote("unreadable_file", f"{error.message} It is left out.") for error in unread]
     _leave_out_copies(formats, notes)
     _count_files_once(formats, notes)
     if len({format_.id for format_ in formats.values()}) > 1:
@@ -56,7 +57,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
         leave_out_lost_kernels(trace)
     captured = capture_of(trace.paths)
     if captured.ended:
-        trace.quality.append(QualityNote("ended_early", limits.cut_text(printable(captured.ended))))
+        trace.quality.append(TraceNote("ended_early", limits.cut_text(printable(captured.ended))))
     if format_.overviews:
         trace.overviews, about_overviews = overviews_of(trace, format_.read)
         trace.quality += about_overviews
@@ -76,7 +77,7 @@ def _counters_of_workers(trace: Trace, captured: CaptureFile) -> GpuCounters | N
     return joined(workers, {gpu.ordinal if unique else i: (gpu.rank, gpu.ordinal) for i, gpu in enumerate(trace.gpus)})
 
 
-def _leave_out_copies(formats: dict[Path, Format], notes: list[QualityNote]) -> None:
+def _leave_out_copies(formats: dict[Path, Format], notes: list[TraceNote]) -> None:
     """Leave out the files that repeat the capture of a file of another format beside them."""
     folders = {(format_.id, file.parent) for file, format_ in formats.items()}
     copies = [file for file, format_ in formats.items() if format_.copy_beside is not None
@@ -84,11 +85,11 @@ def _leave_out_copies(formats: dict[Path, Format], notes: list[QualityNote]) -> 
     for file in copies:
         del formats[file]
     if copies:
-        notes.append(QualityNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it holds "
+        notes.append(TraceNote("same_capture", f"{listed(copies)}: left out, because the XSpace next to it holds "
                                                  "the same capture."))
 
 
-def _count_files_once(formats: dict[Path, Format], notes: list[QualityNote]) -> None:
+def _count_files_once(formats: dict[Path, Format], notes: list[TraceNote]) -> None:
     """Leave out files with the bytes of one before: as ranks of their own they would look like a perfect balance."""
     by_size: dict[int, list[Path]] = {}
     for file in formats:
@@ -99,7 +100,7 @@ def _count_files_once(formats: dict[Path, Format], notes: list[QualityNote]) -> 
             same = first.setdefault(digest(file), file)
             if same is not file:
                 del formats[file]
-                notes.append(QualityNote("same_file", f"{file}: left out, because it holds the same bytes as {same} "
+                notes.append(TraceNote("same_file", f"{file}: left out, because it holds the same bytes as {same} "
                                                       "and is not a separate rank."))
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.findings import TraceNote
 from gputop.trace import limits
-from gputop.trace.model import AllocatorEvents, DeviceEvents, QualityNote, StepEvents, Trace
+from gputop.trace.model import AllocatorEvents, DeviceEvents, StepEvents, Trace
 from gputop.trace.readers.capture_file import OVERVIEW
 from gputop.trace.readers.clock_file import read_clocks
 
@@ -27,13 +28,13 @@ _LIMITING = ("truncated", "left_out", "unnamed_events", "dropped_events")  # not
 Read = Callable[[Sequence[Path]], Trace]
 
 
-def overviews_of(trace: Trace, read: Read) -> tuple[dict[int, Trace], list[QualityNote]]:
+def overviews_of(trace: Trace, read: Read) -> tuple[dict[int, Trace], list[TraceNote]]:
     """Overviews by rank beside its trace, on the clock and the origin of the trace, and what limits them.
 
     A rank without an overview that can be used is left out; a note says why, if another rank has one.
     """
     overviews: dict[int, Trace] = {}
-    notes: list[QualityNote] = []
+    notes: list[TraceNote] = []
     for rank, path in enumerate(map(Path, trace.paths)):
         beside = path.with_name(path.name.removesuffix(".gz").removesuffix(_TRACE) + OVERVIEW)
         if path.name.removesuffix(".gz").endswith(_TRACE) and os.path.lexists(beside):
@@ -50,7 +51,7 @@ def overviews_of(trace: Trace, read: Read) -> tuple[dict[int, Trace], list[Quali
     return overviews, notes
 
 
-def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace, list[QualityNote]]:
+def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace, list[TraceNote]]:
     """The host's events of an overview, its times relative to the origin of the trace; raises GputopError."""
     if not len(overview.host):
         raise NoDataError("it has no event of the host.", "")
@@ -84,5 +85,5 @@ def _host(trace: Trace, rank: int) -> str:
     return trace.hosts[rank] if len(trace.hosts) == len(trace.paths) else ""
 
 
-def _note(message: str) -> QualityNote:
-    return QualityNote("overview", limits.cut_text(message))
+def _note(message: str) -> TraceNote:
+    return TraceNote("overview", limits.cut_text(message))

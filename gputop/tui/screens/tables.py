@@ -368,8 +368,8 @@ def _limit(analysis: Analysis) -> Table:
 
 def _critical_path(analysis: Analysis) -> Table:
     columns = (Column("kind"), Column("on path", seconds), Column("share", portion), Column("beside", seconds),
-               Column("slack", _slack), Column("where", spare=True), Column("count", _count, spare=True),
-               Column("what", wide=True))
+               Column("slack", lambda value: "any" if value == _ANY else seconds(value)), Column("where", spare=True),
+               Column("count", _count, spare=True), Column("what", wide=True))
     path = analysis.critical_path
     if path is None or not path.kinds:
         reason = path.reason if path is not None else "No steps found, or no GPU in the trace."
@@ -420,10 +420,6 @@ def _wall_time(analysis: Analysis) -> Table:
     if wall.per_step_s is not None and analysis.steps is not None and wall.pauses_show(analysis.steps.mean_s):
         note += f" {seconds(wall.per_step_s)} of wall time per training step, including the time between steps."
     return Table("Time", columns, rows, "", note)
-
-
-def _slack(value: float) -> str:
-    return "any" if value == _ANY else seconds(value)
 
 
 def _flops(value: float) -> str:

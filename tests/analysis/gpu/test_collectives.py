@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.collectives import collectives, no_collectives, operation
 from gputop.analysis.gpu.device_time import timelines
-from gputop.trace.model import Kind, QualityNote
+from gputop.core.findings import TraceNote
+from gputop.trace.model import Kind
 from tests.analyses import of_steps
 from tests.trace.build import Builder, keras_steps
 
@@ -132,7 +133,7 @@ def test_ranks_on_different_clocks_are_not_matched():
     for gpu in range(2):
         reduce(b, gpu, 0, 100)
     trace = b.build()
-    trace.quality.append(QualityNote("no_common_clock", "…"))
+    trace.quality.append(TraceNote("no_common_clock", "…"))
     c = collectives(trace, timelines(trace), None)
     assert c is not None and c.waiting is None and "clock" in (c.reason or "")
 

@@ -10,11 +10,12 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.gpu.replicas import replicas
 from gputop.analysis.results import Replicas
 from gputop.analysis.steps.steps import find_steps
+from gputop.core.findings import TraceNote
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.trace.model import Kind, QualityNote, TraceGpu
+from gputop.trace.model import Kind, TraceGpu
 from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.analysis.gpu.replica_traces import STEPS, each_step, job
 from tests.trace.build import Builder
@@ -59,7 +60,7 @@ def test_idle_and_single_gpus_are_not_compared():
 
 def test_ranks_on_different_clocks_are_not_compared_in_time():
     trace = each_step(each_step(job(2), 0, 50, 10, launch=20), 1, 50, 20, launch=20).build()
-    trace.quality.append(QualityNote("no_common_clock", "…"))
+    trace.quality.append(TraceNote("no_common_clock", "…"))
     r = replicas(trace, timelines(trace), find_steps(trace))
     assert r.gpu0_ratio == 0.5 and r.compute is None and r.first_kernel is None and r.launches is None
     assert all("clock" in r.missing[part] for part in ("compute", "busy", "first_kernel", "launches"))

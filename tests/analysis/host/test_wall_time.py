@@ -11,7 +11,8 @@ from gputop.analysis.host.stack_lines import python_of
 from gputop.analysis.host.wall_time import wall_time
 from gputop.analysis.results import WallTime
 from gputop.analysis.steps.judged import detect_steps
-from gputop.trace.model import QualityNote, Trace
+from gputop.core.findings import TraceNote
+from gputop.trace.model import Trace
 from gputop.trace.readers.load import load
 from tests.analysis.host.traces_of_epochs import MS, TEST, TRAIN, epochs, evaluate, train, with_stacks
 from tests.analysis.host.wall_time_traces import overview_of, two_grains
@@ -240,7 +241,7 @@ def test_what_was_not_recorded_is_its_own_part():
     trace = replace(b.build(), unrecorded_ns=((int(0.2e9), int(1.0e9)),))
     parts = seconds_by(divided(trace))
     assert parts["unrecorded"] == pytest.approx(0.8)
-    clipped = replace(b.build(), quality=[QualityNote("clipped", "")], rank_windows_ns={0: (0, int(3e9))})
+    clipped = replace(b.build(), quality=[TraceNote("clipped", "")], rank_windows_ns={0: (0, int(3e9))})
     assert seconds_by(divided(clipped))["unrecorded"] == pytest.approx(3.0 - 1.2, rel=0.01)
 
 

@@ -42,6 +42,18 @@ def test_other_ranges_are_none(mark):
     assert steps is None or "ranges" not in steps.times.anchor
 
 
+@pytest.mark.parametrize("mark", [
+    "EagerLocalExecute: __inference_train_step_{}", "PjitFunction(train_step_{})", "step {}"])
+@pytest.mark.parametrize("numbers", [(21889,), (21889, 30412), (12, 7)])
+def test_a_number_that_does_not_count_is_none(mark: str, numbers: tuple[int, ...]) -> None:
+    """Functions have numbers of their own, and a mark may hold a constant."""
+    b = Builder()
+    for i in range(12):
+        b.host(mark.format(numbers[i % len(numbers)]), i * 150, 100).run(0, i * 150 + 10, 80, launch=i * 150 + 2)
+    steps = find_steps(b.build())
+    assert steps is None or "ranges" not in steps.times.anchor
+
+
 def test_of_steps_and_their_parts_the_steps():
     b = loop(Builder(), "iteration {}", length=120, pause=10)
     for i in range(24):  # two batches in each iteration
