@@ -41,6 +41,11 @@ class TraceSummary(Struct, frozen=True):
     job_cpus: JobCpus | None = None
     live_steps: LiveSteps | None = None
 
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether the file was cut off or damaged, so that it is not judged."""
+        return any(note.id == "incomplete" for note in self.quality)
+
 
 class StepTimes(Struct, frozen=True):
     """The training steps found, and how long each took.

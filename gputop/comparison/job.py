@@ -48,9 +48,19 @@ def _reality(a: Side, b: Side) -> Iterator[Note]:
                                  "Capture first (c in the monitor), then take the snapshot.")
 
 
+    for which, side in (("A", a), ("B", b)):
+        if is_damaged(side):
+            yield Note("damaged", f"{which}'s file is damaged, so gputop does not judge it. Copy it or capture again.")
+
+
+def is_damaged(side: Side) -> bool:
+    """Return whether the side's trace was cut off: nothing in it can be compared."""
+    return side.analysis is not None and side.analysis.trace.is_damaged
+
+
 def _hardware(a: Side, b: Side) -> Iterator[Note]:
     counts = [gpu_count(side) for side in (a, b)]
-    if counts[0] != counts[1]:
+    if counts[0] != counts[1] and not is_damaged(a) and not is_damaged(b):
         yield Note("gpu_count", f"A has {_gpus(counts[0])} and B {_gpus(counts[1])}: not the same job, or not on the "
                                 "same GPUs. A step may be a different amount of work.")
     if a.gpu_names and b.gpu_names and set(a.gpu_names) != set(b.gpu_names):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import GpuUse
 from gputop.comparison.drift import drift_of, live_steps_s
-from gputop.comparison.job import other_functions, same_phase, work_ratio
+from gputop.comparison.job import is_damaged, other_functions, same_phase, work_ratio
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Drift, Interval, difference, ratio
 from gputop.comparison.wall import ENOUGH_PAUSES, Walls, wall_difference
@@ -138,7 +138,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
     both = [_Steps.of(side) for side in (a, b)]
     one, other = both
     if one is None or other is None:
-        reason = _NO_STEPS.format(" and ".join(name for name, steps in (("A", one), ("B", other)) if steps is None))
+        reason = _no_steps(a, b)
         return [_row(_step_time(id_), None if one is None else getattr(one, id_),
                      None if other is None else getattr(other, id_), _Test(0.0, reason=reason))
                 for id_ in ("median_s", "mean_s")]
@@ -165,6 +165,14 @@ def step_rows(a: Side, b: Side) -> list[Row]:
             row = replace(row, verdict="noise", reason=_NOT_LIVE.format(percent_change(live)))
         rows.append(_with_reason(row, minimum, _WITHIN_RERUNS))
     return [*rows, *filter(None, (wall_row(a, b, unlikely_s), live))]
+
+
+def _no_steps(a: Side, b: Side) -> str:
+    """Return why there are no steps to compare."""
+    damaged = [name for name, side in (("A", a), ("B", b)) if is_damaged(side)]
+    if damaged:
+        return f"the file of {' and of '.join(damaged)} is damaged"
+    return _NO_STEPS.format(" and ".join(name for name, side in (("A", a), ("B", b)) if side.steps is None))
 
 
 def _step_time(id_: str) -> _Figure:
@@ -427,9 +435,8 @@ def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None], *, ti
     drift = drift_of(a, b)
     changes = {key: _change(pair, 1 - error, drift, times=times) for key, pair in comparable.items()}
     bare = [name for name, side in (("A", a), ("B", b)) if side.series is None]
-    stepless = [n for n, side in (("A", a), ("B", b)) if side.steps is None]
-    if stepless:
-        return changes, _NO_STEPS.format(" and ".join(stepless))
+    if a.steps is None or b.steps is None:
+        return changes, _no_steps(a, b)
     return changes, _NO_SERIES.format(" and ".join(bare)) if bare else _TOO_FEW_STEPS
 
 

@@ -124,8 +124,7 @@ def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:
     where the host runs ahead of the GPU."""
     notes = [*trace.quality]
     notes.append(TraceNote("incomplete", (
-        "gputop does not judge a damaged file: missing events would look like idle time. Copy the file again, or "
-        "capture again.")))
+        "gputop judges no damaged file: missing events look like idle time. Copy or capture again.")))
     analysis = Analysis(simulated=trace.simulated, trace=_summary(trace, notes),
                         abstained=tuple(Abstained(rule.id, _WHOLE_FILE) for rule in TRACE_RULES))
     basis = steps.times.unit if steps is not None else "window"

@@ -75,7 +75,7 @@ _NOTE_LINES, _UNFOLDED, _WHY_LINES, _ACTION_LINES = 3, 3, 3, 2  # of the short r
 def _step_in_short(a: Analysis, width: int) -> Iterator[str]:
     """Yield the number of steps and a bar of the mean one; without steps, that there are none."""
     if a.steps is None:
-        yield f"Step     {'not judged' if is_incomplete(a) else 'not found'}"
+        yield f"Step     {'not judged' if a.trace.is_damaged else 'not found'}"
         return
     yield from wrap(f"{counted(a.steps.count, a.steps.unit)} by {a.steps.anchor}, confidence {a.steps.confidence}",
                     width, "         ")
@@ -111,12 +111,7 @@ def _head(a: Analysis, width: int) -> Iterator[str]:
 
 def _gpu_count(a: Analysis) -> str:
     """", 2 GPUs"; "" of a damaged file, which may hold events of more."""
-    return "" if is_incomplete(a) else f", {counted(len(a.gpus), 'GPU')}"
-
-
-def is_incomplete(a: Analysis) -> bool:
-    """Return whether the file was damaged, so that it is not judged."""
-    return any(note.id == "incomplete" for note in a.trace.quality)
+    return "" if a.trace.is_damaged else f", {counted(len(a.gpus), 'GPU')}"
 
 
 def _quality(a: Analysis, width: int) -> Iterator[str]:
@@ -128,7 +123,7 @@ def _quality(a: Analysis, width: int) -> Iterator[str]:
 def _steps(a: Analysis, width: int) -> Iterator[str]:
     s = a.steps
     if s is None:
-        yield f"Step     {'not judged' if is_incomplete(a) else 'not found'}"
+        yield f"Step     {'not judged' if a.trace.is_damaged else 'not found'}"
         return
     yield from wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
                     width, f"{s.unit.capitalize():<9}")
@@ -301,7 +296,7 @@ _WORTH_NAMING = 0.01  # of the step, of a phase
 def limit_of(a: Analysis) -> str:
     """Limit of a job without large findings, in a sentence or two; where the trace is not enough for that verdict, the
     reason."""
-    if is_incomplete(a):
+    if a.trace.is_damaged:
         return "No verdict: the file is damaged, and figures of what is left of it would be wrong."
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)

@@ -117,6 +117,17 @@ def test_without_steps_there_are_no_rows_of_steps():
     assert the(a, b, "gpus", "busy", 0).reason == row.reason
 
 
+def test_a_damaged_file_is_the_reason():
+    def damage(document):
+        document.update(steps=None, gpus=[])
+        document["trace"]["quality"] = [{"id": "incomplete", "message": ""}]
+
+    a = replace(changed(side(0), damage), series=None)
+    comparison = compare_sides(a, side(1))
+    assert comparison.headline == "CANNOT BE TOLD: the file of A is damaged."
+    assert [note.id for note in comparison.notes] == ["damaged"], "that it holds no GPU says nothing"
+
+
 def test_packed_iterations_are_unpacked():
     one, ten = side(0), side(1, step_s=side(1).series.step_s * 10, iterations=10.0, h2d_bytes=1e9)
     row = the(one, ten, "steps", "median_s")
