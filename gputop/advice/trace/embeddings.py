@@ -12,8 +12,8 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.layers.table_updates import table_updates
-from gputop.analysis.layers.xla_tables import xla_tables
+from gputop.analysis.layers.table_updates import TableUpdates, table_updates
+from gputop.analysis.layers.xla_tables import XlaTables, xla_tables
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MIN_SHARE, Culprit
@@ -123,14 +123,10 @@ def _judge_xla(facts: TraceFacts) -> TablesInXla | None:
     """Scatters of gradients over zeros as large as a table, and the ops over as many bytes."""
     if facts.steps is None:
         return None
-    gpus = max(len(facts.active), 1)
     tables = xla_tables(facts.trace, facts.steps, on_gpus=bool(facts.active))
-    if tables is None or tables.used > limit("embedding_dense.used"):
+    if tables is None or (worth := _worth(facts, tables)) is None:
         return None
-    per = max(tables.steps, 1) * gpus
-    share = savings.removed(tables.total_s / per * (1 - tables.used), facts.period_s)
-    if share < limit("embedding_dense.share"):
-        return None
+    per, share = worth
     return TablesInXla(
         gpus=facts.active_numbers, share=share, frees_cpus=not facts.active, best_case=True,
         table_bytes=tables.table_bytes, used=tables.used, sources=tables.sources,
@@ -144,14 +140,10 @@ def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
     """Ops that take as long as what makes a table's gradient dense; see the module of the analysis."""
     if facts.steps is None:
         return None
-    gpus = max(len(facts.active), 1)
     updates = table_updates(facts.trace, facts.steps, on_gpus=bool(facts.active))
-    if updates is None or updates.used > limit("embedding_dense.used"):
+    if updates is None or (worth := _worth(facts, updates)) is None:
         return None
-    per = max(updates.steps, 1) * gpus
-    share = savings.removed(updates.total_s / per * (1 - updates.used), facts.period_s)
-    if share < limit("embedding_dense.share"):
-        return None
+    per, share = worth
     return TablesAsWhole(
         gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, lookups=updates.lookups,
         optimizers=updates.optimizers,
@@ -161,6 +153,16 @@ def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
         events=Events(updates.rows) if facts.active else None,
         cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), at_most=True,
                   assumes=_ROWS_ALONE))
+
+
+def _worth(facts: TraceFacts, tables: TableUpdates | XlaTables) -> tuple[int, float] | None:
+    """Return of how many steps and GPUs the tables' times are, and the share of a step that the rows out of use take;
+    None if most rows are in use, or if it is little."""
+    per = max(tables.steps, 1) * max(len(facts.active), 1)
+    share = savings.removed(tables.total_s / per * (1 - tables.used), facts.period_s)
+    if tables.used > limit("embedding_dense.used") or share < limit("embedding_dense.share"):
+        return None
+    return per, share
 
 
 def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
