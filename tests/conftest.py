@@ -8,6 +8,7 @@ import gc
 import importlib
 import importlib.util
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ _TOGETHER = {
     _SHARED_JOBS: (  # their jobs are forked from one process
         "tests/profiler/xprof/test_real.py", "tests/profiler/xprof/test_real_workers.py",
         "tests/ranks/test_real_hang.py", "tests/session/test_restart.py", "tests/test_end_to_end.py",
-        "tests/test_marks.py"),
+        "tests/test_framework_code.py", "tests/test_marks.py"),
     _PARSED_SOURCES: (  # they call tests.source_trees.sources
         "tests/advice/test_registry.py", "tests/core/test_codec.py", "tests/core/test_own_program.py",
         "tests/test_docs.py", "tests/test_house.py", "tests/test_imports.py", "tests/test_words.py",
@@ -134,6 +135,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    # gputop would take a process of tests for a job, and servers that tests start in it for the job's.
+    assert not sys.modules.keys() & {"jax", "tensorflow", "torch"}, "frameworks are for processes of their own"
     if _group(item.nodeid) == _PARSED_SOURCES and (nextitem is None or _group(nextitem.nodeid) != _PARSED_SOURCES):
         sources.cache_clear()  # a quarter of a gigabyte
 

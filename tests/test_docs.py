@@ -15,7 +15,7 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -25,6 +25,7 @@ from gputop.comparison.rows import Verdict
 from gputop.core.extras import PACKAGES
 from gputop.doctor.pod import GRANTS, manifest_lines
 from gputop.export.openmetrics import families
+from tests.code_blocks import FRAMEWORKS, Block, code_blocks, parameters
 from tests.source_trees import sources
 
 try:
@@ -34,7 +35,8 @@ except ModuleNotFoundError:  # Python 3.10
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *(ROOT / "docs").rglob("*.md")])
-FRAGMENTS = ROOT / "docs" / "findings"  # of a job's own code: tests/test_reference.py
+FRAGMENTS = ROOT / "docs" / "findings"  # of a job's own code: tests/test_framework_code.py
+_BLOCKS = [block for block in code_blocks(DOCUMENTS) if block.document.parent != FRAGMENTS]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -85,45 +87,22 @@ def test_modules_and_names_that_are_named_exist(document: Path) -> None:
 # -- code blocks ------------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
-    document: Path
-    line: int
-    language: str
-    text: str
-
-
-def _blocks() -> Iterator[Block]:
-    for document in DOCUMENTS:
-        text = document.read_text()
-        for found in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
-            yield Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2])
-
-
-def _id(block: Block) -> str:
-    return f"{_name(block.document)}:{block.line}"
-
-
 def _of(*languages: str) -> list[Any]:
-    return [pytest.param(block, id=_id(block)) for block in _blocks()
-            if block.language in languages and block.document.parent != FRAGMENTS]
+    return parameters(_BLOCKS, *languages)
 
 
 def test_no_code_block_is_left_out() -> None:
     """A block of another language needs a test here, or one that says where its own is."""
-    assert {block.language for block in _blocks()} <= {"promql", "python", "sh", "sql", "text", "toml", "yaml"}
+    languages = {block.language for block in code_blocks(DOCUMENTS)}
+    assert languages <= {"promql", "python", "sh", "sql", "text", "toml", "yaml"}
 
 
-@pytest.mark.parametrize("block", _of("python"))
+@pytest.mark.parametrize("block", [p for p in _of("python") if not FRAMEWORKS.search(p.values[0].text)])
 def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                      capsys: pytest.CaptureFixture[str]) -> None:
-    for framework in ("tensorflow", "torch", "jax", "lightning"):
-        if re.search(rf"^(?:import|from) {framework}\b", block.text, re.M):
-            pytest.importorskip(framework, reason=f"{framework} is not installed")
     monkeypatch.chdir(ROOT if "tests/data" in block.text else tmp_path)
     exec(compile(block.text, block.document.name, "exec"), {"__name__": "page"})
     assert "for finding in" not in block.text or "input_bound" in capsys.readouterr().out
-    if "export_chrome_trace" in block.text:
-        assert main(["analyze", "trace.json.gz"]) == 0
 
 
 @pytest.mark.parametrize("block", _of("toml"))
@@ -174,7 +153,7 @@ def test_the_page_on_conversion_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run.mkdir(parents=True)
     (run / "n01.xplane.pb").write_bytes(gzip.decompress((data / "keras3_slow_input.xplane.pb.gz").read_bytes()))
     shutil.copy(data / "v0_1_0" / "demo.gputop", "night.rec")
-    page = [block for block in _blocks() if block.document.name == "convert.md"]
+    page = [block for block in _BLOCKS if block.document.name == "convert.md"]
     commands = [command for block in page if block.language == "sh" for command in _command_lines(block.text)]
     assert len(commands) == 4 and all(main(shlex.split(command)[1:]) == 0 for command in commands)
     of_sqlite, of_parquet = (block.text for block in page if block.language == "sql")
@@ -226,12 +205,12 @@ def test_the_calls_of_a_block_are_found() -> None:
     assert sorted(_command_lines(text)) == sorted([
         "gputop doctor", "gputop config", "gputop stacks 4711", "gputop --on-dip 'sm<0.6*median'", "gputop stacks",
         "gputop", "gputop run --print-path"])
-    assert sum(_understood(block.text) for block in _blocks() if block.document.name == "first-capture.md") == 7
+    assert sum(_understood(block.text) for block in _BLOCKS if block.document.name == "first-capture.md") == 7
     with pytest.raises(SystemExit):
         _understood("gputop analyse x")
 
 
-@pytest.mark.parametrize("block", [pytest.param(block, id=_id(block)) for block in _blocks() if block.language == "sh"])
+@pytest.mark.parametrize("block", parameters(code_blocks(DOCUMENTS), "sh"))
 def test_a_shell_reads_it(block: Block) -> None:
     shell = subprocess.run(["bash", "-n"], input=block.text, text=True, capture_output=True, check=False)
     assert shell.returncode == 0, shell.stderr

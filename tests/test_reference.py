@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib.util
 import re
@@ -10,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from gputop.advice.finding_pages import SECTIONS, page, prose, title
 from gputop.advice.registry import FINDING_IDS
 from gputop.commands.arguments import COMMANDS
 from gputop.text.markdown_text import plain_lines
+from tests.code_blocks import code_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ROOT / "tests" / "advice" / "words"
@@ -101,30 +100,5 @@ def test_the_example_is_what_the_rule_prints(finding_id: str) -> None:
     assert best >= 0.6, (example, titles)
 
 
-_BLOCKS: list[Any] = [
-    pytest.param(found[1], found[2], id=f"{path.stem}:{path.read_text().count(chr(10), 0, found.start()) + 1}")
-    for path in PROSE for found in re.finditer(r"^```(\w+)\n(.*?)^```", path.read_text(), re.M | re.S)]
-
-
-@pytest.mark.parametrize(("language", "code"), [p for p in _BLOCKS if p.values[0] == "python"])
-def test_the_code_of_a_fix_names_what_exists(language: str, code: str) -> None:
-    """It is a part of a job's own code: it is parsed, and what it takes from a framework is there."""
-    tree = ast.parse(code)
-    names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for name in sorted(names):
-        root, *rest = name.split(".")
-        if root not in ("tf", "keras", "torch", "jax", "gc") or "(" in name:
-            continue
-        module = {"tf": "tensorflow"}.get(root, root)
-        if importlib.util.find_spec(module) is None:
-            continue
-        value: Any = importlib.import_module(module)
-        for i, attribute in enumerate(rest):
-            if not hasattr(value, attribute):
-                value = importlib.import_module(".".join((module, *rest[:i + 1])))
-            else:
-                value = getattr(value, attribute)
-
-
 def test_the_languages_of_the_pages_are_known() -> None:
-    assert {p.values[0] for p in _BLOCKS} == {"python", "sh"}
+    assert {block.language for block in code_blocks(PROSE)} == {"python", "sh"}

@@ -1,0 +1,62 @@
+"""The code of the docs and of fixes that takes something from a framework, each block in a process with TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from gputop.cli import main
+from tests.code_blocks import FRAMEWORKS, ROOT, Block, code_blocks, parameters
+from tests.tensorflow_processes import start
+
+pytestmark = pytest.mark.tensorflow
+DOCUMENTS = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "findings")
+PAGES = sorted((ROOT / "gputop" / "advice" / "pages").glob("*.md"))
+_MODULES = {"tf": "tensorflow", "keras": "keras", "torch": "torch", "jax": "jax", "gc": "gc"}
+_LOOKS_UP = """
+import importlib
+for module, *attributes in {names!r}:
+    value = importlib.import_module(module)
+    for i, attribute in enumerate(attributes, 1):
+        try:
+            value = getattr(value, attribute)
+        except AttributeError:
+            value = importlib.import_module(".".join([module, *attributes[:i]]))
+"""
+
+
+def _run(code: str, folder: Path) -> None:
+    """Run code in a process of its own that works in a folder."""
+    script = folder / "code.py"
+    script.write_text(f"import os; os.chdir({str(folder)!r})\n{code}")
+    process = start(script, [], dict(os.environ))
+    with process.stdin, process.stdout, process.stderr:
+        process.stdin.close()
+        errors = process.stderr.read()
+        assert process.wait() == 0, errors
+
+
+@pytest.mark.parametrize("block", [p for p in parameters(code_blocks(DOCUMENTS), "python")
+                                   if FRAMEWORKS.search(p.values[0].text)])
+def test_a_block_of_the_docs_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for framework in FRAMEWORKS.findall(block.text):
+        if importlib.util.find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
+    _run(block.text, tmp_path)
+    if "export_chrome_trace" in block.text:
+        monkeypatch.chdir(tmp_path)
+        assert main(["analyze", "trace.json.gz"]) == 0
+
+
+@pytest.mark.parametrize("block", parameters(code_blocks(PAGES), "python"))
+def test_the_code_of_a_fix_names_what_exists(block: Block, tmp_path: Path) -> None:
+    """It is a part of a job's own code: it is parsed, and what it takes from a framework is there."""
+    attributes = {ast.unparse(node) for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Attribute)}
+    names = [(module, *name.split(".")[1:]) for name in sorted(attributes) if "(" not in name
+             for module in [_MODULES.get(name.partition(".")[0])] if module and importlib.util.find_spec(module)]
+    if names:
+        _run(_LOOKS_UP.format(names=names), tmp_path)
