@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
+from tests.listening import listening
+
 _PIECES, _PAUSE_S = 300, 0.02
 _HEAD = b"HTTP/1.1 200 OK\r\n"
 _WHOLE = _HEAD + b"Content-Length: 2\r\n\r\n{}"
@@ -33,25 +35,16 @@ def dripping(way: str, *, pause_s: float = _PAUSE_S, pieces: int = _PIECES) -> I
     gone = threading.Event()
 
     def serve(own: socket.socket) -> None:
-        with own, contextlib.suppress(OSError):
-            own.recv(1 << 16)
-            own.sendall(first)
-            for _ in range(pieces):
-                own.sendall(again)
-                if gone.wait(pause_s):
-                    return
-            own.sendall(last)
+        own.recv(1 << 16)
+        own.sendall(first)
+        for _ in range(pieces):
+            own.sendall(again)
+            if gone.wait(pause_s):
+                return
+        own.sendall(last)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
+    with listening(serve) as address:
         try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
+            yield address
         finally:
             gone.set()
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)

@@ -10,7 +10,6 @@ import shutil
 import socket
 import struct
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from gputop.text import console
 from tests.campaign.target import Target
 from tests.launch.elf_files import symbol, with_symbols
 from tests.launch.python_memory import MAIN, NEWER, RUNTIME, PythonMemory
+from tests.listening import listening
 
 _MOST_CPU_S, _MOST_BYTES = 5.0, 100 << 20
 _STAT = "7 (python) S 1 7 7 0 -1 4194304 1 0 0 0 100 50 0 0 20 0 9 0 5000 1000000 500 " + "0 " * 30
@@ -190,27 +190,15 @@ def _ras(_: Path, data: bytes) -> None:
     """A server that answers each line with the next of what it was given, and then with the rest."""
     pieces = data.split(b"\x00") if b"\x00" in data else data.split(b"\n", 3)
 
-    def serve(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                own, _ = listener.accept()
-                with own, contextlib.suppress(OSError):
-                    own.settimeout(0.1)
-                    for piece in pieces:
-                        own.recv(1 << 12)
-                        own.sendall(piece + (b"\n" if piece is not pieces[-1] else b""))
+    def serve(own: socket.socket) -> None:
+        own.settimeout(0.1)
+        for piece in pieces:
+            own.recv(1 << 12)
+            own.sendall(piece + (b"\n" if piece is not pieces[-1] else b""))
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        try:
-            port = listener.getsockname()[1]
-            answer = nccl_ras.ask(f"127.0.0.1:{port}", 0.2, owners=frozenset({os.geteuid()}))
-            _printed(answer.nccl, *(c.key for c in answer.communicators[:10]))
-        finally:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    with listening(serve, together=False) as address:
+        answer = nccl_ras.ask(address, 0.2, owners=frozenset({os.geteuid()}))
+        _printed(answer.nccl, *(c.key for c in answer.communicators[:10]))
 
 
 # -- recordings -------------------------------------------------------------------------------------------

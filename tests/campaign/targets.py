@@ -59,6 +59,7 @@ from tests.dcgm_double import DOUBLES, INTEGERS
 from tests.dcgm_double.scene import Scene
 from tests.diagnosis.small_traces import few, tiny
 from tests.fakes import START_S, node_sample
+from tests.listening import listening
 from tests.nvml_fake import FakeNvml
 from tests.profiler.capturing import capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
@@ -284,28 +285,15 @@ def _answers(_: Path) -> list[bytes]:
 
 def _greeting(folder: Path, data: bytes) -> None:
     """A socket that says these bytes to whoever connects, and then no more."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(5.0)
+    def serve_bytes(connection: socket.socket) -> None:
+        connection.settimeout(0.2)
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
 
-        def serve_bytes() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with connection, contextlib.suppress(OSError):
-                        connection.settimeout(0.2)
-                        connection.sendall(data)
-                        connection.shutdown(socket.SHUT_WR)
-                        while connection.recv(1 << 16):
-                            pass
-
-        thread = threading.Thread(target=serve_bytes)
-        thread.start()
-        try:
-            probe.probe(f"127.0.0.1:{listener.getsockname()[1]}", 0.5)
-        finally:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    with listening(serve_bytes, together=False) as address:
+        probe.probe(address, 0.5)
 
 
 @functools.cache

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+from tests.listening import listening
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Server:
 
     def answer(self, own: socket.socket) -> None:
         as_json_asked = False
-        with own, own.makefile("rb") as lines:
+        with own.makefile("rb") as lines:
             for raw in lines:
                 if self.way == "silent":
                     continue
@@ -182,17 +183,5 @@ class Server:
 def serving(*jobs: Job, way: str = "good") -> Iterator[tuple[str, Server]]:
     """A server's address until the block ends, and the server."""
     server = Server(list(jobs), way)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    own, _ = listener.accept()
-                    threading.Thread(target=_answer, args=(server, own), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", server
-
-
-def _answer(server: Server, own: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        server.answer(own)
+    with listening(server.answer) as address:
+        yield address, server
