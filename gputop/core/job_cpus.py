@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class CpuUser:
+class CpuUser(Struct, frozen=True):
     """A process beside the job's, and the CPUs that it kept busy; ``child``: the job or a child of it started it."""
 
     pid: int
@@ -15,8 +14,7 @@ class CpuUser:
     child: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobCpus:
+class JobCpus(Struct, frozen=True):
     """All in CPUs: 1.5 is one and a half.
 
     ``allowed`` is the number of CPUs that the process may run on (sched_getaffinity(2)), ``quota`` what its control

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 _MAX_S = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class LiveSteps:
+class LiveSteps(Struct, frozen=True):
     """``period_s`` is the step period in each stretch of ``stretch_s`` seconds in which one stood out, oldest first;
     ``confidence`` the least of them (0-1). The samples were ``interval_s`` apart: shorter steps are not seen."""
 

@@ -7,7 +7,7 @@ often brings several, and an Xid of an application can in the end be the hardwar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 APPLICATION = "application"
 HARDWARE = "hardware"
@@ -26,8 +26,7 @@ _SERVICE = "Take the node out of service and have the board examined."
 _LINK = "Reset the GPU; if it happens again, have the link and its slot or bridge examined."
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """One number: what happened, whose fault it usually is, what to do."""
 
     number: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.analysis.results import Analysis, CollectiveOp, FunctionUse, KernelRow
 
@@ -43,8 +44,7 @@ class PerStep(NamedTuple):
         return self.text() + (" (mean of the window)" if self.unit != "window" and not self.whole else "")
 
 
-@dataclass(frozen=True, slots=True)
-class KernelsPerStep:
+class KernelsPerStep(Struct, frozen=True):
     """A row of a table of kernels, of a GPU that runs them. ``share`` is of the time of all kernels, ``gpus`` the part
     of the GPUs that run it."""
 
@@ -69,8 +69,7 @@ def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[Kern
     return sorted(rows, key=lambda kernel: (not kernel.row.name, -kernel.share)), by
 
 
-@dataclass(frozen=True, slots=True)
-class CopiesPerStep:
+class CopiesPerStep(Struct, frozen=True):
     """Copies of one GPU and way, per step. ``bytes_per_s`` is the rate of a single one."""
 
     gpu: int
@@ -83,8 +82,7 @@ class CopiesPerStep:
     bytes_per_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class OpCopiesPerStep:
+class OpCopiesPerStep(Struct, frozen=True):
     """Copies of one op, per step, the mean of the GPUs."""
 
     op: str
@@ -128,8 +126,7 @@ def over(total: float | None, parts: float) -> float | None:
     return None if total is None else total / parts
 
 
-@dataclass(frozen=True, slots=True)
-class CollectivePerStep:
+class CollectivePerStep(Struct, frozen=True):
     """Collectives of one operation, of a GPU."""
 
     op: CollectiveOp

@@ -11,11 +11,11 @@ is a leak.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.goodput.model import Creep
@@ -127,8 +127,7 @@ class _Use(NamedTuple):
     limit: float | None
 
 
-@dataclass(slots=True)
-class _Process:
+class _Process(Struct):
     name: str
     pid: int
     group: str | None  # its control group with a memory limit

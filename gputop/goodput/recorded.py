@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct, field
 
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import NodeView
@@ -32,8 +32,7 @@ _ENOUGH_FOR_RULES_S = 10.0  # the rules look at one to three minutes, and need s
 JOULES_PER_KWH = 3.6e6
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """One recording; its samples are read when their turn comes, so that a thousand files need not be open at once."""
 
     path: Path
@@ -200,8 +199,7 @@ def _notes(timeline: Timeline, survey: Survey) -> Iterator[str]:
         yield "the processes of a GPU could not be listed for some time: a GPU that waits counts as idle there"
 
 
-@dataclass(slots=True)
-class _Time:
+class _Time(Struct):
     title: str
     severity: str
     judged_s: float = 0.0

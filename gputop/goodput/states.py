@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gputop.advice.registry import limit
 from gputop.core.samples import OK, GpuSample
@@ -18,8 +19,7 @@ CHECKPOINT_BYTES_PER_S = 20e6
 CHECKPOINT_BYTES = 200e6
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """GPU seconds by state, and the energy."""
 
     states_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -37,8 +37,7 @@ class Tally:
             self.lit = True
 
 
-@dataclass(slots=True)
-class Job:
+class Job(Struct):
     """GPU time of one user's processes of one command; see :class:`gputop.goodput.model.JobReport`."""
 
     name: str
@@ -50,8 +49,7 @@ class Job:
     gpus: dict[str, str] = field(default_factory=dict)  # label by UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """The process that has a GPU, and what it writes to storage (None: not known)."""
 
     pid: int
@@ -59,8 +57,7 @@ class Holder:
     write_bytes_per_s: float | None
 
 
-@dataclass(slots=True)
-class _Stretch:
+class _Stretch(Struct):
     """Samples of one kind in a row."""
 
     kind: int

@@ -8,8 +8,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputop.core.codec import parse
 from gputop.core.errors import GputopError
@@ -23,8 +24,7 @@ _LONGEST_BYTES = 4096
 _LOOPBACK, _PROC = "127.0.0.1", Path("/proc")
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+class Announcement(Struct, frozen=True):
     """``address`` is None where no server could be started; ``line`` is the whole message."""
 
     address: str | None

@@ -19,8 +19,9 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.proc import Mapping, mappings, read_maps
@@ -42,14 +43,12 @@ _PERIOD_S = 0.002
 _STACK_BYTES = 1 << 15  # free stack that a thread must have: the frame takes 4 KiB, 12 KiB with AMX
 
 
-@dataclass(frozen=True, slots=True)
-class _Sleeper:
+class _Sleeper(Struct, frozen=True):
     tid: int
     lowest: int  # the lowest address of its stack
 
 
-@dataclass(frozen=True, slots=True)
-class _RemoteCall:
+class _RemoteCall(Struct, frozen=True):
     function: int  # its address
     first: int  # its first argument
     text: bytes  # its second argument is the address of this

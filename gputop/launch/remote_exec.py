@@ -12,8 +12,9 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.launch.elf import addresses_in
@@ -33,8 +34,7 @@ _MAX_INTERPRETERS = 1000
 _END_OF_ADDRESSES = 1 << 62  # of processes; the kernel's begin above
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """The addresses in a process where its main thread takes requests."""
 
     path: int

@@ -15,7 +15,8 @@ import os
 import re
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.proc import Mapping
@@ -41,8 +42,7 @@ _BYTES_BEFORE_TILES = 2816
 NO_RESULT = -0x67707500  # value that no function returns
 
 
-@dataclass(frozen=True, slots=True)
-class Gadgets:
+class Gadgets(Struct, frozen=True):
     """Addresses of code in a process."""
 
     syscall: int  # syscall; ret
@@ -51,8 +51,7 @@ class Gadgets:
     store: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnFrame:
+class ReturnFrame(Struct, frozen=True):
     address: int
     data: bytes
     calls: int  # the stack pointer with which the function is entered

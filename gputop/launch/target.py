@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
@@ -24,8 +25,7 @@ _ALTERNATIVE = "Or restart the job with gputop run."
 SERVED = frozenset({"tensorflow", "jax"})  # whose profiler server gputop can start
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A process that can be asked to start a server."""
 
     pid: int

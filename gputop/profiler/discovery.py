@@ -17,9 +17,10 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import folder_of_process, open_regular
@@ -54,8 +55,7 @@ _DISTRIBUTION = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ProfilerServer:
+class ProfilerServer(Struct, frozen=True):
     """A server that answered. ``framework`` and ``version`` are those of the libraries the process has mapped,
     ``rank`` is its place in the job by its environment, ``uid`` its effective user, each as far as it may be read."""
 
@@ -110,16 +110,14 @@ def _tf_config(environ: Mapping[str, str]) -> dict[str, Any]:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
+class Discovery(Struct, frozen=True):
     """The servers found, and notes on what could not be examined and why."""
 
     servers: tuple[ProfilerServer, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _SocketState:
+class _SocketState(Struct):
     """State of one listening socket."""
 
     holders: tuple[int, ...]  # pids, the oldest first

@@ -15,9 +15,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from gputop.core.proc import children_by_parent, process_ids, read, stat_of, status_fields, with_descendants
 
@@ -50,8 +51,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LOCAL_ADDRESS = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(Struct, frozen=True):
     """A TCP socket that accepts connections on all interfaces. ``namespace`` is its network's inode."""
 
     inode: int

@@ -19,10 +19,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct, field
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import (
@@ -70,8 +71,7 @@ def stops_copy(stop: threading.Event, report: Callable[[], None] = lambda: None)
     return stopped
 
 
-@dataclass
-class RunFolder:
+class RunFolder(Struct):
     """A run's folder and in it a file to write to, both held open before the job is disturbed.
 
     End it with :meth:`save` or :meth:`adopt`, and :meth:`discard` in any case: it closes the descriptors.

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.rules.lexer import Mistake
 from gputop.rules.names import AGGREGATES, MAX_WINDOW_S, MIN_WINDOW_S, NAMES, PARTS_OF, TABLES, Quantity, Source, Table
@@ -20,8 +21,7 @@ _PLAIN = {"min": 2, "max": 2, "abs": 1}
 ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """Meaning of a name: a quantity, now or over ``window_s``; or a ``field`` of the rows that ``pattern`` chooses."""
 
     text: str

@@ -10,8 +10,9 @@ import math
 import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from gputop.rules.check import Call, Checker, Kind, Meaning, Reference
 from gputop.rules.lexer import Mistake
@@ -33,8 +34,7 @@ class Values(Protocol):
         """The value in base units, or None and what is missing for it. ``gpu``: of a name that each GPU has."""
 
 
-@dataclass(slots=True)
-class Evaluation:
+class Evaluation(Struct):
     """One evaluation of an expression: what it read on the way. ``missing`` has why something is not known."""
 
     meanings: Mapping[int, Meaning]
@@ -128,8 +128,7 @@ class Outcome(NamedTuple):
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """An expression that holds or does not. ``per_gpu``: for each GPU, as it uses a name that each GPU has."""
 
     text: str

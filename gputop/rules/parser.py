@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.rules.lexer import Mistake, Word, words
 from gputop.rules.units import NONE, Unit
@@ -17,21 +18,18 @@ _NOT, _SIGN = 3, 7
 _WORDS = ("and", "or", "not")
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Struct, frozen=True):
     pos: int
     value: float
     unit: Unit = NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     pos: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Truth:
+class Truth(Struct, frozen=True):
     pos: int
     value: bool
 
@@ -44,8 +42,7 @@ class Segment(NamedTuple):
     arguments: tuple[Node, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Struct, frozen=True):
     """A dotted name: ``sm_active.mean(30s)``, ``layer("decoder/*").time``, ``max(a, b)``."""
 
     pos: int
@@ -53,8 +50,7 @@ class Name:
     segments: tuple[Segment, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Unary:
+class Unary(Struct, frozen=True):
     """``operator`` is "not" or "-"."""
 
     pos: int
@@ -62,8 +58,7 @@ class Unary:
     operand: Node
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Struct, frozen=True):
     pos: int
     operator: str
     left: Node

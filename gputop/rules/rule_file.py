@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, TypeVar, cast
+
+from msgspec import Struct, field
 
 from gputop.core.findings import Severity
 from gputop.rules.check import ID, Reference
@@ -25,8 +26,7 @@ _MAX_CHARS = {"title": 200, "action": 1000, "snippet": 4000, "why": 1000}
 _MAX_HOLD_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A mistake in a file, for people."""
 
     file: str
@@ -37,8 +37,7 @@ class Problem:
         return f"{self.file}:{self.place.line}:{self.place.column}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True)
-class RuleText:
+class RuleText(Struct, frozen=True):
     """One ``[[rule]]``. ``hold_s``: for how long its condition has to hold (live). ``asked``: where each finding
     stands that its condition asks for, by id."""
 
@@ -54,8 +53,7 @@ class RuleText:
     asked: Mapping[str, Place]
 
 
-@dataclass(frozen=True, slots=True)
-class LimitText:
+class LimitText(Struct, frozen=True):
     """One line of ``[limits]``: a number, with its unit where it has one."""
 
     id: str
@@ -65,8 +63,7 @@ class LimitText:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """One line of ``[budget]``: what has to hold of a trace."""
 
     id: str
@@ -75,8 +72,7 @@ class Budget:
     asked: Mapping[str, Place]
 
 
-@dataclass(slots=True)
-class RuleFile:
+class RuleFile(Struct):
     """Rules of a file that can be used, and its problems."""
 
     name: str

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -68,8 +68,7 @@ def stat_ref(metadata_id: int, target_id: int) -> bytes:
     return field_varint(1, metadata_id) + field_varint(REF, target_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A stat that every event of a group has: its metadata id, the kind of value and the values."""
 
     metadata_id: int
@@ -95,8 +94,7 @@ def events(
     return b"".join(pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     data: U8  # [rows, width]
     length: I64  # bytes used of each row
 

@@ -8,11 +8,11 @@ between; so figures of small windows add up to those of a large one, exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.simulation.program import I64, KERNEL_KINDS, Program
 from gputop.simulation.scenarios import GPU_COUNT, Scenario
@@ -66,8 +66,7 @@ class StepOps(NamedTuple):
     copies: tuple[CopyEvent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """Piecewise linear integrals: ``total[i]`` is what has accumulated until ``knots_ns[i]``."""
 
     knots_ns: npt.NDArray[np.int64]

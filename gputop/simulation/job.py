@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 # (architecture, compute capability, memory MiB, memory GB/s, SMs, clock kHz, host link GB/s)
 GPUS: dict[str, tuple[str, tuple[int, int], int, int, int, int, float]] = {
@@ -22,8 +23,7 @@ KERAS_STYLES = ("keras2", "keras3", "spe")
 JAX_STYLES = ("jax_step", "jax_pjit")
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """A memory copy. ``way`` is H2D, D2H, D2D or P2P; ``gb_per_s`` is its transfer rate."""
 
     way: str
@@ -34,8 +34,7 @@ class Copy:
     is_async: bool = True
 
 
-@dataclass(frozen=True)
-class MidStepWork:
+class MidStepWork(Struct, frozen=True):
     """Copies and host work between two kernels of a step, at ``at`` (0: begin of forward, 1: end of backward).
 
     With ``blocks`` the host waits for the GPU before it continues. ``host_ms`` is the host's own work
@@ -50,8 +49,7 @@ class MidStepWork:
     sync_call: bool = False  # an explicit cuStreamSynchronize
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Struct, frozen=True):
     """Times are means, in milliseconds per step or microseconds per kernel; the seed varies them."""
 
     seed: int
@@ -160,7 +158,7 @@ class Job:
 
     def replace(self, **changes: object) -> Job:
         """The job with other values of these parameters."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)
 
     @property
     def jax(self) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.simulation.figures import (
     F64,
@@ -59,8 +59,7 @@ class StepKind(IntEnum):
 _VARIANTS = {StepKind.TRAIN: 8, StepKind.EVAL: 3, StepKind.CHECKPOINT: 1}
 
 
-@dataclass(frozen=True, slots=True)
-class StepTemplate:
+class StepTemplate(Struct, frozen=True):
     """A step simulated in full, with the integrals of its figures; times since the batch was there.
 
     ``issued_ns``: until the host threads have launched everything; ``body_ns``: until Python goes on.
@@ -75,8 +74,7 @@ class StepTemplate:
     gpu_total: F64  # [gpus, GPU_QUANTITIES]
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(Struct, frozen=True):
     """One step of the job. It starts at ``start_ns``, asks for its batch at ``wait_ns``, has it at
     ``begin_ns`` and is done at ``end_ns``; the next step starts at ``next_ns``.
 
@@ -96,8 +94,7 @@ class StepRecord:
     made_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Epoch:
+class _Epoch(Struct, frozen=True):
     start_ns: int
     steps: list[StepRecord]
     gpu: F64  # [steps + 1, gpus, quantities]: accumulated since the loop's start, at each step's start

@@ -6,11 +6,11 @@ generation and number type, TensorFlow's generated element-wise kernels, and XLA
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.simulation.job import Job
 from gputop.simulation.kernel_names import CONV, GEMM, kernel_names
@@ -77,8 +77,7 @@ KERNEL_KINDS = (*_MATMULS, "norm", "bias", "softmax", "ew", "act", "reduce", "lo
 _EXTRA_MATMUL_WEIGHT = 8.0  # time of one of GPU 0's extra matmuls against one of the kernels beside them
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Struct, frozen=True):
     """One GPU's kernels of a step, one row per kernel in launch order.
 
     ``name`` indexes ``names`` and ``details`` (CUPTI's text on the launch), ``op`` indexes ``ops``,

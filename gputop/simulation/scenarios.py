@@ -7,8 +7,10 @@ has more to do). Utilization, waits and step time follow in :mod:`gputop.simulat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.simulation.job import Job
@@ -56,8 +58,7 @@ class Fix(NamedTuple):
     epochs: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """One training job. ``job`` describes its training steps; times are means, which the loop varies.
 
     ``fixes``: what the first finding of a capture advises, then that of a capture of the job so fixed, and so on.
@@ -77,7 +78,10 @@ class Scenario:
     checkpoint_bytes: int = 3_650 * MB  # weights and both Adam moments
     checkpoint_write_bytes_per_s: float = 1.8e9
     hangs: bool = False  # a process for each GPU, of which one does not come to a collective
-    fixes: tuple[Fix, ...] = field(default=(), hash=False)
+    fixes: tuple[Fix, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.job))  # fixes hold dicts
 
     def with_fix(self) -> Scenario:
         """The same job once the first of its fixes is applied."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gputop.simulation.job import KERAS_STYLES, Copy, Job, MidStepWork
 from gputop.simulation.program import I64, Phase, Program, build_program
@@ -63,8 +63,7 @@ class CopyEvent(NamedTuple):
         return CopyEvent(self.copy, self.op, *(time + by_ns for time in self[2:]))
 
 
-@dataclass(frozen=True)
-class HostEvent:
+class HostEvent(Struct, frozen=True):
     """``thread``: python, get_next, resource, compute<gpu>, map<worker>, or a name of its own."""
 
     thread: str
@@ -74,8 +73,7 @@ class HostEvent:
     stats: dict[str, int | float | str] = field(default_factory=dict)
 
 
-@dataclass
-class Step:
+class Step(Struct):
     """One optimizer step, or one step of an evaluation.
 
     Python's call lasts from ``start`` to ``back``. It asks for the batch at ``request`` and has it at ``ready``.
@@ -93,8 +91,7 @@ class Step:
     training: bool = True
 
 
-@dataclass
-class Timeline:
+class Timeline(Struct):
     job: Job
     programs: list[Program]
     compute: list[StreamOps]

@@ -11,8 +11,9 @@ import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
+
+from msgspec import Struct, field
 
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import OK, GpuSample, HostSample, NodeSample, Reading
@@ -30,14 +31,12 @@ _REASONS = 31  # clock event reasons that can be stored: one bit each
 _LARGEST = 3.4e38  # number that the tables hold (IEEE 754, 32 bits)
 
 
-@dataclass(frozen=True, slots=True)
-class _RingSlot:
+class _RingSlot(Struct, frozen=True):
     rings: Rings
     gpu: int  # row of the GPU there
 
 
-@dataclass(frozen=True, slots=True)
-class HostHistoryPoint:
+class HostHistoryPoint(Struct, frozen=True):
     """Figures that are kept of one host sample: None where a figure could not be read. ``process_…`` by PID."""
 
     time_s: float

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+
+from msgspec import Struct
 
 BELOW = 0.1  # share of the usual activity; a GPU that evaluates, or waits in a collective, is above it
 MIN_USUAL = 0.1  # a GPU that does next to nothing has nothing to be idle from
@@ -37,8 +38,7 @@ _MAX_GAP = 3.0  # intervals without a sample
 _RUNS = re.compile(rb"\x01+")
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(Struct, frozen=True):
     """One idle interval; the next may begin soon after it."""
 
     begin_s: float
@@ -46,8 +46,7 @@ class Idle:
     idle_s: float  # without what lies between its parts
 
 
-@dataclass(frozen=True, slots=True)
-class RecurringIdle:
+class RecurringIdle(Struct, frozen=True):
     """Intervals in which these GPUs (columns) are idle together, oldest first.
 
     ``period_s`` is from the begin of one to the begin of the next, ``spread_s`` the most by which one of the distances
@@ -70,8 +69,7 @@ class RecurringIdle:
         return sum(one.idle_s for one in self.intervals) / self.seen_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     """The intervals of one GPU, or of several together."""
 
     usual: float

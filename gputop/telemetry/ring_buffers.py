@@ -21,7 +21,6 @@ import mmap
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from operator import add, truediv
 from typing import Any, Literal
@@ -41,8 +40,7 @@ _CAUGHT_UP_AT_ONCE = 20  # samples that are added to the finest tier with a new 
 Series = list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(Struct, frozen=True):
     """One metric of one GPU over consecutive slices of time, oldest first.
 
     ``count`` is the number of readings in each slice; ``mean``, ``min`` and ``max`` are in the
@@ -63,8 +61,7 @@ class Lane:
     resolution_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """``slices`` slices of ``slice_s`` seconds; the first is number ``first`` (starts at first * slice_s)."""
 
     first: int
@@ -84,8 +81,7 @@ class Grid:
         return [number * self.slice_s for number in range(self.first, self.first + self.slices)]
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Struct, frozen=True):
     """The metric of each column: first those with a constant scale, then those whose scale is another
     reading, then those without a scale. Only the first two kinds have a histogram."""
 
@@ -151,8 +147,7 @@ class _Addend(Struct, frozen=True):
                                                                   strict=True) if ratio == ratio])
 
 
-@dataclass(slots=True)
-class _OpenSlice:
+class _OpenSlice(Struct):
     """The slice of a tier that samples are added to. Lists are quicker to add to than tables, in which it is stored
     once it is over or asked for. The least of nothing is infinite, and so is the largest."""
 

@@ -21,8 +21,10 @@ remove it. Only another interval shows which it is: a true period stays, an alia
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.live_steps import LiveSteps
 from gputop.telemetry.autocorrelation import (
@@ -77,8 +79,7 @@ _SEARCHES = (_Search(short=True, smooth=False, below=3.0), _Search(short=True, s
              _Search(short=False, smooth=True, below=float("inf")))
 
 
-@dataclass(frozen=True, slots=True)
-class StepPeriodEstimate:
+class StepPeriodEstimate(Struct, frozen=True):
     """An estimated period, or why there is none: ``period_s`` and ``reason`` are never both set.
 
     ``confidence`` (0-1) is 1 - (n / p)^2, where p is the height of the peak in the autocorrelation and n the

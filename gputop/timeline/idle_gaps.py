@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputop.advice.registry import ids_by_idle_gap
 from gputop.advice.registry import limit as limit_of

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.findings import TraceNote
@@ -18,6 +18,7 @@ from gputop.trace.eager_calls import add_eager_stats
 from gputop.trace.model import (
     I64,
     AllocatorEvents,
+    Columns,
     DeviceEvents,
     HloOp,
     HostEvents,
@@ -26,6 +27,7 @@ from gputop.trace.model import (
     StepEvents,
     Trace,
     TraceGpu,
+    column_names,
 )
 from gputop.trace.parallel import pool
 
@@ -36,17 +38,7 @@ _MIX = 0x5851F42D4C957F2D  # Knuth's multiplier for 64-bit linear congruences
 MAX_GPUS = 1024  # of one host; a larger number is damage
 
 _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents, StepEvents)
-
-
-class _Columns(Protocol):
-    """A dataclass whose fields are columns of one length; one that is called stats is none."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def __len__(self) -> int: ...
-
-
-_Collectable = TypeVar("_Collectable", bound=_Columns)
+_Collectable = TypeVar("_Collectable", bound=Columns)
 
 
 class Names:
@@ -82,8 +74,7 @@ def encodable(text: str) -> str:
     return text
 
 
-@dataclass(slots=True)
-class TraceBuilder:
+class TraceBuilder(Struct):
     """A trace under construction: columns in pieces, in absolute nanoseconds, unsorted.
 
     The stats of a piece of ``host`` have rows that count within that piece.
@@ -195,8 +186,8 @@ class TraceBuilder:
         self.note("duplicate_events", (
             f"{int((~keep).sum()):,} events of GPU {', '.join(map(str, gpus))} are in the trace more than once (same "
             "stream, name, times and launch): each is counted once."))
-        for f in fields(device):
-            setattr(device, f.name, getattr(device, f.name)[keep])
+        for name in device.__struct_fields__:
+            setattr(device, name, getattr(device, name)[keep])
 
 
 class Collected(Generic[_Collectable]):
@@ -206,8 +197,7 @@ class Collected(Generic[_Collectable]):
 
     def __init__(self, empty: _Collectable, room: int) -> None:
         self._kind = type(empty)
-        self._columns = {f.name: np.empty(room, getattr(empty, f.name).dtype)
-                         for f in fields(empty) if f.name != "stats"}
+        self._columns = {name: np.empty(room, getattr(empty, name).dtype) for name in column_names(empty)}
         self._count = 0
 
     def __len__(self) -> int:
@@ -231,7 +221,7 @@ def _joined(pieces: list[_Events], empty: _Events, threads: ThreadPoolExecutor) 
     """One set of columns from many. The stats are not joined. Empties ``pieces`` to free their memory."""
     if len(pieces) <= 1:
         return pieces.pop() if pieces else empty
-    names = [f.name for f in fields(empty) if f.name != "stats"]
+    names = column_names(empty)
     columns: Any = threads.map(lambda name: np.concatenate([getattr(piece, name) for piece in pieces]), names)
     joined = type(empty)(**dict(zip(names, columns, strict=True)))
     pieces.clear()
@@ -247,7 +237,7 @@ def _sort(events: _Events, order: npt.NDArray[np.intp], threads: ThreadPoolExecu
     def sort(name: str) -> None:
         setattr(events, name, getattr(events, name)[order])
 
-    list(threads.map(sort, (f.name for f in fields(events) if f.name != "stats")))
+    list(threads.map(sort, column_names(events)))
 
 
 def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np.bool_] | None:

@@ -9,12 +9,12 @@ wall clock). Absent integers are -1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gputop.core.counters import GpuCounters
 from gputop.core.findings import TraceNote
@@ -53,8 +53,7 @@ class MemoryKind(IntEnum):
     ARRAY = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A stream of a GPU, or a host thread."""
 
     host: str
@@ -63,8 +62,7 @@ class Line:
     rank: int = 0  # of the process, as in TraceGpu
 
 
-@dataclass(frozen=True, slots=True)
-class TraceGpu:
+class TraceGpu(Struct, frozen=True):
     """A GPU of the trace. ``ordinal`` is the process's own number (CUDA_VISIBLE_DEVICES renumbers)."""
 
     host: str
@@ -98,8 +96,20 @@ class HloOp(NamedTuple):
     opcode: str = ""  # "fusion", "dot", "while"; empty: not told
 
 
-@dataclass(slots=True)
-class DeviceEvents:
+class Columns(Protocol):
+    """A struct whose fields are columns of one length; one that is called stats is none."""
+
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+    def __len__(self) -> int: ...
+
+
+def column_names(events: Columns) -> list[str]:
+    """Names of the columns of events."""
+    return [name for name in events.__struct_fields__ if name != "stats"]
+
+
+class DeviceEvents(Struct):
     """Everything that ran on the GPUs, sorted by ``start_ns``.
 
     ``launch_ns`` is the start of the host call with the same correlation id (-1: not in the
@@ -140,8 +150,7 @@ class DeviceEvents:
         )
 
 
-@dataclass(slots=True)
-class HostEvents:
+class HostEvents(Struct):
     """Everything recorded on host threads, sorted by ``start_ns``.
 
     ``stats`` holds the few stats analyses need, sparse: name → (rows, values), rows sorted.
@@ -176,8 +185,7 @@ class HostEvents:
         return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-@dataclass(slots=True)
-class AllocatorEvents:
+class AllocatorEvents(Struct):
     """MemoryAllocation/MemoryDeallocation records, sorted by ``time_ns``.
 
     ``allocator`` and ``tf_op`` are indices into ``Trace.names`` (-1: none); byte columns as in
@@ -206,8 +214,7 @@ class AllocatorEvents:
         return cls(wide, narrow, wide, wide, wide, narrow, np.empty(0, np.bool_), wide, wide, np.empty(0), narrow)
 
 
-@dataclass(slots=True)
-class StepEvents:
+class StepEvents(Struct):
     """Steps as a viewer has marked them on a GPU (XProf's derived line "Steps"), one row per GPU and step.
 
     ``name`` is an index into ``Trace.names``: the step's number.
@@ -225,8 +232,7 @@ class StepEvents:
         return cls(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(Struct):
     """One capture of one job: all its hosts, GPUs and threads on one clock."""
 
     paths: list[str]
@@ -256,13 +262,13 @@ class Trace:
     stacks: tuple[StackSamples, ...] = ()  # of its processes' Python while it was captured, where gputop captured it
     no_stacks: str = ""  # why there are none; "": nobody tried
     # By pattern, what :func:`gputop.trace.lookups.name_mask` has found.
-    name_masks: dict[tuple[str, ...], npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False, compare=False)
+    name_masks: dict[tuple[str, ...], npt.NDArray[np.bool_]] = field(default_factory=dict)
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
     # By rank what gputop recorded after it at little cost, for what is seldom: events of the rank's host alone, its
     # steps among them where the framework marks them there; on the origin of this trace.
     overviews: Mapping[int, Trace] = field(default_factory=dict)
     # Of functions by name the phase (gputop.analysis.steps.phases), as another trace of the job shows it.
-    function_phases: Mapping[str, str] = field(default_factory=dict, repr=False)
+    function_phases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def window_ns(self) -> tuple[int, int]:

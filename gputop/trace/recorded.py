@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
 from gputop.trace.lookups import Mask, name_mask
-from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Trace
+from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Trace, column_names
 
 _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)
 
@@ -74,4 +74,4 @@ def _host_taken(events: HostEvents, keep: Mask) -> HostEvents:
 
 def _taken(events: _Events, keep: Mask) -> _Events:
     """The events in ``keep``, without stats."""
-    return type(events)(**{f.name: getattr(events, f.name)[keep] for f in fields(events) if f.name != "stats"})
+    return type(events)(**{name: getattr(events, name)[keep] for name in column_names(events)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import types
 from collections.abc import Mapping, Sequence
@@ -55,16 +54,12 @@ def example(cls: Any, style: str, name: str = "") -> Any:
         return {key: example(arguments[1], style, name) for key in keys}
     if has_fields(cls) and cls not in (GpuSample, ProcessSample, CgroupSample):
         return cls(**{field: chosen(cls, style, field, hint) for field, hint in get_type_hints(cls).items()
-                      if field in fields(cls) and hint is not Any})  # a verdict's cure
+                      if field in cls.__struct_fields__ and hint is not Any})  # a verdict's cure
     return plain(cls, style, name)
 
 
 def has_fields(cls: Any) -> bool:
-    return dataclasses.is_dataclass(cls) or (isinstance(cls, type) and issubclass(cls, msgspec.Struct))
-
-
-def fields(cls: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else cls.__struct_fields__
+    return isinstance(cls, type) and issubclass(cls, msgspec.Struct)
 
 
 def chosen(cls: Any, style: str, name: str, hint: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.campaign.target import Target
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.squeue_double import SAID, squeue
 from tests.cluster.stragglers import NODE_1, NODE_2, by_label, straggler
+from tests.records import replace
 
 _MOST_CPU_S, _MOST_BYTES = 10.0, 150 << 20
 _REFRESHES = 5

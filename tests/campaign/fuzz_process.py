@@ -11,7 +11,6 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from gputop import cli
@@ -34,6 +33,7 @@ from tests.campaign.target import Target
 from tests.launch.elf_files import symbol, with_symbols
 from tests.launch.python_memory import MAIN, NEWER, RUNTIME, PythonMemory
 from tests.listening import listening
+from tests.records import replace
 
 _MOST_CPU_S, _MOST_BYTES = 5.0, 100 << 20
 _STAT = "7 (python) S 1 7 7 0 -1 4194304 1 0 0 0 100 50 0 0 20 0 9 0 5000 1000000 500 " + "0 " * 30

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import gzip
 import json
@@ -369,7 +368,7 @@ def _dcgm(folder: Path, data: bytes) -> None:
                 scene.engine.figures[gpu, field] = value if field in DOUBLES else _int64(value)
             for key, sample in scene.engine.samples.items():
                 if next(choice) > 200:
-                    scene.engine.samples[key] = dataclasses.replace(sample, status=-next(choice) % 80,
+                    scene.engine.samples[key] = replace(sample, status=-next(choice) % 80,
                                                                     time_us=next(choice) * 10**15)
             if next(choice) > 220:
                 scene.engine.fails = {"dcgmEntitiesGetLatestValues": -(next(choice) % 60)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from tests.campaign import soak
 from tests.campaign.soak import HISTORY_BYTES_PER_GPU, OTHER_GROWTH_BYTES, Row, Subject, problems
+from tests.records import replace
 
 _KEPT_SAMPLES = 3000  # of the host; all other single samples lie in arrays
 
@@ -52,7 +52,7 @@ def _subject(*rows: tuple[float, int, int], history: bool = True) -> Subject:
 def test_a_session_that_samples_no_more_is_no_fine_run(samples: tuple[int | None, ...], said: str) -> None:
     own = _subject(*[(5e6, 9, 5)] * len(samples))
     own.samples_file = Path("samples")
-    own.rows = [dataclasses.replace(row, samples=count) for row, count in zip(own.rows, samples, strict=True)]
+    own.rows = [replace(row, samples=count) for row, count in zip(own.rows, samples, strict=True)]
     found = problems(own, gpus=2)
     assert len(found) == bool(said) and said in "".join(found)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from tests.dcgm_double import DOUBLES, INT_BLANK, INTEGERS, NO_TEXT, PROFILING, Client, engine_at, number
 from tests.dcgm_double import structs as s
+from tests.records import replace
 
 
 def host_engine_version(client: Client, reference: Any) -> int:

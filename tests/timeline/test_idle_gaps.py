@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.labeled.cases import fault_case
 from tests.advice.trace.blocking_copy_traces import fetching
 from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
+from tests.records import replace
 from tests.timeline.make import find_idle_gaps, timeline_of
 from tests.trace.build import Builder, keras_steps
 
@@ -258,7 +258,7 @@ def test_a_gpu_that_never_rests_has_no_place():
 
 def test_gaps_beyond_the_replayed_steps_belong_to_their_finding_too() -> None:
     facts = analyze_to_facts(fetching(4, 400).build())
-    part = dataclasses.replace(facts, replay=replay_window(facts.trace, facts.gpu_timelines, facts.steps, 200))
+    part = replace(facts, replay=replay_window(facts.trace, facts.gpu_timelines, facts.steps, 200))
     assert part.replayed_steps < facts.replayed_steps == facts.steps_or_window
     found = find_idle_gaps(part)
     assert found == find_idle_gaps(facts) and sum(gap.finding == "sync_copies" for gap in found) >= 4 * 5

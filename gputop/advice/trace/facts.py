@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
 
 from gputop.advice.registry import limit
 from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown, parts_by_gpu
@@ -34,8 +34,7 @@ TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTor
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFacts:
+class TraceFacts(Struct, frozen=True):
     """A trace, its analysis, and where the time goes as shares.
 
     ``shares`` has the parts of a :class:`~gputop.analysis.results.Breakdown` as ratios of the
@@ -58,7 +57,7 @@ class TraceFacts:
     parts: PartsByGpu = field(default_factory=dict)  # when each part of the step holds, of the GPUs that took part
     calls: CallScopes | None = None  # modules and calls around PyTorch's launches; None: another framework's
     # What several rules compute of the trace alone, by function; see :func:`once_per_trace`.
-    cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def active(self) -> list[GpuUse]:

@@ -6,7 +6,6 @@ the GPU waits for launches: a job that its host paces gains nothing from shorter
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -348,7 +347,7 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ChainedKernels | None:
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):
         return None
-    return replace(chains, share=share, severity=at_most(severity_of(share), "medium"), cure=dataclasses.replace(
+    return replace(chains, share=share, severity=at_most(severity_of(share), "medium"), cure=replace(
         chains.cure, host=_launched_within(facts, chains.events.rows)))
 
 

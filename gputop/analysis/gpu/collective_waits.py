@@ -8,9 +8,9 @@ steps, where there are any.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
@@ -26,8 +26,7 @@ _HELD_UP_NS = 100_000
 _MAIN_GAPS, _MOST_OF_DELAY = 0.1, 0.5  # gaps of a tenth of a delay are its gaps, if they are half of it together
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveWaits:
+class CollectiveWaits(Struct, frozen=True):
     """Seconds per step, or in the window without steps.
 
     ``waiting_s`` and ``transfer_s`` are exposed, by GPU, ``allreduce_s`` the part of the latter in AllReduces;

@@ -6,7 +6,6 @@ from its first device event to its last, or the recording where that is a moment
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -44,8 +43,7 @@ class Gaps(Struct, frozen=True):
         return Spans(self.start, self.end)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTimeline:
+class GpuTimeline(Struct, frozen=True):
     """One GPU's device events: their rows, and unions of them by what they are.
 
     ``start_ns`` and ``end_ns`` are those of ``rows``; read here they lie side by side, in the trace among other GPUs'.

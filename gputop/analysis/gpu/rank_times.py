@@ -7,10 +7,10 @@ load, or one that its host holds up. The latter shows by its waiting alone: it h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
@@ -52,8 +52,7 @@ def rank_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps 
 _WAITING_SPREAD_FACTOR = 1.5  # times the spread of the load: then that of the waiting is not due to the load
 
 
-@dataclass(frozen=True, slots=True)
-class Extremes:
+class Extremes(Struct, frozen=True):
     """The ranks with least, median and most load or waiting, as ``by`` says, each with that word; without a median
     where there are two; none where there is one."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown_by_step
 from gputop.analysis.gpu.collectives import by_operation, matched
@@ -20,8 +20,7 @@ from gputop.trace.lookups import numbered
 from gputop.trace.model import F64, I64, Kind, Trace
 
 
-@dataclass(frozen=True, slots=True)
-class StepSeries:
+class StepSeries(Struct, frozen=True):
     """One value per step, arrays of shape (steps,).
 
     ``parts`` are seconds by part of the breakdown. ``gpus`` holds by GPU (numbered as in

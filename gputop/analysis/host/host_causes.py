@@ -19,10 +19,10 @@ Without a GPU the same division of all time within the steps that is not spent w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline
@@ -58,8 +58,7 @@ class Late(NamedTuple):
     by_cause: dict[str, Spans]
 
 
-@dataclass(frozen=True, slots=True)
-class HostCauses:
+class HostCauses(Struct, frozen=True):
     """Seconds per step (of the window, where there are no steps), mean over the GPUs; exclusive.
 
     ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions. ``placement_s`` and

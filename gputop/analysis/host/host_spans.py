@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import XLA_RUN, spans_of
@@ -46,8 +46,7 @@ _TORCH_WORK = (rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |Compiled
                r"Optimizer\.(?:step|zero_grad)#")
 
 
-@dataclass(frozen=True, slots=True)
-class HostSpans:
+class HostSpans(Struct, frozen=True):
     """One host. ``calls`` is when functions of whatever framework are called or run, or Python waits for them, in
     PyTorch when it runs ops without a long pause, or a collective of the CPU runs; none where no call is traced.
     ``placed_rows`` are the host events of long ops that start no kernel, ``placed`` is when they run, ``call_rows`` the

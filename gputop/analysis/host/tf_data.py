@@ -8,10 +8,10 @@ with which the stage started them (tensorflow/core/data/captured_function.cc).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.host.executors import RUNS, STARTS_FUNCTION, of_input_pipeline
 from gputop.analysis.results import InputPipeline, Pipeline, Stage
@@ -35,8 +35,7 @@ _MAX_PATHS = 512  # far more than the stages of any pipeline; a damaged file may
 _NO_ROOT = ""  # the label of what belongs to no root seen
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
+class _Calls(Struct, frozen=True):
     """The calls of iterators, as columns: path and iterator are numbers, -1 where an iterator has no id."""
 
     rows: I64

@@ -28,14 +28,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import structs
+from msgspec import Struct, structs
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import grouped_work, step_calls
@@ -101,8 +100,7 @@ class _Named(NamedTuple):
     silent_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
+class _Rank(Struct, frozen=True):
     """A process of the job. ``busy``: a GPU of it works; ``computes``: that, or XLA computes on its CPU.
     ``loop_lines`` are the threads of its training loop."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.layers.pytorch import CallScopes
@@ -43,8 +43,7 @@ class Events(NamedTuple):
     idle: bool = False
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(Struct):
     """A scope and all below it."""
 
     time_ns: float = 0.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_ops import eager_types
@@ -39,8 +39,7 @@ _MOVES = {COLLECTIVES: "collectives", COPIES: "copies"}  # roots of the table
 _MAIN_KERNEL = 0.1  # share of an op's time: what takes less does not count its executions
 
 
-@dataclass(slots=True)
-class OpUse:
+class OpUse(Struct):
     """Time of one op of a program in all steps and on all GPUs together, and its number of runs."""
 
     op: HloOp
@@ -50,8 +49,7 @@ class OpUse:
     kernel: str  # the name of the kernel that took most time
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTimes:
+class LayerTimes(Struct, frozen=True):
     """The table, and for the limit ladder the use of each of XLA's ops in all ``steps``, of all GPUs together."""
 
     table: Layers

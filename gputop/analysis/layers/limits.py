@@ -10,7 +10,8 @@ peaks of the types they are computed in, as a share of the step; what is compute
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputop.analysis.layers.layers import LayerTimes, OpUse
 from gputop.analysis.layers.peaks import GpuPeak, best_type, peak_of

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gputop.analysis.layers.scopes import PHASES, scope_of
 from gputop.analysis.results import LayerRow, SourceLine
@@ -49,8 +50,7 @@ _FOLDED_BELOW = 0.005  # share of the whole: one row for all of them
 _MAX_DEPTH, _MAX_ROWS, _MAX_SOURCES = 12, 400, 30
 
 
-@dataclass(slots=True)
-class Node:
+class Node(Struct):
     """Sums of a scope and all below it. ``known_ns`` is the device time of the ops whose FLOPs are known, ``own`` what
     belongs to no part of it: an op whose name is also a scope of others."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.steps.model import Steps
 from gputop.trace.lookups import Mask
@@ -19,8 +18,7 @@ def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
     return inside
 
 
-@dataclass(frozen=True, slots=True)
-class WorkOfSteps:
+class WorkOfSteps(Struct, frozen=True):
     """Mask of the device events that belong to whole steps, and the number of those steps."""
 
     inside: Mask

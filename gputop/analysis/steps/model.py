@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from gputop.analysis.results import StepTimes
 from gputop.trace.intervals import Spans, union
 from gputop.trace.model import I64
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """Bounds of each training step, and the figures of them all.
 
     ``bounds_ns`` are (start, end) pairs relative to the trace's origin, disjoint and in order. ``call_ends_ns`` are

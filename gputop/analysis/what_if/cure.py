@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from gputop.trace.intervals import EMPTY, Spans, merge
 from gputop.trace.model import F64, I64
@@ -22,8 +22,7 @@ class Calls(NamedTuple):
     end_ns: I64 = NO_ROWS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cure:
+class Cure(Struct, frozen=True, kw_only=True):
     """The changes that a finding's advice makes. What it does not name stays as it was recorded.
 
     ``assumes`` is a sentence about the change, ``at_most`` whether that is the best case, ``at_least`` whether it is

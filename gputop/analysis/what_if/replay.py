@@ -11,12 +11,12 @@ The same idea: Zhu et al., Daydream (USENIX ATC 2020); ByteDance's what-if analy
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.steps.model import Steps
@@ -33,8 +33,7 @@ _LAUNCHING_GAP_NS = 1_000_000  # as of the breakdown's part "launch"
 _Removed = Mapping[int, Spans]  # by host lane the time that it no longer needs
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(Struct, frozen=True, dict=True):
     """The graph of one trace and what replays of the unchanged steps give: ``recorded_ns`` is their time, and
     ``modeled_ns`` that which the graph alone gives, with usual latencies."""
 

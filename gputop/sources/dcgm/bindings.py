@@ -13,9 +13,10 @@ import re
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 
@@ -33,8 +34,7 @@ _LIBRARY = re.compile(r"libdcgm\.so\.(\d+)")
 _import_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(Struct, frozen=True):
     """Bindings with the library that they belong to."""
 
     major: int
@@ -42,8 +42,7 @@ class Installed:
     shared_object: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Bindings:
+class Bindings(Struct, frozen=True):
     """The loaded modules."""
 
     major: int

@@ -12,8 +12,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.sources.dcgm.bindings import InstalledBindings

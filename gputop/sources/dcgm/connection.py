@@ -13,8 +13,10 @@ import re
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.sources.dcgm import fields
@@ -40,8 +42,7 @@ _NO_TEXT = re.compile(r"<<<[A-Z_]+>>>")  # what DCGM gives in place of a text th
 _VERSION = re.compile(r"\bversion:(\d{1,4}(?:\.\d{1,4}){0,3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """Address at which a host engine listens: a unix socket's ``path``, or ``host`` and ``port``."""
 
     host: str = ""
@@ -100,8 +101,7 @@ class EngineError(Exception):
         return self.code in fields.CONNECTION_GONE or self.code == fields.FUNCTION_NOT_FOUND
 
 
-@dataclass(frozen=True, slots=True)
-class EngineGpu:
+class EngineGpu(Struct, frozen=True):
     """A GPU as the host engine lists it, or a MIG instance, whose ``uuid`` is its ``instance_key``."""
 
     entity: Entity

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.connection import Engine, EngineGpu, Values
@@ -16,8 +18,7 @@ from gputop.sources.dcgm.watches import Subscription, Watches
 _NO_ANSWER = FieldValue(None, "the host engine gave no answer for it", 0, fields.NO_DATA)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The engine's last answer. ``values`` by GPU UUID and field; a stale one is a reason, not a value."""
 
     error: str | None = "not asked yet"  # why there are no values

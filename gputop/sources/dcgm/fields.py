@@ -6,7 +6,8 @@ Numbers, not names: DCGM 4.6 renamed the symbols. All from dcgm_fields.h and dcg
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.core.metrics import BYTES, GPU_METRICS, RATIO
 
@@ -99,8 +100,7 @@ def meaning(code: int) -> str:
     return f"{_MEANINGS.get(code, 'error')} (DCGM {code})"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """One DCGM field: its value times ``factor`` is the metric's."""
 
     id: int
@@ -185,8 +185,7 @@ def instance_key(index: int, gpu_instance: int) -> str:
     return f"mig:{index}:{gpu_instance}"
 
 
-@dataclass(frozen=True, slots=True)
-class FieldValue:
+class FieldValue(Struct, frozen=True):
     """One value of one field of one GPU, in DCGM's unit, or why there is none.
 
     ``time_us`` is the engine's clock (Unix time); ``code`` the status that came with it.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.fields import FieldValue
@@ -18,8 +19,7 @@ def clock_text(time_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
-@dataclass(slots=True)
-class _LastUpdate:
+class _LastUpdate(Struct):
     time_us: int
     changed_s: float  # monotonic: when this time was first seen, less its age then
     period_s: float | None  # between the last two times

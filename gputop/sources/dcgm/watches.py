@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.connection import Engine, EngineError, EngineGpu, Entity
@@ -13,8 +14,7 @@ SLOW_WATCH_S = 10.0  # period of gputop's own watches of limits and error counte
 _KEEP_S = 10.0  # shortest time for which the engine keeps values
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(Struct, frozen=True):
     """Fields to read and watch. ``uuids`` None: every GPU that the engine lists. ``profiled``: those of them whose
     profiling fields are watched, None: all."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from gputop.core.metrics import BYTES, CGROUP_METRICS
 from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
@@ -30,23 +31,20 @@ _FILE_BYTES = 1 << 16
 _FORGET_AFTER_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+class _Level(Struct, frozen=True):
     """One group on the way up: its path below what is mounted, and its folder."""
 
     path: str
     folder: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
+class _Limit(Struct, frozen=True):
     value: float
     level: _Level
     file: str
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(Struct):
     """The state for one text of /proc/PID/cgroup."""
 
     name: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputop.core.samples import CgroupSample
 from gputop.sources.host import proc_files
@@ -14,8 +15,7 @@ _COUNTED = 8  # user nice system idle iowait irq softirq steal; guest and guest_
 _IDLE, _IOWAIT = 3, 4
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
+class CpuTimes(Struct, frozen=True):
     """Kernel ticks since boot: (busy, idle, iowait) of all cores and, by number, of each that is online."""
 
     total: tuple[int, int, int]

@@ -6,9 +6,9 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gputop.core.framework import framework_of
@@ -46,8 +46,7 @@ NO_PID = "the driver gives no PID for it"
 # 35, 75 and 155 s. A program imports one after the other, and may do so late.
 _FRAMEWORK_SCANS = frozenset({1, 2, 4, 8, 16, 32})
 
-@dataclass(slots=True)
-class _Known:
+class _Known(Struct):
     """A process met before. ``local`` is its PID in this /proc."""
 
     local: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.core.metrics import BYTES_PER_S, COUNT
 from gputop.core.samples import Reading
@@ -14,8 +15,7 @@ SOURCE = "/proc, with child processes"
 Member = tuple[int, int]  # PID and start: identifies a process uniquely
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """Use of one process since it started."""
 
     parent: int
@@ -24,8 +24,7 @@ class Counts:
     io_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Rates of a process with its descendants: cores in use, storage bytes per second."""
 
     cpu_cores: Reading

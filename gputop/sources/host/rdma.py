@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from gputop.core.metrics import ADAPTER_METRICS
 from gputop.core.samples import AdapterSample, Reading
@@ -35,8 +36,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")  # "400 Gb/sec (4X NDR)"
 _RETRANSMITS = ("packet_seq_err", "local_ack_timeout_err")
 
 
-@dataclass(slots=True)
-class _Port:
+class _Port(Struct):
     name: str
     folder: str
     numa_node: int | None

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gputop.core.codec import parse
 from gputop.core.files import read_regular, replacing
@@ -22,8 +24,7 @@ _MAX_BYTES = 16 << 20  # 150 bytes a host
 _LIMIT_NS = 1 << 61  # as for times in traces: sums of two must fit an int64
 
 
-@dataclass(frozen=True, slots=True)
-class HostClock:
+class HostClock(Struct, frozen=True):
     """``offset_ns`` is the host's clock less ours, ``error_ns`` the error of that; ``began_ns`` is Unix time,
     None where the trace contains it."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.text.units import seconds
 from gputop.trace.builder import TraceBuilder
@@ -72,8 +72,7 @@ def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> 
     return candidates[0][1]
 
 
-@dataclass(slots=True)
-class HostSlices:
+class HostSlices(Struct):
     """Slices of the builder's columns that came from one file, and what is known of its clock."""
 
     name: str

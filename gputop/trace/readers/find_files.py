@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import TraceNote
@@ -22,8 +23,7 @@ _MAX_DEPTH = 16
 _LISTED = 8  # runs named in a note or message
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """A profile run below a logdir: its folder, what it is called there, its files, and when the last was written."""
 
     folder: Path

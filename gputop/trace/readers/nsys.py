@@ -10,12 +10,12 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.trace import kernel_names

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from gputop.trace.model import Trace
@@ -21,8 +22,7 @@ _JSON_BLANKS = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, too
 _XPLANES_FIELD = b"\x0a"  # an XSpace begins with its planes; JSON may begin with the same byte, a newline
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Struct, frozen=True):
     """Format of trace files: how they are found, recognized and read."""
 
     id: str  # of ``Trace.format`` and of the JSON documents

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from gputop.advice.fleet.report import Report
 from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, brief, fields_of
@@ -77,8 +78,7 @@ ORDERS: Mapping[str, Callable[[Job, Report], Any]] = {
 }
 
 
-@dataclass(slots=True)
-class State:
+class State(Struct):
     """Choices of the user; they outlive the screen, which ends while another program has the terminal."""
 
     view: View

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from msgspec import Struct
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -21,15 +21,13 @@ from gputop.tui.keys import key
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(Struct, frozen=True):
     """Lines for the user to paste."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Below:
+class Below(Struct, frozen=True):
     """Text that belongs to the one above it, and is indented."""
 
     text: Text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.analysis.results import Analysis, TraceSummary
@@ -38,8 +39,7 @@ _SENTENCE_LINES, _MOST_SENTENCE_LINES = 2, 4
 Value = str | float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """``show`` formats a number; a column without it holds text. A ``wide`` one gets the remaining room.
 
     Where that is too little, ``spare`` ones are left out, the last one first.
@@ -56,8 +56,7 @@ class Column:
         return printable(value) if isinstance(value, str) else (self.show or str)(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """Rows hold one value per column, None where it is unknown; ``empty`` says why there are no rows.
 
     ``note`` explains how to read the table. ``parents``: of a tree that unfolds, the place of the row above each.

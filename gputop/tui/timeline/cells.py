@@ -8,10 +8,10 @@ The color shows the kind of work only, so that the lanes are readable without co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from rich.cells import cell_len
 from rich.segment import Segment
 
@@ -45,8 +45,7 @@ def _glyph(left: int, right: int) -> str:
 _GLYPHS = np.array([_glyph(left, right) for left in range(9) for right in range(9)])
 
 
-@dataclass(slots=True)
-class Line:
+class Line(Struct):
     """One line of cells: a glyph each (two cells wide: the next is empty) and the code of its style."""
 
     glyphs: list[str]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.text.units import NA, compact
 from gputop.timeline.model import KINDS, IdleGap, Range
@@ -24,8 +24,7 @@ _LEAST_LEVEL = 1e-6
 _MAX_NESTED_RANGES = 1_000  # of one unfolded thread, the longest ones
 
 
-@dataclass(slots=True)
-class Lane:
+class Lane(Struct):
     """A place as drawn: its lines from the top, without the selection, and the share of the view that is covered."""
 
     lines: list[Line]

@@ -6,8 +6,9 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, groupby
+
+from msgspec import Struct
 
 from gputop.timeline.model import Row
 
@@ -21,8 +22,7 @@ _LEVEL_LABELS = ("  layer", "  in it")
 _NUMBER = re.compile(r"[\s/#:_.-]*\d+$")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """One or more lines of the picture: a heading (no row), a row, a pool of rows, or one level of a thread's nesting.
 
     ``fold`` identifies it in the ``unfolded`` of :func:`places`; None if it cannot be unfolded.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
 from rich.text import Text
 
 from gputop.core.errors import GputopError
@@ -30,8 +30,7 @@ def _in_worker(paths: Sequence[str], stop: threading.Event, on_rows: OnRows,
     return timeline_in_worker(paths, stop, on_rows=on_rows, on_diagnosis=on_diagnosis)
 
 
-@dataclass(slots=True)
-class TraceFile:
+class TraceFile(Struct):
     """A trace with its findings, if they are known; once its timeline has been read it is kept."""
 
     paths: tuple[str, ...]

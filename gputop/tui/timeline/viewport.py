@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 MIN_SPAN_NS = 200  # a CUPTI timestamp is good to some tens of nanoseconds
 _MOST_APART = 10**18  # more nanoseconds than a trace is long
@@ -11,8 +11,7 @@ _TICK_CELLS = 11  # between two labels: room for "250.4 ms" and some space
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """A range of time within ``window_ns``. Immutable: every change returns another view within the window."""
 
     start_ns: int

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from gputop.analysis.steps.steps import find_overview_steps, find_steps
 from gputop.trace.model import HloOp
 from tests.advice.trace.host_jobs import found
+from tests.records import replace
 from tests.trace.build import Builder
 
 STEP = 26_000.0

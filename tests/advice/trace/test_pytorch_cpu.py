@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import abstained, findings, verdict
 from tests.analysis.host.stack_samples import sampled
+from tests.records import replace
 from tests.trace.build import Builder
 
 DATA = Path(__file__).parents[2] / "data"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from gputop.trace.readers.load import load
 from tests.analysis.host.traces_of_epochs import MS, TEST, TRAIN, epochs, evaluate, train, with_stacks
 from tests.analysis.host.wall_time_traces import overview_of, two_grains
 from tests.diagnosis.real_traces import DATA, needs_data
+from tests.records import replace
 from tests.trace.build import Builder
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from gputop.core.host_stacks import StackFrame, StackSamples, ThreadStacks
 from gputop.trace.model import Trace
+from tests.records import replace
 from tests.trace.build import Builder, keras_steps
 
 MS = 1000.0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from gputop.trace.model import Trace
+from tests.records import replace
 from tests.trace.build import Builder
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gputop.analysis.steps.steps import find_steps
+from tests.records import replace
 from tests.trace.build import Builder
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.start_up import COMPILING, StartUpSpan
 from gputop.analysis.steps.whole_steps import WholeSteps, whole_steps
 from gputop.trace.model import I64, Trace
+from tests.records import replace
 from tests.trace.build import Builder
 
 

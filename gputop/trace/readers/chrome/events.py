@@ -6,12 +6,11 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.trace import kernel_names
@@ -67,8 +66,7 @@ MEMORY = np.dtype([("ts", "f8"), ("allocated", "i8"), ("gpu", "i4")])  # gpu -1:
 _CPU_DEVICE = 0  # c10::DeviceType
 
 
-@dataclass(slots=True)
-class ChromeFile:
+class ChromeFile(Struct):
     """A file's complete events (dtype ``EVENT``, times in µs), and what names its processes and threads."""
 
     path: str
@@ -170,8 +168,7 @@ class _UnreadSpans(Struct):
         return None
 
 
-@dataclass(slots=True)
-class _Events:
+class _Events(Struct):
     """Receives one event after the other and appends what the trace needs of it to columns."""
 
     path: str

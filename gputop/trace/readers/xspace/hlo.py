@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.trace.limits import cut_text
 from gputop.trace.readers.content import Data
@@ -43,8 +44,7 @@ _MAX_ELEMENTS = 1 << 50
 _MAX_CONFIG_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """An array's element type (``xla.PrimitiveType``) and dimensions, or the ``parts`` of a tuple."""
 
     type: int = 0
@@ -71,8 +71,7 @@ class Shape:
         return self.parts[0].array if self.parts else self
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(Struct, frozen=True):
     """An op of a program: ``operands`` are ids of instructions, ``called`` those of computations."""
 
     id: int
@@ -83,8 +82,7 @@ class Instruction:
     span: tuple[int, int]  # in the data
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """One spatial dimension of a convolution (``xla.WindowDimension``)."""
 
     size: int
@@ -94,8 +92,7 @@ class Window:
     base_dilation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConvolutionDimensions:
+class ConvolutionDimensions(Struct, frozen=True):
     """Dimensions of input, kernel and output by their meaning (``xla.ConvolutionDimensionNumbers``)."""
 
     input_batch: int

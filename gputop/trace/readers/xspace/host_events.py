@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace.builder import IGNORED_EVENT, Collected, TraceBuilder, joined_stats
 from gputop.trace.derived_lines import is_derived
@@ -31,8 +31,7 @@ _CPU_STATS = ("hlo_op", "hlo_module", "program_id", "_p", "_c")
 _END = "end: "
 
 
-@dataclass(slots=True)
-class HostCalls:
+class HostCalls(Struct):
     """Host events with a correlation id: the calls that launched device events."""
 
     correlation: I64

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gputop.trace.model import I64
 from gputop.trace.readers.content import Data
@@ -48,16 +48,14 @@ def tag(number: int, wire_type: int) -> int:
     return number << 3 | wire_type
 
 
-@dataclass(slots=True)
-class Steps:
+class Steps(Struct):
     """Number of further fields that may be walked one by one, in one message or in several; of a run many count as
     one."""
 
     left: int
 
 
-@dataclass(slots=True)
-class Fields:
+class Fields(Struct):
     """The fields of one message: ``spans`` holds begin, end, begin, end … of each wanted
     length-delimited field, ``values`` the last value of each other wanted field.
 
@@ -302,8 +300,7 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-@dataclass(slots=True)
-class FieldColumn:
+class FieldColumn(Struct):
     """The n-th field of each message that has so many. ``rows`` are those messages, in order.
 
     ``tag`` is the fields' tag, a single number where all have the same. ``value`` is the varint's or fixed field's

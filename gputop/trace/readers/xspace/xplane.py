@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gputop.trace import limits
 from gputop.trace.builder import Names
@@ -76,8 +76,7 @@ _PS_PER_NS = 1000
 _MAX_NS = 1 << 61  # a time beyond the year 2043 is damage, and sums of two still fit an int64
 
 
-@dataclass(slots=True)
-class XLine:
+class XLine(Struct):
     id: int
     name: str
     timestamp_ns: int
@@ -86,8 +85,7 @@ class XLine:
     whole: XLine | None = None  # the line that this is a part of
 
 
-@dataclass(slots=True)
-class XPlane:
+class XPlane(Struct):
     """A plane without its events. ``stats`` holds the stats of the plane itself, by name."""
 
     name: str
@@ -100,8 +98,7 @@ class XPlane:
     span: tuple[int, int] = (0, 0)  # of the plane in the file
 
 
-@dataclass(slots=True)
-class Stats:
+class Stats(Struct):
     """One stat of a chunk's events, a row for each occurrence: ``row`` is the event, ``value_tag`` the member of the
     oneof (0: none), ``value`` its bits or the length of a string, which begins at ``begin`` in ``block``.
     """
@@ -149,8 +146,7 @@ class Stats:
         return (self.row, values) if which.all() else (self.row[which], values[which])
 
 
-@dataclass(slots=True)
-class Chunk:
+class Chunk(Struct):
     """Events of a line, or of several, as columns. ``name`` indexes the reader's names, ``line`` the chunk's lines."""
 
     name: I64
@@ -160,8 +156,7 @@ class Chunk:
     line: I64 | None = None  # of one line
 
 
-@dataclass(slots=True)
-class Losses:
+class Losses(Struct):
     """Number of events that were left out, by reason."""
 
     malformed: int = 0
