@@ -6,7 +6,7 @@ A verdict has no sentence and the words compute nothing, so either can change wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -40,7 +40,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     framework: str = ""  # of a live rule, set by live_advice: what the processes on these GPUs train with
 
 
-class Missing(NamedTuple):
+class Missing(Struct, frozen=True):
     """The rule cannot judge: what it would have needed, and how to get that."""
 
     what: str

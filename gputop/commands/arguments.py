@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from gputop.commands.option_types import count, interval_s, listen_address, minutes, seconds_before_dip
 from gputop.core.errors import EXIT_USAGE
@@ -39,7 +41,7 @@ _PID = re.compile(r"[1-9]\d{0,8}")
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}|unix(?:-abstract)?:.+")
 
 
-class Command(NamedTuple):
+class Command(Struct, frozen=True):
     """A command's line in the list of all, the sentence that its own help begins with, and an example."""
 
     summary: str

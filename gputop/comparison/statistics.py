@@ -138,7 +138,7 @@ def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Dri
     return Interval(estimate, estimate - reach, estimate + reach)
 
 
-class _Captures(NamedTuple):
+class _Captures(Struct, frozen=True):
     """The captures of one side: the statistic of each, and of the blocks of each."""
 
     values: F64

@@ -6,7 +6,7 @@ bytes (never MiB); rates are per second.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 RATIO = "ratio"
 BYTES = "bytes"
@@ -17,7 +17,7 @@ HERTZ = "Hz"
 COUNT = "count"
 
 
-class Fault(NamedTuple):
+class Fault(Struct, frozen=True):
     """Words for a metric that counts faults of the hardware and is not zero."""
 
     event: str = ""  # what happened when it rises; empty where another metric counts the same event
@@ -25,7 +25,7 @@ class Fault(NamedTuple):
     state: str = ""  # what a metric of 0 or 1 means
 
 
-class Metric(NamedTuple):
+class Metric(Struct, frozen=True):
     """One measured quantity of a GPU, of the host, of a control group or of an RDMA adapter.
 
     ``full_scale`` names the metric that is this one's 100% (memory used of memory

@@ -155,7 +155,7 @@ def collectives_per_step(a: Analysis) -> tuple[list[CollectivePerStep], PerStep]
     return rows, by
 
 
-class FunctionPerStep(NamedTuple):
+class FunctionPerStep(Struct, frozen=True):
     """Calls of a tf.function, per step."""
 
     use: FunctionUse

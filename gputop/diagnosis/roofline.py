@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.analysis.results import Limits, RooflinePoint
 from gputop.text.markup import esc
@@ -18,7 +19,7 @@ _NAMED = 9  # points with a number of one digit
 _MARGIN = 2.0  # around what is shown, as a factor
 
 
-class _Axes(NamedTuple):
+class _Axes(Struct, frozen=True):
     """Ends of the axes: FLOP per byte, FLOP/s."""
 
     x: tuple[float, float]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
@@ -33,7 +34,7 @@ _UNRECORDED = WALL_PARTS["unrecorded"][0]
 SEE_MORE = "A longer recording shows it (key C, or gputop capture --seconds 60)."
 
 
-class WallRow(NamedTuple):
+class WallRow(Struct, frozen=True):
     """A part as a row of a table: its name, its time and share, how often, and what the host did."""
 
     name: str

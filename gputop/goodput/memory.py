@@ -11,7 +11,7 @@ is a leak.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ MIN_GROWTH_BYTES = 256 << 20
 MIN_GROWTH_OF_LIMIT = 0.02
 
 
-class Trend(NamedTuple):
+class Trend(Struct, frozen=True):
     """``low`` and ``high`` are the slopes of the slower and the faster half (bytes/s)."""
 
     bytes_per_s: float
@@ -44,7 +44,7 @@ class Trend(NamedTuple):
     span_s: float
 
 
-class Slice(NamedTuple):
+class Slice(Struct, frozen=True):
     low: float
     high: float
 
@@ -122,7 +122,7 @@ _MAX_SERIES = 256
 _MISSED = 3.5  # samples before the end in which a process was not seen, and counts as running all the same
 
 
-class _Use(NamedTuple):
+class _Use(Struct, frozen=True):
     used: float | None
     limit: float | None
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -97,7 +97,7 @@ def networks(proc: Path, pids: Iterable[int]) -> tuple[dict[int, int], list[int]
     return dict(sorted(first_pids.items(), key=lambda item: item[0] != own_network)), refused
 
 
-class _Row(NamedTuple):
+class _Row(Struct, frozen=True):
     """A TCP socket that listens. ``address`` has the bytes of the network: 4, or 16 of IPv6."""
 
     address: bytes
@@ -403,7 +403,7 @@ def _has_connection(proc: Path, pid: int, patterns: tuple[re.Pattern[bytes], ...
     return any(pattern.search(table) for table in _tables(f"{proc}/{pid}/net") for pattern in patterns)
 
 
-class _Route(NamedTuple):
+class _Route(Struct, frozen=True):
     """A line of /proc/net/route; addresses are numbers."""
 
     interface: str

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 from gputop.core.metrics import FAULTS, GPU_METRICS
 from gputop.core.samples import FAILED, GpuSample, NodeSample, Reading
@@ -28,7 +30,7 @@ _POWER_LIMIT_RATIO = 0.98  # from this share of its limit on, power is shown as 
 _SLOW_CLOCK_RATIO = 0.85  # below this share of its maximum, an SM clock is shown as slowed down
 
 
-class GpuColumn(NamedTuple):
+class GpuColumn(Struct, frozen=True):
     """One column. The names in ``headings`` are those of views that differ from ``heading``."""
 
     id: str

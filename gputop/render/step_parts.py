@@ -6,10 +6,10 @@ order, names and colors from here. This module imports nothing, so that readers 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 
-class StepPart(NamedTuple):
+class StepPart(Struct, frozen=True):
     """One part. ``dark``, ``light`` and ``contrast`` are its color in the schemes of these names (#rrggbb)."""
 
     id: str  # as in the JSON of an analysis

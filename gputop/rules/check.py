@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -33,7 +32,7 @@ class Reference(Struct, frozen=True):
     finding: str = ""
 
 
-class Call(NamedTuple):
+class Call(Struct, frozen=True):
     """A function: min, max, abs, or one over the GPUs, whose result is a figure of its own."""
 
     function: str
@@ -42,7 +41,7 @@ class Call(NamedTuple):
     over_gpus: Quantity | None = None
 
 
-class Kind(NamedTuple):
+class Kind(Struct, frozen=True):
     """Result of a part: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit;
     ``share``: a ratio of at most 1."""
 

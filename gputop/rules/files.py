@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from gputop.core.files import UnsafeFile, open_regular, open_trusted
 
@@ -22,7 +24,7 @@ PROJECT_FILE = "gputop.toml"
 USER_FILE = "rules.toml"  # beside the file of settings
 
 
-class RulePath(NamedTuple):
+class RulePath(Struct, frozen=True):
     """``by``: why it is read: the user's own, of the project, or named by the user."""
 
     path: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.rules.units import LITERALS, NONE, Unit
 
@@ -30,7 +31,7 @@ class Mistake(ValueError):
         self.message, self.pos = message, pos
 
 
-class Word(NamedTuple):
+class Word(Struct, frozen=True):
     """``kind`` is number, name, text, operator or end; ``value`` that of a number in base units."""
 
     kind: str

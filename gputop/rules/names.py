@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, LANE_METRICS, RATIO
 from gputop.rules.units import BYTES, HERTZ, NONE, OF_METRIC, SECONDS, SUFFIX, Unit
@@ -18,7 +20,7 @@ AGGREGATES = ("mean", "min", "max", "median")  # of the readings of a time; of t
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
 
 
-class Quantity(NamedTuple):
+class Quantity(Struct, frozen=True):
     """``per_gpu``: each GPU has its own. ``past``: its history can be asked. ``needs``: what it is missing for.
     ``ratio``: without a unit, and told in percent."""
 
@@ -119,7 +121,7 @@ PARTS_OF: Mapping[str, tuple[str, ...]] = {
     "host.memory_total_bytes": ("host.memory_used_bytes",)}
 
 
-class Table(NamedTuple):
+class Table(Struct, frozen=True):
     """Rows of a trace that a pattern with ``*`` and ``?`` chooses by name; their figures are summed."""
 
     name: str

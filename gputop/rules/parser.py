@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -34,7 +33,7 @@ class Truth(Struct, frozen=True):
     value: bool
 
 
-class Segment(NamedTuple):
+class Segment(Struct, frozen=True):
     """One part of a dotted name; ``arguments`` is None where no parentheses follow it."""
 
     pos: int

@@ -7,7 +7,7 @@ has more to do). Utilization, waits and step time follow in :mod:`gputop.simulat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,7 +47,7 @@ def _allocator_share(gib: float) -> float:
     return gib * 1024 / _ALLOCATOR_MIB
 
 
-class Fix(NamedTuple):
+class Fix(Struct, frozen=True):
     """Fix that a finding of a capture advises, in words, and its changes of the job and of the scenario's own fields.
 
     Epochs stay as long in time, so that a capture within a minute holds training alone.

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.telemetry.autocorrelation import LAGS_PER_SAMPLE, Correlogram, Series, mean_correlogram
 
@@ -32,7 +33,7 @@ _SHORTER = 0.7  # factor of a lag, and less: half and two thirds of it
 _MIN_HEIGHT = 1e-9  # so that the confidence of a peak at no height is a number
 
 
-class Peak(NamedTuple):
+class Peak(Struct, frozen=True):
     """A period of ``lag`` samples that ``gpus`` share, the height of its peak, and how sure it is (0 to 1)."""
 
     lag: float

@@ -21,7 +21,7 @@ remove it. Only another interval shows which it is: a true period stays, an alia
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -63,7 +63,7 @@ _SIGNALS = (("sm_active", 0.01), ("power_w", 5.0), ("gpu_util", 0.01))
 _MIN_STRETCH_S, _STRETCH_PERIODS, _STRETCH_SAMPLES = 30.0, 15, 100
 
 
-class _Search(NamedTuple):
+class _Search(Struct, frozen=True):
     """One way to correlate the samples: up to short lags or to all, in means of two neighbors (``smooth``) or in the
     samples themselves, for periods below ``below`` samples."""
 

@@ -11,7 +11,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO, NamedTuple
+from typing import IO
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
@@ -24,7 +26,7 @@ _FOLLOW_S = 0.5
 NO_SUCH_PROGRAM = 127  # the shell's status
 
 
-class Ended(NamedTuple):
+class Ended(Struct, frozen=True):
     """End of a program. ``error``: the end of what it said on stderr, in one line."""
 
     out: bytes

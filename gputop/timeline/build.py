@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.results import MAX_SEGMENTS
@@ -155,7 +156,7 @@ def _write_texts(trace: Trace, rows: Rows, more: Sequence[str], out: Writer) -> 
         out.column(f"{column}_end", np.int64, [np.cumsum([len(text) for text in raw], dtype=np.int64)])
 
 
-class _Tracks(NamedTuple):
+class _Tracks(Struct, frozen=True):
     """Track of each row and the tracks of its kinds, and where each track begins."""
 
     all: list[int]

@@ -6,9 +6,8 @@ of the time since the one before it, so a value is known to that time and no bet
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
 from gputop.core.counters import CounterLane, GpuCounters
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, HERTZ, RATIO
@@ -22,7 +21,7 @@ _MAX_GAP = 2.5  # intervals: after a longer pause a sample tells of one interval
 _IN_LABEL = {BYTES_PER_S: " GB/s", HERTZ: " MHz"}  # the figure beside the row has no room for these units
 
 
-class CounterRow(NamedTuple):
+class CounterRow(Struct, frozen=True):
     """One metric of one GPU (the job's number); a span for each sample, its level against ``full_scale``."""
 
     gpu: int

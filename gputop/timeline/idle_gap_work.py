@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.host.gaps import charge, marks, shown_name, step_calls
 from gputop.analysis.steps.model import Steps
@@ -25,7 +25,7 @@ _LAUNCHING_ROLES = (MAIN, EXECUTOR)
 _ONE_THREAD_CAUSES = ("gap", "tracing", "eager", "dispatch")
 
 
-class IdlePeriod(NamedTuple):
+class IdlePeriod(Struct, frozen=True):
     """A period in which GPUs (indices into Trace.gpus) are idle, its cause, and the thread (a line) that launched what
     ended it, -1 where that is not known. Only work of these GPUs' hosts counts."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.advice.registry import ids_by_idle_gap
@@ -47,7 +48,7 @@ class RankedIdleGap(NamedTuple):
     event: int | None
 
 
-class IdleGaps(NamedTuple):
+class IdleGaps(Struct, frozen=True):
     """Cost of each cause in all, most first, and the costliest gaps one by one."""
 
     totals: tuple[IdleTotal, ...]

@@ -6,7 +6,7 @@ made printable; it may still hold markup characters.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
 
@@ -54,11 +54,11 @@ class Row(Struct, frozen=True):
     full_scale: float = 0.0  # and what its samples are drawn against, in that unit
 
 
-class Range(NamedTuple):
+class Range(Struct, frozen=True):
     """One event. ``(row, index)`` is its identity; one seen through a GPU's row carries the row of its stream."""
 
     row: int
-    index: int  # type: ignore[assignment]  # hides tuple's method of that name, which is not used
+    index: int
     start_ns: int
     end_ns: int
     name: str

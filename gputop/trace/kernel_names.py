@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.occupancy import theoretical_occupancy
 
@@ -125,7 +127,7 @@ def copy_way(api_call: str) -> Kind | None:
     return None
 
 
-class CopyDetails(NamedTuple):
+class CopyDetails(Struct, frozen=True):
     """Bytes (-1: unknown) and the kind of memory at both ends of a copy."""
 
     bytes: int = -1

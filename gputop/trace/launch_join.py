@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.trace.lookups import Mask, distinct, rows_of
 from gputop.trace.model import I32, I64, DeviceEvents
@@ -86,7 +86,7 @@ class _Keys:
         return np.where((self._keys[index] == wanted) & (wanted >= 0), self._rows[index], -1)
 
 
-class _Table(NamedTuple):
+class _Table(Struct, frozen=True):
     """Row of each id from ``first`` on, -1 where there is none; the last entry answers for all ids outside."""
 
     first: int

@@ -85,7 +85,7 @@ class LaunchShape(NamedTuple):
     occupancy: float | None = None
 
 
-class HloOp(NamedTuple):
+class HloOp(Struct, frozen=True):
     """An op of a program that XLA compiled. ``flops`` are those of one execution, by the type of the operands;
     element-wise arithmetic is not counted. ``bytes`` is what it must read and write at least. None: not known."""
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.trace.lookups import alphabetical, rows_of, stable_order
 from gputop.trace.model import I64
 
 
-class Nesting(NamedTuple):
+class Nesting(Struct, frozen=True):
     """Nesting of events: which event of a line lies directly inside which.
 
     ``parent`` holds a row for each row, -1 for outermost events and for those of no length, which

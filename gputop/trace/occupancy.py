@@ -8,7 +8,9 @@ occupancy stays unknown. The carve-out of shared memory is assumed to be the lar
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from gputop.trace.model import LaunchShape
 
@@ -19,7 +21,7 @@ SCHEDULERS = 4  # of an SM, each with its part of the registers and warps of its
 MAX_SMS = 4096  # of a GPU; a larger number is damage (a B200 has 148)
 
 
-class _Sm(NamedTuple):
+class _Sm(Struct, frozen=True):
     warps: int
     blocks: int
     shared_bytes: int

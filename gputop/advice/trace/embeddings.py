@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
@@ -229,7 +228,7 @@ def _without_calls(facts: TraceFacts) -> Missing | None:
     return None if little else Missing(_SIZES)
 
 
-class _Work(NamedTuple):
+class _Work(Struct, frozen=True):
     """Cost of the host's calls: time of the kernels that they launch (device events) or, without a GPU, their own."""
 
     time_s: float

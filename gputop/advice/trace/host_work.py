@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import NamedTuple
 
 from msgspec import Struct, structs
 
@@ -37,7 +36,7 @@ _SELDOM = (
     "    print(step, float(loss))  # reading a value waits for the GPU")
 _MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
 
-class KnownWork(NamedTuple):
+class KnownWork(Struct, frozen=True):
     """A kind of host work (of ``WORK_KINDS``): what to do, and what to paste by the way the loop is written."""
 
     kind: str

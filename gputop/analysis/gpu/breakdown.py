@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -56,7 +55,7 @@ _LAUNCHES = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?(?:Launch|Mem(?:cpy|se
 PartsByGpu = Mapping[int, Mapping[str, Spans]]
 
 
-class IdleByGpu(NamedTuple):
+class IdleByGpu(Struct, frozen=True):
     """Idle spans by GPU that took part (index into ``Trace.gpus``): the loop that feeds it waits for a batch and none
     of that loop's GPUs is busy, or it waits for its host: the instants of the parts ``launch`` and ``host``."""
 

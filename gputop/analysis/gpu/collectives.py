@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import CollectiveOp, Collectives
@@ -39,7 +39,7 @@ _OPERATIONS = {"allreduce": "AllReduce", "allgather": "AllGather", "reducescatte
                "cachednotify": "Barrier"}
 
 
-class _Match(NamedTuple):
+class _Match(Struct, frozen=True):
     """Nanoseconds over all GPUs, and how often each GPU came last."""
 
     transfer: int

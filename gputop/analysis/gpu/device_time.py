@@ -7,7 +7,6 @@ from its first device event to its last, or the recording where that is a moment
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -123,7 +122,7 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     )
 
 
-class _Pauses(NamedTuple):
+class _Pauses(Struct, frozen=True):
     """Union of events in order of their starts, and the indices of those before and after each pause.
 
     ``plain``: no two begin at once, so that ``after`` names the only one.

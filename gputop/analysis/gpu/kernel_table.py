@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import GpuPart, KernelRow, Kernels, KernelShape, KernelSizes
@@ -26,7 +26,7 @@ _MEDIAN_BITS = 48  # of a duration: three days; the rest is for the group
 _MediansOf = Callable[[I64, int], F64]  # by the group of each kind, and how many groups there are
 
 
-class _Kinds(NamedTuple):
+class _Kinds(Struct, frozen=True):
     """The kernels that differ in name, op, GPU or launch shape, a row each, and the sums over all alike.
 
     ``name`` and ``op`` are indices into ``Trace.names`` plus 1, ``cell`` is gpu * len(classes) + class with the GPU's
@@ -76,7 +76,7 @@ def kernels(
     )
 
 
-class _KernelsOf(NamedTuple):
+class _KernelsOf(Struct, frozen=True):
     """One GPU's kernels: which combination of name, op and launch shape each has, and its length in whole nanoseconds;
     of each combination the columns and sums of :class:`_Kinds`, where -1 is none."""
 
@@ -229,7 +229,7 @@ def _medians(group: I64, of_gpu: Sequence[_KernelsOf], n: int) -> F64:
     return (lower + upper) / 2
 
 
-class _Shapes(NamedTuple):
+class _Shapes(Struct, frozen=True):
     """Launch shapes of a group: the one with most time, how many, the time of those whose occupancy is known,
     and that time weighted by it."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import Concurrency, LaunchOrder, PairOverlap, Replicas, ReplicaWork, StepSkew
@@ -185,7 +185,7 @@ def _launched(trace: Trace, rows: I64) -> I64:
     return rows[with_launch[np.argsort(launch[with_launch], kind="stable")]]
 
 
-class _First(NamedTuple):
+class _First(Struct, frozen=True):
     """Shape (steps, GPUs), of the steps in which every GPU has a compute kernel: when the first one started on the
     device, and when the first and the last were launched (or started, where launches are not known)."""
 

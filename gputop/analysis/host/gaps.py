@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.python_tracer import function_text
@@ -82,7 +82,7 @@ def step_calls(trace: Trace, steps: Steps) -> I64:
     return np.asarray(rows[ours & lines_of(trace, MAIN)[host.line[rows]]], np.int64)
 
 
-class Charge(NamedTuple):
+class Charge(Struct, frozen=True):
     """Host events within gaps: the name that the time of each counts for, and the time itself.
 
     ``name`` indexes ``Trace.names``; what only passes an op on counts for the op. ``own_ns`` is an event's time within

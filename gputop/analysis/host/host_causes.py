@@ -19,7 +19,6 @@ Without a GPU the same division of all time within the steps that is not spent w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct, field
@@ -49,7 +48,7 @@ SLOW_HOST = 2.0
 CAUSES = ("tracing", "eager", "placement", "gap", "dispatch")
 
 
-class Late(NamedTuple):
+class Late(Struct, frozen=True):
     """One GPU and when it waits for the host, by cause; without GPUs one process, ``timeline`` None. ``process`` are
     its host and rank, None where the processes have hosts of their own, or GPUs."""
 

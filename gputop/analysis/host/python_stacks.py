@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.host.python_libraries import is_library
 from gputop.core.host_stacks import StackFrame, StackSamples, ThreadStacks
@@ -51,7 +52,7 @@ class StackSpans(NamedTuple):
 NO_SPANS = StackSpans(*(np.empty(0, np.int64) for _ in range(4)))
 
 
-class PythonStacks(NamedTuple):
+class PythonStacks(Struct, frozen=True):
     """One process: ``stacks`` are tuples of indices into ``frames``, the outermost first.
 
     ``loop`` is the training loop's thread, ``others`` the rest. ``of_library``: whether a frame is not of the user's

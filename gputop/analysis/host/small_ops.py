@@ -7,9 +7,8 @@ and what torch.compile has compiled is no op: its kernels have no events.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace.intervals import EMPTY, Spans, merge, subtract, union
 from gputop.trace.lookups import Mask, host_rows
@@ -21,7 +20,7 @@ _OP = r"(?!autograd::|c10d::|record_param_comms)[\w.]+::\S"
 _COMPILED = r"Torch-Compiled Region|CompiledFunction"
 
 
-class SmallOps(NamedTuple):
+class SmallOps(Struct, frozen=True):
     """``rows`` are the host events of the ops, ``spans`` when they run and pass on to the next one; ``of`` how many ops
     there are in all, small and large."""
 

@@ -10,9 +10,9 @@ seen before, would be charged with them. A tracer tells of every gap between its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.gpu.breakdown import parts_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline
@@ -53,7 +53,7 @@ def seen_gaps(gaps: Spans, spans: StackSpans, rate_hz: float) -> Spans:
     return Spans(gaps.start[is_seen], gaps.end[is_seen])
 
 
-class _Telling(NamedTuple):
+class _Telling(Struct, frozen=True):
     """Indices by stack of the frame that says most, of the outermost one that could, and of the innermost one of all;
     -1: the stack says nothing."""
 

@@ -30,7 +30,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ _SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "silent", "unkno
 T = TypeVar("T")
 
 
-class _Stretch(NamedTuple):
+class _Stretch(Struct, frozen=True):
     """Part ``id`` from ``start_ns`` to ``end_ns``; ``idle`` is the time in it in which no GPU of the rank works."""
 
     id: str
@@ -92,7 +92,7 @@ class _Stretch(NamedTuple):
     idle: Spans
 
 
-class _Named(NamedTuple):
+class _Named(Struct, frozen=True):
     stretch: _Stretch
     kind: str
     what: str

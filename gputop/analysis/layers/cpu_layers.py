@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.host.executors import of_input_pipeline
 from gputop.analysis.host.host_ops import OP, eager_calls
@@ -47,7 +47,7 @@ _RUNS_XLA = r".*:(?:_?Xla(?:Run|Launch\w*)|(?:Stateful)?PartitionedCall)$"
 _CALLS, _FUNCTION = r"ExecutorState::ProcessAsync::Start$", r"(?:.*/)?(?:Stateful)?PartitionedCall"
 
 
-class _Ops(NamedTuple):
+class _Ops(Struct, frozen=True):
     """Op events: rows of the host, where each ends by another event's word (else -1), and what each is: an index of
     hlo_ops, or that many plus the one of its name."""
 
@@ -89,7 +89,7 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
                   rows=tuple(table_rows(root, count, how)), sources=source_lines(root, count))
 
 
-class OpSpans(NamedTuple):
+class OpSpans(Struct, frozen=True):
     """Ops of a CPU's job that are in no other op, by start: ``line`` is the thread on which each begins; ``paths`` has
     its phase and scopes for each of ``which``. ``modules``: PyTorch's, of which not each ends with an op."""
 

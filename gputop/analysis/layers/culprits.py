@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct, field
@@ -29,7 +28,7 @@ _MAX_DEPTH, _MAX_NAME = 12, 160
 _NUMBER = re.compile(r"\d+")
 
 
-class Events(NamedTuple):
+class Events(Struct, frozen=True):
     """Device events (rows). ``time_ns`` of each, where that is not its length in the steps; ``only_on``: the GPUs (the
     job's numbers) of whose events only those count that no other GPU has; ``more_on``: those whose events these are,
     with what they take longer than on the others as their times; ``timed``: whether times are told;

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.layers.culprits import op_keys, op_stem
@@ -19,7 +19,7 @@ _NAMED = 0.5  # share of the time: with fewer ops named, kernels are compared by
 _SHAPES_KNOWN = 0.9  # share of the kernels
 
 
-class Excess(NamedTuple):
+class Excess(Struct, frozen=True):
     """Excess of one GPU's compute time over the others: ``rows`` are its kernels, ``time_ns`` is how much of each that
     is, by its op; ``total_ns`` all together, ``own_ns`` of it in ops that the others do not run.
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace.lookups import Mask, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
@@ -26,7 +26,7 @@ _PASSES_ON = re.compile(
 _MAX_PARTS = 3  # of the model, or kinds of functions, that a name lists
 
 
-class Bucket(NamedTuple):
+class Bucket(Struct, frozen=True):
     """Gradients that ``events``, rows of the device, reduce. ``number`` counts the buckets of a backward pass from 1
     on, 0: not known, as the trace begins within the pass; ``functions`` has for each gradient the host's row of the
     function of autograd that computed it, in order of time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -116,7 +115,7 @@ def layer_times(
     return LayerTimes(table, tuple(ops), unit, calls)
 
 
-class DeviceShare(NamedTuple):
+class DeviceShare(Struct, frozen=True):
     """The events of one GPU: their rows, what they are, and the time within some spans that each gets."""
 
     rows: I64

@@ -11,9 +11,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.host.small_ops import outermost_ops
 from gputop.analysis.layers.pytorch import linked_ops
@@ -32,7 +31,7 @@ _PRODUCT = (r"aten::(?:addmm|mm|bmm|baddbmm|linear|matmul|_?convolution\w*|mkldn
             r"_?scaled_dot_product\w*)$")
 
 
-class OpsWithoutGradient(NamedTuple):
+class OpsWithoutGradient(Struct, frozen=True):
     """``rows`` of the host's events, in order of time; ``product_ns``: of their time goes into matrix products and
     convolutions, as of a second model."""
 

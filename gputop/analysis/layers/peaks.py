@@ -8,14 +8,15 @@ misses boards that NVIDIA limits (H20, A10G, GeForce with FP32 accumulation), by
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.trace.model import TraceGpu
 
 _T = 1e12
 
 
-class GpuPeak(NamedTuple):
+class GpuPeak(Struct, frozen=True):
     """FLOPs per second by number type, bytes per second of the memory, and where both are from."""
 
     name: str
@@ -24,7 +25,7 @@ class GpuPeak(NamedTuple):
     source: str
 
 
-class _Row(NamedTuple):
+class _Row(Struct, frozen=True):
     """``sms``, ``gb`` (memory, from and to) and ``ghz`` (clock, from and to) tell the GPU where it has no name."""
 
     name: str

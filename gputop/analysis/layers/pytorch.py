@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.layers.gradients import bucket_name, gradient_buckets
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
@@ -31,7 +32,7 @@ _NO_SCOPE = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)#|DistributedDataP
 _MAX_LEVELS = 24  # calls around one launch; what is deeper adds no name
 
 
-class CallScopes(NamedTuple):
+class CallScopes(Struct, frozen=True):
     """``of_event``: for each device event the index of its scope, -1: none; ``scopes`` has each once."""
 
     of_event: I64

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace.intervals import in_order
 from gputop.trace.lookups import COMPILE, Mask, by_line, host_rows, host_stat, name_mask
@@ -20,7 +20,7 @@ _NO_ROWS = np.empty(0, np.int64)
 AGAIN = 2  # calls in which one function is built: once may be for another shape, as the last batch of an epoch
 
 
-class Builds(NamedTuple):
+class Builds(Struct, frozen=True):
     """Calls that trace or compile their function, in order of time.
 
     A call of JAX or TensorFlow in which XLA compiles is one, and a call of a tf.function that says it traced. None lies
@@ -31,7 +31,7 @@ class Builds(NamedTuple):
     built_ns: I64  # when the last tracing or compilation in it ends; the call's end where neither is recorded
 
 
-class Rebuilt(NamedTuple):
+class Rebuilt(Struct, frozen=True):
     """A function that is traced or compiled in ``AGAIN`` of its calls or more, up to the recording's end."""
 
     name: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace.model import F64, I64
 
@@ -26,7 +25,7 @@ _TRIED = 16  # distances between long steps, the most common ones
 _PERIODIC = 0.75  # share of the long steps; the others are accidents beside them
 
 
-class LongSteps(NamedTuple):
+class LongSteps(Struct, frozen=True):
     """``indices`` are theirs among the steps, from 0; ``every`` is their distance where it is always the same, and then
     others that are long, too, are left out: accidents."""
 

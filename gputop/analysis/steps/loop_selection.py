@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
 from gputop.trace.intervals import EMPTY, Spans, joined, merge, union
@@ -25,7 +25,7 @@ _MIN_HELD = 3  # steps with a call of another loop, before it is taken for a par
 _LOOP_PAUSE_FACTOR = 3.0
 
 
-class SelectedLoop(NamedTuple):
+class SelectedLoop(Struct, frozen=True):
     """The loop that steps are taken from: its function or marker (index into ``Trace.names``) and phase, and by phase
     the seconds in calls of the others."""
 

@@ -64,7 +64,7 @@ class RepeatedSteps(Struct, frozen=True):
     end_row: int | None = None
 
 
-class NumberedRanges(NamedTuple):
+class NumberedRanges(Struct, frozen=True):
     """``rows`` of the host's events are ranges of the family ``name`` ("step N"), on one thread of each process;
     ``evaluations`` those of families that evaluate beside it. ``repeated`` are the steps where numbers start over, of
     one process."""

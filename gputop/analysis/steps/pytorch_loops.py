@@ -19,10 +19,10 @@ What repeats on the loop's thread shows them, of events that lie in no other eve
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import outermost
@@ -44,7 +44,7 @@ _LOCAL, _KEPT = 1 / 3, 0.8  # of all ops: those of a name lie in less; those tha
 # -- with an optimizer ----------------------------------------------------------------------------------
 
 
-class _StepCalls(NamedTuple):
+class _StepCalls(Struct, frozen=True):
     """Begin of each step's first call of an optimizer and end of its last one (ns); and as indices into the thread's
     ops the first op from there on: ``first_op`` of the first call, ``next_op`` behind the last."""
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
@@ -54,7 +54,7 @@ _TEXTS = {
 }
 
 
-class StartUpSpan(NamedTuple):
+class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
     "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph) or "autotuning"; ``what`` is
     the function or the call, "" where no name tells."""

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.results import StepTimes
@@ -55,7 +55,7 @@ _REPLICA = re.compile(r"(?:^|/)replica_(\d{1,3})/")  # of the first no name tell
 _FEW_WARM_UP = 3  # steps that a loop, which may have run for long, leaves out at the head. gputop's own figure
 
 
-class StepDetector(NamedTuple):
+class StepDetector(Struct, frozen=True):
     """One way to find steps.
 
     ``name`` says what marks them and ``applies`` in which jobs, for people. ``detect`` returns the events that mark

@@ -12,9 +12,9 @@ that of the backward pass, which is compiled in its first call.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.steps.compilations import AGAIN, OVER
 from gputop.trace.intervals import Spans, in_order, union
@@ -27,7 +27,7 @@ _FAKE = r"PythonDispatchMode$|prims::\w"
 _TIMED = r".* \(dynamo_timed\)$"
 
 
-class TorchBuilds(NamedTuple):
+class TorchBuilds(Struct, frozen=True):
     """Compilations of one function, in order of time; ``calls`` are all of its calls."""
 
     function: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace.intervals import Spans, union
 from gputop.trace.lookups import host_rows
@@ -16,7 +15,7 @@ LOADER = r"enumerate\(DataLoader\)#"
 BATCH_WAIT = f"{GET_NEXT}|{LOADER}"
 
 
-class TrainingLoop(NamedTuple):
+class TrainingLoop(Struct, frozen=True):
     """A training loop and when it waited for a batch. ``line`` is its thread, -1 where it may use any of the host's."""
 
     host: str

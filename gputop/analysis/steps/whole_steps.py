@@ -13,10 +13,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan, tries_ns
@@ -35,7 +35,7 @@ _PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectDat
                   r"\$profiler_v2\.py:\d+ stop")
 
 
-class WholeSteps(NamedTuple):
+class WholeSteps(Struct, frozen=True):
     """Begin and end (ns) of the steps, and of those left out as warm-up, both of shape (n, 2). ``incomplete`` anchors
     begin no whole step."""
 

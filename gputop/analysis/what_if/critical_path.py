@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.results import CriticalPath, PathKind, PathSegment, Slack
@@ -313,7 +314,7 @@ def _innermost(trace: Trace, rows: I64) -> tuple[I64, I64]:
 # -- slack ------------------------------------------------------------------------------------------------
 
 
-class _Room(NamedTuple):
+class _Room(Struct, frozen=True):
     """Delays that pieces can have before what they wait for is delayed; ns, lists by piece.
 
     ``head``: the pause before the head that is not needed. ``to_tail``: the sum of such pauses after the head.

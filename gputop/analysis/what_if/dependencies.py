@@ -7,10 +7,10 @@ of another stream of its GPU. Threads that launch to the same GPUs are one host 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gputop.trace.lookups import alphabetical
 from gputop.trace.model import I64, Kind, Trace
@@ -26,7 +26,7 @@ NEG_INF, POS_INF = -(1 << 60), 1 << 60  # instants before and after all others
 Flags = npt.NDArray[np.bool_]
 
 
-class Events(NamedTuple):
+class Events(Struct, frozen=True):
     """The device events that are replayed, ordered by stream and begin. An event's index is its index here.
 
     Columns have the shape (events,), times are ns of the trace's clock. ``row`` is the row in ``Trace.device``, where
@@ -52,7 +52,7 @@ class Events(NamedTuple):
         return int(self.stream[-1]) + 1 if len(self.stream) else 0
 
 
-class HostLanes(NamedTuple):
+class HostLanes(Struct, frozen=True):
     """Threads that launch to a GPU in common, as one lane. ``of_line`` is the lane of each line of the trace, -1: none;
     its last entry is -1, for no line. ``size`` is the number of lanes, ``of_gpu`` has the lane of each GPU that a lane
     launches to."""
@@ -65,7 +65,7 @@ class HostLanes(NamedTuple):
         return [gpu for gpu, number in self.of_gpu.items() if number == lane]
 
 
-class Launches(NamedTuple):
+class Launches(Struct, frozen=True):
     """The launch of each event, shape (events,): its host lane (-1: unknown), and when its call begins and ends
     (NEG_INF: unknown). ``usual_call_ns`` is the median length of a kernel's call, ``by_lane`` the begins of all
     launches of each lane, sorted."""
@@ -82,7 +82,7 @@ class Launches(NamedTuple):
         return np.maximum(begin, launches[np.searchsorted(launches, end) - 1])
 
 
-class Delays(NamedTuple):
+class Delays(Struct, frozen=True):
     """Delays between events and what they wait for; ns, shape (events,).
 
     ``source`` is the event of another stream that it waits for (-1: none), ``since_source`` the time since its end.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline
@@ -34,7 +35,7 @@ from gputop.trace.model import I64, Trace
 MAX_EVENTS = 100_000  # device events that are replayed: so many whole steps stand for the window
 
 
-class Collectives(NamedTuple):
+class Collectives(Struct, frozen=True):
     """Collectives matched across GPUs. ``of_event`` is the collective of each event (-1: none) and ``transfer`` the
     time that the event lasts once all GPUs have come (ns), both (events,); ``begun`` is when the last GPU came to each
     collective (ns), shape (collectives,)."""
@@ -44,7 +45,7 @@ class Collectives(NamedTuple):
     begun: I64
 
 
-class Pieces(NamedTuple):
+class Pieces(Struct, frozen=True):
     """Stretches of a stream in which nothing waits for another stream or host lane but in its first event.
 
     ``of_event`` is the piece of each event, ``after_wait`` the last wait of its host lane before its launch (the number

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.analysis.steps.training_loops import TrainingLoop
 from gputop.analysis.what_if.dependencies import (
@@ -33,7 +34,7 @@ _INPUT_WAIT_NS, _INPUT_WAIT_SHARE = 100_000, 0.02
 _BACKGROUND_ITERATORS = r"Iterator::.*(?:Prefetch|Parallel|MapAndBatch)|enumerate\(DataLoader\)#_Multi"
 
 
-class StepMarks(NamedTuple):
+class StepMarks(Struct, frozen=True):
     """The steps of a trace as the replay needs them. ``by_host``: calls of the host mark them; ``median_s``: 0 without
     steps; ``edges_ns``: begins and ends of all steps, flat."""
 

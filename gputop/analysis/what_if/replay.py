@@ -129,7 +129,7 @@ class _WaitTimes(NamedTuple):
     input_ready: list[int]
 
 
-class Run(NamedTuple):
+class Run(Struct, frozen=True):
     """A replay, in ns. ``ends`` is when each piece ends, ``earlier`` by how much earlier than ``durations.by_launch``
     its events were launched, ``ahead`` by how much a host lane is ahead of the recording after each wait, and
     ``gained`` what it gains in addition by collectives before its next wait."""

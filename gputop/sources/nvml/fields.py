@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import Reading
@@ -36,7 +38,7 @@ _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; never 185, the average: 3.3 ms
 
 
-class Field(NamedTuple):
+class Field(Struct, frozen=True):
     """One NVML call and the metrics it fills.
 
     ``build`` makes the call for one handle; it and the call raise NVMLError. ``cost_us`` is what

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from gputop.core.metrics import GPU_METRICS, RATIO, TENSOR_FLOP_UTIL
 from gputop.core.samples import FAILED, LOST, GpuInfo, GpuSample, Reading
@@ -27,7 +29,7 @@ _MEMORY = frozenset(metric for field in _MEMORY_FIELDS for metric in field.metri
 _ACTIVITY = tuple(metric for metric in GPM_ONLY_METRICS if GPU_METRICS[metric].unit == RATIO)
 
 
-class MigDevice(NamedTuple):
+class MigDevice(Struct, frozen=True):
     """An instance as NVML shows it. ``gpu_instance`` is the id that GPM and events know it by."""
 
     handle: Any

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -32,7 +31,7 @@ _RUNNER_UP_FACTOR = 3.0  # how much worse the second best shift must fit
 _HOST_COLLECTIVE = re.compile(r"Collective(Reduce|Gather|ReduceScatter|AllToAll)\w*$")
 
 
-class Skew(NamedTuple):
+class Skew(Struct, frozen=True):
     """``offset_ns`` is the second clock less the first; with it nine of ten ends agree within ``error_ns``."""
 
     offset_ns: int

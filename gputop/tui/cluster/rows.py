@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -40,7 +40,7 @@ Commands = Callable[[str], dict[str, list[str]]]  # what opens a node, by the ke
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-class Row(NamedTuple):
+class Row(Struct, frozen=True):
     """A job; or, below it, one of its nodes; or, below that, a GPU."""
 
     job: Job

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, LANE_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample
@@ -19,7 +20,7 @@ Figures = dict[tuple[str, int], dict[str, StyledText]]  # by lane and row of the
 _TONES = {"strong": BOLD, "text": PLAIN, "dim": DIM, "warn": WARN, "bad": BAD}
 
 
-class Field(NamedTuple):
+class Field(Struct, frozen=True):
     """A column of the table as it is laid out."""
 
     key: str  # the column's id
@@ -52,7 +53,7 @@ def plan(width: int) -> list[Field]:
     return fields
 
 
-class Part(NamedTuple):
+class Part(Struct, frozen=True):
     """Neighboring columns that change together: they are one widget, so that the rest stays as it is.
 
     ``lane`` says which: the lane in ``fields``, after the GPU's number, which changes once per slice; or the

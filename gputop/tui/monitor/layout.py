@@ -18,7 +18,7 @@ from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
 MAX_LANE_LINES = 8  # as many bands of levels as two halves of each line show
 
 
-class SizeClass(NamedTuple):
+class SizeClass(Struct, frozen=True):
     """A class of the style sheet that the main screen has below a size; it hides panels or puts them differently."""
 
     name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from msgspec import Struct
 from textual import events
@@ -103,7 +103,7 @@ def run_time(duration_s: float) -> str:
     return f"{hours}h{minutes:02}" if not days else f"{days}d{rest:02}h" if days < 100 else f"{days}d"
 
 
-class Columns(NamedTuple):
+class Columns(Struct, frozen=True):
     """The cells of each column of the table; 0: it is not shown."""
 
     pid: int

@@ -8,7 +8,8 @@ with the unit or the limit; on its second line the mean of what it shows.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, HostSample
@@ -22,7 +23,7 @@ MAIN = "main"
 HOST = "host_cpu"  # of the node, below its GPUs
 
 
-class FurtherLane(NamedTuple):
+class FurtherLane(Struct, frozen=True):
     """A lane below the main one. ``column`` is the entry of the GPU table that has its figure."""
 
     name: str  # at most 7 cells

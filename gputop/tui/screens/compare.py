@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 from rich.style import Style
 from rich.text import Text
@@ -385,7 +386,7 @@ def side_of(record: CaptureRecord) -> Side:
     return Side(str(record.path), "analysis", record.analysis, findings_at_capture=record.findings)
 
 
-class Shown(NamedTuple):
+class Shown(Struct, frozen=True):
     """The comparison in lines, folded and with everything, or why there is none; then as Markdown, and its values as
     the rows of a table, both empty."""
 

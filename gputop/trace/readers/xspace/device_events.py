@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace import kernel_names
 from gputop.trace.builder import Collected, TraceBuilder
@@ -28,7 +28,7 @@ _DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", 
                  "hlo_module", "program_id", "cuda_graph_id")
 
 
-class _Gpu(NamedTuple):
+class _Gpu(Struct, frozen=True):
     """A GPU whose plane is read: its place among those of the trace, the plane's texts by the ids of references, and
     the launch shapes (indices of the builder's) by the names of kernels' details."""
 

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from gputop.core.errors import GputopError
 from gputop.trace.builder import TraceBuilder
 from gputop.trace.model import Trace
@@ -74,7 +76,7 @@ class _File(NamedTuple):
     clock: HostClock | None  # what the capture measured of its host's clock
 
 
-class _Pools(NamedTuple):
+class _Pools(Struct, frozen=True):
     """Threads that read a file."""
 
     threads: ThreadPoolExecutor  # work while the reader waits for them

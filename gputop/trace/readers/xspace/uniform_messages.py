@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.trace.model import I64
 from gputop.trace.readers.xspace.fields import (
@@ -41,7 +42,7 @@ class Place(NamedTuple):
     stat_id: int = 0  # of the stat whose value it is
 
 
-class _Layout(NamedTuple):
+class _Layout(Struct, frozen=True):
     """The bits that its events share, as words of eight bytes, and where their values lie."""
 
     mask: U64
@@ -50,7 +51,7 @@ class _Layout(NamedTuple):
     stats: tuple[Place, ...]
 
 
-class UniformMessages(NamedTuple):
+class UniformMessages(Struct, frozen=True):
     """Events of one layout: their rows in the chunk, where they begin in the block, and their bytes: a row of
     ``words`` has the same eight bytes of each.
     """

@@ -183,7 +183,7 @@ class Source(NamedTuple):
     together: bool = False
 
 
-class Decoded(NamedTuple):
+class Decoded(Struct, frozen=True):
     """Events of a source and what was lost of them; ``lines`` are those that the chunk's column ``line`` refers to, one
     where it has none."""
 
