@@ -40,6 +40,7 @@ settings.load_profile("untimed")
 
 # What takes seconds to make is made once: the tests of these files share a process.
 _SHARED_JOBS, _PARSED_SOURCES, _REAL_TRACES = "TensorFlow jobs", "parsed sources", "real traces"
+_CAPTURES = "captures that are compared"
 _TOGETHER = {
     _SHARED_JOBS: (  # their jobs are forked from one process
         "tests/profiler/xprof/test_real.py", "tests/profiler/xprof/test_real_workers.py",
@@ -52,6 +53,7 @@ _TOGETHER = {
     _REAL_TRACES: (  # they take analyses of tests.diagnosis.real_traces
         "tests/analysis/gpu/test_real_device_tables.py", "tests/diagnosis/test_every_second.py",
         "tests/diagnosis/test_real_traces.py", "tests/diagnosis/test_true_figures.py"),
+    _CAPTURES: ("tests/comparison/test_demo.py", "tests/comparison/test_gates.py"),  # of tests.comparison.captures
 }
 _MAX_ID_CHARS = 300
 _GROUP = {file: group for group, files in _TOGETHER.items() for file in files}
@@ -60,8 +62,8 @@ _FIRST = ("tests/launch/test_real_pytorch.py", "tests/test_environments.py", _SH
           "tests/test_arm.py", "tests/launch/test_real.py",
           "tests/tui/test_keys.py", "tests/tui/terminal/", "tests/telemetry/test_step_period.py",
           "tests/advice/test_labeled.py", "tests/profiler/xprof/", "tests/commands/test_cli",
-          "tests/sources/nvml/test_faults.py", "tests/diagnosis/", _REAL_TRACES, "tests/tui/", "tests/comparison/",
-          "tests/timeline/", "tests/advice/live/", "tests/trace/readers/", "tests/launch/",
+          "tests/sources/nvml/test_faults.py", "tests/diagnosis/", _REAL_TRACES, "tests/tui/", _CAPTURES,
+          "tests/comparison/", "tests/timeline/", "tests/advice/live/", "tests/trace/readers/", "tests/launch/",
           "tests/text/test_redaction.py", _PARSED_SOURCES)
 
 

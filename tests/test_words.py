@@ -11,6 +11,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,19 @@ def identifiers(nodes: Sequence[ast.AST]) -> set[str]:
     return found
 
 
+@cache
+def words_of(name: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))
+
+
 def words(source: Source) -> frozenset[str]:
     """The words of all identifiers in a file."""
-    return frozenset(word.lower() for name in identifiers(source.nodes)
-                     for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))
+    return frozenset().union(*map(words_of, identifiers(source.nodes)))
 
 
 def british(text: str) -> Iterator[str]:
+    if not any(map(BRITISH.match, set(re.findall("[A-Za-z]+", text)))):  # each word once, before each place
+        return
     for kept in KEPT:
         text = text.replace(kept, "")
     for number, line in enumerate(text.splitlines(), 1):

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -42,6 +42,7 @@ from gputop.trace.model import F64
 MIN_STEPS = 5
 _STEPS_OF_A_BLOCK = 20  # with fewer on average the blocks are not taken for independent
 BLOCKS = 5  # fewer leave too few degrees of freedom, more are shorter than what drifts
+Statistic = Callable[..., Any]  # np.mean or np.median: of a series, or with an axis of each row
 
 
 class Interval(NamedTuple):
@@ -97,13 +98,17 @@ _MAX_LOG = 700.0  # exp of it is still finite
 _NO_DRIFT = Drift()
 
 
-def block_values(series: F64, statistic: Callable[[F64], float] = np.mean) -> F64:
+def block_values(series: F64, statistic: Statistic = np.mean) -> F64:
     """The statistic of each of BLOCKS stretches of the series, or of each step where there are fewer."""
-    return np.array([statistic(part) for part in np.array_split(series, min(BLOCKS, len(series)))])
+    count = min(BLOCKS, len(series))
+    size, longer = divmod(len(series), count)  # the first blocks have a step more
+    end = longer * (size + 1)
+    blocks = series[:end].reshape(longer, size + 1), series[end:].reshape(count - longer, size)
+    return np.concatenate([statistic(block, axis=1) for block in blocks if len(block)])
 
 
 def ratio(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = _NO_DRIFT, *,
-          statistic: Callable[[F64], float] = np.mean) -> Interval | None:
+          statistic: Statistic = np.mean) -> Interval | None:
     """ln(statistic(b) / statistic(a)), of the means over the captures of each side.
 
     The interval holds every change that the load may hide. None where a series is too short to tell, or a block is not
@@ -114,16 +119,16 @@ def ratio(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = 
     sides = [_Captures.of(side, statistic) for side in (a, b)]
     if min(float(np.min(blocks)) for side in sides for blocks in side.blocks) <= 0:
         return None
-    logarithms = [side.logarithms() for side in sides]
+    variances = [side.logarithms().variance for side in sides]
     averaged = [BLOCKS if drift.by_threads else min(BLOCKS, max(1.0, min(map(len, side)) / _STEPS_OF_A_BLOCK))
                 for side in (a, b)]
-    reach = _reach(logarithms, drift.floor, confidence, averaged if drift.by_threads else (1.0, 1.0))
-    corrected = _reach(logarithms, drift.floor + drift.load_spread**2, confidence, averaged)
+    reach = _reach(variances, drift.floor, confidence, averaged if drift.by_threads else (1.0, 1.0))
+    corrected = _reach(variances, drift.floor + drift.load_spread**2, confidence, averaged)
     return drift.interval(math.log(sides[1].mean / sides[0].mean), reach, reach, (corrected, corrected))
 
 
 def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = _NO_DRIFT, *,
-               statistic: Callable[[F64], float] = np.mean) -> Interval | None:
+               statistic: Statistic = np.mean) -> Interval | None:
     """statistic(b) - statistic(a), in the unit of the series, as means over the captures of each side.
 
     Half of what the load may hide is taken as a spread of either side. None where a series is too short to tell.
@@ -134,7 +139,7 @@ def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Dri
     estimate = sides[1].mean - sides[0].mean
     floor = sum((share**2 + (drift.load / 2) ** 2 + drift.load_spread**2 / 2) * side.mean ** 2
                 for share, side in zip((drift.a, drift.b), sides, strict=True))
-    reach = _reach(sides, floor, confidence)
+    reach = _reach([side.variance for side in sides], floor, confidence)
     return Interval(estimate, estimate - reach, estimate + reach)
 
 
@@ -145,7 +150,7 @@ class _Captures(Struct, frozen=True):
     blocks: tuple[F64, ...]
 
     @classmethod
-    def of(cls, side: Sequence[F64], statistic: Callable[[F64], float]) -> _Captures:
+    def of(cls, side: Sequence[F64], statistic: Statistic) -> _Captures:
         return cls(np.array([statistic(series) for series in side]),
                    tuple(block_values(series, statistic) for series in side))
 
@@ -168,12 +173,13 @@ class _Captures(Struct, frozen=True):
 
 
 def _reach(
-    sides: Sequence[_Captures], floor: float, confidence: float, averaged: Sequence[float] = (1.0, 1.0),
+    variances: Sequence[tuple[float, float]], floor: float, confidence: float,
+    averaged: Sequence[float] = (1.0, 1.0),
 ) -> float:
-    """Return how far the interval reaches to either side of the estimate; ``floor`` is a variance that is known.
-    ``averaged``: how many independent blocks the mean of a side is of."""
-    parts = [(variance / count, freedom)
-             for (variance, freedom), count in zip((side.variance for side in sides), averaged, strict=True)]
+    """Return how far the interval reaches to either side of the estimate; ``variances`` are those of the sides, each
+    with its degrees of freedom, and ``floor`` is one that is known. ``averaged``: how many independent blocks the mean
+    of a side is of."""
+    parts = [(variance / count, freedom) for (variance, freedom), count in zip(variances, averaged, strict=True)]
     variance = sum(variance for variance, _ in parts) + floor
     freedom = variance**2 / total if (total := sum(v**2 / n for v, n in parts)) > 0 else math.inf
     return student_quantile(0.5 + confidence / 2, freedom) * math.sqrt(variance)

@@ -18,7 +18,7 @@ from tests.campaign.planted import PLANTED
 from tests.campaign.targets import TARGETS, _recordings
 from tests.trace.readers.nsys_report import report
 
-INPUTS = 4 * len(TARGET_NAMES)
+INPUTS = 2 * len(TARGET_NAMES)
 
 
 def test_a_few_inputs_at_every_door_and_what_once_failed(tmp_path: Path) -> None:

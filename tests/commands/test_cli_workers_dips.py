@@ -90,12 +90,13 @@ def test_options_of_dips():
     assert (options.min_interval_s, options.max_captures, options.before_s) == (60.0, 1, 10.0)
 
 
+@pytest.mark.usefixtures("analysis_in_this_process")
 def test_a_wait_for_a_dip(tmp_path, capsys):
     """No kernel of the simulated node keeps 99% of the SMs busy. Signals are handled as before once it is over."""
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in handled}
-    assert main(["capture", "--demo", "--interval", "0.1", "--on-dip", "sm<99% for 1s", "--seconds", "0.5", "--json",
-                 "--logdir", str(tmp_path)]) == 0
+    assert main(["capture", "--demo", "--gpus", "0", "--interval", "0.1", "--on-dip", "sm<99% for 1s",
+                 "--seconds", "0.5", "--json", "--logdir", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
     path = Path(document["capture"]["path"])

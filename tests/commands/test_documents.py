@@ -23,7 +23,7 @@ from gputop.profiler.capture.facts import facts_of
 from gputop.session.notifications import Notification
 from tests.cluster.fleets import fleet, gpu, job
 from tests.commands.schema_problems import problems
-from tests.tui.scenes import Scene
+from tests.tui.scenes import Scene, capture_of
 
 ROOT = Path(__file__).parents[2]
 TRACE = str(ROOT / "tests" / "data" / "keras3_slow_input.xplane.pb.gz")
@@ -76,7 +76,7 @@ def test_notifications() -> None:
 
 
 def test_captures_of_several_workers() -> None:
-    analysis = Scene("input-bound").capture().analysis
+    analysis = capture_of("input-bound").analysis
     assert analysis is not None
     failed = {"address": "b:1", "path": None, "took_s": None, "began_s": None, "overview_s": 0.0,
               "clock_offset_s": None, "clock_error_s": None, "cost": None,
@@ -105,7 +105,7 @@ def test_the_cluster_and_the_doctor() -> None:
 
 
 def test_the_checker_sees_what_is_wrong() -> None:
-    document = Scene("input-bound").capture().analysis.to_json()  # type: ignore[union-attr]
+    document = capture_of("input-bound").analysis.to_json()  # type: ignore[union-attr]
     for change in ({"gpus": 3}, {"new_key": 1}, {"findings": [{"id": "x"}]}, {"steps": {**document["steps"],
     "count": "3"}},
                    {"findings": [{**document["findings"][0], "severity": "grave"}]}):

@@ -11,6 +11,8 @@ import pytest
 from gputop.cli import main
 from gputop.commands import stacks as command
 from gputop.ranks import processes, stacks
+from gputop.ranks.nccl_ras import read_here
+from gputop.session import ras_worker
 from tests.commands.schema_problems import problems
 from tests.ranks.flight_dumps import document, entry, history
 from tests.ranks.rank_stacks import LOADS, WAITS, rank
@@ -56,6 +58,7 @@ def test_the_rank_is_named_by_nccl_and_by_its_stack(capsys: pytest.CaptureFixtur
 ])
 def test_other_answers_of_nccl(jobs: list[Job], words: str, capsys: pytest.CaptureFixture[str],
                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ras_worker, "read_in_worker", read_here)  # another answer needs no process of its own
     with serving(*jobs) as (address, _):
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
         assert words in run(capsys, "--yes", "100")[1]

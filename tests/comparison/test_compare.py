@@ -19,7 +19,6 @@ from gputop.comparison.rows import Row
 from gputop.comparison.sides import read_side
 from gputop.core.codec import to_document
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
-from gputop.diagnosis.diagnose import analyze
 from gputop.export.snapshot import document as snapshot_document
 from gputop.export.snapshot import to_json as snapshot_json
 from gputop.simulation.loop import TrainingLoop
@@ -44,7 +43,7 @@ CURED = with_job(OVERSUBSCRIBED, gpu0_extra_ms=0.0, gpu0_extra_kernels=0, gather
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 
 
-def simulated(folder: Path, name: str, scenario: Scenario, begin_s: float = 20, length_s: float = 4) -> Path:
+def simulated(folder: Path, name: str, scenario: Scenario, begin_s: float = 20, length_s: float = 2.8) -> Path:
     path = folder / f"{name}.xplane.pb"
     begin_ns, length_ns = int(begin_s * 1e9), int(length_s * 1e9)
     loop = TrainingLoop(scenario)
@@ -160,7 +159,7 @@ def test_bytes_and_kernels_that_shrink_alike_with_another_number_type_are_no_sma
 
 def test_a_saved_analysis_stands_for_its_trace(node, tmp_path):
     saved = tmp_path / "before.json"
-    saved.write_text(json.dumps(analyze(node["before"]).to_json()))
+    saved.write_text(json.dumps(read_once(node["before"]).analysis.to_json()))
     whole, half = compared(node["before"], node["after"]), compared(saved, node["after"])
     assert half.a.kind == "analysis" and half.verdict == "better"
     assert [r for r in half.rows if r.group == "steps"] == [r for r in whole.rows if r.group == "steps"]

@@ -30,28 +30,24 @@ from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, GputopError
 from gputop.core.findings import Abstained
 from gputop.diagnosis.diagnose import analyze
 from gputop.rules.rule_file import read_rules
-from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
-from gputop.simulation.xspace import build_xspace
 from gputop.text.markdown_text import without_marks
+from tests.comparison.captures import captured
 
 TRACE = str(Path(__file__).parents[1] / "data" / "keras3_slow_input.xplane.pb.gz")
-SECOND = 10**9
 
 
 @cache
-def captured(scenario: str, cured: bool, at_s: int, tmp: Path) -> Analysis:
-    """Four seconds of a simulated job, some time after its start."""
+def analyzed() -> Analysis:
+    return analyze(TRACE)
+
+
+def analysis_of(scenario: str, *, cured: bool = False, begin_s: int = 33) -> Analysis:
+    """Of a capture of a simulated job, some time after its start."""
     job = find_scenario(scenario)
-    loop = TrainingLoop(job.with_fix() if cured else job)
-    path = tmp / f"{scenario}{cured}{at_s}.xplane.pb"
-    path.write_bytes(build_xspace(loop, at_s * SECOND, (at_s + 4) * SECOND, 0, "node"))
-    return analyze(path)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("captures")
+    found = captured(job.with_fix() if cured else job, begin_s).analysis
+    assert found is not None
+    return found
 
 
 def compared(a: Analysis, b: Analysis) -> Comparison:
@@ -62,9 +58,9 @@ def status(gate: str, comparison: Comparison) -> int:
     return exit_status(gates_of_comparison(parse_gates([gate], of_comparison=True), comparison))
 
 
-def test_a_seeded_regression_stops_and_its_cure_and_a_rerun_do_not(folder: Path) -> None:
-    slow, cured, rerun = (captured("input-bound", cured, at_s, folder)
-                          for cured, at_s in ((False, 20), (True, 20), (True, 26)))
+def test_a_seeded_regression_stops_and_its_cure_and_a_rerun_do_not() -> None:
+    slow, cured, rerun = analysis_of("input-bound"), *(analysis_of("input-bound", cured=True, begin_s=begin_s)
+                                                       for begin_s in (33, 39))
     assert status("regression", compared(cured, slow)) == EXIT_GATE
     assert status("regression:20%", compared(cured, slow)) == EXIT_GATE
     assert status("regression:500%", compared(cured, slow)) == EXIT_OK
@@ -72,15 +68,15 @@ def test_a_seeded_regression_stops_and_its_cure_and_a_rerun_do_not(folder: Path)
     assert status("regression", compared(cured, rerun)) == status("regression", compared(rerun, cured)) == EXIT_OK
 
 
-def test_what_cannot_be_compared_did_not_pass(folder: Path) -> None:
-    slow = captured("input-bound", False, 20, folder)
-    without = analyze(TRACE)
+def test_what_cannot_be_compared_did_not_pass() -> None:
+    slow = analysis_of("input-bound")
+    without = analyzed()
     stepless = Analysis.from_json({**without.to_json(), "steps": None})
     assert status("regression", compared(slow, stepless)) == EXIT_NO_DATA
 
 
 def test_gates_of_an_analysis() -> None:
-    analysis = analyze(TRACE)
+    analysis = analyzed()
     for gates, expected in (("high", EXIT_GATE), ("input_bound", EXIT_GATE), ("medium,retracing", EXIT_GATE),
                             ("step_gap_host", EXIT_OK), ("communication_exposed", EXIT_NO_DATA),
                             ("communication_exposed,high", EXIT_GATE)):
@@ -89,25 +85,25 @@ def test_gates_of_an_analysis() -> None:
 
 
 def test_a_severity_says_what_could_not_be_judged_and_is_not_passed_where_nothing_could() -> None:
-    analysis = replace(analyze(TRACE), findings=())
+    analysis = replace(analyzed(), findings=())
     (passed,) = gates_of_analysis(["high"], analysis)
     assert passed.outcome == "passed" and f"{len(analysis.abstained)} causes could not be judged" in passed.why
     nothing = replace(analysis, abstained=tuple(Abstained(rule.id, "a whole step") for rule in TRACE_RULES))
     (unjudged,) = gates_of_analysis(["low"], nothing)
     assert unjudged.outcome == "cannot be told" and "a whole step" in unjudged.why
-    assert gates_of_analysis(["high"], replace(nothing, findings=analyze(TRACE).findings))[0].outcome == "failed"
+    assert gates_of_analysis(["high"], replace(nothing, findings=analyzed().findings))[0].outcome == "failed"
 
 
 def test_budgets() -> None:
     install([read_rules('[budget]\nstep = "step.time < 300ms"\nwait = "step.input_wait / step.time < 5%"\n'
                         'gpus = "gpu.busy > 90%"\n', "r.toml")])
-    found = {own.gate: own for own in budgets(analyze(TRACE))}
+    found = {own.gate: own for own in budgets(analyzed())}
     assert {name.removeprefix("budget "): own.outcome for name, own in found.items()} == {
         "step": "passed", "wait": "failed", "gpus": "cannot be told"}
     assert "step.time is 105 ms" in found["budget step"].why
     assert {own.outcome for own in budgets(None)} == {"cannot be told"}
     broken = {name for name, own in found.items() if own.outcome == "failed"}
-    told = broken_budgets(analyze(TRACE))
+    told = broken_budgets(analyzed())
     assert len(told) == len(broken) and all(f"{name} is exceeded: " in "".join(told) for name in broken)
 
 
@@ -172,9 +168,9 @@ def test_a_gate_does_not_pass_for_want_of_a_budget_or_rule_with_a_mistake(
         assert "gputop.toml:" in said.err and not said.out
 
 
-def test_markdown_pastes_as_it_stands(folder: Path) -> None:
+def test_markdown_pastes_as_it_stands() -> None:
     """In a chat neither HTML nor Markdown's entities, tables or headings are shown as what they mean."""
-    slow, fast = captured("input-bound", False, 20, folder), captured("input-bound", True, 20, folder)
+    slow, fast = analysis_of("input-bound"), analysis_of("input-bound", cured=True)
     comparison = compared(slow, fast)
     text = markdown(comparison, gates_of_comparison(["regression"], comparison))
     head, gate, rest = text.split("\n\n", 2)
@@ -184,8 +180,8 @@ def test_markdown_pastes_as_it_stands(folder: Path) -> None:
     assert not re.search(r"&#|</?\w+>|^\||^#", text, re.M)
 
 
-def test_markdown_holds_nothing_that_others_could_write_as_markup(folder: Path) -> None:
-    slow = captured("input-bound", False, 20, folder)
+def test_markdown_holds_nothing_that_others_could_write_as_markup() -> None:
+    slow = analysis_of("input-bound")
     comparison = compare_sides(Side("````</details><img src=x>|", "analysis", slow), Side("b", "analysis", slow))
     install([read_rules('[budget]\nx = "layer(\'<b>|`@all\').time < 1s"\n', "r.toml")])
     text = markdown(comparison, gates_of_comparison(["budget"], comparison))

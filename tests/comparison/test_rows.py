@@ -42,18 +42,18 @@ def test_a_job_against_itself_is_noise_everywhere(seed, steps, spread):
 def test_unchanged_jobs_give_few_false_verdicts():
     false, untold, judged = 0, 0, 0
     runs_with_any = 0
-    for seed in range(150):
+    for seed in range(60):
         found = list(verdicts(side(2 * seed), side(2 * seed + 1)).values())
         wrong = sum(v in ("better", "worse", "changed") for v in found)
         false, judged, runs_with_any = false + wrong, judged + len(found), runs_with_any + (wrong > 0)
         untold += found.count("cannot be told")
     assert false / judged < 0.002
-    assert runs_with_any / 150 < 0.05  # all figures of a comparison together
+    assert runs_with_any / 60 < 0.05  # all figures of a comparison together
     assert untold / judged < 0.05
 
 
 def test_ten_percent_less_is_better_and_more_is_worse():
-    for seed in range(20):
+    for seed in range(10):
         slow, fast = side(seed, spread=0.02), side(seed + 100, mean_s=0.18, spread=0.02)
         for id_ in ("median_s", "mean_s"):
             assert the(slow, fast, "steps", id_).verdict == "better"

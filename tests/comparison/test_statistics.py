@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -19,12 +20,9 @@ series = arrays(float, st.integers(2, 60), elements=st.floats(1e-6, 1e3))
 
 def steps(rng: np.random.Generator, count: int, correlation: float = 0.0, spread: float = 0.03) -> np.ndarray:
     """Around 1, first-order autoregressive and stationary from the first one on."""
-    noise = rng.standard_normal(count)
-    out = np.empty(count)
-    out[0] = noise[0]
-    for i in range(1, count):
-        out[i] = correlation * out[i - 1] + np.sqrt(1 - correlation**2) * noise[i]
-    return 1 + spread * out
+    new = math.sqrt(1 - correlation**2)
+    noise = rng.standard_normal(count).tolist()
+    return 1 + spread * np.array([*accumulate(noise, lambda before, one: correlation * before + new * one)])
 
 
 @pytest.mark.parametrize(("freedom", "table"), [(4, 4.604), (8, 3.355), (20, 2.845), (100, 2.626)])
@@ -36,37 +34,37 @@ def test_students_quantile_is_that_of_the_tables(freedom, table):
 def test_unchanged_jobs_are_rarely_distinguished(count, correlation):
     rng = np.random.default_rng(5)
     false = {np.mean: 0, np.median: 0}
-    for _ in range(400):
+    for _ in range(250):
         a, b = steps(rng, count, correlation), steps(rng, count, correlation)
         for statistic in false:
             found = difference([a], [b], 0.99, statistic=statistic)
             false[statistic] += found is not None and found.excludes_zero
-    assert max(false.values()) / 400 < 0.02
+    assert max(false.values()) / 250 < 0.02
 
 
 def test_slow_drift_and_another_level_of_each_run_are_no_change():
     """As reruns do: each run at a level of its own, and drifting by as much."""
     rng = np.random.default_rng(6)
     false = {difference: 0, ratio: 0}
-    for _ in range(300):
+    for _ in range(150):
         a, b = (steps(rng, 100, spread=0.01) * (1 + 0.03 * rng.standard_normal())
                 * np.linspace(1, 1 + 0.03 * rng.standard_normal(), 100) for _ in range(2))
         for compared in false:
             found = compared([a], [b], 0.99, Drift(0.04, 0.04))
             assert found is not None
             false[compared] += found.excludes_zero
-    assert max(false.values()) / 300 <= 0.05
+    assert max(false.values()) / 150 <= 0.05
 
 
 @pytest.mark.parametrize("compared", [difference, ratio])
 def test_ten_percent_are_found_over_twenty_steps(compared):
     rng = np.random.default_rng(7)
     found = 0
-    for _ in range(200):
+    for _ in range(100):
         a, b = steps(rng, 20), 0.9 * steps(rng, 20)
         both = [compared([a], [b], 0.99, Drift(0.01, 0.01), statistic=s) for s in (np.mean, np.median)]
         found += any(one is not None and one.high < 0 for one in both)
-    assert found >= 180
+    assert found >= 90
 
 
 @pytest.mark.parametrize("compared", [difference, ratio])
@@ -91,8 +89,8 @@ def loaded(rng: np.random.Generator, count: int, level: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("count", "by_threads", "seventy", "half_or_more"), [
-    (16, False, 0.8, 0.85), (60, False, 0.97, 0.9), (250, False, 0.97, 0.9),
-    (16, True, 0.9, 0.85), (60, True, 0.97, 0.9), (250, True, 0.97, 0.9)])
+    (16, False, 0.77, 0.82), (60, False, 0.95, 0.92), (250, False, 0.95, 0.92),
+    (16, True, 0.87, 0.87), (60, True, 0.95, 0.92), (250, True, 0.95, 0.92)])  # two standard errors below the rates
 def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, by_threads, seventy, half_or_more):
     """Both error rates, as compare decides: the mean, then the median, each with 95% confidence. The job has half of
     two CPUs, which is ln 2 of load on either side."""
@@ -102,17 +100,17 @@ def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, by_t
 
     def called(fast: float) -> int:
         a, b = loaded(rng, count, 100.0), loaded(rng, count, 100.0 * fast)
-        both = [ratio([a], [b], 0.95, drift, statistic=s) for s in (np.mean, np.median)]
+        both = (ratio([a], [b], 0.95, drift, statistic=s) for s in (np.mean, np.median))
         return next((1 if one.high < 0 else -1 for one in both if one is not None and one.excludes_zero), 0)
 
-    reruns = [called(1.0) for _ in range(1000)]
-    assert sum(map(abs, reruns)) / 1000 <= 1 / 40
-    for fast, least in ((0.3, seventy), (0.1, 0.99), (1 / 29, 1.0)):
-        better = [called(fast) for _ in range(200)]
-        assert better.count(1) / 200 >= least and -1 not in better
+    reruns = [called(1.0) for _ in range(400)]  # of 2,000, three to 25
+    assert sum(map(abs, reruns)) / 400 <= 1 / 40
+    for fast, least in ((0.3, seventy), (0.1, 0.99), (1 / 29, 0.99)):
+        better = [called(fast) for _ in range(100)]
+        assert better.count(1) / 100 >= least and -1 not in better
     # As many halves and more as there are, each as likely by the logarithm of what is left: from 0.5 to 0.05.
-    better = [called(float(np.exp(rng.uniform(np.log(0.05), np.log(0.5))))) for _ in range(400)]
-    assert better.count(1) / 400 >= half_or_more and -1 not in better
+    better = [called(float(np.exp(rng.uniform(np.log(0.05), np.log(0.5))))) for _ in range(150)]
+    assert better.count(1) / 150 >= half_or_more and -1 not in better
 
 
 def test_a_step_29_times_as_fast_is_no_noise_however_much_the_slow_one_varies():

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from gputop.cli import main
 from gputop.doctor import driver
 from gputop.doctor.driver_facts import ask_driver
 from gputop.doctor.examine import examine
 from tests.nvml_fake import build, environment
 
 H100 = "NVIDIA H100 80GB HBM3"
-
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +77,9 @@ def test_a_hanging_init_does_not_hang_doctor(tmp_path: Path) -> None:
     assert by_id["python"].status == by_id["logdir"].status == "ok" and report.exit_code == 1
 
 
-def doctor(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gputop", "doctor", *args], capture_output=True, text=True,
-                          timeout=120, env=env, cwd=Path(__file__).resolve().parents[2])
-
-
 def test_json_document_and_success(configured: Configured, tmp_path: Path) -> None:
-    done = doctor(configured("gpus 2"), "--json", "--logdir", str(tmp_path))
+    done = subprocess.run([sys.executable, "-m", "gputop", "doctor", "--json", "--logdir", str(tmp_path)], text=True,
+                          env=configured("gpus 2"), cwd=Path(__file__).resolve().parents[2], capture_output=True)
     document = json.loads(done.stdout)
     assert done.stderr == "" and document["schema"] == "gputop.doctor/1"
     failed = [check for check in document["checks"] if check["status"] == "fail"]
@@ -98,16 +94,20 @@ def test_json_document_and_success(configured: Configured, tmp_path: Path) -> No
     (["init 18"], 1, "different"), (["init 9"], 3, "kernel module"), (["gpus 0"], 3, "shows no GPU"),
     (["gpus 2", "refuse nvmlDeviceGetUUID 16 1"], 1, "nvidia-smi --gpu-reset -i 1"),
 ])
-def test_exit_status_over_the_fake(configured: Configured, settings: list[str], code: int, words: str) -> None:
-    done = doctor(configured(*settings))
-    assert done.returncode == code and words in done.stdout and done.stderr == ""
-    assert ("gputop --demo" in done.stdout) == (code == 3)
+def test_exit_status_over_the_fake(configured: Configured, settings: list[str], code: int, words: str,
+                                   monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", configured(*settings))
+    assert main(["doctor"]) == code
+    out, err = capsys.readouterr()
+    assert words in out and err == ""
+    assert ("gputop --demo" in out) == (code == 3)
 
 
-def test_an_attached_server_that_is_missing_fails_and_a_wrong_address_is_usage(configured: Configured) -> None:
-    env = configured("gpus 1")
+def test_an_attached_server_that_is_missing_fails_and_a_wrong_address_is_usage(
+        configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", configured("gpus 1"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    missing = doctor(env, "--attach", f"127.0.0.1:{port}")
-    assert missing.returncode == 1 and "nothing listens" in missing.stdout
-    assert doctor(env, "--attach", "no:port").returncode == 2
+    assert main(["doctor", "--attach", f"127.0.0.1:{port}"]) == 1
+    assert "nothing listens" in capsys.readouterr().out
+    assert main(["doctor", "--attach", "no:port"]) == 2

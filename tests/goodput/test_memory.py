@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 
 import pytest
 
@@ -62,14 +63,18 @@ def test_what_is_healthy_is_not_accused(healthy: Callable[[float], float], hours
     assert not creeps(healthy, hours)
 
 
-def of_seconds(used: Callable[[float], float], seconds: int, limit: float = 4.0) -> list[Creep]:
-    """Sampled once a second, in a group with ``limit`` (GiB)."""
+def by_seconds(used: Callable[[float], float], limit: float = 4.0) -> Iterator[Memory]:
+    """The memory after each second, of a process in a group with ``limit`` (GiB) that is sampled once in each."""
     memory = Memory(lambda process: process.command or "")
-    for second in range(seconds):
-        own = used(second) * GIB
-        group = cgroup_sample(memory_limit_bytes=limit * GIB, memory_used_bytes=own)
-        memory.add(node(START_S + second, "train", rss=own, group=group))
-    return list(memory.creeps())
+    for second in count():
+        yield memory
+        rss = used(second) * GIB
+        group = cgroup_sample(memory_limit_bytes=limit * GIB, memory_used_bytes=rss)
+        memory.add(node(START_S + second, "train", rss=rss, group=group))
+
+
+def of_seconds(used: Callable[[float], float], seconds: int, limit: float = 4.0) -> list[Creep]:
+    return list(next(islice(by_seconds(used, limit), seconds, None)).creeps())
 
 
 def test_over_minutes_a_leak_is_told_once_it_has_come_half_the_way() -> None:
@@ -92,8 +97,8 @@ def test_the_limit_is_met_by_the_teeth_on_top() -> None:
     lambda second: 0.3 + 3 * (second % 31) / 31, lambda second: 0.3 + 3 * (second % 47) / 47,
     lambda second: 1 + 2 * (second > 100), lambda second: 3.9, lambda second: 3.9 - 0.005 * second])
 def test_over_minutes_what_is_healthy_is_not_accused(healthy: Callable[[float], float]) -> None:
-    for seconds in range(60, 400, 9):
-        assert not of_seconds(healthy, seconds), seconds
+    for seconds, memory in enumerate(islice(by_seconds(healthy), 400)):
+        assert seconds not in range(60, 400, 9) or not list(memory.creeps()), seconds
 
 
 def test_a_process_that_ended_has_no_date() -> None:

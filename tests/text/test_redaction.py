@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from functools import cache
 from typing import Any
 
 import pytest
@@ -199,6 +200,7 @@ _OTHERS = (
 )
 
 
+@cache
 def _detector(name: str) -> Any:
     """A detector of detect-secrets; skips where that is not installed."""
     return pytest.importorskip("detect_secrets.core.plugins.initialize").from_plugin_classname(name)
@@ -220,7 +222,7 @@ def test_what_detect_secrets_finds_is_gone_after_it() -> None:
 
 @pytest.mark.parametrize("name", _DETECTORS)
 @given(st.data())
-@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_strings_made_of_the_patterns_of_detect_secrets_are_hidden(name: str, data: st.DataObject) -> None:
     detector = _detector(name)
     pattern = data.draw(st.sampled_from(list(detector.denylist)))
@@ -263,11 +265,11 @@ def test_what_looks_like_one_but_is_ordinary_stays(text: str) -> None:
 def test_it_takes_no_more_than_linear_time(piece: str) -> None:
     import time
 
-    text = (piece * 30_000)[:30_000]
+    text = (piece * 12_000)[:12_000]
     began_s = time.process_time()
     redaction.command(text)
     redaction.command("x " + text + "@")
-    assert time.process_time() - began_s < 3.0
+    assert time.process_time() - began_s < 0.5  # of some tenths of a second at most
 
 
 def test_a_sample_keeps_all_but_the_secrets_of_its_commands() -> None:
