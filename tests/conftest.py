@@ -40,7 +40,7 @@ settings.load_profile("untimed")
 
 # What takes seconds to make is made once: the tests of these files share a process.
 _SHARED_JOBS, _PARSED_SOURCES, _REAL_TRACES = "TensorFlow jobs", "parsed sources", "real traces"
-_CAPTURES = "captures that are compared"
+_CAPTURES, _STAGES = "captures that are compared", "stages"
 _TOGETHER = {
     _SHARED_JOBS: (  # their jobs are forked from one process
         "tests/profiler/xprof/test_real.py", "tests/profiler/xprof/test_real_workers.py",
@@ -54,13 +54,16 @@ _TOGETHER = {
         "tests/analysis/gpu/test_real_device_tables.py", "tests/diagnosis/test_every_second.py",
         "tests/diagnosis/test_real_traces.py", "tests/diagnosis/test_true_figures.py"),
     _CAPTURES: ("tests/comparison/test_demo.py", "tests/comparison/test_gates.py"),  # of tests.comparison.captures
+    _STAGES: (  # they show the sessions and captures of tests.tui.stages
+        "tests/tui/test_keys.py", "tests/tui/test_mouse.py", "tests/tui/screens/test_stacks.py",
+        "tests/tui/widgets/test_dialog_frame.py"),
 }
 _MAX_ID_CHARS = 300
 _GROUP = {file: group for group, files in _TOGETHER.items() for file in files}
 # What takes minutes begins first, so that no process works on alone at the end.
 _FIRST = ("tests/launch/test_real_pytorch.py", "tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py",
           "tests/test_arm.py", "tests/launch/test_real.py",
-          "tests/tui/test_keys.py", "tests/tui/terminal/", "tests/telemetry/test_step_period.py",
+          _STAGES, "tests/tui/terminal/", "tests/telemetry/test_step_period.py",
           "tests/advice/test_labeled.py", "tests/profiler/xprof/", "tests/commands/test_cli",
           "tests/sources/nvml/test_faults.py", "tests/diagnosis/", _REAL_TRACES, "tests/tui/", _CAPTURES,
           "tests/comparison/", "tests/timeline/", "tests/advice/live/", "tests/trace/readers/", "tests/launch/",

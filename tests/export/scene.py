@@ -24,7 +24,7 @@ from gputop.analysis.results import (
     TypicalStep,
 )
 from gputop.core.findings import Finding, Gain
-from gputop.core.samples import GpuSample, Reading, XidEvent
+from gputop.core.samples import GpuSample, NodeSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
 from gputop.profiler.capture.records import CaptureRecord, Server
@@ -61,8 +61,9 @@ def _analysis() -> tuple[Analysis, str]:
     return shown, text_report(found, 80)
 
 
-def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 300) -> StillSession:
-    """A job with a capture; ``name`` takes the place of all that comes from outside, ``noise`` of smooth figures."""
+@cache
+def _watched(gpus: int, name: str, noise: bool, ticks: int) -> tuple[StillSession, NodeSample]:
+    """A session after so many samples, and the last of these."""
     chance = random.Random(7)
 
     def change(gpu: GpuSample, tick: int) -> GpuSample:
@@ -79,11 +80,17 @@ def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 
 
     out = StillSession(ticks=ticks, gpus=gpus, change=change)
     assert out.feed.sample is not None
-    process = replace(out.feed.sample.processes[0], command=name or f"python train.py --api-key {SECRET} --lr 0.1",
+    return out, out.feed.sample
+
+
+def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 300) -> StillSession:
+    """A job with a capture; ``name`` takes the place of all that comes from outside, ``noise`` of smooth figures."""
+    out, sample = _watched(gpus, name, noise, ticks)
+    process = replace(sample.processes[0], command=name or f"python train.py --api-key {SECRET} --lr 0.1",
                       container=name or None, note=name or None, user=name or "ana",
                       cuda_visible_devices=name or "0,1")
-    host = replace(out.feed.sample.host, hostname=name or "node-07", core_ratios=(1.0, 0.3))
-    out.feed.sample = replace(out.feed.sample, processes=(process,), host=host, source=name or out.feed.sample.source)
+    host = replace(sample.host, hostname=name or "node-07", core_ratios=(1.0, 0.3))
+    out.feed.sample = replace(sample, processes=(process,), host=host, source=name or sample.source)
     out.watch.servers = (Server("localhost:6009", name or f"python train.py --token={SECRET}", 41231),
                          Server("far:1", problem=name or "no answer", asked=True))
     analysis, report = _analysis()

@@ -78,7 +78,7 @@ def test_gpus_that_cannot_be_read_are_no_lack_of_problems(place: range, message:
     def fail(gpu: GpuSample, tick: int) -> GpuSample:
         return replace(gpu, state=FAILED, readings={}, message=message) if gpu.info.index in place else gpu
 
-    session = StillSession(change=fail)
+    session = StillSession(ticks=3, change=fail)
     text = " ".join(to_text(session).split())
     assert said in text and "no problem visible" not in text
     assert panel_intro(session)[0].startswith(said) and "No problem visible" not in " ".join(panel_intro(session))
@@ -112,7 +112,7 @@ _INSIDE = ProcessSample(
 
 
 def test_host_and_processes_are_complete() -> None:
-    session = _with(StillSession(), _INSIDE)
+    session = _with(StillSession(ticks=3), _INSIDE)
     doc = json.loads(to_json(document(session)))
     assert doc["host"]["core_ratios"] == [1.0, 0.97, 0.5] and doc["host"]["cpu_limit_cores"] == 8.0
     (process,) = doc["processes"]
@@ -130,7 +130,7 @@ def test_host_and_processes_are_complete() -> None:
 def test_the_pod_of_a_process_is_written_and_read_back() -> None:
     named = PodContainer("1b2c", "c" * 64, "llama-0", "ml<b>\x1b", "train")
     unnamed = PodContainer("9f8e", "d" * 64, reason="no link")
-    session = _with(StillSession(), replace(_INSIDE, kubernetes=named))
+    session = _with(StillSession(ticks=3), replace(_INSIDE, kubernetes=named))
     doc = json.loads(to_json(document(session)))
     assert doc["processes"][0]["kubernetes"] == {
         "pod_uid": "1b2c", "container_id": "c" * 64, "pod": "llama-0", "namespace": "ml<b>\x1b", "container": "train",
@@ -139,7 +139,7 @@ def test_the_pod_of_a_process_is_written_and_read_back() -> None:
     assert "  pod ml<b>\ufffd/llama-0, container train  " in to_text(session)
     page = render(session, "html")
     assert "pod ml&lt;b&gt;" in page and "\x1b" not in page
-    session = _with(StillSession(), replace(_INSIDE, kubernetes=unnamed))
+    session = _with(StillSession(ticks=3), replace(_INSIDE, kubernetes=unnamed))
     assert from_document(json.loads(to_json(document(session)))).sample.processes[0].kubernetes == unnamed
     assert "pod UID 9f8e" in to_text(session) and "pod UID 9f8e" in render(session, "html")
 
@@ -148,7 +148,7 @@ def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written_a
     group = cgroup_sample("slurm 7", cpu_limit_cores=8.0, cpu_used_cores=7.9, cpu_throttled_ratio=0.41,
                           memory_limit_bytes=64 * 2.0**30, memory_used_bytes=62 * 2.0**30, oom_kills=2.0)
     own = cgroup_sample("/user.slice", cpu_limit_cores=None, cpu_used_cores=0.1)
-    session = _with(StillSession(), replace(_INSIDE, cgroup=group))
+    session = _with(StillSession(ticks=3), replace(_INSIDE, cgroup=group))
     assert session.feed.sample is not None
     top = tuple(HostProcess(pid, "bob", f"make {pid}", Reading(cores, "count"), Reading(1e9, "bytes"))
                 for pid, cores in ((20, 6.4), (31, 2.5), (32, 0.2)))  # 20 holds a GPU, 32 does little
@@ -169,7 +169,7 @@ def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written_a
 
 def test_what_is_not_known_of_a_process_is_null_with_its_reason() -> None:
     unknown = Reading.missing("count", "access denied")
-    session = _with(StillSession(), ProcessSample(901, None, None, unknown, unknown, gpus={1: _ON_PART},
+    session = _with(StillSession(ticks=3), ProcessSample(901, None, None, unknown, unknown, gpus={1: _ON_PART},
                                                   reason="access denied", reasons={"container": "access denied"}))
     (process,) = document(session)["processes"]
     assert (process["command"], process["container"], process["reason"]) == (None, None, "access denied")
@@ -189,7 +189,7 @@ def test_text_names_memory_nodes_instances_and_faults() -> None:
             return replace(gpu, info=GpuInfo(1, "MIG-1", "H100 MIG 1g.10gb", mig=2, numa_node=1))
         return replace(gpu, info=replace(gpu.info, numa_node=1))
 
-    session = StillSession(gpus=4, change=change)
+    session = StillSession(ticks=3, gpus=4, change=change)
     text = to_text(session)
     assert "\n1:2  " in text
     assert "  NUMA node 0: GPU 0  NUMA node 1: GPU 2-3\n" in text
@@ -204,7 +204,7 @@ def test_text_names_memory_nodes_instances_and_faults() -> None:
 
 
 def test_a_simulated_snapshot_says_so_in_name_text_and_json(tmp_path: Path) -> None:
-    session = StillSession()
+    session = StillSession(ticks=3)
     assert session.feed.sample is not None
     session.feed.sample = replace(session.feed.sample, simulated=True)
     paths = write_snapshot(session, tmp_path)
@@ -221,8 +221,8 @@ def test_before_the_first_sample_there_is_nothing_to_write() -> None:
 
 
 def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
-    first = write_snapshot(StillSession(), tmp_path)
-    second = write_snapshot(StillSession(), tmp_path)
+    first = write_snapshot(StillSession(ticks=3), tmp_path)
+    second = write_snapshot(StillSession(ticks=3), tmp_path)
     assert not {p.name for p in first} & {p.name for p in second}
     assert stat.S_IMODE(first[0].stat().st_mode) == 0o600
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]

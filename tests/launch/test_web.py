@@ -77,8 +77,7 @@ def _send(process: subprocess.Popen[bytes], kind: bytes, payload: bytes) -> None
     process.stdin.flush()
 
 
-@pytest.mark.parametrize("end", ["q", "quit", "gone"])
-def test_the_monitor_on_a_terminal_of_packets(end: str) -> None:
+def test_the_monitor_on_a_terminal_of_packets() -> None:
     process = subprocess.Popen(
         child_command("gputop.launch.web_terminal:main", "--demo", "healthy"), stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "100", "ROWS": "20", "TERM": "dumb"})
@@ -98,17 +97,13 @@ def test_the_monitor_on_a_terminal_of_packets(end: str) -> None:
         shown = b""
         while not re.search(rb"\x1b\[(2[1-9]|30);", shown):
             shown += next(packets)[1]
-        if end == "q":
-            _send(process, b"D", b"q")
-            assert (b"M", b'{"type": "exit"}') in list(packets)
-        elif end == "quit":
-            _send(process, b"M", b'{"type": "quit"}')
-        else:
-            process.stdin.close()
+        _send(process, b"D", b"q")
+        assert (b"M", b'{"type": "exit"}') in list(packets)
         assert process.wait(60) == 0
 
 
-def test_a_monitor_that_does_not_read_its_keys_is_ended_all_the_same() -> None:
+@pytest.mark.parametrize("end", ["quit", "gone"])
+def test_a_monitor_that_does_not_read_its_keys_is_ended_all_the_same(end: str) -> None:
     with subprocess.Popen(child_command("gputop.launch.web_terminal:main", "--demo", "healthy"), stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"__GANGLION__\n"
@@ -124,7 +119,10 @@ def test_a_monitor_that_does_not_read_its_keys_is_ended_all_the_same() -> None:
         assert process.stdin is not None
         while any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4))):
             pass  # until it has taken all of that
-        _send(process, b"M", b'{"type": "quit"}')
+        if end == "quit":
+            _send(process, b"M", b'{"type": "quit"}')
+        else:
+            process.stdin.close()
         try:
             assert process.wait(60) == 0
         finally:
@@ -145,9 +143,11 @@ from gputop.cli import command
 command()
 """
 
+Served = tuple[str, int, subprocess.Popen[str]]
+
 
 @contextlib.contextmanager
-def served(request_s: float = 10.0, folder: Path | None = None) -> Iterator[tuple[str, int, subprocess.Popen[str]]]:
+def served(request_s: float = 10.0, folder: Path | None = None) -> Iterator[Served]:
     """The address that it prints, its port, and the process, which ends well at ctrl-c."""
     pytest.importorskip("textual_serve", reason="textual-serve is not installed")
     root = str(Path(__file__).parents[2])
@@ -166,6 +166,20 @@ def served(request_s: float = 10.0, folder: Path | None = None) -> Iterator[tupl
             process.kill()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    """One that several tests ask."""
+    with served() as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def impatient_server() -> Iterator[Served]:
+    """One that closes requests soon which do not come to an end."""
+    with served(0.3) as there:
+        yield there
+
+
 def asked(address: str, **headers: str) -> int:
     """The status of the answer."""
     request = Request(address, headers={name.replace("_", "-"): text for name, text in headers.items()})
@@ -177,31 +191,31 @@ def asked(address: str, **headers: str) -> int:
             return error.code
 
 
-def test_served_is_what_lies_below_a_secret_path() -> None:
-    with served() as (address, _, _):
-        with urlopen(address) as page:
-            assert page.status == 200 and "default-src 'self'" in page.headers["Content-Security-Policy"]
-            assert f'websocket-url="ws{address[4:]}ws"' in page.read().decode()
-        assert asked(f"{address}static/js/textual.js") == 200
-        for path in ("/", "/ws", "/static/js/textual.js"):
-            assert asked(address.rsplit("/", 2)[0] + path) == 404
+def test_served_is_what_lies_below_a_secret_path(server: Served) -> None:
+    address, _, _ = server
+    with urlopen(address) as page:
+        assert page.status == 200 and "default-src 'self'" in page.headers["Content-Security-Policy"]
+        assert f'websocket-url="ws{address[4:]}ws"' in page.read().decode()
+    assert asked(f"{address}static/js/textual.js") == 200
+    for path in ("/", "/ws", "/static/js/textual.js"):
+        assert asked(address.rsplit("/", 2)[0] + path) == 404
 
 
 _UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
             "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
 
 
-def test_pages_of_other_sites_are_refused() -> None:
+def test_pages_of_other_sites_are_refused(server: Served) -> None:
     """A name of somebody else's that leads here (DNS rebinding), and a page that connects across sites."""
-    with served() as (address, port, _):
-        assert asked(address, Host=f"localhost:{port}") == 200
-        assert asked(address, Host="localhost:9999") == 200, "behind ssh -L the port is another one"
-        assert asked(address, Host="rebound.example") == 403
-        assert asked(address, Host=f"127.0.0.1.rebound.example:{port}") == 403
-        assert asked(address, Origin=f"http://127.0.0.1:{port}") == 200
-        for origin in ("http://evil.example", f"http://localhost:{port}", "null", f"http://127.0.0.1:{port + 1}"):
-            assert asked(address, Origin=origin) == 403
-            assert asked(f"{address}ws", Origin=origin, **_UPGRADE) == 403, "no monitor is started"
+    address, port, _ = server
+    assert asked(address, Host=f"localhost:{port}") == 200
+    assert asked(address, Host="localhost:9999") == 200, "behind ssh -L the port is another one"
+    assert asked(address, Host="rebound.example") == 403
+    assert asked(address, Host=f"127.0.0.1.rebound.example:{port}") == 403
+    assert asked(address, Origin=f"http://127.0.0.1:{port}") == 200
+    for origin in ("http://evil.example", f"http://localhost:{port}", "null", f"http://127.0.0.1:{port + 1}"):
+        assert asked(address, Origin=origin) == 403
+        assert asked(f"{address}ws", Origin=origin, **_UPGRADE) == 403, "no monitor is started"
 
 
 @pytest.mark.parametrize(("hosts", "origins", "fits"), [
@@ -235,9 +249,10 @@ def test_the_monitor_of_a_page_imports_nothing_of_the_folder_it_is_served_from(t
     assert not (tmp_path / "sprung").exists()
 
 
-def test_silent_connections_hold_the_page_up_for_nobody() -> None:
+def test_silent_connections_hold_the_page_up_for_nobody(server: Served) -> None:
     """300 that say nothing, and with a limit of 256 descriptors."""
-    with served() as (address, port, process), contextlib.ExitStack() as opened:
+    address, port, process = server
+    with contextlib.ExitStack() as opened:
         def connect() -> socket.socket:
             return opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
 
@@ -252,21 +267,22 @@ def test_silent_connections_hold_the_page_up_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
-def test_a_request_that_does_not_come_to_an_end_is_closed(sent: bytes) -> None:
-    with served(0.3) as (address, port, _), socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
+def test_a_request_that_does_not_come_to_an_end_is_closed(impatient_server: Served, sent: bytes) -> None:
+    address, port, _ = impatient_server
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
         slow.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
             assert slow.recv(1) == b""
         assert asked(address) == 200
 
 
-def test_what_is_no_request_says_nothing_on_the_terminal() -> None:
-    with served() as (address, port, _):
-        for words in (b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
-                      b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 2000 + b"\r\n"):
-            with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-                client.sendall(words)
-                with contextlib.suppress(ConnectionResetError):
-                    while client.recv(1 << 16):
-                        pass
-        assert asked(address) == 200
+def test_what_is_no_request_says_nothing_on_the_terminal(server: Served) -> None:
+    address, port, _ = server
+    for words in (b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+                  b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 2000 + b"\r\n"):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(words)
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(1 << 16):
+                    pass
+    assert asked(address) == 200

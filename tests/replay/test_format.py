@@ -107,8 +107,8 @@ def decode(data: bytes) -> list[NodeSample]:
     return out
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(node_samples, max_size=4))
+@settings(max_examples=30, deadline=None)
+@given(st.lists(node_samples, max_size=3))
 def test_every_sample_comes_back_equal(samples: list[NodeSample]) -> None:
     encoder = Encoder()
     back = decode(b"".join(encoder.encode(s) for s in samples))
@@ -277,9 +277,9 @@ def test_hostile_sizes_are_bounded() -> None:
     with pytest.raises(Damaged):
         decoder.advance(payload[:-3])
     with pytest.raises(Damaged):
-        decoder.advance(SAMPLE_HEAD.pack(0.0, 4, 1) + zlib.compress(b"\0" * (64 << 20), 9))
+        decoder.advance(SAMPLE_HEAD.pack(0.0, 4, 1) + zlib.compress(bytes(64 << 20), 1))
     with pytest.raises(Damaged):
-        decoder.learn(zlib.compress(b" " * (64 << 20), 9))
+        decoder.learn(zlib.compress(b" " * (64 << 20), 1))
     with pytest.raises(Damaged):
         decoder.advance(struct.pack("<d", 0.0))
 

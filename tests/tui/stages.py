@@ -17,7 +17,7 @@ from gputop.tui.run_app import RunApp
 from gputop.tui.timeline.trace_file import TraceFile
 from tests.tui.key_effects import Stage
 from tests.tui.textual_private import draw_to_nobody
-from tests.tui.timelines import job, timeline_of
+from tests.tui.timelines import job_timeline
 
 
 @cache
@@ -51,7 +51,7 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
             if session.results.last_capture is not None:
                 record = session.results.last_capture
                 app.trace = TraceFile((str(record.path),), "node", record.findings, analyzed=True,
-                                      timeline=timeline_of(job(steps=12)))
+                                      timeline=job_timeline(steps=12))
             yield app, pilot
             app.exit = leave
     finally:

@@ -3,6 +3,7 @@ with one of them under a pilot."""
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -32,9 +33,29 @@ LAUNCH_BOUND = Finding(id="launch_bound", severity="high", title="The GPUs wait 
 
 
 def timeline_of(trace: Trace) -> Timeline:
+    return _opened(_built(trace))
+
+
+def job_timeline(steps: int = 4, gpus: int = 2) -> Timeline:
+    """The timeline of :func:`job`, which is analyzed once."""
+    return _opened(_built_job(steps, gpus))
+
+
+def _built(trace: Trace) -> bytes:
     with tempfile.TemporaryFile() as file:
         build(analyze_to_facts(trace), file)
-        file.flush()
+        file.seek(0)
+        return file.read()
+
+
+@functools.cache
+def _built_job(steps: int, gpus: int) -> bytes:
+    return _built(job(steps, gpus))
+
+
+def _opened(built: bytes) -> Timeline:
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(built)
         return Timeline.open(file)
 
 
@@ -74,7 +95,7 @@ def trace_file(timeline: Timeline, *findings: Finding) -> TraceFile:
 @asynccontextmanager
 async def shown(timeline: Timeline | None = None, size: tuple[int, int] = (120, 40), findings: Sequence[Finding] = (),
                 ) -> AsyncIterator[tuple[Pilot, TimelineScreen, TimelineCanvas]]:
-    app = TimelineApp(trace_file(timeline or timeline_of(job()), *findings))
+    app = TimelineApp(trace_file(timeline or job_timeline(), *findings))
     async with app.run_test(size=size, notifications=True) as pilot:
         await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
         screen = app.screen

@@ -11,15 +11,15 @@ from gputop.core.samples import LOST, GpuSample
 from gputop.render.palette import SCHEMES
 from gputop.tui.monitor.first_paint import paint
 from gputop.tui.terminal.color_support import TerminalPalette
+from gputop.tui.terminal.first_frame import FirstFrame, ended_by_signals
 from gputop.tui.terminal.preferences import Preferences
 from tests.fakes import node_sample
 from tests.records import replace
-from tests.tui.terminals import terminal
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-@pytest.mark.parametrize(("width", "height"), [(20, 5), (80, 24), (120, 40), (200, 50)])
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (6, 12), (20, 5), (80, 24), (120, 40), (200, 50)])
 def test_it_fits_the_screen_and_shows_the_figures(width: int, height: int) -> None:
     lines = ESCAPES.sub("", paint(node_sample(10), 1.0, width, height, TerminalPalette())).split("\r\n")
     assert len(lines) <= height
@@ -65,20 +65,9 @@ def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("ending", ["q", "ctrl-c", signal.SIGTERM, signal.SIGHUP])
-def test_the_program_in_a_terminal_starts_draws_quits_and_gives_the_screen_back(ending: str | int) -> None:
-    with terminal((120, 40), "--demo", "healthy") as there:
-        there.until("GPU SM active")
-        with_table: list[bool] = []
-        there.until(lambda text: with_table.append("GPU SM active" in text) or "What to do" in text)
-        there.until("SIMULATED")
-        there.until("snapshot")  # the footer: keys are read by now
-        assert there.raw.count(b"\x1b[?1049h") == 1, "Textual takes over the screen that is there"
-        assert all(with_table), "and its first update is no empty screen"
-        if isinstance(ending, str):
-            there.press("q" if ending == "q" else "\x03")
-        else:
-            there.program.send_signal(ending)
-        assert there.ended() == 0
-        assert there.given_back()
-        assert b"Traceback" not in there.raw
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_textual_is_imported_ends_the_program(number: signal.Signals) -> None:
+    frame = FirstFrame()
+    with pytest.raises(SystemExit, match=str(128 + number)), ended_by_signals(frame):
+        signal.raise_signal(number)
+    assert frame.ended

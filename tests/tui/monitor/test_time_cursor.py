@@ -140,7 +140,7 @@ async def test_it_stays_in_its_slice_while_time_goes_on_and_holds_the_picture_at
         await pilot.pause()
         assert table.time.cursor.slice is not None and table.time.cursor.slice.begin_s == begin_s
         assert table.time.end_s is None
-        session.advance(1000)
+        session.advance(400)
         await pilot.pause()
         assert table.time.cursor.slice.begin_s == begin_s and table.time.end_s is not None
         assert table.time.window is not None and table.time.window.column(begin_s) == 0

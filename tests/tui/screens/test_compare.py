@@ -153,9 +153,9 @@ async def shown(app: GputopApp) -> str:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that were read, each time they were."""
     found: list[str] = []
-    run_in_worker = worker.run_in_worker
-    monkeypatch.setattr(worker, "run_in_worker", lambda task, *more: (
-        found.extend(task.arguments), run_in_worker(task, *more))[1])
+    analyze_in_worker = worker.analyze_in_worker
+    monkeypatch.setattr(worker, "analyze_in_worker", lambda paths, *more: (
+        found.extend(paths), analyze_in_worker(paths, *more))[1])
     return found
 
 
@@ -187,6 +187,7 @@ async def test_two_real_traces_side_by_side_are_read_once(
         assert last is session.results.captures[-1] and last.compared is not None
 
 
+@pytest.mark.usefixtures("analysis_in_this_process")
 async def test_captures_that_were_analyzed_are_compared_without_reading_them(
         read: list[str], tmp_path: Path) -> None:
     run = CaptureRun(threading.Event(), threading.Event(), lambda _: None)
@@ -214,6 +215,7 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
     assert len(read) == 2
 
 
+@pytest.mark.usefixtures("analysis_in_this_process")
 def test_what_a_capture_found_when_it_was_taken_is_what_its_comparison_quotes(tmp_path: Path) -> None:
     (tmp_path / "a.xplane.pb").write_bytes(gzip.decompress(SLOW.read_bytes()))
     bare = replace(record(1, 1.0), path=tmp_path / "a.xplane.pb", analysis=None)
@@ -260,6 +262,7 @@ def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
     assert folded[0].text.startswith("CANNOT BE TOLD: ")
 
 
+@pytest.mark.usefixtures("analysis_in_this_process")
 async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     for n in (1, 2):
         (tmp_path / f"{n}.xplane.pb").write_bytes(b"no trace")

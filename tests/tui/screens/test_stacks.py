@@ -11,7 +11,17 @@ from gputop.tui.screens.dialogs import Confirm
 from gputop.tui.screens.stacks import StacksPopup
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.tui.key_effects import HangingSession
+from tests.tui.stages import session_of
 from tests.tui.textual_private import message_text
+
+
+@pytest.fixture
+def session() -> HangingSession:
+    """The one of all tests here, as at first."""
+    session: HangingSession = session_of(HangingSession)
+    session._listeners.clear()
+    session.asked.clear()
+    return session
 
 
 async def press(pilot: object, app: GputopApp, key: str) -> None:
@@ -20,8 +30,7 @@ async def press(pilot: object, app: GputopApp, key: str) -> None:
     await pilot.pause()  # type: ignore[attr-defined]
 
 
-async def test_the_rank_that_stands_elsewhere_is_shown_and_copied() -> None:
-    session = HangingSession()
+async def test_the_rank_that_stands_elsewhere_is_shown_and_copied(session: HangingSession) -> None:
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await press(pilot, app, "S")
@@ -37,8 +46,8 @@ async def test_the_rank_that_stands_elsewhere_is_shown_and_copied() -> None:
         assert session.asked[-1] == ("stacks", True) and isinstance(app.screen, StacksPopup)
 
 
-async def test_the_flight_recorders_dumps_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = HangingSession()
+async def test_the_flight_recorders_dumps_come_first(
+        session: HangingSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "read_flight_recorder", lambda pids: ("Recorder: rank 5 did not launch it.", "   x"))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -47,8 +56,8 @@ async def test_the_flight_recorders_dumps_come_first(monkeypatch: pytest.MonkeyP
         assert 0 <= text.index("rank 5 did not launch it") < text.index("7 ranks in")
 
 
-async def test_the_dumps_are_shown_where_the_stacks_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = HangingSession()
+async def test_the_dumps_are_shown_where_the_stacks_cannot_be_read(
+        session: HangingSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fail(pids: object, native: bool) -> None:
         raise GputopError("py-spy is not installed", "Install it.")
@@ -62,8 +71,8 @@ async def test_the_dumps_are_shown_where_the_stacks_cannot_be_read(monkeypatch: 
         assert "rank 5 did not launch it" in str(app.screen.query_one(WrappedText).text)
 
 
-async def test_others_processes_are_asked_about_and_errors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = HangingSession()
+async def test_others_processes_are_asked_about_and_errors_are_told(
+        session: HangingSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "others_of", lambda pids: {100: 4242})
     app = GputopApp(session)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:

@@ -84,7 +84,7 @@ def reported_by_gputop(size: tuple[int, int] = (200, 60), **more: Any) -> Iterat
 def stall(there: Terminal, report: Reports) -> None:
     """Let it draw without reading, until the kernel takes no more; the keys are obeyed meanwhile."""
     full = 0
-    while full < 10:  # samples in a row with the line full
+    while full < 6:  # samples in a row with the line full
         before = report.next()
         if not before["busy"]:
             there.press("m")
@@ -94,7 +94,7 @@ def stall(there: Terminal, report: Reports) -> None:
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["mute terminal", "terminal that answers"])
-def test_nobody_reads_for_a_while_and_then_all_is_there(answers: bool) -> None:
+def test_nobody_reads_for_a_while_and_then_all_is_there_and_again_until_it_ends(answers: bool) -> None:
     with reported_by_gputop(answers=answers) as (there, report):
         there.until("SM active")
         if answers:
@@ -105,30 +105,26 @@ def test_nobody_reads_for_a_while_and_then_all_is_there(answers: bool) -> None:
         if not answers:  # where answers are awaited, nothing more is sent: the kernel never fills
             stall(there, report)
         held = len(there.raw)
-        for _ in range(60):
+        for i in range(30):
+            if i % 2:
+                there.press("m")
             there_now = report.next()
             assert answers or there_now["busy"]
-        assert len(there.raw) == held and report.now["samples"] - stall_before >= 60
+        assert len(there.raw) == held and report.now["samples"] - stall_before >= 30
         assert report.now["longest_gap_s"] < 5.0, "sampling has gone on"
         there.press("?")
         there.until("esc: close")
         there.press("\x1b")
         there.until(lambda text: "esc: close" not in text and "What to do" in text)
-        # No frames were piled up: what had waited is one screen, not sixty.
-        assert len(there.raw) - held < 120_000
+        # No frames were piled up: what had waited is one screen, not thirty.
+        assert len(there.raw) - held < 80_000
+        if not answers:
+            stall(there, report)
         there.press("q")
-        while there.program.poll() is None:
+        while answers and there.program.poll() is None:
             there.read(0.1)
         assert there.ended() == 0 and there.given_back()
-
-
-def test_q_ends_it_while_nobody_reads_and_the_terminal_is_given_back() -> None:
-    with reported_by_gputop() as (there, report):
-        stall(there, report)
-        there.press("q")
-        assert there.ended() == 0
-        assert there.given_back()
-        assert there.raw.endswith(b"\x1b[?1004l")
+        assert answers or there.raw.endswith(b"\x1b[?1004l")
 
 
 def test_a_closed_terminal_ends_it() -> None:

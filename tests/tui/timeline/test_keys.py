@@ -16,14 +16,13 @@ from tests.tui.timelines import (
     LAUNCH_BOUND,
     STEP_NS,
     details,
-    job,
+    job_timeline,
     line_of,
     notes,
     picture,
     press_to,
     shown,
     text_of,
-    timeline_of,
 )
 
 
@@ -222,7 +221,7 @@ async def test_the_idle_places() -> None:
 
 
 async def test_without_a_gpu_the_list_says_where_the_gaps_are() -> None:
-    async with shown(timeline_of(job(gpus=0))) as (pilot, screen, _):
+    async with shown(job_timeline(gpus=0)) as (pilot, screen, _):
         await pilot.press("b")
         text = text_of(screen.query_one(IdleGapList))
         assert "This trace has no GPU" in text and "T)" in text

@@ -32,6 +32,7 @@ from tests.tui.timelines import (
     LAUNCH_BOUND,
     details,
     job,
+    job_timeline,
     notes,
     picture,
     refused,
@@ -56,7 +57,7 @@ async def test_a_place_is_gone_to_once_the_picture_is_laid_out() -> None:
             yield canvas
 
     async with Hidden().run_test() as pilot:
-        canvas.show(timeline_of(job()))
+        canvas.show(job_timeline())
         canvas.once_sized(lambda: shown.append(len(canvas.places)))
         await pilot.pause()
         assert not shown and not canvas.places
@@ -79,7 +80,7 @@ async def test_reading_can_be_given_up() -> None:
         stop.wait(20)
         raise GputopError("The timeline was stopped.")
 
-    app = TimelineApp(replace(trace_file(timeline_of(job())), open=read))
+    app = TimelineApp(replace(trace_file(job_timeline()), open=read))
     async with app.run_test() as pilot:
         await until(pilot, began.is_set)
         screen = app.screen
@@ -98,7 +99,7 @@ async def test_what_cannot_be_read_says_why() -> None:
         def read(paths: Sequence[str], stop: threading.Event, *_: object, error: Exception = error) -> Timeline:
             raise error
 
-        app = TimelineApp(replace(trace_file(timeline_of(job())), open=read))
+        app = TimelineApp(replace(trace_file(job_timeline()), open=read))
         async with app.run_test() as pilot:
             await refused(pilot)
             shown_text = text_of(app.screen.query_one("#reading", LinesWidget))
@@ -116,8 +117,7 @@ async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: 
     app = TimelineApp(TraceFile((str(path),), path.name))
     async with app.run_test() as pilot:
         await refused(pilot)
-    second = 1_000_000_000
-    path.write_bytes(build_xspace(TrainingLoop(find_scenario("input-bound")), 3 * second, 4 * second, 0, "node"))
+    path.write_bytes(build_xspace(TrainingLoop(find_scenario("input-bound")), 3_000_000_000, 3_400_000_000, 0, "node"))
     trace = TraceFile((str(path),), path.name)
     app = TimelineApp(trace)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -211,7 +211,7 @@ async def test_the_rows_stay_where_the_analysis_fails() -> None:
 
 
 def test_the_place_of_a_finding() -> None:
-    timeline = timeline_of(job())
+    timeline = job_timeline()
     assert place_of(timeline, LAUNCH_BOUND) == 0
     parent = replace(LAUNCH_BOUND, id="other", consequences=(LAUNCH_BOUND,))
     assert place_of(timeline, parent) == 0, "a place of what it explains is its own"
@@ -250,7 +250,7 @@ class CapturedSession(StillSession):
 async def test_from_the_monitor_and_from_a_finding() -> None:
     session = CapturedSession()
     app = GputopApp(session)
-    timeline = timeline_of(job())
+    timeline = job_timeline()
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         assert session.results.last_capture is not None
@@ -305,7 +305,7 @@ def test_on_the_command_line_it_needs_a_terminal(capsys: pytest.CaptureFixture[s
 
 
 def test_the_place_of_a_row_of_the_tables() -> None:
-    timeline = timeline_of(job())
+    timeline = job_timeline()
     path = next(row for row in timeline.rows if row.kind == "path")
     segments = timeline.ranges(path.key, *timeline.window_ns)
     longest = max((r for r in segments if r.name.startswith("host work")), key=lambda r: r.end_ns - r.start_ns)
