@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from msgspec import Struct
-
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.occupancy import theoretical_occupancy
 
@@ -127,7 +125,7 @@ def copy_way(api_call: str) -> Kind | None:
     return None
 
 
-class CopyDetails(Struct, frozen=True):
+class CopyDetails(NamedTuple):
     """Bytes (-1: unknown) and the kind of memory at both ends of a copy."""
 
     bytes: int = -1
