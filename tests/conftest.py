@@ -39,13 +39,15 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 # What takes seconds to make is made once: the tests of these files share a process.
-_SHARED_JOBS, _PARSED_SOURCES, _REAL_TRACES = "TensorFlow jobs", "parsed sources", "real traces"
+_SHARED_JOBS, _PYTORCH_JOBS = "TensorFlow jobs", "PyTorch jobs"
+_PARSED_SOURCES, _REAL_TRACES = "parsed sources", "real traces"
 _CAPTURES, _STAGES = "captures that are compared", "stages"
 _TOGETHER = {
     _SHARED_JOBS: (  # their jobs are forked from one process
-        "tests/profiler/xprof/test_real.py", "tests/profiler/xprof/test_real_workers.py",
+        "tests/launch/test_real.py", "tests/profiler/xprof/test_real.py", "tests/profiler/xprof/test_real_workers.py",
         "tests/ranks/test_real_hang.py", "tests/session/test_restart.py", "tests/test_end_to_end.py",
         "tests/test_framework_code.py", "tests/test_marks.py"),
+    _PYTORCH_JOBS: ("tests/launch/test_real_pytorch.py", "tests/ranks/test_real_pytorch_hang.py"),
     _PARSED_SOURCES: (  # they call tests.source_trees.sources
         "tests/advice/test_registry.py", "tests/core/test_codec.py", "tests/core/test_own_program.py",
         "tests/test_docs.py", "tests/test_house.py", "tests/test_imports.py", "tests/test_words.py",
@@ -61,9 +63,8 @@ _TOGETHER = {
 _MAX_ID_CHARS = 300
 _GROUP = {file: group for group, files in _TOGETHER.items() for file in files}
 # What takes minutes begins first, so that no process works on alone at the end.
-_FIRST = ("tests/launch/test_real_pytorch.py", "tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py",
-          "tests/test_arm.py", "tests/launch/test_real.py",
-          _STAGES, "tests/tui/terminal/", "tests/telemetry/test_step_period.py",
+_FIRST = (_PYTORCH_JOBS, "tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py",
+          "tests/test_arm.py", _STAGES, "tests/tui/terminal/", "tests/telemetry/test_step_period.py",
           "tests/advice/test_labeled.py", "tests/profiler/xprof/", "tests/commands/test_cli",
           "tests/sources/nvml/test_faults.py", "tests/diagnosis/", _REAL_TRACES, "tests/tui/", _CAPTURES,
           "tests/comparison/", "tests/timeline/", "tests/advice/live/", "tests/trace/readers/", "tests/launch/",

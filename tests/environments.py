@@ -17,7 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -25,25 +27,43 @@ import pytest
 ROOT = Path(__file__).parents[1]
 _INSTALL_TIMEOUT_S = 600.0
 _PIP = ("-m", "pip", "--disable-pip-version-check", "-q", "--retries", "1", "--timeout", "20")
+# As pip does it, which takes twice as long.
+_BUILD = "import os, sys, setuptools.build_meta as build; os.chdir(sys.argv[1]); build.build_wheel(sys.argv[2])"
 
 
 @dataclass(frozen=True)
 class Recipe:
     """``pythons`` are the minor versions of Python 3 that the requirements have wheels for.
 
-    ``index``: one more package index, which not every machine reaches; gputop is not installed beside them then.
+    ``lent``: packages that the tests' own environment lends where it is of the same Python. ``left_out``: what these
+    and the requirements want then and no test needs. ``index``: one more package index, which not every machine
+    reaches; gputop is not installed beside them then.
     """
 
     name: str
     requirements: tuple[str, ...]
     pythons: tuple[int, ...]
+    lent: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     index: str = ""
 
 
-TENSORFLOW_215 = Recipe("tensorflow-2.15", ("tensorflow-cpu==2.15.1",), (11, 10))
-JAX = Recipe("jax", ("jax",), (11, 12, 13, 14))
+# What gputop wants. Not NumPy and protobuf, about whose versions frameworks are particular.
+_FOR_GPUTOP = ("grpcio", "linkify-it-py", "markdown-it-py", "mdit-py-plugins", "mdurl", "msgspec", "nvidia-ml-py",
+               "platformdirs", "psutil", "pygments", "rich", "textual", "typing-extensions", "uc-micro-py")
+TENSORFLOW_215 = Recipe(
+    "tensorflow-2.15",
+    ("tensorflow-cpu==2.15.1", "keras<2.16", "ml-dtypes<0.4", "numpy<2", "protobuf<5", "tensorboard<2.16",
+     "wrapt<1.15"), (11, 10),
+    (*_FOR_GPUTOP, "absl-py", "astunparse", "flatbuffers", "gast", "google-pasta", "h5py", "opt-einsum", "packaging",
+     "setuptools", "six", "termcolor", "requests", "certifi", "charset-normalizer", "idna", "urllib3"),
+    ("google-auth", "google-auth-oauthlib", "libclang", "markdown", "tensorboard-data-server", "tensorflow-estimator",
+     "tensorflow-io-gcs-filesystem", "werkzeug", "wheel"))
+JAX = Recipe("jax", ("jax",), (11, 12, 13, 14), (*_FOR_GPUTOP, "ml-dtypes", "numpy", "opt-einsum", "protobuf"))
 # The wheels of the usual index bring CUDA's libraries, some gigabytes.
-PYTORCH = Recipe("pytorch", ("numpy", "torch==2.13.0+cpu"), (10, 11, 12, 13), "https://download.pytorch.org/whl/cpu")
+PYTORCH = Recipe(
+    "pytorch", ("numpy", "torch==2.13.0+cpu"), (10, 11, 12, 13),
+    ("jinja2", "markupsafe", "numpy", "setuptools", "typing-extensions"), index="https://download.pytorch.org/whl/cpu")
 
 
 @dataclass(frozen=True)
@@ -73,14 +93,15 @@ def environment(recipe: Recipe) -> Environment:
         done = folder / ".made"
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            copied = python == sys.executable and importlib.util.find_spec("pip") is not None
-            problem = _do(python, "-m", "venv", *(["--without-pip"] if copied else []), str(folder))
+            lends = python == sys.executable and importlib.util.find_spec("pip") is not None
+            problem = _do(python, "-m", "venv", *(["--without-pip"] if lends else []), str(folder))
             if problem:
                 pytest.skip(f"{recipe.name}: no virtual environment: {problem}")
-            if copied:
-                _copy_pip(folder)
+            if lends:
+                _lend(folder, recipe.lent)
             index = ("--extra-index-url", recipe.index) if recipe.index else ()
-            _install(folder, *index, "--only-binary=:all:", "--no-compile", *recipe.requirements,
+            alone = ("--no-deps",) if lends and recipe.left_out else ()
+            _install(folder, *index, *alone, "--only-binary=:all:", "--no-compile", *recipe.requirements,
                      needed=not recipe.index)
             done.touch()
         if not recipe.index:
@@ -119,19 +140,23 @@ def _wheel(folder: Path) -> Path:
                 copy = source / file.relative_to(ROOT)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, copy)
-            build = ("wheel", "--no-deps", "-w", str(wheels), str(source))
-            if _do(sys.executable, *_PIP, *build, "--no-build-isolation"):  # what builds it is not in every environment
-                _pip(folder, *build)
+            if _do(sys.executable, "-c", _BUILD, str(source), str(wheels)):  # not every environment can build
+                _pip(folder, "wheel", "--no-deps", "-w", str(wheels), str(source))
     (wheel,) = wheels.glob("*.whl")
     return wheel
 
 
-def _copy_pip(folder: Path) -> None:
-    """The pip of the tests, which needs nothing but itself: to have venv install one takes four seconds."""
-    import pip
-
+def _lend(folder: Path, names: tuple[str, ...]) -> None:
+    """Copy pip and other packages of the tests, which pip need not look for then. It replaces one of a version that
+    the others cannot do with."""
     (packages,) = folder.glob("lib/python3.*/site-packages")
-    shutil.copytree(Path(pip.__file__).parent, packages / "pip")
+    for name in ("pip", *names):
+        with suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(name) or ():
+                lent, copy = Path(str(file.locate())), packages / file
+                if lent.is_file() and ".." not in file.parts:
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(lent, copy)
 
 
 def _install(folder: Path, *what: str, needed: bool = True) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import sys
-import types
 from pathlib import Path
 
 import torch
@@ -14,9 +13,6 @@ import torch.distributed as dist
 
 rank = int(os.environ["RANK"])
 server = torch._C._distributed_c10d._WorkerServer("::", 0)
-# Of torch.compile, which takes longer to load than all the rest, the process group asks this alone.
-torch._dynamo = sys.modules["torch._dynamo"] = types.SimpleNamespace(
-    trace_rules=types.SimpleNamespace(clear_lru_cache=lambda: None))
 prefix = os.environ["TORCH_FR_DUMP_TEMP_FILE"]
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 store = dist.distributed_c10d._get_default_store()

@@ -29,10 +29,12 @@ def jax() -> Environment:
     return environment(JAX)
 
 
-def check_inside(place: Environment) -> None:
+def check_inside(place: Environment, left_out: tuple[str, ...] = ()) -> None:
     """gputop of that environment breaks nobody's requirements, and is whole."""
-    check = place.run("-m", "pip", "check")
-    assert check.returncode == 0, check.stdout
+    missing = [f" requires {name}, which is not installed." for name in left_out]
+    said = place.run("-m", "pip", "check").stdout.splitlines()
+    broken = [line for line in said if not line.endswith(tuple(missing)) or line.startswith("gputop")]
+    assert said and broken in ([], ["No broken requirements found."])
     assert (place.python.parents[1] / "share/man/man1/gputop.1").is_file()
     assert "_gputop" in place.run("-m", "gputop", "completion", "zsh").stdout
 
@@ -49,8 +51,8 @@ def capture_inside(place: Environment, address: str, logdir: Path) -> None:
 
 @pytest.mark.tensorflow
 def test_tensorflow_215_writes_to_its_own_disk(tensorflow: Environment, tmp_path: Path) -> None:
-    check_inside(tensorflow)
-    with start_tf_job("fast", threads=1, python=str(tensorflow.python)) as job:
+    check_inside(tensorflow, TENSORFLOW_215.left_out)
+    with start_tf_job("slow input", threads=1, python=str(tensorflow.python)) as job:
         assert job.versions["tensorflow"].startswith("2.15.")
         result = capture(job.address, seconds=1, logdir=tmp_path / "here", pid=job.pid)
         (server,) = [s for s in Finder().find([job.pid]).servers if s.pid == job.pid]

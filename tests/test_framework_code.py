@@ -11,7 +11,7 @@ import pytest
 
 from gputop.cli import main
 from tests.code_blocks import FRAMEWORKS, ROOT, Block, code_blocks, parameters
-from tests.tensorflow_processes import start
+from tests.forked_processes import start
 
 pytestmark = pytest.mark.tensorflow
 DOCUMENTS = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "findings")

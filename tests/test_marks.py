@@ -15,7 +15,7 @@ import gputop
 from gputop import marks
 from gputop.trace.lookups import host_stat
 from gputop.trace.readers.load import load
-from tests import marks_job, tensorflow_processes
+from tests import forked_processes, marks_job
 from tests.environments import JAX, environment
 from tests.marks_job import EPOCHS, STEPS, TESTS
 
@@ -41,7 +41,7 @@ def check(printed: str, folder: Path) -> None:
 def test_the_steps_of_a_keras_job(tmp_path: Path) -> None:
     if find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
-    job = tensorflow_processes.start(Path(marks_job.__file__), ["keras", str(tmp_path)], {**os.environ}, stderr=2)
+    job = forked_processes.start(Path(marks_job.__file__), ["keras", str(tmp_path)], {**os.environ}, stderr=2)
     printed = job.stdout.read()
     assert job.wait() == 0
     check(printed, tmp_path)

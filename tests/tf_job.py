@@ -1,7 +1,7 @@
 """A real Keras training job with a profiler server, for tests: started here, run as a script.
 
 ``start_tf_job`` runs this file in a process of its own (TensorFlow stays out of the test
-process; see tests/tensorflow_processes.py) and waits for its ready line. The job trains until
+process; see tests/forked_processes.py) and waits for its ready line. The job trains until
 it is killed, and prints one JSON line per step, so that a test can hold a trace against what
 the job itself saw.
 
@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests import tensorflow_processes
+    from tests import forked_processes
 
 MODES = ("fast", "slow input", "validation", "host work", "retracing", "tiny ops", "small layers")
 READY_TIMEOUT_S = 240.0  # TensorFlow's import alone takes tens of seconds on a busy machine
 WARM_UP_STEPS = 5  # the first ones hold tracing and allocation
 # What the job itself spends, and a trace of it is to show; no test waits by them.
-SLOW_INPUT_S = 0.05  # per batch, as a read from slow storage; the step computes for 10-20 ms on a core
+SLOW_INPUT_S = 0.05  # per batch, as a read from slow storage; the step computes for some milliseconds
 CALLBACK_S = 0.005  # of Python after each step
 REST_S = 0.02  # after each step of a fast job: one that never rests leaves the rest of a test run no core
 TINY_OPS = 1000  # in a step
@@ -49,7 +49,7 @@ class TfJob:
     address: str
     pid: int
     versions: dict[str, str]
-    _process: subprocess.Popen[str] | tensorflow_processes.Forked
+    _process: subprocess.Popen[str] | forked_processes.Forked
     _steps: list[float] = field(default_factory=list)
     _progress: threading.Condition = field(default_factory=threading.Condition)
     _ended: bool = False
@@ -100,7 +100,7 @@ def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int 
                  threads: int | None = None) -> Iterator[TfJob]:
     """Run a training job in one of the ``MODES`` until the block ends, each op of it in so many threads (None: as many
     as TensorFlow takes)."""
-    from tests import tensorflow_processes  # not above: the job itself runs without this repository on its path
+    from tests import forked_processes  # not above: the job itself runs without this repository on its path
 
     assert mode in MODES
     script, arguments = Path(__file__).resolve(), [mode, str(port or _free_port())]
@@ -109,7 +109,7 @@ def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int 
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONSAFEPATH": "1"}
     if threads is not None:
         env["TF_NUM_INTRAOP_THREADS"] = str(threads)
-    process = tensorflow_processes.start(script, arguments, env) if python == sys.executable else subprocess.Popen(
+    process = forked_processes.start(script, arguments, env) if python == sys.executable else subprocess.Popen(
         [python, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, env=env)
     errors: list[str] = []
@@ -138,7 +138,7 @@ def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int 
 
 
 def _read_steps(
-    process: subprocess.Popen[str] | tensorflow_processes.Forked, ready: queue.Queue[dict[str, Any] | None],
+    process: subprocess.Popen[str] | forked_processes.Forked, ready: queue.Queue[dict[str, Any] | None],
     jobs: list[TfJob],
 ) -> None:
     assert process.stdout is not None
@@ -171,7 +171,8 @@ def _train(mode: str, port: int) -> None:
     import tensorflow as tf
 
     tf.keras.utils.set_random_seed(0)
-    rows, width, layers = (32, 16, 24) if mode == "small layers" else (64, 768, 3)
+    sizes = {"small layers": (32, 16, 24), "fast": (64, 384, 3), "slow input": (64, 384, 3)}
+    rows, width, layers = sizes.get(mode, (64, 768, 3))
     features = tf.random.normal([rows, width])
     labels = tf.random.normal([rows, width])
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from tests import tensorflow_processes
-from tests.tensorflow_processes import Forked
+from tests import forked_processes
+from tests.forked_processes import Forked
 from tests.tf_job import READY_TIMEOUT_S, _free_port
 
 
@@ -56,7 +56,7 @@ def start_workers(workers: int = 2, *, late: int | None = None) -> Iterator[Work
             env = {**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1",
                    "CUDA_VISIBLE_DEVICES": "-1"}
             arguments = [str(port), *["late"] * (index == late)]
-            processes.append(tensorflow_processes.start(Path(__file__).resolve(), arguments, env, stderr=2))
+            processes.append(forked_processes.start(Path(__file__).resolve(), arguments, env, stderr=2))
         deadline = time.monotonic() + READY_TIMEOUT_S
         for process in processes:
             left_s = max(0.0, deadline - time.monotonic())

@@ -262,7 +262,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
     recorders = [recorder_of(address, pid) for address, pid in pids.items()]
     others = run.other_nodes
-    with StackWatch(pids, run.stacks, job_cpus) as on_progress:
+    with StackWatch(pids, run.stacks, asked_s, job_cpus) as on_progress:
         if len(servers) == 1 and others is None:
             from gputop.profiler.capture.safe_capture import capture_with_probe
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SimulatedStacks = Callable[[float, float], "StackSamples | None"]  # between two Unix times
 _START_S = 1.0
+_BESIDES_S = 60.0  # of a capture: its probe, and what is received in between
 MAX_PROCESSES = 8  # each takes some 4% of a CPU
 
 
@@ -46,9 +47,11 @@ OWN_STACKS = StackChoice()
 class StackWatch:
     """Receives the progress of a capture and hands it on; its jobs' stacks are sampled while they are recorded."""
 
-    def __init__(self, pids: Mapping[str, int | None], choice: StackChoice, report: Callable[[Progress], None]) -> None:
-        """``pids``: the processes to sample, by the addresses of their servers; None: not known."""
-        self._pids, self._choice, self._report = pids, choice, report
+    def __init__(self, pids: Mapping[str, int | None], choice: StackChoice, seconds: float,
+                 report: Callable[[Progress], None]) -> None:
+        """``pids``: the processes to sample, by the addresses of their servers; None: not known. At most ``seconds``
+        are recorded: py-spy ends soon after these if gputop is killed."""
+        self._pids, self._choice, self._seconds, self._report = pids, choice, seconds, report
         self._samplers: dict[str, StackSampler] = {}
         self._reasons: dict[str, str] = {}
         self._began = choice.wanted is False
@@ -103,7 +106,7 @@ class StackWatch:
             else:
                 try:
                     self._refuse_unasked(pid)
-                    self._samplers[address] = StackSampler(pid)
+                    self._samplers[address] = StackSampler(pid, seconds=self._seconds + _BESIDES_S)
                 except GputopError as error:
                     self._reasons[address] = error.in_one_line
         until_s = time.monotonic() + _START_S

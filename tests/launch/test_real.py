@@ -18,6 +18,7 @@ import pytest
 from gputop.profiler.recording import EmptyTrace
 from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.probe import probe
+from tests.forked_processes import Forked
 from tests.launch.jobs import GPUTOP, addresses, environment
 from tests.profiler.capturing import capture
 
@@ -67,38 +68,40 @@ sys.exit(7)
 
 
 @contextlib.contextmanager
-def _job(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A started job that is ready, and what it had printed by then."""
+def _job(command: list[str], *, forked: bool = False) -> Iterator[tuple[subprocess.Popen[str] | Forked, list[str]]]:
+    """A started job that is ready, and what it had printed by then. ``forked``: from a process that has TensorFlow."""
     env = environment(None, {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"})
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env=env) as process:
-        try:
-            assert process.stdout is not None
-            lines: list[str] = []
-            for line in process.stdout:
-                lines.append(line.rstrip())
-                if line.startswith("ready"):
-                    break
-            else:
-                raise AssertionError("the job ended:\n" + "\n".join(lines))
-            yield process, lines
-        finally:
-            process.kill()
+    process = Forked(command, env, 2) if forked else subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if line.startswith("ready"):
+                break
+        else:
+            raise AssertionError("the job ended:\n" + "\n".join(lines))
+        yield process, lines
+    finally:
+        process.kill()
+        if not process.stdout.closed:
+            process.communicate()
 
 
-def _step(process: subprocess.Popen[str]) -> None:
+def _step(process: subprocess.Popen[str] | Forked) -> None:
     assert process.stdin is not None and process.stdout is not None
     print("step", file=process.stdin, flush=True)
     while (line := process.stdout.readline()) != "stepped\n":
         assert line, "the job ended"
 
 
-def _finish(process: subprocess.Popen[str]) -> int:
+def _finish(process: subprocess.Popen[str] | Forked) -> int:
     process.communicate()
-    return process.returncode
+    return process.wait()
 
 
-def _records(process: subprocess.Popen[str], address: str, folder, event: str) -> bool:
+def _records(process: subprocess.Popen[str] | Forked, address: str, folder, event: str) -> bool:
     """Whether a trace of the job's steps has an event of that name; it is asked for steps while the recording runs.
 
     On a loaded machine a recording of half a second may begin late and hold no step: then there is another one.
@@ -144,7 +147,7 @@ def test_a_jax_job_is_served_and_not_changed(tmp_path):
         assert _finish(job) == 7
 
 
-def _attach(job: subprocess.Popen[str]) -> str:
+def _attach(job: subprocess.Popen[str] | Forked) -> str:
     """Attach while the job steps: a thread that only waits for input never comes to a pending call."""
     with subprocess.Popen([*GPUTOP, "attach", str(job.pid), "--yes"], stdout=subprocess.PIPE, text=True) as attaching:
         while attaching.poll() is None:
@@ -159,7 +162,9 @@ def _attach(job: subprocess.Popen[str]) -> str:
     pytest.param(sys.executable, _TENSORFLOW, "MatMul", marks=pytest.mark.tensorflow),
     pytest.param(_JAX_PYTHON, _JAX, "LoadedExecutable::Execute", marks=_needs_jax)], ids=["tensorflow", "jax"])
 def test_a_job_without_a_server_is_given_one(python, code, event, tmp_path):
-    with _job([python, "-c", code]) as (job, lines):
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    with _job([python, str(script)], forked=code is _TENSORFLOW) as (job, lines):
         assert addresses("\n".join(lines)) == []
         message = _attach(job)
         address = message.partition("profiler server at ")[2].partition(" ")[0]

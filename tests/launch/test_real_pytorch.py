@@ -3,6 +3,7 @@
 A job trains from a seed and says the loss of the fortieth step, so that a changed value shows. A line on its standard
 input ends it; "again" has it begin anew from the same seed. The plain job alone loads all that PyTorch loads: for the
 others torch.compile, which the optimizer and the profiler import, is left out, as it takes longer than all the rest.
+Those that nobody prepares are forked from one process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pytest
 
@@ -30,24 +31,13 @@ from gputop.profiler.kineto.clients import client_of
 from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
 from tests import environments
+from tests.forked_processes import WITHOUT_COMPILE, Forked
 from tests.launch.jobs import environment as clean_environment
+from tests.tf_job import _free_port
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only before Python 3.14")
 
-_WITHOUT_COMPILE = """
-import sys, types
-import torch
-def leave_out(name, **members):
-    module = sys.modules["torch." + name] = types.SimpleNamespace(**members)
-    setattr(torch, name, module)
-
-if sys.argv[1] != "plain":
-    leave_out("_dynamo", disable=lambda function, *_, **__: function, graph_break=lambda *_, **__: None,
-              trace_rules=types.SimpleNamespace(clear_lru_cache=lambda: None))
-    leave_out("_inductor", config=types.SimpleNamespace(triton=types.SimpleNamespace(cudagraphs=False)))
-    sys.modules["torch._inductor.config"] = torch._inductor.config
-"""
-_JOB = _WITHOUT_COMPILE + """
+_JOB = WITHOUT_COMPILE + """
 import os, threading, time
 torch.set_num_threads(1)
 MODE = sys.argv[1]
@@ -110,35 +100,41 @@ _PYTHON = ""  # that has PyTorch
 
 @contextlib.contextmanager
 def _job(tmp_path: Path, mode: str = "plain", *, ranks: int = 1, **environ: str) -> Iterator[
-        tuple[subprocess.Popen[str], list[int]]]:
+        tuple[subprocess.Popen[str] | Forked, list[int]]]:
     """A job that steps, and the PIDs that train."""
     script = tmp_path / "train.py"
     script.write_text(_JOB)
-    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--standalone"] if mode == "ddp" else []
-    with subprocess.Popen([_PYTHON, *launcher, str(script), mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=(tmp_path / "stderr").open("w"), text=True,
-                          env=clean_environment(None, environ)) as process:
-        watchdog = threading.Timer(_MAX_JOB_S, process.kill)
+    port = str(_free_port())
+    with (tmp_path / "stderr").open("w") as stderr:
+        processes = [_start(script, mode, {**environ, **(
+            {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "RANK": str(rank)}
+            if mode == "ddp" else {})}, stderr) for rank in range(ranks)]
+    watchdogs = [threading.Timer(_MAX_JOB_S, process.kill) for process in processes]
+    for watchdog in watchdogs:
         watchdog.start()
-        try:
-            assert process.stdout is not None
-            pids = []
-            while len(pids) < ranks:
-                line = process.stdout.readline()
-                assert line, (tmp_path / "stderr").read_text()
-                if line.startswith("ready"):
-                    pids.append(int(line.split()[1]))
-            yield process, pids
-        finally:
+    try:
+        for process in processes:
+            assert next(process.stdout, "").startswith("ready"), (tmp_path / "stderr").read_text()
+        yield processes[0], [process.pid for process in processes]
+    finally:
+        for watchdog, process in zip(watchdogs, processes, strict=True):
             watchdog.cancel()
-            process.terminate()
-            process.communicate()
+            process.kill()
+            if not process.stdout.closed:
+                process.communicate()
 
 
-def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
+def _start(script: Path, mode: str, environ: dict[str, str], stderr: IO[str]) -> subprocess.Popen[str] | Forked:
+    command, env = [_PYTHON, str(script), mode], clean_environment(None, environ)
+    if mode in ("ddp", "fork", "native", "used"):
+        return Forked(command, env, stderr.fileno(), WITHOUT_COMPILE)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
+
+
+def _end(process: subprocess.Popen[str] | Forked) -> tuple[int, str]:
     """Status and output of a job that is asked to end."""
     out, _ = process.communicate("end\n")
-    return process.returncode, out
+    return process.wait(), out
 
 
 def _prepared() -> dict[str, str]:
@@ -171,7 +167,7 @@ def _capture(pid: int, logdir: Path, seconds: float = 0.5, *, hold: bool = False
 class _Job(NamedTuple):
     """One that some tests share. ``loss``: of the fortieth step, before anybody asked the job for something."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
     pid: int
     loss: str = ""
     version: str = ""
@@ -258,7 +254,7 @@ def test_a_job_that_ends_meanwhile_is_told(fork_job, tmp_path):
 
 
 def test_ranks_are_recorded_over_the_same_seconds(tmp_path):
-    with _job(tmp_path, "ddp", ranks=2, **_prepared()) as (_, pids):
+    with _job(tmp_path, "ddp", ranks=2) as (_, pids):
         for pid in pids:
             switch_on(pid)
         captured = capture_workers([recorder_of(f"pid:{pid}") for pid in pids],
@@ -297,8 +293,9 @@ def test_an_unsafe_job_is_refused(tmp_path):
 
 def test_with_a_gpu_nothing_is_begun_before_the_job_itself_uses_cuda(tmp_path):
     """As the job would have it on a node with a GPU: the driver is there, and CUDA is used later."""
-    code = _WITHOUT_COMPILE + """
-import threading, time
+    script = tmp_path / "train.py"
+    script.write_text("""
+import sys, threading, time, torch
 sys.path.insert(0, sys.argv[1])
 import gputop_kineto
 gputop_kineto._DRIVER, gputop_kineto._POLL_S = "/dev/null", 0.01
@@ -312,7 +309,6 @@ used.append(1)
 while not told:
     time.sleep(0.01)
 print(told)
-"""
-    run = subprocess.run([_PYTHON, "-c", code, str(environment.INSIDE)], capture_output=True, text=True, timeout=120,
-                         env=clean_environment(), check=False)
-    assert run.stdout == "no CUDA yet []\n[True]\n", run.stderr
+""")
+    job = Forked([_PYTHON, str(script), str(environment.INSIDE)], clean_environment(), 2, WITHOUT_COMPILE)
+    assert job.communicate() == ("no CUDA yet []\n[True]\n", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gputop.ranks.debug_server import ask, compared, read_stacks
 from gputop.ranks.desync import compare
 from gputop.ranks.flight_recorder import read_of_processes
 from tests.environments import PYTORCH, environment
+from tests.forked_processes import WITHOUT_COMPILE, Forked
 
 JOB = Path(__file__).parents[1] / "gloo_job.py"
 
@@ -24,11 +24,11 @@ def pids(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
     python, folder = environment(PYTORCH).python, tmp_path_factory.mktemp("gloo")
     environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2",
                "TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": str(folder / "dump_")}
-    job = [subprocess.Popen([str(python), str(JOB), str(folder / "store")], env={**environ, "RANK": str(number)},
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for number in (0, 1)]
+    job = [Forked([str(python), str(JOB), str(folder / "store")], {**environ, "RANK": str(number)}, 2, WITHOUT_COMPILE)
+           for number in (0, 1)]
     try:
         for process in job:
-            assert process.stdout is not None and process.stdout.readline() == "dumped\n"
+            assert process.stdout.readline() == "dumped\n"
         yield [process.pid for process in job]
     finally:
         for process in job:
@@ -58,4 +58,6 @@ def test_the_debug_servers_say_the_same_and_have_the_stacks(pids: list[int], mon
     assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
     assert [rank.rank for rank in state.apart] == [1] and [rank.rank for rank in state.others] == [0]
     lines = JOB.read_text().splitlines()
-    assert all(rank.main is not None and "sys.stdin.read()" in lines[rank.main.frames[-1].line - 1] for rank in shown)
+    where = [lines[frame.line - 1] for rank in shown if rank.main is not None for frame in rank.main.frames
+             if frame.line is not None and frame.file.endswith(JOB.name)]
+    assert len(where) == len(pids) and all("sys.stdin.read()" in line for line in where)

@@ -83,8 +83,9 @@ def test_a_process_that_is_no_python_is_said_to_be_none() -> None:
 
 @needs_py_spy
 def test_one_that_is_not_wanted_any_more_leaves_nothing() -> None:
-    sampler = StackSampler(os.getpid())
+    sampler = StackSampler(os.getpid(), seconds=67.0)
     sampler.discard()
+    assert "--duration 67 " in " ".join(map(str, sampler._process.args))
     assert not sampler._folder.exists() and sampler._process.returncode is not None
 
 

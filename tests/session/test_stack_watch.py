@@ -20,10 +20,10 @@ OTHER = 4_000_001  # no process has this number
 class FakeSampler:
     made: list[FakeSampler]
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, seconds: float) -> None:
         if pid == OTHER + 1:
             raise GputopError("py-spy, which reads stacks, is not installed", "Install it.")
-        self.pid, self.calls = pid, ["made"]
+        self.pid, self.seconds, self.calls = pid, seconds, ["made"]
         FakeSampler.made.append(self)
 
     def wait_for_samples(self, timeout_s: float) -> bool:
@@ -46,7 +46,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watched(pids: dict[str, int | None], wanted: bool | None = None, agreed: tuple[int, ...] = ()) -> Any:
     told: list[str] = []
-    with StackWatch(pids, StackChoice(wanted, agreed), lambda progress: told.append(progress.phase)) as watch:
+    with StackWatch(pids, StackChoice(wanted, agreed), 7.0, lambda progress: told.append(progress.phase)) as watch:
         for phase in ("connecting", "probing", "connecting", "recording", "receiving", "saving"):
             watch(Progress(phase, 0.0, 1.0))
         found = watch.samples()
@@ -58,10 +58,11 @@ def test_a_job_of_one_s_own_is_sampled_from_the_first_second_to_the_last() -> No
     assert watched({"a:1": 77}) == {"a:1": SAMPLES}
     (one,) = FakeSampler.made
     assert one.calls == ["made", "stop", "stop", "stop", "samples"]
+    assert one.seconds == 67.0, "of a gputop that is killed py-spy ends by itself"
 
 
 def test_the_overview_is_sampled_too() -> None:
-    with StackWatch({"a:1": 77}, StackChoice(), lambda _: None) as watch:
+    with StackWatch({"a:1": 77}, StackChoice(), 7.0, lambda _: None) as watch:
         for phase in ("probing", "recording", "receiving", "saving"):
             watch(Progress(phase, 0.0, 1.0, more=True))
         assert FakeSampler.made[0].calls == ["made"]
@@ -88,7 +89,7 @@ def test_what_cannot_be_sampled_says_why() -> None:
 
 
 def test_a_capture_that_fails_leaves_no_sampler() -> None:
-    with pytest.raises(GputopError), StackWatch({"a:1": 77}, OWN_STACKS, lambda progress: None) as watch:
+    with pytest.raises(GputopError), StackWatch({"a:1": 77}, OWN_STACKS, 7.0, lambda progress: None) as watch:
         watch(Progress("recording", 0.0, 1.0))
         raise GputopError("lost", "")
     assert FakeSampler.made[0].calls[-1] == "discard"
@@ -103,7 +104,7 @@ def test_the_demo_s_stacks_are_those_of_its_job(wanted: bool | None) -> None:
         return SAMPLES
 
     choice = StackChoice(wanted, simulated=simulated)
-    with StackWatch({"demo:1": os.getpid(), "a:1": 77}, choice, lambda _: None) as watch:
+    with StackWatch({"demo:1": os.getpid(), "a:1": 77}, choice, 7.0, lambda _: None) as watch:
         for phase in ("recording", "receiving"):
             watch(Progress(phase, 0.0, 1.0))
         found = watch.samples()

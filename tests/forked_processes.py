@@ -1,4 +1,5 @@
-"""Processes with TensorFlow for tests, forked from one that has imported it: each import takes three seconds of a CPU.
+"""Processes of TensorFlow, and of PyTorch, for tests, forked from one that has imported it: each import takes three
+seconds of a CPU.
 
 ``start`` runs a script or a module of the tests in a process of its own, as ``python SCRIPT ARGUMENTS`` does. Whoever
 looks at the process (/proc, py-spy) sees the command and the environment that it was started with.
@@ -6,6 +7,7 @@ looks at the process (/proc, py-spy) sees the command and the environment that i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -26,20 +28,37 @@ ROOT = Path(__file__).resolve().parents[1]
 _MAX_REQUEST_BYTES = 1 << 17
 _RUNS = -1  # in the place of an exit status
 _ROOM_BYTES = 1 << 15  # for the command, and for the environment, of a process that is forked
+# PyTorch without torch.compile, unless the script that imports it so is told "plain".
+WITHOUT_COMPILE = """
+import sys, types
+import torch
+def leave_out(name, **members):
+    module = sys.modules["torch." + name] = types.SimpleNamespace(**members)
+    setattr(torch, name, module)
+
+if sys.argv[1] != "plain":
+    leave_out("_dynamo", disable=lambda function, *_, **__: function, graph_break=lambda *_, **__: None,
+              trace_rules=types.SimpleNamespace(clear_lru_cache=lambda: None))
+    leave_out("_inductor", config=types.SimpleNamespace(triton=types.SimpleNamespace(cudagraphs=False)))
+    sys.modules["torch._inductor.config"] = torch._inductor.config
+"""
+TENSORFLOW = "import tensorflow as tf; tf.keras.Sequential"  # which loads Keras
 
 
 class Forked:
     """A process that was forked; what tests need of :class:`subprocess.Popen`."""
 
-    def __init__(self, command: Sequence[str], environ: dict[str, str], stderr: int | None = None) -> None:
-        """``stderr``: a descriptor; None: a pipe as for the others."""
+    def __init__(self, command: Sequence[str], environ: dict[str, str], stderr: int | None = None,
+                 imports: str = TENSORFLOW) -> None:
+        """``stderr``: a descriptor; None: a pipe as for the others. ``imports``: what the process that forks ran."""
+        self._server = _server(command[0], imports)
         inputs, outputs, errors = os.pipe(), os.pipe(), os.pipe()
         theirs = [inputs[0], outputs[1], errors[1]]
         self.stdin, self.stdout, self.stderr = os.fdopen(inputs[1], "w"), os.fdopen(outputs[0]), os.fdopen(errors[0])
         self._status: int | None = None
         try:
-            self.pid = _server().ask({"command": command, "environ": environ},
-                                     theirs if stderr is None else [*theirs[:2], stderr])
+            self.pid = self._server.ask({"command": command, "environ": environ},
+                                        theirs if stderr is None else [*theirs[:2], stderr])
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -47,7 +66,7 @@ class Forked:
     def poll(self) -> int | None:
         """Exit status, negative after a signal; None while it runs."""
         if self._status is None:
-            status = _server().ask({"ended": self.pid})
+            status = self._server.ask({"ended": self.pid})
             self._status = None if status == _RUNS else os.waitstatus_to_exitcode(status)
         return self._status
 
@@ -64,6 +83,17 @@ class Forked:
         assert status is not None
         return status
 
+    def communicate(self, text: str = "") -> tuple[str, None]:
+        """Write a text, and return the output to its end."""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.write(text)
+            self.stdin.close()
+        out = self.stdout.read()
+        self.stdout.close()
+        self.stderr.close()
+        self.wait()
+        return out, None
+
     def kill(self) -> None:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
@@ -77,12 +107,12 @@ def start(script: Path, arguments: Sequence[str], environ: dict[str, str], stder
 class _Server:
     """The process that forks. It ends with this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str, imports: str) -> None:
         self._lock = threading.Lock()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), "-" * _ROOM_BYTES],
+                [python, str(Path(__file__).resolve()), str(theirs.fileno()), imports, "-" * _ROOM_BYTES],
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONSAFEPATH": "1",
                      "PYTHONPATH": str(ROOT), "ROOM": "-" * _ROOM_BYTES})
@@ -96,11 +126,9 @@ class _Server:
 _server = functools.cache(_Server)
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, imports: str) -> None:
     """Fork for each request, until the connection ends."""
-    import tensorflow as tf
-
-    tf.keras.Sequential  # noqa: B018  which loads Keras
+    exec(imports, {})
     while True:
         data, fds, *_ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 3)
         if not data:
@@ -132,6 +160,8 @@ def _become(command: list[str], environ: dict[str, str], fds: Sequence[int]) -> 
     try:
         runpy.run_path(command[1], run_name="__main__")
         status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001  as Python does at its end
         traceback.print_exc()
     finally:
@@ -150,4 +180,4 @@ def _show(*areas: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
