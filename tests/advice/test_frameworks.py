@@ -76,14 +76,13 @@ def test_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str) -> N
         return
     if (rule.id, framework) == ("managed_memory", "unknown"):
         return  # no framework allocates it by itself: the program calls CUDA
-    for job in jobs(framework):
-        for verdict in examples(rule, framework):
-            if (own := words(rule, verdict, job)) is None:
-                continue
-            text = "\n".join((own.title, own.why, own.action, own.gain, own.snippet or ""))
-            text = text.replace(SHARED.get((rule.id, framework), "\0"), "")
-            found = re.search(OF_OTHERS[framework], text)
-            assert found is None, f"{found[0]} in: {text}"
+    for verdict, job in itertools.product(examples(rule, framework), jobs(framework)):
+        if (own := words(rule, verdict, job)) is None:
+            continue
+        text = "\n".join((own.title, own.why, own.action, own.gain, own.snippet or ""))
+        text = text.replace(SHARED.get((rule.id, framework), "\0"), "")
+        found = re.search(OF_OTHERS[framework], text)
+        assert found is None, f"{found[0]} in: {text}"
 
 
 def kernels(name: str) -> Builder:

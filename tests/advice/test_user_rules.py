@@ -30,7 +30,7 @@ from gputop.rules.names import NAMES, TABLES
 from gputop.rules.rule_file import read_rules
 from gputop.telemetry.history import History
 from gputop.trace.model import DeviceEvents
-from tests.advice.live.scene import Scene, after
+from tests.advice.live.scene import Scene, after, recorded
 from tests.advice.trace.traces import analyzed, findings, healthy, input_bound, uneven
 from tests.analyses import make_analysis
 from tests.records import replace
@@ -220,6 +220,7 @@ def test_no_limit_that_can_be_set_breaks_a_rule() -> None:
     """All at an end of their range, or anywhere in it, over busy, idle and uneven nodes and traces."""
     random_ = random.Random(1)
     scenes = [Scene(), Scene({0: 0.9, 1: 0.0}, gpus=2), Scene({g: 0.3 if g else 0.9 for g in range(4)}, gpus=4)]
+    nodes = [recorded(scene, 200) for scene in scenes]
     for round_ in range(6):
         lines = []
         for own in LIMITS.values():
@@ -228,8 +229,8 @@ def test_no_limit_that_can_be_set_breaks_a_rule() -> None:
             if "." in own.id:
                 lines.append(f'"{own.id}" = {value!r}')
         assert not use("[limits]\n" + "\n".join(lines[:200])) and not use("[limits]\n" + "\n".join(lines[-200:]))
-        for scene in scenes:
-            after(scene, 200)
+        for history, samples in nodes:
+            live_advice(history, samples[-1])
         for trace in (input_bound(), uneven(0, 2.0), healthy()):
             analyzed(trace)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import median
 
 import pytest
@@ -21,12 +22,16 @@ Spans = Sequence[tuple[float, float]]
 def readings(spans: Spans, rng: random.Random, interval_s: float = 1.0, total_s: float = TOTAL_S, noise: float = 0.05,
              step: tuple[float, float] | None = None, busy: float = 0.85, idle: float = 0.0,
              ) -> tuple[list[float], list[float]]:
-    """A GPU that is idle in these spans, as means over each interval. ``step``: length, and its busy part."""
-    times, values, before_s = [], [], 0.0
+    """A GPU that is idle in these spans, in order of time, as means over each interval. ``step``: length, and its busy
+    part."""
+    times, values, before_s, left = [], [], 0.0, deque(spans)
     for tick in range(1, round(total_s / interval_s) + 1):
         end_s = tick * interval_s + rng.uniform(-0.02, 0.02) * interval_s
         width_s = end_s - before_s
-        idle_s = sum(max(0.0, min(end, end_s) - max(begin, before_s)) for begin, end in spans)
+        while left and left[0][1] <= before_s:
+            left.popleft()
+        idle_s = sum(max(0.0, min(end, end_s) - max(begin, before_s))
+                     for begin, end in takewhile(lambda span: span[0] < end_s, left))  # noqa: B023  called at once
         level = busy * (1 + rng.gauss(0, noise))
         if step is not None:
             level *= (_worked(end_s, *step) - _worked(before_s, *step)) / width_s

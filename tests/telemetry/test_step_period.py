@@ -78,10 +78,10 @@ def _false_alarms(noise: str, samples: int, gpus: int, seeds: range) -> int:
 
 
 @pytest.mark.parametrize("noise", ["white", "the same on all GPUs", "a mean over ten samples", "a random walk"])
-@pytest.mark.parametrize(("samples", "gpus"), [(40, 1), (120, 4), (300, 8)])
+@pytest.mark.parametrize(("samples", "gpus"), [(40, 1), (120, 8), (300, 2)])
 def test_noise_has_no_step_period(noise: str, samples: int, gpus: int) -> None:
-    """None of 100 notices 2% of false alarms as surely as 2 of 250 would, and 1% more surely."""
-    assert not _false_alarms(noise, samples, gpus, range(100))
+    """None of 50 notices 5% of false alarms with 92%, none of the 600 in all 1% with 99%."""
+    assert not _false_alarms(noise, samples, gpus, range(50))
 
 
 def test_a_higher_peak_in_a_longer_window_is_surer() -> None:
@@ -146,35 +146,34 @@ def test_a_step_made_of_alike_parts_is_the_whole_step() -> None:
     assert found.period_s == pytest.approx(20.0, rel=0.02)
 
 
-def _watch(scenario: str, interval_s: float, seconds: float) -> tuple[StepPeriodEstimate, float]:
+def _watch(scenario: str, interval_s: float, seconds: float, gpus: int) -> tuple[StepPeriodEstimate, float]:
     """What is found in a demo scenario, and how long its training steps really are."""
     loop = TrainingLoop(SCENARIOS[scenario])
     node, history = Node(loop), History()
     begin_ns = loop.epoch_start(1) + 10**9
-    gpus = [*range(8)]
     for i in range(round(seconds / interval_s)):
         start_ns = begin_ns + round(i * interval_s * 1e9)
         end_ns = begin_ns + round((i + 1) * interval_s * 1e9)
-        history.append(node.sample(gpus, start_ns, end_ns, 1.8e9 + end_ns / 1e9, "simulated"))
+        history.append(node.sample([*range(gpus)], start_ns, end_ns, 1.8e9 + end_ns / 1e9, "simulated"))
     return estimate_step_period(history), loop_truth(loop, begin_ns, begin_ns + round(seconds * 1e9)).step_s
 
 
 @pytest.mark.parametrize("scenario", ["gpu0-oversubscribed", "input-bound", "healthy"])
 def test_the_steps_of_the_demo_show_at_a_tenth_of_a_second(scenario: str) -> None:
-    found, step_s = _watch(scenario, 0.1, 40)
+    found, step_s = _watch(scenario, 0.1, 40, gpus=8)
     assert found.period_s == pytest.approx(step_s, rel=0.03) and found.confidence > 0.8 and len(found.gpus) == 8
     assert steps_per_period(found, step_s) == 1 and not is_undersampled(step_s, found.interval_s or 0)
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
 def test_at_one_hertz_they_are_too_fast_and_nothing_is_made_up(scenario: str) -> None:
-    found, step_s = _watch(scenario, 1.0, 150)
+    found, step_s = _watch(scenario, 1.0, 150, gpus=2)
     assert found.period_s is None and found.reason is not None
     assert found.shortest_s is not None and step_s < found.shortest_s and is_undersampled(step_s, found.interval_s or 0)
 
 
 def test_steps_of_a_fifth_of_a_second_are_too_fast_for_the_shortest_interval() -> None:
-    found, step_s = _watch("launch-bound", 0.1, 60)
+    found, step_s = _watch("launch-bound", 0.1, 60, gpus=2)
     assert (found.period_s, found.reason) == (None, TOO_FAST) and step_s < 0.25
 
 

@@ -25,6 +25,8 @@ _JAX_BACKWARD = r".*transpose\(jvp"
 # Kernels and ops of servers of language models: a key-value cache in pages, and batches that change with each request.
 _SERVES = (r"(?i).*(?:paged_?(?:attention|kv)|reshape_and_cache|store_?kv_?cache|kv_?cache_(?:update|store)|"
            r"batch(?:decode|prefill)with|\bvllm(?:::|/)|\bsglang|\bflashinfer(?:::|/)|tensorrt_llm|\blmdeploy)")
+_SERVES_WORDS = (r"paged|reshape_and_cache|store_?kv|kv_?cache|batch(?:decode|prefill)with|vllm|sglang|flashinfer|"
+                 r"tensorrt_llm|lmdeploy")
 _SERVERS = {"SGLang": r".*\bsglang(?:[/:]|_profiler)", "vLLM": r"(?:.*/)?vllm/|.*\bvllm::"}
 GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 
@@ -65,7 +67,7 @@ def trains(facts: TraceFacts) -> bool | None:
                 else name_mask(trace, _JAX_BACKWARD))
     if (backward | optimizer_names(trace)).any():
         return True if pytorch else None
-    return False if pytorch or name_mask(trace, _SERVES).any() else None
+    return False if pytorch or name_mask(trace, _SERVES, _SERVES_WORDS).any() else None
 
 
 def _server(facts: TraceFacts) -> str:

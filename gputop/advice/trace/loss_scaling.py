@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from gputop.advice import savings
@@ -17,11 +15,12 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, reads_zero
 from gputop.trace.intervals import intersect, union
-from gputop.trace.lookups import Mask
+from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.model import Kind
 
-_CHECK = re.compile(r"loss_?scal|amp_update_scale|amp_non_finite|multi_tensor_unscale", re.IGNORECASE)
-_FINITE = re.compile(r"is_?(all_)?finite|all_?finite", re.IGNORECASE)
+# In lower case, as they are anywhere in a name.
+_CHECK = r"loss_?scal|amp_update_scale|amp_non_finite|multi_tensor_unscale"
+_FINITE = r"is_?(?:all_)?finite|all_?finite"
 _HAVE_BF16 = (8, 0)
 _FUSED = {"tensorflow": ", and let XLA fuse the checks", "jax": ", inside the jitted step"}
 
@@ -63,12 +62,10 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
 
 def _scaling_events(facts: TraceFacts) -> Mask:
     """The device events of loss scaling, by their names and their ops' names."""
-    device, names = facts.trace.device, facts.trace.names
-    named = np.array([_CHECK.search(name) is not None for name in names] + [False])
-    finite = np.array([_FINITE.search(name) is not None for name in names] + [False])
+    device, named = facts.trace.device, name_mask(facts.trace, "", _CHECK)
     table = facts.analysis.kernels
     half = table is not None and any(row.types.get("fp16") for row in table.by_name)
-    mask = named | finite if half or named[device.tf_op].any() else named
+    mask = named | name_mask(facts.trace, "", _FINITE) if half or named[device.tf_op].any() else named
     return np.asarray(mask[device.tf_op] | mask[device.name], bool)
 
 

@@ -73,16 +73,14 @@ class Case:
                if id_ not in self.windows}
         return {**out, **self.windows}
 
-    @cached_property
-    def ambient(self) -> dict[str, float]:
-        """Share of the step that the faults of which any job has a little cost in this one."""
-        step = self.timeline.step_ms
-        return {id_: 1 - call_ms(job) / step for id_, job in ambient_fixes(self.job).items()}
+    def allows(self, id_: str) -> bool:
+        """Return whether this may be found, too: it follows from a fault, or costs enough to be named."""
+        return id_ not in self.must_not and (id_ in self.consequences or self.ambient_share(id_) >= _WORTH_NAMING)
 
-    @cached_property
-    def may(self) -> frozenset[str]:
-        ambient = {id_ for id_, share in self.ambient.items() if share >= _WORTH_NAMING}
-        return frozenset((self.consequences | ambient) - self.must_not)
+    def ambient_share(self, id_: str) -> float:
+        """Share of the step that a fault costs of which any job has a little; 0 for other faults."""
+        without = ambient_fixes(self.job).get(id_)
+        return 0.0 if without is None else 1 - call_ms(without) / self.timeline.step_ms
 
 
 def severity_window(share: float, least_share: float | None = None) -> Window:

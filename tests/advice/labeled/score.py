@@ -39,8 +39,8 @@ def judge(case: Case, findings: Iterable[tuple[str, str]], rules: frozenset[str]
                     if id_ in found and not _ORDER[least] <= _ORDER[found[id_]] <= _ORDER[most]}
     serious = [id_ for id_, severity in found.items() if severity in (HIGH, MEDIUM)]
     # An optional finding counts as false above its greatest severity.
-    false = tuple(id_ for id_ in serious if (id_ not in case.must and id_ not in case.may) or id_ in case.abstain or (
-        id_ in case.must and case.must[id_][0] is None and id_ in severity_off and id_ not in case.may))
+    false = tuple(id_ for id_ in serious if (id_ not in case.must and not case.allows(id_)) or id_ in case.abstain or (
+        id_ in case.must and case.must[id_][0] is None and id_ in severity_off and not case.allows(id_)))
     contradicted = tuple(id_ for id_ in found if id_ in case.must_not or id_ in case.abstain)
     first = next(iter(serious), None)
     main = tuple(id_ for id_ in case.main if rules is None or id_ in rules)

@@ -143,9 +143,8 @@ def read(metric: str, value: float | None) -> Reading:
 
 def play(scene: Scene, seconds: float, history: History | None = None, start: float = 0.0,
          previous: tuple[Finding, ...] = ()) -> tuple[History, list[Advice]]:
-    """The advice of each tick from ``start`` for ``seconds``."""
-    history = history or History(raw_samples=2000, tiers=TIERS)
-    out = []
+    """The advice of each tick from ``start`` for ``seconds``. Without a history the node was seen until ``start``."""
+    history, out = history or recorded(scene, start)[0], []
     for tick in range(round(seconds / scene.interval_s)):
         sample = scene.sample(start + tick * scene.interval_s)
         history.append(sample)
@@ -157,12 +156,14 @@ def play(scene: Scene, seconds: float, history: History | None = None, start: fl
 def after(scene: Scene, seconds: float, ranks: Report | None = None,
           unprotected: tuple[int, ...] | None = None) -> Advice:
     """The advice at the end alone, from nothing shown."""
-    return live_advice(*_recorded(scene, seconds), ranks=ranks, unprotected=unprotected)
+    history, samples = recorded(scene, seconds)
+    return live_advice(history, samples[-1], ranks=ranks, unprotected=unprotected)
 
 
 def verdict(scene: Scene, seconds: float, id_: str, ranks: Report | None = None) -> Any:
     """What a rule computes at the end, before it is put into words."""
-    view = NodeView(*_recorded(scene, seconds), (), ranks)
+    history, samples = recorded(scene, seconds)
+    view = NodeView(history, samples[-1], (), ranks)
     for rule in LIVE_RULES:
         if rule.id == id_:
             return rule.function("judge")(view)
@@ -172,12 +173,13 @@ def verdict(scene: Scene, seconds: float, id_: str, ranks: Report | None = None)
     raise KeyError(id_)
 
 
-def _recorded(scene: Scene, seconds: float) -> tuple[History, NodeSample]:
+def recorded(scene: Scene, seconds: float) -> tuple[History, list[NodeSample]]:
+    """The history of its first ``seconds``, and their samples."""
     history = History(raw_samples=2000, tiers=TIERS)
     samples = scene.samples(seconds)
     for sample in samples:
         history.append(sample)
-    return history, samples[-1]
+    return history, samples
 
 
 def ids(advice: Advice) -> list[str]:

@@ -59,7 +59,7 @@ def test_what_the_jobs_control_group_grants(cores: float, throttled: float, foun
 
 def test_the_throttling_near_its_threshold_does_not_come_and_go() -> None:
     job = Job(cores=5.0, granted_cores=8.0, throttled=lambda t: 0.29 if t < 250 else 0.20)
-    _, advices = play(Scene(WAITING, cpu=0.2, jobs=[job]), 500)
+    _, advices = play(Scene(WAITING, cpu=0.2, jobs=[job], gpus=2), 500)
     seen = ["host_cpu_saturated" in ids(advice) for advice in advices]
     assert seen[240] and seen[-1]
 
@@ -88,7 +88,8 @@ def test_compiling_and_checkpoints_fill_a_core_too() -> None:
         return t % 300 >= 220 or t < 250  # compiles for 250 s, then saves for 80 s of each 300
 
     scene = two(lambda t: 0.0 if writing(t) else 0.9, Job(cores=1.0),
-                full_cores=lambda t: 1.0 if writing(t) else 0.0, cpu=lambda t: 0.99 if writing(t) else 0.2)
+                full_cores=lambda t: 1.0 if writing(t) else 0.0, cpu=lambda t: 0.99 if writing(t) else 0.2,
+                interval_s=2.0)
     _, advices = play(scene, 900)
     assert all("host_cpu_saturated" not in ids(a) for a in advices)
 

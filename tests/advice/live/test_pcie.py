@@ -98,7 +98,7 @@ def test_an_idle_link_runs_slower_on_purpose() -> None:
     def idle(t: float) -> bool:
         return t % 100 >= 60
 
-    saving = Scene(dict.fromkeys(range(8), lambda t: 0.0 if idle(t) else 0.9),
+    saving = Scene(dict.fromkeys((0, 1), lambda t: 0.0 if idle(t) else 0.9), gpus=2,
                    other={"pcie_max_bytes_per_s": lambda t: 4e9 if idle(t) else LINK})
     _, advices = play(saving, 400)
     assert all("pcie_link_degraded" not in ids(a) for a in advices)

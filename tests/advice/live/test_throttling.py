@@ -42,8 +42,9 @@ def test_a_short_peak_is_no_cap_and_a_dip_does_not_end_one() -> None:
             return any(a <= t < b for a, b in spans)
 
         return Scene(
-            other={"power_w": lambda t: 699.0 if inside(t) else 500.0, "sm_clock_hz": lambda t: 1.5e9 if inside(t)
-                   else 1.9e9},
+            gpus=2,
+            other={"power_w": lambda t: 699.0 if inside(t) else 500.0,
+                   "sm_clock_hz": lambda t: 1.5e9 if inside(t) else 1.9e9},
             change=lambda g, t: replace(g, clock_event_reasons=("power cap",) if inside(t) else ()))
 
     assert all("power_capped" not in ids(a) for a in play(capped_in([(60, 70)]), 120)[1])
