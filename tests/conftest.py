@@ -52,9 +52,13 @@ _TOGETHER = {
         "tests/advice/test_registry.py", "tests/core/test_codec.py", "tests/core/test_own_program.py",
         "tests/test_docs.py", "tests/test_house.py", "tests/test_imports.py", "tests/test_words.py",
         "tests/text/test_console.py", "tests/tui/terminal/test_textual_private.py"),
-    _REAL_TRACES: (  # they take analyses of tests.diagnosis.real_traces
-        "tests/analysis/gpu/test_real_device_tables.py", "tests/diagnosis/test_every_second.py",
-        "tests/diagnosis/test_real_traces.py", "tests/diagnosis/test_true_figures.py"),
+    _REAL_TRACES: (  # they take traces and analyses of tests.diagnosis.real_traces
+        "tests/analysis/gpu/test_batch_scaling.py", "tests/analysis/gpu/test_real_device_tables.py",
+        "tests/analysis/gpu/test_sm_use.py", "tests/analysis/host/test_wall_time.py",
+        "tests/analysis/layers/test_layers.py", "tests/analysis/layers/test_pytorch.py",
+        "tests/diagnosis/test_every_second.py", "tests/diagnosis/test_real_traces.py",
+        "tests/diagnosis/test_true_figures.py", "tests/timeline/test_build.py", "tests/timeline/test_idle_gaps.py",
+        "tests/trace/readers/chrome/test_reader.py", "tests/trace/readers/test_nsys.py"),
     _CAPTURES: ("tests/comparison/test_demo.py", "tests/comparison/test_gates.py"),  # of tests.comparison.captures
     _STAGES: (  # they show the sessions and captures of tests.tui.stages
         "tests/tui/test_keys.py", "tests/tui/test_mouse.py", "tests/tui/screens/test_stacks.py",

@@ -6,6 +6,7 @@ It imports records only, no rule's code: the first frame pays for a table, not f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
@@ -96,6 +97,7 @@ def ids_by_part(part: str) -> frozenset[str]:
     return frozenset(id_ for rule in TRACE_RULES if part in rule.parts for id_ in rule.ids)
 
 
+@cache
 def ids_by_idle_gap(cause: str) -> tuple[str, ...]:
     """Ids of the findings that an idle gap with this cause can belong to, the surest first."""
     rules = sorted((rule for rule in TRACE_RULES if cause in rule.idle_gaps), key=lambda rule: rule.idle_gaps[cause])

@@ -85,7 +85,7 @@ def analyze_with_steps(
     recording = trace
     if over_ns is not None and steps is None:  # what follows the start is judged by itself
         trace = after_start(trace, over_ns)
-    with pool() as threads:
+    with pool(trace.event_count) as threads:
         do = threads.submit
         of_host = do(host_ops, trace, steps)
         in_steps = do(work_of_steps, trace, steps) if steps is not None and steps.count else None

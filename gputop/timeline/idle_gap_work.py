@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import numpy as np
 from msgspec import Struct
@@ -47,18 +48,19 @@ def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod
         return out
     loops = np.unique(trace.host.line[step_calls(trace, steps)]).tolist() if steps is not None else []
     roles = [role(line.name) for line in trace.lines]
+    shown = cache(lambda name: printable(shown_name(trace.names[name])))
     for chosen, rows, period_of in _passes(trace, periods):
         for number, works in zip(chosen, _works(trace, [periods[i] for i in chosen], rows, period_of), strict=True):
-            out[number] = _ranked(trace, periods[number], works, loops, roles)
+            out[number] = _ranked(trace, periods[number], works, loops, roles, shown)
     return out
 
 
 def _ranked(
     trace: Trace, period: IdlePeriod, charges: Sequence[tuple[int, int, int, int]], loops: Sequence[int],
-    roles: Sequence[str],
+    roles: Sequence[str], shown: Callable[[int], str],
 ) -> tuple[HostWork, ...]:
     hosts = {trace.gpus[gpu].host for gpu in period.gpus}
-    works = [(time, line, printable(shown_name(trace.names[name]))) for line, name, time, _ in charges
+    works = [(time, line, shown(name)) for line, name, time, _ in charges
              if trace.lines[line].host in hosts and time >= _MIN_SHARE * (period.end_ns - period.start_ns)]
     if period.launcher >= 0 and (period.cause == "dispatch" or (not loops and roles[period.launcher] == MAIN)):
         loops = [period.launcher]
@@ -113,13 +115,19 @@ def _passes(trace: Trace, periods: Sequence[IdlePeriod]) -> Iterator[tuple[list[
     open_ = np.flatnonzero(np.searchsorted(points, host.end_ns) > np.searchsorted(points, host.start_ns, side="right"))
     chosen: list[int] = []
     pieces: list[I64] = []
-    for number in range(len(periods)):
-        before = open_[(host.start_ns[open_] < starts[number]) & (host.end_ns[open_] > starts[number])]
+    before, passed, events = open_[:0], 0, 0
+    for number in np.argsort(starts, kind="stable").tolist():
+        began = int(np.searchsorted(open_, first[number]))
+        before = np.concatenate((before, open_[passed:began]))
+        before, passed = before[host.end_ns[before] > starts[number]], began
         chosen.append(number)
         pieces.append(np.concatenate((before, np.arange(first[number], last[number]))))
-        if sum(map(len, pieces)) >= _EVENTS_PER_PASS or number == len(periods) - 1:
+        events += len(pieces[-1])
+        if events >= _EVENTS_PER_PASS:
             yield chosen, np.concatenate(pieces), np.repeat(np.arange(len(pieces)), [len(p) for p in pieces])
-            chosen, pieces = [], []
+            chosen, pieces, events = [], [], 0
+    if chosen:
+        yield chosen, np.concatenate(pieces), np.repeat(np.arange(len(pieces)), [len(p) for p in pieces])
 
 
 def _works(

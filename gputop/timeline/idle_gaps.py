@@ -24,7 +24,6 @@ from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number
 from gputop.analysis.host.stack_lines import GAPS, Lines, gap_lines, gap_spans, lines_of_gaps, process_lines, python_of
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import replay_window
-from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
 from gputop.timeline.model import CAUSES, HostWork, IdleGap, IdleTotal
@@ -100,6 +99,7 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
     work = host_work_in(trace, facts.steps, [
         _period(trace, group, cause, members, event)
         for group, cause, members, event in zip(groups, causes, gpus, events, strict=True)])
+    listed = _listed(facts)
     lines = lines_of_gaps(python, [
         (group.start, group.end, cause) for group, cause in zip(groups, causes, strict=True)])
     return IdleGaps(tuple(totals.values()), [
@@ -108,7 +108,7 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
             cost_ns=group.cost, part=part, cause=cause,
             host=_host_summary(trace, done, group, cause, event),
             ended_by=_ended_by(trace, cause, event), meanwhile=other,
-            finding=_finding(cause, part, share, facts.analysis.findings), work=done, python=ran,
+            finding=_finding(cause, part, share, listed), work=done, python=ran,
         ), event)
         for group, share, (cause, part), members, event, done, other, ran in zip(
             groups, shares, kinds, gpus, events, work,
@@ -130,6 +130,7 @@ def _totals(
 ) -> dict[str, IdleTotal]:
     """The idle time of all GPUs, by the keys of ``by_cause`` that are causes; most first."""
     unit = 1e9 * len(by_cause) * facts.steps_or_window
+    listed = _listed(facts)
     out = {}
     for key in _CAUSE_KEYS:
         time, gaps, parts = 0, 0, dict.fromkeys(_LATE_PARTS, 0.0)
@@ -144,7 +145,7 @@ def _totals(
             cause, part = _cause_and_part(key, parts)
             all_gpus = merge(EMPTY, *(_of_cause(idle, by_cause[idle.timeline.gpu], key) for idle in idle_spans))
             lines = gap_lines(cause, all_gpus, time / unit, python).lines if python and cause in GAPS else ()
-            finding = _finding(cause, part, {}, facts.analysis.findings)
+            finding = _finding(cause, part, {}, listed)
             out[key] = IdleTotal(cause, part, time / unit, gaps, finding, lines)
     return dict(sorted(out.items(), key=lambda item: -item[1].s_per_step))
 
@@ -310,8 +311,14 @@ def _cause_and_part(key: str, share: Mapping[str, float]) -> tuple[str, str]:
     return key, "launch" if share.get("launch", 0.0) > share.get("host", 0.0) else "host"
 
 
-def _finding(cause: str, part: str, share: Mapping[str, float], findings: Sequence[Finding]) -> str | None:
-    """The finding that stands in the list, by its own id where what it explains is the nearer one."""
+def _listed(facts: TraceFacts) -> dict[str, str]:
+    """Id under which a finding stands in the list, by each id that it answers to."""
+    return {id_: finding.id for finding in reversed(facts.analysis.findings) for id_ in finding.ids}
+
+
+def _finding(cause: str, part: str, share: Mapping[str, float], listed: Mapping[str, str]) -> str | None:
+    """The finding that stands in the list, by its own id where what it explains is the nearer one. ``listed``: by each
+    id that a finding answers to."""
     wanted = ids_by_idle_gap(cause)
     if cause == "dispatch" and share.get("after_copy", 0.0) >= _MIN_OVERLAP:
         wanted = (*ids_by_idle_gap("after_copy"), *wanted)
@@ -319,8 +326,7 @@ def _finding(cause: str, part: str, share: Mapping[str, float], findings: Sequen
         wanted = (*ids_by_idle_gap(_HELD_UP), *wanted)
     if part == "launch":
         wanted = (*wanted, *ids_by_idle_gap("launching"))
-    of = {id_: finding.id for finding in reversed(findings) for id_ in finding.ids}
-    return next((of[id_] for id_ in wanted if id_ in of), None)
+    return next((listed[id_] for id_ in wanted if id_ in listed), None)
 
 
 def _ending_events(trace: Trace, idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group]) -> list[int | None]:

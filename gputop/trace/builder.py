@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -126,7 +126,7 @@ class TraceBuilder(Struct):
         Raises NoDataError, with ``empty_fix`` as its remedy, where there is no event at all;
         the quality notes go into its message as the reasons.
         """
-        with pool() as threads:
+        with pool(_count(self.device) + _count(self.host) + _count(self.allocator)) as threads:
             stats = joined_stats(self.host)
             device = _joined(self.device, DeviceEvents.empty(), threads)
             host = _joined(self.host, HostEvents.empty(), threads)
@@ -215,6 +215,10 @@ class Collected(Generic[_Collectable]):
 
     def _part(self, rows: slice) -> _Collectable:
         return self._kind(**{name: column[rows] for name, column in self._columns.items()})
+
+
+def _count(pieces: Iterable[Sized]) -> int:
+    return sum(map(len, pieces))
 
 
 def _joined(pieces: list[_Events], empty: _Events, threads: ThreadPoolExecutor) -> _Events:

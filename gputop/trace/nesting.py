@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.trace.lookups import alphabetical, rows_of, stable_order
+from gputop.trace.lookups import FEW_LINES, alphabetical, rows_of, stable_order
 from gputop.trace.model import I64
 
 
@@ -70,6 +70,12 @@ def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
     """Number of earlier events of its line that are still open at each event; events in :func:`nesting_order`."""
     depth = np.empty(len(start), np.int64)
     edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(start)]
+    if len(edges) > FEW_LINES and len(edges) * (span := int(end.max()) - int(start.min()) + 1) < 1 << 62:
+        # One line after the other on one axis, so that all are searched at once.
+        moved = np.repeat(np.arange(len(edges) - 1), np.diff(edges)) * span - start.min()
+        lasts = end > start
+        ends = np.sort((end + moved)[lasts])
+        return np.cumsum(lasts) - lasts - np.searchsorted(ends, start + moved, side="right")
     for first, last in pairwise(edges):
         if (start[first + 1:last] >= end[first:last - 1]).all():  # one after the other
             depth[first:last] = 0

@@ -129,7 +129,7 @@ def test_events_lie_within_the_capture() -> None:
 
 
 def test_a_capture_of_an_instant_is_valid() -> None:
-    loop, start, _, _ = capture("healthy", 3.0)
+    loop, start, _, _ = capture("healthy", 2.0)
     space = messages.XSpace.FromString(build_xspace(loop, start, start + 1_000, ORIGIN, "demo-node"))
     assert sum(len(line.events) for plane in space.planes for line in plane.lines) < 10
     assert len(space.planes) == 12
@@ -137,7 +137,7 @@ def test_a_capture_of_an_instant_is_valid() -> None:
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_the_analysis_finds_what_the_loop_did(name: str) -> None:
-    loop, start, end, data = capture(name, 3.0)
+    loop, start, end, data = capture(name, 2.0)
     analysis = analyze_trace(read_xspaces([("demo.xplane.pb", "demo-node", data)]))
     assert analysis.simulated
     steps = analysis.steps
@@ -164,7 +164,7 @@ def test_the_analysis_finds_what_the_loop_did(name: str) -> None:
 
 def test_live_figures_agree_with_the_trace() -> None:
     """SM activity of a minute is the trace's kernel time, each kernel by its share of the GPU."""
-    loop, start, _, _ = capture("healthy", 3.0)
+    loop, start, _, _ = capture("healthy", 2.0)
     truth = loop_truth(loop, start, start + 40 * SECOND)
     figures = (loop.gpu_integrals(2, start + 40 * SECOND) - loop.gpu_integrals(2, start)) / 40
     assert figures[1] == pytest.approx(truth.compute_s[2] / truth.step_s, abs=0.02)  # gr_active

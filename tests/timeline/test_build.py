@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.device_time import gpu_number, timelines
 from gputop.analysis.steps.judged import detect_steps
 from gputop.core.counters import CounterLane, GpuCounters
@@ -21,14 +22,11 @@ from gputop.timeline.reader import Timeline
 from gputop.trace.intervals import coverage
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
+from tests.diagnosis.real_traces import facts_of, needs_data
 from tests.timeline.make import timeline_of
 from tests.trace.build import Builder, keras_steps
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-REAL = [DATA / "keras3_slow_input.xplane.pb.gz", DATA / "jax_cpu.xplane.pb.gz", DATA / "tf_retracing.xplane.pb.gz",
-        SHARED / "dlrm_8gpu_v100", SHARED / "kineto" / "a100_launch_bound.json.gz",
-        SHARED / "nsys" / "mfu_2gpu_before.sqlite", SHARED / "xplane_amd" / "jax_conv_minimal_08_tw003.xplane.pb"]
 
 
 def test_rows_stand_by_gpu_then_threads_then_stages():
@@ -156,12 +154,19 @@ def test_a_full_disk_is_said_with_its_remedy():
     assert "TMPDIR" in caught.value.fix
 
 
-@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.split(".")[0])
-def test_real_traces(path):
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    trace = load([str(path)])
-    timeline = timeline_of(trace)
+@needs_data
+@pytest.mark.parametrize("name", ["dlrm", "a100", "mfu", "amd_8gpu"])
+def test_shared_traces(name):
+    shows_all_of(facts_of(name))
+
+
+@pytest.mark.parametrize("name", ["keras3_slow_input", "jax_cpu", "tf_retracing"])
+def test_traces_of_cpus(name):
+    shows_all_of(analyze_to_facts(load([DATA / f"{name}.xplane.pb.gz"])))
+
+
+def shows_all_of(facts: TraceFacts) -> None:
+    trace, timeline = facts.trace, timeline_of(facts)
     low, high = timeline.window_ns
     of_kind: Counter[str] = Counter()
     shown = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cache
 
 import pytest
 
@@ -13,29 +13,27 @@ from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
+from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
 from gputop.timeline.idle_gaps import rank_idle_gaps
 from gputop.timeline.model import CAUSES, IdleTotal
 from gputop.trace.model import Kind, Trace
-from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.labeled.cases import fault_case
 from tests.advice.trace.blocking_copy_traces import fetching
 from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
+from tests.diagnosis.real_traces import facts_of, needs_data
 from tests.records import replace
 from tests.timeline.make import find_idle_gaps, timeline_of
 from tests.trace.build import Builder, keras_steps
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-REAL = [SHARED / "dlrm_8gpu_v100", SHARED / "kineto" / "a100_launch_bound.json.gz",
-        SHARED / "kineto" / "v100_healthy.json.gz", SHARED / "nsys" / "mfu_2gpu_before.sqlite",
-        SHARED / "nsys" / "h100_2gpu_1s.sqlite"]
 ALL = 10**6  # more than any of these traces has
 MOST = 1_000
 
 
-def labeled(fault: str) -> Trace:
+@cache
+def labeled(fault: str) -> TraceFacts:
     case = fault_case(fault, "strong", 1)
-    return read_xspaces([(f"{case.name}.xplane.pb", "trainer-0", case.bytes())])
+    return analyze_to_facts(read_xspaces([(f"{case.name}.xplane.pb", "trainer-0", case.bytes())]))
 
 
 def test_waiting_for_input():
@@ -132,7 +130,7 @@ def test_waiting_in_a_collective_for_the_last_gpu():
     ("serial_gpus", "other_gpu"), ("gpu0_oversubscribed", "collective_wait"),
 ])
 def test_most_of_what_is_lost_belongs_to_the_fault_that_was_put_in(fault, cause):
-    found = find_idle_gaps(analyze_to_facts(labeled(fault)), MOST)
+    found = find_idle_gaps(labeled(fault), MOST)
     lost = sum(b.cost_ns for b in found)
     assert sum(b.cost_ns for b in found if b.finding == fault) > 0.75 * lost
     assert sum(b.cost_ns for b in found if b.cause == cause) > 0.75 * lost
@@ -140,7 +138,7 @@ def test_most_of_what_is_lost_belongs_to_the_fault_that_was_put_in(fault, cause)
 
 
 def test_a_thread_that_is_kept_from_launching_shows_no_event():
-    first = find_idle_gaps(analyze_to_facts(labeled("thread_contention")))[0]
+    first = find_idle_gaps(labeled("thread_contention"))[0]
     assert first.work[0].op == "" and first.work[0].role == "executor" and ": no event " in first.host
 
 
@@ -184,9 +182,8 @@ def totals_agree(facts: TraceFacts, totals: Sequence[IdleTotal]) -> None:
             sum(waiting.values()) / max(1, len(facts.gpu_timelines)), rel=1e-6, abs=1e-9)
 
 
-def consistent(trace: Trace) -> None:
+def consistent(facts: TraceFacts) -> None:
     """The sums are the breakdown's and the collectives' own, by part, and every field says what it may."""
-    facts = analyze_to_facts(trace)
     totals, found = rank_idle_gaps(facts, ALL)
     every = [f.idle_gap for f in found]
     analysis = facts.analysis
@@ -222,11 +219,10 @@ def consistent(trace: Trace) -> None:
             assert ender.name in built.ended_by
 
 
-@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.split(".")[0])
-def test_real_traces_add_up(path):
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    consistent(load([str(path)]))
+@needs_data
+@pytest.mark.parametrize("name", ["dlrm", "a100", "v100", "mfu", "h100"])
+def test_real_traces_add_up(name):
+    consistent(facts_of(name))
 
 
 @pytest.mark.parametrize("make", [
@@ -234,7 +230,7 @@ def test_real_traces_add_up(path):
     lambda: uneven(0, 2.0).build(),
 ], ids=["healthy", "input", "launch", "uneven"])
 def test_made_traces_add_up(make):
-    consistent(make())
+    consistent(analyze_to_facts(make()))
 
 
 def test_without_steps_the_window_counts():
@@ -242,7 +238,7 @@ def test_without_steps_the_window_counts():
     fill(b, 0, 0, 1_000, 96, 50)
     facts = analyze_to_facts(b.build())
     assert facts.analysis.steps is None
-    consistent(b.build())
+    consistent(facts)
 
 
 def test_without_a_gpu_there_is_no_place():
@@ -262,3 +258,13 @@ def test_gaps_beyond_the_replayed_steps_belong_to_their_finding_too() -> None:
     assert part.replayed_steps < facts.replayed_steps == facts.steps_or_window
     found = find_idle_gaps(part)
     assert found == find_idle_gaps(facts) and sum(gap.finding == "sync_copies" for gap in found) >= 4 * 5
+
+
+def test_work_that_began_before_an_idle_period_counts_within_it() -> None:
+    """Of periods in any order, which overlap."""
+    b = Builder().run(0, 0, 1).host("outer", 10, 90).host("inner", 40, 30).host("other", 55, 20, "other thread")
+    periods = [IdlePeriod(start * 1000, end * 1000, "gap", (0,)) for start, end in (
+        (60, 80), (20, 30), (50, 60), (95, 120), (60, 65))]
+    works = [{work.op: work.time_ns // 1000 for work in done} for done in host_work_in(b.build(), None, periods)]
+    assert works == [{"inner": 10, "outer": 10, "other": 15}, {"outer": 10}, {"inner": 10, "other": 5}, {"outer": 5},
+                     {"inner": 5, "other": 5}]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from gputop.timeline.model import KINDS
 from gputop.timeline.reader import Timeline
@@ -20,8 +21,6 @@ _device = st.tuples(_times, st.integers(0, 1), st.integers(1, 2), st.sampled_fro
 _host = st.tuples(_times, st.sampled_from(["python", "tf_data_private_threadpool/1"]),
                   st.sampled_from(["train", "MatMul", "Iterator::Map", "ΑΒΓ straße"]))
 _traces = st.tuples(st.lists(_device, max_size=14), st.lists(_host, max_size=14)).filter(lambda t: t[0] or t[1])
-_when = st.integers(-5, _HORIZON + 25)
-_many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def trace_of(events: tuple[list, list]) -> Trace:
@@ -34,46 +33,49 @@ def trace_of(events: tuple[list, list]) -> Trace:
     return b.build()
 
 
-def open_(events: tuple[list, list]) -> tuple[Timeline, Plain]:
-    timeline = timeline_of(trace_of(events))
-    return timeline, Plain.of(timeline)
+class Question(Struct):
+    """What is asked of a timeline, each with what it needs of this."""
+
+    time: int = 0
+    length: int = 0
+    columns: int = 1
+    least: int = 1
+    back: bool = False
+    text: str = ""
+    row: int = 0
 
 
-@_many
-@given(_traces, _when, st.integers(0, 70), st.integers(1, 12))
-def test_a_picture_is_what_one_sees_instant_by_instant(events, start, length, columns):
-    timeline, plain = open_(events)
+_questions = st.builds(
+    Question, st.integers(-5, _HORIZON + 25), st.integers(0, 70), st.integers(1, 12), st.integers(1, 20), st.booleans(),
+    st.sampled_from(["mat", "MATMUL", "e", "dense", "STRASSE", "αβγ", "no such", ""]), st.integers(0, 8))
+
+
+def the_picture_is_what_one_sees_instant_by_instant(timeline: Timeline, plain: Plain, q: Question) -> None:
     rows = [row.key for row in timeline.rows]
-    share, kind = timeline.coverage.picture(rows, start, start + length, columns)
-    assert share.shape == kind.shape == (len(rows), columns)
+    share, kind = timeline.coverage.picture(rows, q.time, q.time + q.length, q.columns)
+    assert share.shape == kind.shape == (len(rows), q.columns)
     assert (share.dtype, kind.dtype) == (np.float32, np.uint8)
     for row in rows:
-        for i in range(columns):
-            low = start + length * i // columns
-            high = max(start + length * (i + 1) // columns, low + 1)
+        for i in range(q.columns):
+            low = q.time + q.length * i // q.columns
+            high = max(q.time + q.length * (i + 1) // q.columns, low + 1)
             expected, dominant = plain.column(row, low, high)
             assert share[row, i] == pytest.approx(expected, abs=1e-6)
             assert KINDS[kind[row, i]] == KINDS[dominant]
-    (last_share,), (last_kind,) = timeline.coverage.picture(rows[-1:], start, start + length, columns)
+    (last_share,), (last_kind,) = timeline.coverage.picture(rows[-1:], q.time, q.time + q.length, q.columns)
     assert (last_share == share[-1]).all() and (last_kind == kind[-1]).all()
 
 
-@_many
-@given(_traces, _when, st.integers(1, 20), st.booleans())
-def test_the_next_gap(events, time, minimum, back):
-    timeline, plain = open_(events)
+def the_next_gap(timeline: Timeline, plain: Plain, q: Question) -> None:
     for row in timeline.rows:
-        gaps = [gap for gap in plain.gaps(row.key) if gap[1] - gap[0] >= minimum]
-        matching = [gap for gap in gaps if (gap[0] < time if back else gap[0] > time)]
-        expected = (matching[-1] if back else matching[0]) if matching else None
-        assert timeline.coverage.next_gap(row.key, time, minimum, back) == expected
+        gaps = [gap for gap in plain.gaps(row.key) if gap[1] - gap[0] >= q.least]
+        matching = [gap for gap in gaps if (gap[0] < q.time if q.back else gap[0] > q.time)]
+        expected = (matching[-1] if q.back else matching[0]) if matching else None
+        assert timeline.coverage.next_gap(row.key, q.time, q.least, q.back) == expected
 
 
-@_many
-@given(_traces, _when, st.integers(0, 40))
-def test_the_ranges_of_a_stretch(events, start, length):
-    timeline, plain = open_(events)
-    end = start + length
+def the_ranges_of_a_stretch(timeline: Timeline, plain: Plain, q: Question) -> None:
+    start, end = q.time, q.time + q.length
     for row in timeline.rows:
         found = timeline.ranges(row.key, start, end)
         expected = [r for r in plain.rows[row.key] if start <= r.start_ns < end or r.start_ns < start < r.end_ns]
@@ -86,14 +88,10 @@ def test_the_ranges_of_a_stretch(events, start, length):
         assert sorted((r.end_ns - r.start_ns for r in few), reverse=True) == longest
 
 
-@_many
-@given(_traces, _when)
-@example(([], [((1, 1), "python", "Iterator::Map"), ((1, 2), "python", "Iterator::Map")]), 1)
-def test_the_innermost_range_at_an_instant(events, time):
-    timeline, plain = open_(events)
+def the_innermost_range_at_an_instant(timeline: Timeline, plain: Plain, q: Question) -> None:
     for row in timeline.rows:
-        found = timeline.at(row.key, time)
-        there = [r for r in plain.rows[row.key] if r.start_ns <= time < r.end_ns]
+        found = timeline.at(row.key, q.time)
+        there = [r for r in plain.rows[row.key] if r.start_ns <= q.time < r.end_ns]
         if not there:
             assert found is None
             continue
@@ -104,47 +102,54 @@ def test_the_innermost_range_at_an_instant(events, time):
         assert found.row == min(r.row for r in there)
 
 
-@_many
-@given(_traces, _when, st.booleans())
-def test_the_next_range(events, time, back):
-    timeline, plain = open_(events)
+def the_next_range(timeline: Timeline, plain: Plain, q: Question) -> None:
     for row in timeline.rows:
-        found = timeline.next_range(row.key, time, back)
-        matching = sorted(r.start_ns for r in plain.rows[row.key] if (r.start_ns < time if back else r.start_ns > time))
-        assert (found.start_ns if found else None) == ((matching[-1] if back else matching[0]) if matching else None)
+        found = timeline.next_range(row.key, q.time, q.back)
+        matching = sorted(r.start_ns for r in plain.rows[row.key]
+                          if (r.start_ns < q.time if q.back else r.start_ns > q.time))
+        assert (found.start_ns if found else None) == (
+            (matching[-1] if q.back else matching[0]) if matching else None)
 
 
-@_many
-@given(_traces, st.booleans())
-def test_from_range_to_range_by_its_index_misses_none(events, back):
-    timeline, plain = open_(events)
+def from_range_to_range_by_its_index_misses_none(timeline: Timeline, plain: Plain, q: Question) -> None:
     for row in timeline.rows:
         ranges = plain.rows[row.key]
         if row.kind == "gpu" or not ranges:
             continue
-        at = ranges[-1] if back else ranges[0]
+        at = ranges[-1] if q.back else ranges[0]
         seen = [at]
-        while (following := timeline.next_range(row.key, at.start_ns, back, at.index)) is not None:
+        while (following := timeline.next_range(row.key, at.start_ns, q.back, at.index)) is not None:
             seen.append(at := following)
-        assert seen == (ranges[::-1] if back else ranges)
+        assert seen == (ranges[::-1] if q.back else ranges)
 
 
-@_many
-@given(_traces, st.sampled_from(["mat", "MATMUL", "e", "dense", "STRASSE", "αβγ", "no such", ""]), _when,
-       st.integers(0, 8), st.booleans())
-def test_search_goes_through_all_hits_in_order(events, text, time, row, back):
-    timeline, plain = open_(events)
-    row = min(row, len(timeline.rows) - 1)
+def search_goes_through_all_hits_in_order(timeline: Timeline, plain: Plain, q: Question) -> None:
+    row = min(q.row, len(timeline.rows) - 1)
     hits = sorted(
         (r for key, ranges in plain.rows.items() if timeline.rows[key].kind in ("stream", "thread") for r in ranges
-         if text and (text.casefold() in r.name.casefold() or text.casefold() in r.tf_op.casefold())),
+         if q.text and (q.text.casefold() in r.name.casefold() or q.text.casefold() in r.tf_op.casefold())),
         key=lambda r: (r.start_ns, r.row, r.index))
-    left = [r for r in hits if ((r.start_ns, r.row) < (time, row) if back else (r.start_ns, r.row) > (time, row))]
-    found, at = [], timeline.search(text, row, time, back)
+    left = [r for r in hits if ((r.start_ns, r.row) < (q.time, row) if q.back else (r.start_ns, r.row) > (q.time, row))]
+    found, at = [], timeline.search(q.text, row, q.time, q.back)
     while at is not None:
         found.append(at)
-        at = timeline.search(text, at.row, at.start_ns, back, at.index)
-    assert found == (left[::-1] if back else left)
+        at = timeline.search(q.text, at.row, at.start_ns, q.back, at.index)
+    assert found == (left[::-1] if q.back else left)
+
+
+@settings(max_examples=80)
+@given(_traces, _questions)
+@example(([], [((1, 1), "python", "Iterator::Map"), ((1, 2), "python", "Iterator::Map")]), Question(1))
+def test_every_answer_is_the_plain_truth(events, question):
+    timeline = timeline_of(trace_of(events))
+    plain = Plain.of(timeline)
+    the_picture_is_what_one_sees_instant_by_instant(timeline, plain, question)
+    the_next_gap(timeline, plain, question)
+    the_ranges_of_a_stretch(timeline, plain, question)
+    the_innermost_range_at_an_instant(timeline, plain, question)
+    the_next_range(timeline, plain, question)
+    from_range_to_range_by_its_index_misses_none(timeline, plain, question)
+    search_goes_through_all_hits_in_order(timeline, plain, question)
 
 
 def test_names_and_depths_of_events():

@@ -67,6 +67,16 @@ def test_a_parent_contains_its_child_and_nothing_lies_between(raw):
             assert all(found[i][1] <= found[parent][1] and found[parent][2] <= found[i][2] for i in around)
 
 
+@given(events, st.sampled_from((0, 7, 1 << 57)))
+def test_many_lines_are_nested_as_each_is_alone(raw, apart):
+    alone, lines = nested(raw), range(20)
+    parent = nesting_of(alone)[0].parent
+    nesting, _ = nesting_of([(3 * i + line, start + i * apart, end + i * apart, name)
+                             for i in lines for line, start, end, name in alone])
+    assert nesting.parent.tolist() == [
+        number + i * len(alone) if number >= 0 else -1 for i in lines for number in parent.tolist()]
+
+
 def test_holders_pass_their_time_up_to_the_first_that_keeps_it():
     found = [(0, 0, 10, 0), (0, 1, 9, 1), (0, 2, 8, 1), (0, 3, 4, 2), (1, 0, 5, 1)]
     nesting, columns = nesting_of(found)

@@ -23,6 +23,12 @@ def test_results_come_in_the_order_of_the_calls_whichever_ends_first():
         assert list(map_ordered(threads, [slow, quick, lambda: 2])) == [0, 1, 2]
 
 
+def test_work_on_few_events_needs_no_threads():
+    for events, here in ((10, True), (10**6, False)):
+        with pool(events) as threads:
+            assert (threads.submit(threading.get_ident).result() == threading.get_ident()) == here
+
+
 def test_few_are_begun_ahead():
     begun: list[int] = []
 
@@ -38,8 +44,9 @@ def test_few_are_begun_ahead():
         assert list(results) == list(range(1, 100))
 
 
-def test_an_error_arrives_where_its_result_would():
-    with pool() as threads:
+@pytest.mark.parametrize("events", [10, 10**6])
+def test_an_error_arrives_where_its_result_would(events):
+    with pool(events) as threads:
         results = map_ordered(threads, [lambda: 1, lambda: 1 // 0, lambda: 3])
         assert next(results) == 1
         with pytest.raises(ZeroDivisionError):

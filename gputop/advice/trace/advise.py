@@ -58,7 +58,8 @@ _ABOUT_THEM = 0.5
 def trace_advice(facts: TraceFacts) -> Advice:
     """Judge one trace by all rules; findings that follow from another one stand under it."""
     job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
-    with pool() as threads:  # each rule is a pure function of the facts; those of others, in Python, need not be
+    # Each rule is a pure function of the facts; those of others, in Python, need not be.
+    with pool(facts.trace.event_count) as threads:
         outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
     outcomes += [guarded(rule, partial(_outcome, rule, facts, job, cures)) for rule in python_rules("trace")]
     advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)

@@ -19,14 +19,14 @@ _COMPILED = {
                 r"(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$"),
 }
 # PyTorch's names of what only training runs.
-_BACKWARD = r"backward|_bwd|bwd_|wgrad|autograd::engine|optimizer\."
+_BACKWARD = ("backward", "_bwd", "bwd_", "wgrad", "autograd::engine", "optimizer.")
 # The gradient of a convolution's input (dgrad) is no proof: a transposed convolution computes the same.
 _JAX_BACKWARD = r".*transpose\(jvp"
 # Kernels and ops of servers of language models: a key-value cache in pages, and batches that change with each request.
 _SERVES = (r"(?i).*(?:paged_?(?:attention|kv)|reshape_and_cache|store_?kv_?cache|kv_?cache_(?:update|store)|"
            r"batch(?:decode|prefill)with|\bvllm(?:::|/)|\bsglang|\bflashinfer(?:::|/)|tensorrt_llm|\blmdeploy)")
-_SERVES_WORDS = (r"paged|reshape_and_cache|store_?kv|kv_?cache|batch(?:decode|prefill)with|vllm|sglang|flashinfer|"
-                 r"tensorrt_llm|lmdeploy")
+_SERVES_WORDS = ("paged", "reshape_and_cache", "kvcache", "kv_cache", "decodewith", "prefillwith", "vllm",
+                 "sglang", "flashinfer", "tensorrt_llm", "lmdeploy")
 _SERVERS = {"SGLang": r".*\bsglang(?:[/:]|_profiler)", "vLLM": r"(?:.*/)?vllm/|.*\bvllm::"}
 GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 

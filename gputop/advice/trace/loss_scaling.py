@@ -18,9 +18,9 @@ from gputop.trace.intervals import intersect, union
 from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.model import Kind
 
-# In lower case, as they are anywhere in a name.
-_CHECK = r"loss_?scal|amp_update_scale|amp_non_finite|multi_tensor_unscale"
-_FINITE = r"is_?(?:all_)?finite|all_?finite"
+_CHECK = r"(?is).*(?:loss_?scal|amp_update_scale|amp_non_finite|multi_tensor_unscale)"
+_CHECK_WORDS = ("lossscal", "loss_scal", "amp_update_scale", "amp_non_finite", "multi_tensor_unscale")
+_FINITE = r"(?is).*(?:is_?(?:all_)?finite|all_?finite)"
 _HAVE_BF16 = (8, 0)
 _FUSED = {"tensorflow": ", and let XLA fuse the checks", "jax": ", inside the jitted step"}
 
@@ -62,10 +62,10 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
 
 def _scaling_events(facts: TraceFacts) -> Mask:
     """The device events of loss scaling, by their names and their ops' names."""
-    device, named = facts.trace.device, name_mask(facts.trace, "", _CHECK)
+    device, named = facts.trace.device, name_mask(facts.trace, _CHECK, _CHECK_WORDS)
     table = facts.analysis.kernels
     half = table is not None and any(row.types.get("fp16") for row in table.by_name)
-    mask = named | name_mask(facts.trace, "", _FINITE) if half or named[device.tf_op].any() else named
+    mask = named | name_mask(facts.trace, _FINITE, ("finite",)) if half or named[device.tf_op].any() else named
     return np.asarray(mask[device.tf_op] | mask[device.name], bool)
 
 

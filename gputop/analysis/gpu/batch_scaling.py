@@ -28,7 +28,7 @@ FACTORS = (2, 4, 8)  # of the batch, for which the saving is computed
 # batch normalization, with a block per channel, takes 15 µs and more.
 SHORT_NS = 10_000
 # Their grids follow the weights, not the batch.
-_OF_WEIGHTS = r"wgrad|backpropfilter|biasgrad|bias_grad|splitkreduce"
+_OF_WEIGHTS = ("wgrad", "backpropfilter", "biasgrad", "bias_grad", "splitkreduce")
 
 
 def batch_scaling(

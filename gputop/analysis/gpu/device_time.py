@@ -87,7 +87,7 @@ class GpuTimeline(Struct, frozen=True):
 
 def timelines(trace: Trace) -> list[GpuTimeline]:
     """One for each GPU of the trace that ran anything, in the trace's order."""
-    with pool() as threads:
+    with pool(trace.event_count) as threads:
         by_gpu = threads.map(partial(_timeline, trace), range(len(trace.gpus)))
         return [timeline for timeline in by_gpu if timeline is not None]
 

@@ -278,5 +278,7 @@ def gap_lines(kind: str, gaps: Spans, s_per_step: float, processes: Sequence[Lin
 
 def lines_of_gaps(processes: Sequence[Lines], gaps: Iterable[tuple[int, int, str]]) -> list[tuple[StackLine, ...]]:
     """Lines that ran in each of these gaps (start, end, cause); empty where no sample fell into it."""
+    if not processes:
+        return [() for _ in gaps]
     return [gap_lines(INPUT_GAP if cause == INPUT_GAP else "gap", union([start], [end]), (end - start) / 1e9,
                       processes).lines for start, end, cause in gaps]

@@ -148,7 +148,7 @@ def _ops(trace: Trace) -> _Ops | None:
         return _Ops(rows, np.full(len(rows), -1, np.int64), scopes.of_event, np.full(len(rows), "", object),
                     tuple(scopes.scopes)) if len(rows) else None
     xla, hlo = host_stat(host, "hlo")
-    is_op = name_mask(trace, OP) & ~(name_mask(trace, _RUNS_XLA) if len(xla) else False)
+    is_op = name_mask(trace, OP) & ~(name_mask(trace, _RUNS_XLA, ("xla", "partitionedcall")) if len(xla) else False)
     tf_ops = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace))
     everything = union([host.start_ns[0]], [host.end_ns.max() + 1])
     eager, eager_op = eager_calls(trace, everything)

@@ -61,7 +61,7 @@ class _Op(Struct, frozen=True):
 
 def table_updates(trace: Trace, steps: Steps, *, on_gpus: bool) -> TableUpdates | None:
     """Find ops over whole tables within the steps; None without lookups or such ops."""
-    if not name_mask(trace, _LOOKUP, "gather").any():
+    if not name_mask(trace, _LOOKUP, ("gather",)).any():
         return None
     name, rows, time_ns, count = _events(trace, steps, on_gpus=on_gpus)
     total_ns = np.bincount(name[rows], weights=time_ns[rows], minlength=len(trace.names))

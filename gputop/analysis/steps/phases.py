@@ -24,6 +24,7 @@ _NAMED = (
 # Ops of the backward pass and of optimizers: tf.GradientTape's scope, tf.gradients', and their types.
 _BACKWARD = (r"(?:.*/)?(?:gradient_tape|gradients)/|.*:(?:\w+Grad(?:V\d)?|\w+Backprop\w*|(?:Resource)?\w*Apply[A-Z]\w*|"
              r"AssignSubVariableOp)$")
+_BACKWARD_WORDS = ("grad", "backprop", "apply", "assignsub")
 # Ops as TensorFlow writes them into a trace, scope/name:Type, without those that any step function has.
 _FORWARD = (r"[A-Za-z0-9.][\w.\\/>-]*:(?!Optional|IteratorGetNext|NoOp|Identity|Const|ReadVariableOp|Assign|Cast|Add|"
             r"StatefulPartitionedCall|PartitionedCall|DivNoNan|Xla|_Xla)[A-Z_]\w*$")
@@ -39,7 +40,8 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
     evaluation, or prediction by the name. UNKNOWN where no op is traced.
     """
     named = {phase: name_mask(trace, pattern) for phase, pattern in _NAMED}
-    times = [_times_by_rank(trace, name_mask(trace, pattern)) for pattern in (_BACKWARD, _FORWARD, _XLA_RUNS)]
+    times = [_times_by_rank(trace, name_mask(trace, pattern, words)) for pattern, words in (
+        (_BACKWARD, _BACKWARD_WORDS), (_FORWARD, ()), (_XLA_RUNS, ()))]
     rank_of_line = np.array([line.rank for line in trace.lines], np.int64)
     order = np.argsort(key, kind="stable")
     functions, first = np.unique(key[order], return_index=True)

@@ -26,7 +26,7 @@ TORCH_COMPILING = "torch_compilation"
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
 # cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
-TRIES = "redzone"
+TRIES = r"(?i).*redzone"
 # A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
 # the median of launch calls, and at least so long. gputop's own figures. A call that waits for a full queue, or whose
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
@@ -157,7 +157,7 @@ def _set_up(trace: Trace) -> _Found:
 
 
 def _tried(trace: Trace) -> _Found:
-    mask, device = name_mask(trace, "", TRIES), trace.device
+    mask, device = name_mask(trace, TRIES, ("redzone",)), trace.device
     rows = np.flatnonzero(mask[device.name]) if mask.any() else np.empty(0, np.int64)
     tried = joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS)
     return tried.start, tried.end, np.full(len(tried.start), -1, np.int64)
@@ -210,7 +210,7 @@ def past_start(trace: Trace) -> bool:
 
 def tries_ns(trace: Trace) -> I64:
     """Begins of the kernels with which cuDNN's algorithms are tried out, in order."""
-    mask = name_mask(trace, "", TRIES)
+    mask = name_mask(trace, TRIES, ("redzone",))
     return trace.device.start_ns[mask[trace.device.name]] if mask.any() else np.empty(0, np.int64)
 
 

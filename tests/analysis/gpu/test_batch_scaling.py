@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,8 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import BatchScaling, FewBlocks
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.model import LaunchShape, Trace, TraceGpu
-from gputop.trace.readers.load import load
+from tests.diagnosis.real_traces import needs_data, trace_of
 from tests.trace.build import Builder, keras_steps
-from tests.trace.shares import NEEDS_SHARED, SHARED
 
 SMS = 132
 STEPS = 4
@@ -111,14 +109,14 @@ def test_a_grid_that_no_integer_holds() -> None:
     assert own.few_blocks_s == 0 and own.last_wave_s is not None and math.isfinite(own.last_wave_s)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=NEEDS_SHARED)
-@pytest.mark.parametrize(("file", "sms", "optimizer_s", "few_s"), [
+@needs_data
+@pytest.mark.parametrize(("name", "sms", "optimizer_s", "few_s"), [
     # Summed over the events of the JSON, by "blocks per SM" < 1 and by multi_tensor_apply; nothing overlaps there.
-    ("a100_launch_bound.json.gz", 108, 2.078278e-3, 18.338164e-3),
-    ("v100_healthy.json.gz", 80, 5.532802e-3, 33.800828e-3),
+    ("a100", 108, 2.078278e-3, 18.338164e-3),
+    ("v100", 80, 5.532802e-3, 33.800828e-3),
 ])
-def test_real_traces(file: str, sms: int, optimizer_s: float, few_s: float) -> None:
-    trace = load([str(Path(SHARED) / "kineto" / file)])
+def test_real_traces(name: str, sms: int, optimizer_s: float, few_s: float) -> None:
+    trace = trace_of(name)
     (own,) = batch_scaling(trace, timelines(trace), None)
     assert own.sms == sms and own.optimizer_s == pytest.approx(optimizer_s) and own.few_blocks_s == pytest.approx(few_s)
     assert own.few_blocks[0].blocks == 64 and "bn_bw" in own.few_blocks[0].name  # a block per channel

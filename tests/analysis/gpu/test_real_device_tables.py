@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.readers.load import load
-from tests.diagnosis.real_traces import DATA, FILES, analyzed, needs_data
+from tests.diagnosis.real_traces import FILES, analyzed, needs_data, trace_of
 
 # Of ResNet-50, which the A100 trace trains; its gradients are all-reduced once a step.
 RESNET50_PARAMETERS = 25_557_032
@@ -88,7 +87,7 @@ def test_occupancy_is_unknown_where_the_trace_does_not_tell():
 
 @needs_data
 def test_launch_shapes_of_an_nsys_report():
-    trace = load([DATA / "nsys/h100_2gpu_1s.sqlite"])
+    trace = trace_of("h100")
     kernels = trace.device.kind <= 1
     assert (trace.device.shape[kernels] >= 0).all() and (trace.device.shape[~kernels] == -1).all()
     assert all(s.block[0] * s.block[1] * s.block[2] <= 1024 and s.registers <= 255 for s in trace.launch_shapes)

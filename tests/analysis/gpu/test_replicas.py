@@ -202,7 +202,7 @@ def test_first_kernels_against_plain_search(events):
         assert r.launches.shared_launches == pytest.approx(len(shared) / sum(map(len, known.values())))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(launched, st.integers(0, 1000))
 @example([(0, 0, 1, 0, "python"), (1, 386, 10, 150, "python"), (1, 386, 10, 150, "a")], 0)  # but for who launched them
 def test_the_order_of_events_lines_and_names_does_not_matter(events, seed):

@@ -15,10 +15,9 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.gpu.sm_use import launch_width, narrow_kernels, sm_use
 from gputop.analysis.results import SmUse
 from gputop.analysis.steps.steps import find_steps
-from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import LaunchShape, Trace, TraceGpu
+from tests.diagnosis.real_traces import analyzed, files_of, needs_data
 from tests.trace.build import Builder, keras_steps
-from tests.trace.shares import NEEDS_SHARED, SHARED
 
 SMS = 132
 STEPS, STEP = 4, 1000.0  # µs
@@ -120,13 +119,13 @@ def test_a_grid_that_no_integer_holds() -> None:
     assert own.used_s == pytest.approx(8e-6) and own.tail_s == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=NEEDS_SHARED)
-@pytest.mark.parametrize("file", ["a100_launch_bound.json.gz", "v100_healthy.json.gz"])
-def test_real_traces(file: str) -> None:
+@needs_data
+@pytest.mark.parametrize("name", ["a100", "v100"])
+def test_real_traces(name: str) -> None:
     """Instant by instant over the events of the JSON, by the figures that kineto itself computes."""
-    path = SHARED / "kineto" / file
+    (path,) = files_of(name)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    found = analyze([str(path)])
+    found = analyzed(name)
     assert found.steps is not None
     marks = sorted((e["ts"], e["ts"] + e["dur"]) for e in events
                    if e.get("name", "").startswith("ProfilerStep#") and e.get("cat") == "user_annotation")

@@ -12,10 +12,9 @@ from gputop.analysis.results import WallTime
 from gputop.analysis.steps.judged import detect_steps
 from gputop.core.findings import TraceNote
 from gputop.trace.model import Trace
-from gputop.trace.readers.load import load
 from tests.analysis.host.traces_of_epochs import MS, TEST, TRAIN, epochs, evaluate, train, with_stacks
 from tests.analysis.host.wall_time_traces import overview_of, two_grains
-from tests.diagnosis.real_traces import DATA, needs_data
+from tests.diagnosis.real_traces import needs_data, trace_of
 from tests.records import replace
 from tests.trace.build import Builder
 
@@ -322,7 +321,7 @@ def test_the_parts_sum_to_the_recording_whatever_is_in_it(seed):
 
 @needs_data
 def test_kineto_tells_when_it_began_and_ended():
-    wall = divided(load([str(DATA / "kineto" / "a100_launch_bound.json.gz")]))
+    wall = divided(trace_of("a100"))
     # "PyTorch Profiler (0)" of the file: 696.2 ms, and kernels go on for 17 ms after it.
     assert wall.known_by == "profiler" and wall.recorded_s == pytest.approx(0.713, abs=0.001)
 

@@ -186,40 +186,47 @@ def test_times_are_those_of_the_events_counted_another_way(file: str) -> None:
 
 
 _JOB = """
-import json, os, sys
+import glob, json, sys
 import numpy as np, tensorflow as tf
-L, out = tf.keras.layers, sys.argv[1]
-model = tf.keras.Sequential([
-    L.Input((16, 16, 8)), L.Conv2D(16, 3, padding="same", name="conv_small"),
-    L.Conv2D(64, 3, padding="same", name="conv_large"), L.GlobalAveragePooling2D(), L.Dense(32)])
-model.compile("adam", "mse", jit_compile=sys.argv[2] == "jit")
-x, y = np.ones((32 * 6, 16, 16, 8), "f"), np.zeros((32 * 6, 32), "f")
-model.fit(x, y, batch_size=32, verbose=0)
-tf.profiler.experimental.start(out, tf.profiler.experimental.ProfilerOptions(host_tracer_level=2))
-model.fit(x, y, batch_size=32, verbose=0)
-tf.profiler.experimental.stop()
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
-import glob
-file, = glob.glob(out + "/plugins/profile/*/*.xplane.pb")
-space = xplane_pb2.XSpace.FromString(open(file, "rb").read())
-count = {}
-for plane in space.planes:
-    for line in plane.lines:
-        for event in line.events:
-            meta = plane.event_metadata[event.metadata_id].name
-            if "conv_large" in meta and ":" in meta or meta.startswith("convolution"):
-                count[meta] = count.get(meta, 0) + 1
-print(json.dumps({"file": file, "count": count}))
+L = tf.keras.layers
+
+def trained(out, compiled):
+    tf.keras.backend.clear_session()
+    model = tf.keras.Sequential([
+        L.Input((16, 16, 8)), L.Conv2D(16, 3, padding="same", name="conv_small"),
+        L.Conv2D(64, 3, padding="same", name="conv_large"), L.GlobalAveragePooling2D(), L.Dense(32)])
+    model.compile("adam", "mse", jit_compile=compiled)
+    x, y = np.ones((32 * 6, 16, 16, 8), "f"), np.zeros((32 * 6, 32), "f")
+    model.fit(x, y, batch_size=32, verbose=0)
+    tf.profiler.experimental.start(out, tf.profiler.experimental.ProfilerOptions(host_tracer_level=2))
+    model.fit(x, y, batch_size=32, verbose=0)
+    tf.profiler.experimental.stop()
+    file, = glob.glob(out + "/plugins/profile/*/*.xplane.pb")
+    space = xplane_pb2.XSpace.FromString(open(file, "rb").read())
+    count = {}
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                meta = plane.event_metadata[event.metadata_id].name
+                if "conv_large" in meta and ":" in meta or meta.startswith("convolution"):
+                    count[meta] = count.get(meta, 0) + 1
+    return {"file": file, "count": count}
+
+print(json.dumps({mode: trained(sys.argv[1] + "/" + mode, mode == "jit") for mode in ("graph", "jit")}))
 """
 
 
-def trained(folder: Path, mode: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A model that TensorFlow's executor runs ("graph"), and the same compiled ("jit"): its trace, and how often the
+    large convolution's ops ran."""
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", _JOB, str(folder), mode], env=env, capture_output=True, text=True,
-                          timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", _JOB, str(tmp_path_factory.mktemp("trained"))], env=env,
+                          capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return document
+    documents: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return documents
 
 
 def products(size: int, in_: int, out: int) -> float:
@@ -228,9 +235,8 @@ def products(size: int, in_: int, out: int) -> float:
 
 
 @pytest.mark.tensorflow
-def test_a_real_keras_model_compiled_by_xla_has_the_flops_of_its_layers(tmp_path: Path) -> None:
-    document = trained(tmp_path, "jit")
-    found = analyze(document["file"])
+def test_a_real_keras_model_compiled_by_xla_has_the_flops_of_its_layers(trained: dict[str, Any]) -> None:
+    found = analyze(trained["jit"]["file"])
     rows = {path.replace("_1", ""): row for path, row in paths(found.cpu_layers).items()}
     small, large = products(16, 8, 16), products(16, 16, 64)
 
@@ -248,8 +254,8 @@ def test_a_real_keras_model_compiled_by_xla_has_the_flops_of_its_layers(tmp_path
 
 
 @pytest.mark.tensorflow
-def test_a_real_keras_model_run_by_the_executor_has_each_op_once_per_step(tmp_path: Path) -> None:
-    document = trained(tmp_path, "graph")
+def test_a_real_keras_model_run_by_the_executor_has_each_op_once_per_step(trained: dict[str, Any]) -> None:
+    document = trained["graph"]
     found = analyze(document["file"])
     rows = paths(found.cpu_layers)
     assert found.steps is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +26,7 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report_device import mfu_text
 from gputop.diagnosis.roofline import picture, svg
 from gputop.trace.model import HloOp, Kind, Trace, TraceGpu
-from gputop.trace.readers.load import load
+from tests.diagnosis.real_traces import files_of, needs_data, trace_of
 from tests.records import replace
 from tests.trace.build import Builder
 from tests.trace.shares import SHARED
@@ -228,20 +229,21 @@ def test_rows_of_real_traces_sum_to_the_step(file: str) -> None:
         assert sum(r.device_s for r in below) <= row.device_s + 1e-12
 
 
-def busy_ms(path: Path) -> float:
-    """When a GPU of the file ran anything, straight from its events; the sum of the GPUs."""
+def busy_ms(paths: Sequence[Path]) -> float:
+    """When a GPU of the files ran anything, straight from its events; the sum of the GPUs."""
     of_gpu: dict[object, list[tuple[int, int]]] = {}  # nanoseconds
-    if path.suffix == ".sqlite":
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
-            for kind in ("KERNEL", "MEMCPY", "MEMSET"):
-                for gpu, start, end in file.execute(f"SELECT deviceId, start, end FROM CUPTI_ACTIVITY_KIND_{kind}"):
-                    of_gpu.setdefault(gpu, []).append((start, end))
-    for one in sorted(path.glob("*.gz")) if path.is_dir() else [path] * (path.suffix == ".gz"):
-        document = json.loads(gzip.decompress(one.read_bytes()), parse_float=Decimal)  # floats are too coarse
+    for path in paths:
+        if path.suffix == ".sqlite":
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+                for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+                    for gpu, start, end in file.execute(f"SELECT deviceId, start, end FROM CUPTI_ACTIVITY_KIND_{kind}"):
+                        of_gpu.setdefault(gpu, []).append((start, end))
+            continue
+        document = json.loads(gzip.decompress(path.read_bytes()), parse_float=str)  # floats are too coarse
         for event in document["traceEvents"] if isinstance(document, dict) else document:
             if event.get("cat", "").lower() in ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"):
-                times = of_gpu.setdefault((one, event["pid"]), [])
-                times.append((round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)))
+                begin, length = Decimal(event["ts"]) * 1000, Decimal(event["dur"]) * 1000
+                of_gpu.setdefault((path, event["pid"]), []).append((round(begin), round(begin + length)))
     total = 0
     for times in of_gpu.values():
         reach = 0
@@ -251,19 +253,15 @@ def busy_ms(path: Path) -> float:
     return total / 1e6
 
 
-@pytest.mark.parametrize("file", [
-    "dlrm_8gpu_v100", "kineto/a100_launch_bound.json.gz", "kineto/v100_healthy.json.gz",
-    "kineto_pair/resnet50_w4_old.pt.trace.json.gz", "nsys/h100_2gpu_1s.sqlite", "nsys/mfu_2gpu_before.sqlite"])
-def test_device_times_of_the_layers_are_the_busy_time_of_the_raw_events(file: str) -> None:
-    path = SHARED / file
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    trace = load([str(one) for one in sorted(path.glob("*.gz"))] if path.is_dir() else [str(path)])
+@needs_data
+@pytest.mark.parametrize("name", ["dlrm", "a100", "v100", "resnet50", "h100", "mfu"])
+def test_device_times_of_the_layers_are_the_busy_time_of_the_raw_events(name: str) -> None:
+    trace = trace_of(name)
     found = layer_times(trace, timelines(trace), None)
     assert found is not None
     rows = found.table.rows
     device_s = sum(row.device_s for row in rows if row.parent is None)
-    assert device_s * found.table.gpus * 1e3 == pytest.approx(busy_ms(path), rel=2e-5)
+    assert device_s * found.table.gpus * 1e3 == pytest.approx(busy_ms(files_of(name)), rel=2e-5)
     for i, row in enumerate(rows):
         inside = [own.device_s for own in rows if own.parent == i]
         assert not inside or sum(inside) == pytest.approx(row.device_s, rel=1e-6, abs=1e-9)

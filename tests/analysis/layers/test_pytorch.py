@@ -16,12 +16,11 @@ from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.pytorch import call_scopes
 from gputop.analysis.layers.scopes import Scope
 from gputop.analysis.layers.tree import NO_CALL, NO_OP_RUNS
-from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.layer_spans import layer_spans
 from gputop.trace.intervals import coverage, union
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
-from tests.trace.shares import SHARED
+from tests.diagnosis.real_traces import facts_of, files_of, needs_data, trace_of
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 AUTOGRAD = "autograd::engine::evaluate_function: "
@@ -246,15 +245,15 @@ def test_the_modules_of_a_model_that_pytorch_profiled(tmp_path: Path) -> None:
     assert scopes[5:] == [*of_input_and_weight[:2], *again, *of_input_and_weight[2:]]
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces are not here")
+@needs_data
 def test_a_real_job_spends_its_time_where_its_own_marks_say() -> None:
     """By another way: what autograd's thread launched is backward; the job itself marks its update."""
-    path = SHARED / "kineto" / "v100_healthy.json.gz"
+    (path,) = files_of("v100")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     launches = {e["args"]["correlation"]: e for e in events
                 if e.get("cat") == "cuda_runtime" and "correlation" in e.get("args", {})}
     updates = [e for e in events if e.get("cat") == "user_annotation" and e["name"] == "## optimizer ##"]
-    facts = analyze_to_facts(load([path]))
+    facts = facts_of("v100")
     device, table, steps = facts.trace.device, facts.analysis.layers, facts.steps
     assert table is not None and steps is not None
     marked = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
@@ -333,13 +332,11 @@ def test_of_a_pass_that_had_begun_before_the_trace_only_sizes_tell(tmp_path: Pat
     assert reduced(begun.load(tmp_path)) == [(path,)]
 
 
+@needs_data
 def test_buckets_of_a_real_job_have_the_sizes_of_their_gradients() -> None:
     """ResNet-50: the first bucket is the classifier's weight and bias, the second that of layer4's last five
     convolutions and their norms, by the shapes of the model."""
-    file = SHARED / "kineto/a100_launch_bound.json.gz"
-    if not file.exists():
-        pytest.skip("no shared traces")
-    trace = load([file])
+    trace = trace_of("a100")
     first, second = 2048 * 1000 + 1000, 3 * 2048 * 512 + 2 * 512 * 512 * 9 + 2 * (2 * 2048 + 3 * 512)
     names = dict(zip(reduced(trace), (trace.device.bytes[trace.device.kind == Kind.COLLECTIVE] / 4).tolist(),
                      strict=True))

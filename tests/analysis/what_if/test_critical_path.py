@@ -114,12 +114,12 @@ def test_what_has_slack_may_be_later_by_it_and_no_more(seed: int) -> None:
     waits = np.flatnonzero((graph.waits.end > lo) & (graph.waits.end < hi))
     assert len(graph.collectives.begun) > 3 and (graph.delays.source >= 0).any() and len(waits) > 2
     on_path = near[walk.on_path[near] & (graph.events.work[near] > 0)].tolist()
-    for i in rng.sample(on_path, min(len(on_path), 12)):
+    for i in rng.sample(on_path, min(len(on_path), 8)):
         less = int(graph.events.work[i]) // 2
         assert last - less <= ends_with(graph, ends, {i: -less}, {}, {}) <= last
     checked = 0
     for what, rows in enumerate((near, near[graph.launches.begin[near] > NEG_INF], waits)):
-        for i in rng.sample(rows.tolist(), min(len(rows), 25)):
+        for i in rng.sample(rows.tolist(), min(len(rows), 15)):
             changes: list[dict[int, int]] = [{}, {}, {}]
             left = int(slack[what][i])
             changes[what][i] = min(left, 10 ** 9)
@@ -128,7 +128,7 @@ def test_what_has_slack_may_be_later_by_it_and_no_more(seed: int) -> None:
                 changes[what][i] = left + 1_000
                 assert ends_with(graph, ends, *changes) == last + 1_000
                 checked += 1
-    assert checked > 40
+    assert checked > 24
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,8 +10,9 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.load import load
 from gputop.trace.readers.nsys import read_nsys
+from tests.diagnosis.real_traces import needs_data, trace_of
 from tests.trace.readers.nsys_report import PROCESS, TABLES, report
-from tests.trace.shares import NEEDS_SHARED, SHARED, shares
+from tests.trace.shares import shares
 
 
 def test_occupancy_is_reckoned_from_the_launch_shapes(tmp_path):
@@ -148,16 +149,16 @@ def test_a_report_without_activity(tmp_path):
         read_nsys(report(tmp_path / "r.sqlite", tuple(t for t in TABLES if t.startswith(("CUPTI", "NVTX")))))
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+@needs_data
 @pytest.mark.parametrize(("name", "figures"), [
-    ("h100_2gpu_1s", [{"window": 969, "busy": 99.3, "compute": 2.3, "comm": 0, "copies": 97.0}] * 2),
-    ("mfu_2gpu_before", [
+    ("h100", [{"window": 969, "busy": 99.3, "compute": 2.3, "comm": 0, "copies": 97.0}] * 2),
+    ("mfu", [
         {"window": 300, "busy": 91.3, "compute": 84.6, "comm": 5.7, "copies": 1.0},
         {"window": 299, "busy": 89.5, "compute": 85.7, "comm": 2.8, "copies": 1.0}]),
 ])
 def test_real_reports(name, figures):
-    trace = load([SHARED / f"nsys/{name}.sqlite"])
-    delays = {"h100_2gpu_1s": (421_000, 421_000), "mfu_2gpu_before": (298, 219)}[name]
+    trace = trace_of(name)
+    delays = {"h100": (421_000, 421_000), "mfu": (298, 219)}[name]
     assert trace.quality == []
     for gpu, expected in enumerate(figures):
         got = shares(trace, gpu)
@@ -165,7 +166,7 @@ def test_real_reports(name, figures):
             assert got[key] == pytest.approx(value, abs=0.5 if key == "window" else 0.2)
         assert got["delay"] == pytest.approx(delays[gpu], rel=0.03)
     h2d = trace.device.kind == Kind.H2D
-    if name == "h100_2gpu_1s":
+    if name == "h100":
         assert trace.device.bytes[h2d].sum() / 2 == pytest.approx(25.5e9, rel=0.01)
         pinned = h2d & (trace.device.src == MemoryKind.PINNED)
         assert trace.device.bytes[pinned].sum() > 0.999 * trace.device.bytes[h2d].sum()

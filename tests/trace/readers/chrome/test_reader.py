@@ -15,8 +15,9 @@ from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.chrome.reader import read_chrome
 from gputop.trace.readers.load import load
 from gputop.trace.threads import role
+from tests.diagnosis.real_traces import needs_data, trace_of
 from tests.trace.readers.chrome.kineto_file import event, kineto
-from tests.trace.shares import NEEDS_SHARED, SHARED, shares
+from tests.trace.shares import shares
 
 JAX_RUN = Path(__file__).resolve().parents[3] / "data/jax_run"
 
@@ -311,9 +312,9 @@ DLRM = {
 }
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+@needs_data
 def test_dlrm_on_eight_gpus():
-    trace = load([SHARED / "dlrm_8gpu_v100"])
+    trace = trace_of("dlrm")
     assert [g.rank for g in trace.gpus] == list(range(8))
     assert trace.quality == []
     for gpu in range(8):
@@ -329,21 +330,21 @@ def test_dlrm_on_eight_gpus():
     assert np.ptp(np.array(ends), axis=0).max() <= 8_000
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+@needs_data
 @pytest.mark.parametrize(("name", "figures"), [
-    ("a100_launch_bound", {"window": 660.6, "busy": 23.8, "compute": 17.5, "comm": 7.1, "exposed": 6.0, "copies": 0.4,
+    ("a100", {"window": 660.6, "busy": 23.8, "compute": 17.5, "comm": 7.1, "exposed": 6.0, "copies": 0.4,
                            "delay": 1.8}),
-    ("v100_healthy", {"window": 480.0, "busy": 98.4, "compute": 97.5, "comm": 0.0, "exposed": 0.0, "copies": 0.9}),
+    ("v100", {"window": 480.0, "busy": 98.4, "compute": 97.5, "comm": 0.0, "exposed": 0.0, "copies": 0.9}),
 ])
 def test_kineto_traces(name, figures):
-    trace = load([SHARED / f"kineto/{name}.json.gz"])
+    trace = trace_of(name)
     got = shares(trace, 0)
     for key, value in figures.items():
         assert got[key] == pytest.approx(value, abs=0.2)
-    if name == "v100_healthy":
+    if name == "v100":
         assert got["delay"] == pytest.approx(76_400, rel=0.005)
     steps = [trace.names[i] for i in trace.host.name if trace.names[i].startswith("ProfilerStep#")]
-    assert len(steps) == (3 if name == "a100_launch_bound" else 5)
+    assert len(steps) == (3 if name == "a100" else 5)
 
 
 def test_a_file_cut_off_before_its_gpu_s_events_does_not_pass_for_one_without_a_gpu():
