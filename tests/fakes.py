@@ -23,10 +23,13 @@ from gputop.core.samples import (
 from gputop.session.session import Options, Session
 from gputop.telemetry.history import History
 from gputop.telemetry.ring_buffers import SampleRing, Tier, _Table
+from gputop.telemetry.step_period import StepPeriodEstimate, estimate_step_period
 from tests.records import replace
 
 START_S = 1_800_000_000.0
 GIB = 2**30
+
+_FEW = 12  # samples up to which a session is told each, from the first on
 
 Ring = TypeVar("Ring", SampleRing, Tier)
 
@@ -93,6 +96,11 @@ def _still_history(ticks: int, gpus: int, fine: bool) -> History:
     return history
 
 
+@lru_cache(maxsize=16)
+def _still_step_period(ticks: int, gpus: int, fine: bool) -> StepPeriodEstimate:
+    return estimate_step_period(_still_history(ticks, gpus, fine))
+
+
 def _copy(history: History) -> History:
     """Another one of the same samples of the same GPUs: it takes a tenth of what it takes to add them."""
     twin = History()
@@ -150,18 +158,19 @@ class StillSession(Session):
     """A session whose clock stands at its newest sample and whose threads never start."""
 
     def __init__(self, ticks: int = 300, logdir: Path | None = None, gpus: int = 8, fine: bool = True,
-                 change: Change | None = None, judged: int = 12) -> None:
+                 change: Change | None = None, judged: int = 2) -> None:
         """``judged``: of how many samples the live rules judge each; of all 300 that took most of a test's time."""
-        self.tick = max(0, ticks - judged)
+        self.tick = ticks - judged if ticks > _FEW else 0
         self._make = lambda tick: (still_node(tick, gpus, fine) if change is None
                                    else node_sample(tick, gpus, fine=fine, change=change))
         options = Options(logdir=logdir) if logdir else Options()
         super().__init__(StillSource(), options, clock=lambda: START_S + self.tick)
         if change is None and self.tick:
             self.feed.history = _copy(_still_history(self.tick, gpus, fine))
-            for tick in range(self.tick):
-                self.feed.sample = self._make(tick)
-                self.sample_stored(self.feed.sample)
+            self.feed.sample = self._make(self.tick - 1)
+            self.sample_stored(self.feed.sample)
+            self.feed.step_period = _still_step_period(self.tick, gpus, fine)
+            self.feed._period_checked_s = self.feed.sample.time_s
         else:
             self.feed.on_backfill([self._make(tick) for tick in range(self.tick)])
         self.advance(ticks - self.tick)

@@ -58,7 +58,6 @@ SAVES = {
     "gputop.tui.screens": "when a screen opens: up to 35 MB with NumPy",
     "gputop.tui.terminal.clipboard": "for the first text that is copied",
     "gputop.tui.timeline": "when a timeline opens: NumPy, 13 MB",
-    "gputop.tui.widgets": "after the first frame",
     "grpc": "for the first capture: 16 MB",
     "hashlib": "OpenSSL, 4 MB: for the first capture",
     "html": "pages in notebooks alone",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from enum import IntEnum
+from functools import lru_cache
 from operator import attrgetter
 
 import numpy as np
@@ -146,6 +147,13 @@ def _template(
     return StepTemplate(kind, tuple(gpus), issued_ns, body_ns, curves, host, total)
 
 
+@lru_cache(maxsize=8)  # a demo of several jobs comes back to the first; nothing changes what is simulated
+def simulated_steps(scenario: Scenario, seed: int) -> tuple[list[Program], tuple[StepTemplate, ...]]:
+    """The GPUs' programs, and the steps of every kind."""
+    programs = job_programs(scenario.job)
+    return programs, tuple(step for kind in StepKind for step in step_templates(scenario, kind, seed, programs))
+
+
 class TrainingLoop:
     """The job. All methods may be called from any thread."""
 
@@ -153,13 +161,9 @@ class TrainingLoop:
         self.scenario = scenario
         self._seed = seed
         self._lock = threading.RLock()
-        self.programs = job_programs(scenario.job)
-        self.templates: list[StepTemplate] = []
-        self._template_ids: dict[StepKind, list[int]] = {}
-        for kind in StepKind:
-            templates = step_templates(scenario, kind, seed, self.programs)
-            self._template_ids[kind] = list(range(len(self.templates), len(self.templates) + len(templates)))
-            self.templates += templates
+        self.programs, self.templates = simulated_steps(scenario, seed)
+        self._template_ids = {kind: [i for i, template in enumerate(self.templates) if template.kind is kind]
+                              for kind in StepKind}
         self._pipeline = InputPipeline(scenario.job.prefetch)
         self._epochs: list[_Epoch] = []
         self._epoch_number = 0

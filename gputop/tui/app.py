@@ -34,13 +34,13 @@ from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.terminal.textual_private import DrawnOnce, one_frame
 from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.widgets.key_line import KeyLine
 
 if TYPE_CHECKING:
     from textual.command import Provider
 
     from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
     from gputop.tui.timeline.trace_file import TraceFile
-    from gputop.tui.widgets.key_line import KeyLine
 
 _ANSWERABLE_S = 60.0  # age up to which a question that nobody could be asked yet is still the right one
 _GPUS_UNTIL_KNOWN = 8  # for which the screen is laid out before the first sample
@@ -55,6 +55,8 @@ def _palette() -> type[Provider]:
 
 class _MainScreen(Screen[None], DrawnOnce):
     """The ground of the monitor."""
+
+    AUTO_FOCUS = "#actions"
 
 
 class _Box(VerticalScroll, DrawnOnce):
@@ -103,12 +105,15 @@ class GputopApp(TerminalApp):
         self._more = HiddenGpus(self._table_box)
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
         self._actions.no_line = lambda finding: open_screens.no_line(finding, session.results.last_capture)
-        self._keys: KeyLine | None = None
+        self._keys = KeyLine()
 
     # -- building -----------------------------------------------------------------------------
 
     def get_default_screen(self) -> Screen[None]:
-        return _MainScreen(id="_default")
+        # Laid out before it has widgets: each of them would be styled twice.
+        main, self._terminal_size = _MainScreen(id="_default"), self.size
+        self._fit(main)
+        return main
 
     def compose(self) -> ComposeResult:
         yield self._header
@@ -120,6 +125,7 @@ class GputopApp(TerminalApp):
         with _Panels(id="panels"):
             yield self._actions
             yield self._processes
+        yield self._keys
 
     def on_mount(self) -> None:
         # asyncio handles SIGINT by canceling the app wherever it is, which can leave Textual hanging.
@@ -138,14 +144,10 @@ class GputopApp(TerminalApp):
 
     async def _after_first_frame(self) -> None:
         # What takes time and is not needed for the first frame comes after it.
-        from gputop.tui.widgets.key_line import KeyLine
-
         if not self.screen_stack or not self.screen_stack[0].is_attached:
             return  # the user has quit before it was drawn
-        self._keys = KeyLine()
-        await self.mount(self._keys)
-        self._actions.focus()
-        self._refresh_all()
+        if self.screen.focused is None:  # no room for the recommendations
+            self._table.focus()
         self.call_after_refresh(self.take_over)
         self.show_preference_warnings()
         self.session.ring = self.ring
@@ -185,7 +187,7 @@ class GputopApp(TerminalApp):
 
     def on_resize(self, event: events.Resize) -> None:
         self._terminal_size = event.size  # the app's own size changes after this event, and its widgets' later still
-        self._fit()
+        self._fit(self.screen_stack[0])
         self._refresh_all()
 
     @property
@@ -197,16 +199,15 @@ class GputopApp(TerminalApp):
             return LayoutInput(self._terminal_size, _GPUS_UNTIL_KNOWN, processes)
         return LayoutInput(self._terminal_size, len(known_gpus.gpus), processes, unread_lanes(known_gpus.gpus))
 
-    def _fit(self) -> None:
+    def _fit(self, main: Screen[Any]) -> None:
         """Lay the main screen out, if it is for something else."""
         needed = self._layout_input
         if needed == self._laid_out:
             return
         self._laid_out = needed
         fitted = layout(*needed.terminal, needed.gpus, needed.processes, needed.unread)
-        main = self.screen_stack[0]
         main.classes = main.classes.difference(size.name for size in SIZE_CLASSES).union(fitted.classes)
-        self._table.take_layout(fitted)
+        self._table.take_layout(fitted, needed.terminal[0])
         self._processes.styles.height = fitted.process_lines
         self._processes.set_class(fitted.bare_processes, "bare")
         self._more.fit(fitted, needed.gpus if self.session.feed.known_gpus is not None else 0)
@@ -224,7 +225,7 @@ class GputopApp(TerminalApp):
         update_screen = getattr(self.screen, "update_view", None)  # of a box over the monitor that shows live figures
         if update_screen is not None:
             update_screen()
-        self._fit()
+        self._fit(self.screen_stack[0])
         self._table.time.note_interval(session.feed.interval_s)
         self._table.update_view(sample, session.feed.history, session.results.events)
         if session.feed.sample is None:
@@ -266,14 +267,13 @@ class GputopApp(TerminalApp):
         return messages.NO_SERVER
 
     def _refresh_keys(self) -> None:
-        if self._keys is not None:
-            known_gpus = self.session.feed.known_gpus
-            lanes = known_gpus is None or bool(known_gpus.gpus)
-            hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.results.findings})
-            here = {"S": hangs, "l": self.has_output, "R": self.has_output, "D": self._is_demo, "m": lanes,
-                    "v": lanes or self._mode() == "Processes"}
-            keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
-            self._keys.show_keys(keys, self._terminal_size.width)
+        known_gpus = self.session.feed.known_gpus
+        lanes = known_gpus is None or bool(known_gpus.gpus)
+        hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.results.findings})
+        here = {"S": hangs, "l": self.has_output, "R": self.has_output, "D": self._is_demo, "m": lanes,
+                "v": lanes or self._mode() == "Processes"}
+        keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
+        self._keys.show_keys(keys, self._terminal_size.width)
 
     def _mode(self) -> str:
         """Mode of the main screen, which decides which keys are named."""

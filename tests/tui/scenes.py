@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from gputop.advice.trace.facts import TraceFacts
 from gputop.core.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.diagnosis.report import limit_of, text_report
@@ -50,7 +50,7 @@ class Scene(Session):
         self._change = change
         super().__init__(self.simulation, Options(logdir=logdir), clock=lambda: self.now_s)
         if watched:
-            for sample in self.simulation.backfill(START_S + 1, 1.0):
+            for sample in backfill(scenario):
                 self._taken(sample)
         self.watch.servers_known = watched
         if served and watched:
@@ -75,14 +75,22 @@ class Scene(Session):
         return record
 
 
+@cache
+def backfill(scenario: str) -> tuple[NodeSample, ...]:
+    """What the node's source knows of the five minutes before; nothing changes a sample."""
+    source = SimulatedSource(scenario, clock=lambda: START_S)
+    source.open()
+    return tuple(source.backfill(START_S + 1, 1.0))
+
+
 def scenario_of(scene: Scene) -> str:
     return scene.simulation._scenario.id
 
 
 @cache
-def _trace(scenario: str, *, epoch: bool = False) -> tuple[bytes, dict[str, Any], str, str]:
-    """The file of a timeline, and what the analysis says, of :data:`TRACE_S` of a scenario's job, or of
-    :data:`EPOCH_S` in which an epoch ends."""
+def _facts(scenario: str, *, epoch: bool = False) -> tuple[TraceFacts, str]:
+    """What the analysis knows of :data:`TRACE_S` of a scenario's job, or of :data:`EPOCH_S` in which an epoch ends; and
+    its report."""
     source = SimulatedSource(scenario, clock=lambda: START_S)
     source.open()
     begin_ns, length_s = (int((START_S - 120) * 1e9), EPOCH_S) if epoch else (int((START_S - 20) * 1e9), TRACE_S)
@@ -90,28 +98,30 @@ def _trace(scenario: str, *, epoch: bool = False) -> tuple[bytes, dict[str, Any]
         path = Path(folder) / "demo-node.xplane.pb"
         path.write_bytes(source.capture(begin_ns, begin_ns + int(length_s * 1e9)))
         facts = analyze_to_facts(load([str(path)]))
-        with tempfile.TemporaryFile() as file:
-            build(facts, file)
-            file.seek(0)
-            timeline = file.read()
-        analysis = facts.analysis
-        report = text_report(analysis, REPORT_WIDTH).replace(folder, f"traces/{scenario}")
-        return timeline, analysis, report, limit_of(analysis)
+        return facts, text_report(facts.analysis, REPORT_WIDTH).replace(folder, f"traces/{scenario}")
 
 
 @cache
 def capture_of(scenario: str, *, epoch: bool = False) -> CaptureRecord:
     """A capture of a scenario's job; its file is no longer there, as after a cleaning up."""
-    _, analysis, report, limit = _trace(scenario, epoch=epoch)
+    facts, report = _facts(scenario, epoch=epoch)
     length_s = EPOCH_S if epoch else TRACE_S
     return CaptureRecord(ADDRESS, Path(f"traces/{scenario}/demo-node.xplane.pb"), START_S, length_s, length_s + 0.1,
-                         analysis=analysis, report=report, limit=limit)
+                         analysis=facts.analysis, report=report, limit=limit_of(facts.analysis))
+
+
+@cache
+def _timeline(scenario: str) -> bytes:
+    with tempfile.TemporaryFile() as file:
+        build(_facts(scenario)[0], file)
+        file.seek(0)
+        return file.read()
 
 
 def timeline_of(scenario: str) -> Timeline:
     """Its timeline, to be closed by who shows it."""
     with tempfile.TemporaryFile() as file:
-        file.write(_trace(scenario)[0])
+        file.write(_timeline(scenario))
         file.flush()
         return Timeline.open(file)
 
@@ -241,10 +251,7 @@ class Replayed(Session):
 
 def recorded(seconds: int = 200) -> Replayed:
     """A recording of the node, at twice its pace, with a minute to go."""
-    source = SimulatedSource("input-bound", clock=lambda: START_S)
-    source.open()
-    samples = list(source.backfill(START_S + 1, 1.0))[-seconds:]
-    return Replayed(Player(Samples(samples), speed=2.0), seconds - 60)
+    return Replayed(Player(Samples(backfill("input-bound")[-seconds:]), speed=2.0), seconds - 60)
 
 
 def snapshot_of(scene: Scene, folder: Path) -> Replayed:

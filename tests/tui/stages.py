@@ -16,7 +16,7 @@ from gputop.launch.job import Job
 from gputop.tui.run_app import RunApp
 from gputop.tui.timeline.trace_file import TraceFile
 from tests.tui.key_effects import Stage
-from tests.tui.textual_private import draw_to_nobody
+from tests.tui.textual_private import draw_when_settled
 from tests.tui.timelines import job_timeline
 
 
@@ -42,7 +42,7 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
         app.ends = True
 
     leave, app.exit = app.exit, end
-    draw_to_nobody(app)
+    draw_when_settled(app)
     app.action_suspend_process = lambda: session.asked.append("suspend")
     app.action_redraw = lambda: session.asked.append("redraw")
     try:

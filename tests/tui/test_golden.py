@@ -45,7 +45,7 @@ from tests.tui.scenes import (
     without_gpus,
 )
 from tests.tui.screens.tabled import STACKS
-from tests.tui.textual_private import DISPLAY
+from tests.tui.textual_private import draw_when_settled
 
 TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 50)
 SIZES = (TINY, SMALL, USUAL, WIDE, HUGE)
@@ -70,6 +70,8 @@ def node(name: str) -> Scene:
         return Scene("input-bound", served=False)
     if name == "capturing":
         return Scene("healthy")
+    if name in MADE:
+        return MADE[name]()
     if name in ("waiting", "no-gpu", "mig", "sixteen"):
         change = {"mig": with_mig, "sixteen": with_sixteen, "no-gpu": without_gpus}.get(name, lambda sample: sample)
         return Scene(change=change, watched=name != "waiting")
@@ -102,7 +104,7 @@ def capturing(app: GputopApp) -> None:
                                           why="this job makes 240 k events/s"))
 
 
-def compared(_: Path) -> Scene:
+def compared() -> Scene:
     scene = Scene("healthy")
     scene.capture("input-bound", 95.0)
     scene.set_baseline(scene.results.captures[0])
@@ -110,7 +112,7 @@ def compared(_: Path) -> Scene:
     return scene
 
 
-def epoch_ended(_: Path) -> Scene:
+def epoch_ended() -> Scene:
     """A capture of the healthy job in which an epoch ends: with an evaluation, and a checkpoint that all GPUs wait for.
     """
     scene = Scene("healthy")
@@ -118,7 +120,7 @@ def epoch_ended(_: Path) -> Scene:
     return scene
 
 
-def hanging(_: Path) -> Scene:
+def hanging() -> Scene:
     """A job of which NCCL has told for a minute and a half that a rank does not come."""
     scene = Scene("hang")
     assert scene.rank_watch is not None and scene._simulated_ranks is not None
@@ -127,6 +129,9 @@ def hanging(_: Path) -> Scene:
     scene.rank_watch.report = Report(first, answer, hosts=scene._simulated_ranks.hosts())
     scene.advance()
     return scene
+
+
+MADE = {"compared": compared, "epoch": epoch_ended, "hanging": hanging}
 
 
 def asked_which(app: GputopApp) -> None:
@@ -176,7 +181,7 @@ def with_stacks(app: GputopApp) -> None:
 SCREENS = {
     "main": Screen("faulty", sizes=SIZES, forms=MORE_FORMS),
     "healthy": Screen("healthy", sizes=(USUAL, WIDE)),
-    "epoch": Screen(epoch_ended, sizes=(USUAL, WIDE)),
+    "epoch": Screen("epoch", sizes=(USUAL, WIDE)),
     "lost": Screen("lost", sizes=SIZES),
     "sixteen": Screen("sixteen", sizes=SIZES),
     "one": Screen("one", sizes=(USUAL, WIDE, HUGE), forms=FEW_FORMS, in_forms=(USUAL,)),
@@ -204,15 +209,15 @@ SCREENS = {
     "signals": Screen("faulty", ("K",), focus=ProcessPanel),
     "signal-asked": Screen("faulty", ("K", "down", "down", "enter"), (SMALL, USUAL), focus=ProcessPanel),
     "host": Screen("faulty", ("h",), (SMALL, USUAL, WIDE)),
-    "hang": Screen(hanging, sizes=(USUAL, WIDE)),
-    "stacks": Screen(hanging, ("S",), BOX),
+    "hang": Screen("hanging", sizes=(USUAL, WIDE)),
+    "stacks": Screen("hanging", ("S",), BOX),
     "workers": Screen("faulty", prepare=asked_which, sizes=BOX),
     "workers-unasked": Screen("faulty", prepare=asked_which_without_figures, sizes=BOX),
     "workers-failed": Screen("faulty", prepare=asked_which_of_nodes_that_fail, sizes=BOX),
     "capture-waiting": Screen("faulty", prepare=waiting_for_idle, sizes=(SMALL, USUAL), anew=True),
     "workers-asking": Screen("faulty", prepare=asking_nodes, sizes=(SMALL, USUAL), anew=True),
     "job": Screen("faulty", ("i",), (SMALL, USUAL)),
-    "captures": Screen(compared, ("J", "down"), (SMALL, USUAL, WIDE), FEW_FORMS, in_forms=(USUAL,)),
+    "captures": Screen("compared", ("J", "down"), (SMALL, USUAL, WIDE), FEW_FORMS, in_forms=(USUAL,)),
     "attach": Screen("faulty", ("a",), (TINY, SMALL, USUAL)),
     "filter": Screen("faulty", ("slash", *"py")),
     "palette": Screen("faulty", ("ctrl+p",), (SMALL, USUAL)),
@@ -220,14 +225,14 @@ SCREENS = {
     "help-signals": Screen("faulty", ("K", "question_mark"), focus=ProcessPanel),
     "help-tables": Screen("faulty", ("T", "question_mark")),
     "help-timeline": Screen("faulty", ("t", "question_mark"), (SMALL, USUAL)),
-    "help-compare": Screen(compared, ("B", "question_mark")),
-    "compare": Screen(compared, ("B",), (SMALL, USUAL, WIDE, HUGE), FEW_FORMS, in_forms=(USUAL,)),
+    "help-compare": Screen("compared", ("B", "question_mark")),
+    "compare": Screen("compared", ("B",), (SMALL, USUAL, WIDE, HUGE), FEW_FORMS, in_forms=(USUAL,)),
     "report": Screen("faulty", ("t", "r")),
 
     "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
     "tables-time": Screen("input-bound", ("T", "shift+tab"), (USUAL, WIDE)),
-    "tables-time-epoch": Screen(epoch_ended, ("T", "shift+tab"), (USUAL, WIDE)),
+    "tables-time-epoch": Screen("epoch", ("T", "shift+tab"), (USUAL, WIDE)),
     "tables-path": Screen("input-bound", ("T", "shift+tab", "shift+tab"), (USUAL, WIDE)),
     "tables-python": Screen("input-bound", ("T", "shift+tab"), (SMALL, USUAL, WIDE), prepare=with_stacks,
                             anew=True),
@@ -256,14 +261,16 @@ def groups() -> dict[str, list[str]]:
 
 
 @asynccontextmanager
-async def app_of(screen: Screen, folder: Path) -> AsyncIterator[tuple[GputopApp, Pilot[int]]]:
-    """The app over a screen's session, at the usual size."""
+async def app_of(screens: Sequence[Screen], folder: Path) -> AsyncIterator[tuple[GputopApp, Pilot[int]]]:
+    """The app over the session of these screens, at the usual size."""
+    screen = screens[0]
     session = screen.over(folder) if callable(screen.over) else node(screen.over)
     session._listeners.clear()  # of the apps before
     app = GputopApp(session)
+    draw_when_settled(app)
     async with app.run_test(size=USUAL, notifications=screen.notices) as pilot:
         await pilot.pause()
-        if session.results.last_capture is not None and session.replayed_snapshot is None:
+        if any("t" in each.keys for each in screens):
             app.trace = trace_of(session.results.last_capture)
         yield app, pilot
     if app.trace is not None and app.trace.timeline is not None:
@@ -312,14 +319,13 @@ async def check(screen: Screen, goldens: Goldens, app: GputopApp, pilot: Pilot[i
 async def test_what_is_on_the_screen(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(GputopApp, DISPLAY, lambda *_: None)  # frames are sent to no terminal
     names = groups()[group]
     first = SCREENS[names[0]]
     update = request.config.getoption("update_snapshots")
     goldens = {name: Goldens(name, update) for name in names}
     sizes = [size for size in SIZES if any(size in SCREENS[name].sizes for name in names)]
     for together in [[size] for size in sizes] if first.anew else [sizes]:
-        async with app_of(first, tmp_path) as (app, pilot):
+        async with app_of([SCREENS[name] for name in names], tmp_path) as (app, pilot):
             for size in together:
                 await pilot.resize_terminal(*size)
                 await pilot.pause()

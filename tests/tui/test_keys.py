@@ -6,8 +6,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.app import App
 from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.screen import ModalScreen
@@ -124,6 +126,8 @@ async def test_every_key_does_what_it_says(owner: type, stage: Stage, tmp_path: 
                     await app.workers.wait_for_complete()
                     await pilot.pause()
                     opened = len(app.screen_stack)
+                    if issubclass(owner, ModalScreen):
+                        assert_in_the_middle(app)
                 await pilot.press(*effect.first)
                 await pilot.pause()
                 before = effect.seen(app)
@@ -136,17 +140,9 @@ async def test_every_key_does_what_it_says(owner: type, stage: Stage, tmp_path: 
         assert not failed, "\n".join([owner.__name__, *failed])
 
 
-@pytest.mark.parametrize("owner", [kind for kind in STAGES if issubclass(kind, ModalScreen)], ids=lambda k: k.__name__)
-async def test_a_box_stands_in_the_middle_of_the_screen(owner: type, tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    stage = STAGES[owner]
-    async with monitor(stage, tmp_path) as (app, pilot):
-        app.query_one(stage.focus or ActionsPanel).focus()
-        await pilot.press(*stage.keys)
-        await app.workers.wait_for_complete()
-        await pilot.pause()
-        for box in app.screen.query(DialogFrame):
-            left, top = box.region.x, box.region.y
-            right, bottom = app.size.width - box.region.right, app.size.height - box.region.bottom
-            assert abs(left - right) <= 1 and abs(top - bottom) <= 1, (left, right, top, bottom)
+def assert_in_the_middle(app: App[Any]) -> None:
+    """The boxes that are open stand in the middle of the screen."""
+    for box in app.screen.query(DialogFrame):
+        left, top = box.region.x, box.region.y
+        right, bottom = app.size.width - box.region.right, app.size.height - box.region.bottom
+        assert abs(left - right) <= 1 and abs(top - bottom) <= 1, (left, right, top, bottom)

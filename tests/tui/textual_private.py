@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from textual import events
@@ -14,6 +15,7 @@ from textual.app import App
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 from textual.notifications import Notification
+from textual.screen import Screen
 from textual.strip import Strip
 from textual.timer import Timer
 
@@ -52,12 +54,25 @@ def exits(app: App[Any]) -> bool:
 DISPLAY = "_display"  # the method of an app that sends a frame to the terminal
 
 
-def draw_to_nobody(app: App[Any]) -> None:
-    """Frames are composed and sent to no terminal."""
+def draw_when_settled(app: App[Any]) -> None:
+    """Frames are sent to no terminal, and a pilot composes one when nothing else is to be done: a key or another size
+    takes several, each of which is the whole screen where a box dims what is behind it."""
     setattr(app, DISPLAY, lambda *_: None)
+    _settling[app] = False
 
 
 # -- what makes pilots cheap --------------------------------------------------------------------
+
+
+_settling: WeakKeyDictionary[App[Any], bool] = WeakKeyDictionary()  # whether a frame is due, where it waits for that
+_compose_frame = Screen._compositor_refresh
+
+
+def _compose_later(screen: Screen[Any]) -> None:
+    if screen.app in _settling and screen is screen.app.screen:
+        _settling[screen.app] = True
+    else:
+        _compose_frame(screen)
 
 
 class _Parsed(dict[tuple[Any, ...], list[RuleSet]]):
@@ -70,6 +85,7 @@ def make_pilots_cheap(patch: pytest.MonkeyPatch) -> None:
     they parse of the same styles and variables, a fifth of what it takes to start one."""
     for name in ("textual.app.wait_for_idle", "textual.pilot.wait_for_idle"):
         patch.setattr(name, wait_for_idle)
+    patch.setattr(Screen, "_compositor_refresh", _compose_later)
     parsed: dict[frozenset[tuple[str, str]], _Parsed] = defaultdict(_Parsed)
     patch.setattr(Stylesheet, "_parse_cache", property(lambda sheet: parsed[frozenset(sheet._variables.items())],
                                                        lambda *_: None), raising=False)
@@ -77,17 +93,22 @@ def make_pilots_cheap(patch: pytest.MonkeyPatch) -> None:
 
 _WINDOW_S = 0.002
 _IDLE_RATIO = 0.25  # of the window, that a process without work may compute
+_LOADED_S = 10.0  # what a machine with much else to do may take for the messages of one key
 _SOON_S = 0.02  # a timer of Textual's own, such as that of a resize, is waited for
 
 
 async def wait_for_idle(_: float = 0, max_sleep: float = 1.0) -> None:
     """As Textual's, which sleeps for 20 ms at a time, twice for each key: until no message waits in the app, its
     screen is drawn and the process has nothing to compute."""
-    deadline_s = time.monotonic() + max_sleep
-    while time.monotonic() < deadline_s:
+    begin_s = time.monotonic()
+    while True:
         before_s = time.process_time()
         await asyncio.sleep(_WINDOW_S)
-        if not _busy(active_app.get()) and time.process_time() - before_s < _IDLE_RATIO * _WINDOW_S:
+        busy, waited_s = _busy(active_app.get()), time.monotonic() - begin_s
+        if busy:
+            if waited_s > max_sleep + _LOADED_S:
+                return
+        elif waited_s > max_sleep or time.process_time() - before_s < _IDLE_RATIO * _WINDOW_S:
             return
 
 
@@ -99,8 +120,13 @@ def _busy(app: App[Any]) -> bool:
     if screen._update_timer._active.is_set():
         screen._on_timer_update()
         return True
-    return any(not pump._message_queue.empty() or any(map(_soon, pump._timers))
-               for pump in (app, *screen.walk_children(with_self=True)))
+    if any(not pump._message_queue.empty() or any(map(_soon, pump._timers))
+           for pump in (app, *screen.walk_children(with_self=True))):
+        return True
+    if due := _settling.get(app, False):
+        _settling[app] = False
+        _compose_frame(screen)
+    return due
 
 
 def _soon(timer: Timer) -> bool:

@@ -147,11 +147,12 @@ class GpuTable(DrawnOnce, can_focus=True):
     def lines(self) -> int:
         return self.rows.lines(len(self.gpus))
 
-    def take_layout(self, fitted: Layout) -> None:
-        """Give each GPU its lanes, the host its own, and the axis a line."""
+    def take_layout(self, fitted: Layout, width: int) -> None:
+        """Give each GPU its lanes, the host its own, and the axis a line; ``width`` is that of the terminal, which the
+        table will have if it has none yet and needs no scrollbar."""
         rows = TableRows.of(fitted)
-        if rows != self.rows:
-            self.rows = rows
+        if rows != self.rows or not self._width:
+            self.rows, self._width = rows, self._width or width
             self._lay_out()
 
     def note_reserved(self, gpus: Collection[int]) -> None:

@@ -136,6 +136,14 @@ class TerminalApp(FaultReportingApp):
         palette = TerminalPalette(themes.scheme_of(theme), self.preferences.colors, self.preferences.glyphs)
         self._palette_filters = [] if palette.plain else [PaletteFilter(palette)]
 
+    def refresh_css(self, animate: bool = True) -> None:
+        """Refresh the styles. Before there is a screen only the theme's colors are taken: what is parsed then would be
+        parsed once more for the first widget."""
+        if self.screen_stack:
+            super().refresh_css(animate)
+        else:
+            self.stylesheet.set_variables(self.get_css_variables())
+
     def watch_theme(self, theme: str) -> None:
         self._apply_theme(self.current_theme)
         keep = self.preferences.keep_theme if self._keeps_theme else None

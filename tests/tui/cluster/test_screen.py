@@ -22,7 +22,7 @@ from gputop.tui.cluster.app import ClusterApp
 from gputop.tui.cluster.rows import ORDERS, State
 from tests.cluster.fleets import NOW, StillAsker, fleet, gpu, job, node, past
 from tests.records import replace
-from tests.tui.textual_private import draw_to_nobody
+from tests.tui.textual_private import draw_when_settled
 
 
 def report(**changes: object) -> Report:
@@ -147,7 +147,7 @@ def test_commands_for_a_node_take_no_name_for_an_option() -> None:
 async def test_answers_change_the_screen_and_faults_leave_it(tmp_path: Path) -> None:
     asker, own = StillAsker(), state()
     app = ClusterApp(own, asker, rows.commands_for, tmp_path)  # type: ignore[arg-type]
-    draw_to_nobody(app)
+    draw_when_settled(app)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()
         assert asker.wanted[-1].jobs == ("2", "3", "1")
@@ -166,7 +166,7 @@ async def test_answers_change_the_screen_and_faults_leave_it(tmp_path: Path) -> 
 async def test_what_is_shown_gets_older_while_no_answer_comes(tmp_path: Path) -> None:
     asker, own = StillAsker(), state()
     app = ClusterApp(own, asker, rows.commands_for, tmp_path, period_s=15.0)  # type: ignore[arg-type]
-    draw_to_nobody(app)
+    draw_when_settled(app)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()
         app._main.show_age()

@@ -27,9 +27,10 @@ from tests.tui.goldens import cells
 from tests.tui.goldens import text_of as screen_text
 from tests.tui.scenes import Scene
 from tests.tui.screens.signaling import SignalingSession, open_signals
+from tests.tui.textual_private import draw_when_settled
 
 OPENED = (120, 40)
-SIZES = ((40, 12), (80, 24), (20, 5), (200, 60), (60, 8))
+SIZES = ((40, 12), (80, 24), (20, 5), (140, 50), (60, 8))
 # Over the main screen, and over the processes.
 BOXES = (("question_mark",), ("h",), ("i",), ("J",), ("a",), ("r", "enter"), ("tab", "enter"), ("tab", "K"),
          ("tab", "K", "question_mark"))
@@ -75,6 +76,7 @@ def assert_whole(pilot: Pilot[Any]) -> None:
 @pytest.mark.parametrize("keys", BOXES, ids="-".join)
 async def test_a_box_that_is_open_follows_the_terminal(keys: tuple[str, ...]) -> None:
     app = GputopApp(FoundSession())
+    draw_when_settled(app)
     async with app.run_test(size=OPENED) as pilot:
         await pilot.pause()
         app.query_one(ActionsPanel).focus()
