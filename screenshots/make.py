@@ -67,7 +67,7 @@ async def _report(scenario: str, size: tuple[int, int]) -> None:
         session = Session(SimulatedSource(scenario), Options(logdir=Path(folder), capture_s=3.0))
         session.start()
         await _until(lambda: session.feed.sample is not None and session.watch.servers)
-        session.start_capture(session.capture_request())
+        session.start_capture(session.control.request())
         await _until(lambda: session.control.status is not None and not session.control.status.running)
         paths = {path.suffix: path for path in write_snapshot(session, Path(folder))}
         session.close()

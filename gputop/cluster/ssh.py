@@ -115,7 +115,7 @@ class Ssh(Generic[T]):
                         if shared else None)
         self._kept: dict[str, list[str]] = {}  # by node: the options that share its connection
         self._numbers = itertools.count()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: set[subprocess.Popen[bytes]] = set()  # and some that have ended
         self._lock = threading.Lock()
         self._closed = False
 
@@ -176,20 +176,15 @@ class Ssh(Generic[T]):
     def _run(self, words: Sequence[str]) -> Ended:
         def started(process: subprocess.Popen[bytes]) -> None:
             with self._lock:
-                self._running.add(process)
+                self._running = {other for other in self._running if other.returncode is None} | {process}
                 if self._closed:
                     process.kill()
-            mine.append(process)
 
-        mine: list[subprocess.Popen[bytes]] = []
         try:
             return run_program(words, TIMEOUT_S, MAX_BYTES, started)
         except OSError as error:
             raise NodeProblem(f"ssh cannot be started: {error.strerror or error}",
                               "Install OpenSSH's client here.") from None
-        finally:
-            with self._lock:
-                self._running.difference_update(mine)
 
     def _problem(self, ended: Ended) -> NodeProblem:
         reason = f" ({ended.error})" if ended.error else ""

@@ -181,7 +181,6 @@ def _timeline(args: argparse.Namespace) -> int:
             raise GputopError(f"{path} does not exist", "Give a trace, a run folder or a TensorBoard logdir.")
         paths += [path] if args.run is None else map(str, files_at(Path(path), [], args.run))
     preferences = preferences_of(args)
-    preferences.set_textual_colors()
     from gputop.tui.timeline_app import show
 
     return show(paths, preferences)

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
             if stop.is_set() and not (running and not ended.is_set()):
                 return EXIT_OK
             if stop.is_set():
-                session.stop_capture()
+                session.control.stop_capture()
             if ended.is_set() and not running:
                 ended.clear()
                 _report(session, last_reported, as_json=args.json, full=args.full)

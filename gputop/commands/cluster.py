@@ -69,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
         if once or unfit:
             return _print(report_of(complete_fleet(collector, view), job), args)
         preferences = preferences_of(args)
-        preferences.set_textual_colors()
         from gputop.tui.cluster import app
         from gputop.tui.cluster.rows import commands_for
 

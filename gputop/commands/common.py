@@ -86,17 +86,19 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
 
 
 def preferences_of(args: argparse.Namespace) -> Preferences:
-    """The appearance of the monitor on this terminal."""
+    """The appearance of the monitor on this terminal; Textual, imported later, learns how many colors there are."""
     from gputop.tui.terminal.color_support import terminal_colors, terminal_glyphs
     from gputop.tui.terminal.preferences import Preferences, full_theme_name
 
     config = args.config
-    return Preferences(
+    preferences = Preferences(
         theme=full_theme_name(args.theme), colors=terminal_colors() if args.color == "auto" else args.color,
         glyphs=terminal_glyphs() if args.ascii == "auto" else "ascii" if args.ascii else "unicode",
         low_bandwidth=None if args.low_bandwidth == "auto" else args.low_bandwidth,
         metric=str(config["metric"]), span_s=float(config["span"]), warnings=config.warnings,
         keep_theme=lambda name: save_setting(config.path, "theme", name))
+    preferences.set_textual_colors()
+    return preferences
 
 
 def _attached(args: argparse.Namespace) -> tuple[str, ...]:

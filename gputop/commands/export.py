@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from gputop.commands.arguments import add_shared, notify_options, rules_options,
 from gputop.commands.common import check_metrics, check_notify, notifying, options_of, serving, source_of
 from gputop.commands.option_types import listen_address
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.core.signal_handlers import signal_handlers, termination_handlers
+from gputop.core.signal_handlers import stop_at_end
 from gputop.text.console import say
 
 if TYPE_CHECKING:
@@ -49,13 +48,7 @@ def run(args: argparse.Namespace) -> int:
     check_metrics(address)
     check_notify(args)
     source = source_of(args)
-    stop = threading.Event()
-
-    def ended(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second one quits at once
-        stop.set()
-
-    with contextlib.ExitStack() as parts, signal_handlers(termination_handlers(ended)):
+    with contextlib.ExitStack() as parts, stop_at_end() as stop:
         session = Session(source, replace(options_of(args), discover=False))  # nothing is captured here
         folder = None if args.textfile is None else parts.enter_context(_textfile_folder(args.textfile, session))
         exporter = Exporter(session)

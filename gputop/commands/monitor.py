@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
         with (contextlib.closing(Session(source, options, sampler=sampler)) as session, exporting(args, session),
               notifying(args, session)):
-            preferences.set_textual_colors()
             from gputop.tui import app
 
             return app.run(session, preferences, frame)

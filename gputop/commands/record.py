@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from gputop.commands.common import source_of
 from gputop.commands.option_types import bounds, parsed_bounds, part_bounds, positive_seconds
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.own_program import gputop_command
-from gputop.core.signal_handlers import signal_handlers, termination_handlers
+from gputop.core.signal_handlers import stop_at_end
 from gputop.replay.parts import Bounds, Rotation
 from gputop.text import console
 from gputop.text.console import say
@@ -93,13 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     from gputop.replay.record import record
 
-    stop = threading.Event()
-
-    def ended(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second one quits at once
-        stop.set()
-
-    with signal_handlers(termination_handlers(ended)):
+    with stop_at_end() as stop:
         record(source_of(args), args.interval, args.output, args.seconds, stop, say, rotation)
     return EXIT_OK
 

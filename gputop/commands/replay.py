@@ -33,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
         raise GputopError(f"replay needs a terminal: {unfit}", "Recordings are shown on a terminal only.", EXIT_USAGE)
     with contextlib.closing(Session(player, options_of(args), replayed_snapshot=snapshot)) as session:
         preferences = preferences_of(args)
-        preferences.set_textual_colors()
         from gputop.tui import app
 
         return app.run(session, preferences)

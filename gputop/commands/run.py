@@ -140,7 +140,6 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
             with (contextlib.closing(session), exporting(args, session), notifying(args, session),
                   forward_signals(job)):
                 preferences = preferences_of(args)
-                preferences.set_textual_colors()
                 from gputop.tui.run_app import run as run_monitor
 
                 run_monitor(session, job, preferences)

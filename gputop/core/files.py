@@ -156,6 +156,21 @@ class Folder:
         taken."""
         return os.open(name, _CREATE | flags, mode, dir_fd=self.fd)
 
+    @contextmanager
+    def socket(self, name: str, owner: int | None = None) -> Iterator[str]:
+        """A path that leads to the UNIX socket of that name in it alone, and not to where a link of that name does.
+
+        Raises OSError, ConnectionRefusedError for what is no socket, or not one of ``owner``.
+        """
+        entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+        try:
+            state = os.fstat(entry)
+            if not stat.S_ISSOCK(state.st_mode) or owner not in (None, state.st_uid):
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            yield f"/proc/self/fd/{entry}"
+        finally:
+            os.close(entry)
+
     def lock(self, name: str, holder: str) -> int | None:
         """A descriptor that holds a lock of that name in it until it is closed or the process ends, however it does.
 

@@ -150,6 +150,11 @@ def effective_uid(pid: int, proc: Path = Path("/proc")) -> int | None:
     """The effective user of a process (proc_pid_status(5)); None where it is gone."""
     with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
         return int(status_fields(pid, proc)[b"Uid"].split()[1])
+    return owner(pid, proc)
+
+
+def owner(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """User of a process; None where it is gone."""
     try:
         return (proc / str(pid)).stat().st_uid
     except OSError:

@@ -299,6 +299,10 @@ class HostSample(Struct, frozen=True):
     top_reason: str | None = "not sampled"  # why there are none
     adapters: tuple[AdapterSample, ...] = ()  # its RDMA ports, by name
 
+    @classmethod
+    def missing(cls, hostname: str, reason: str) -> HostSample:
+        return cls(hostname, {m.id: Reading.missing(m.unit, reason) for m in HOST_METRICS.values()})
+
     @property
     def full_cores(self) -> int:
         """Number of cores that are busy at least :data:`FULL_CORE_RATIO` of the time."""

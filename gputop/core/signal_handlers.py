@@ -33,6 +33,20 @@ def termination_handlers(handler: Any) -> dict[signal.Signals, Any]:
 
 
 @contextlib.contextmanager
+def stop_at_end() -> Iterator[threading.Event]:
+    """Yield an event that is set by the first of :func:`termination_handlers`'s signals; the second ends the program
+    at once."""
+    stop = threading.Event()
+
+    def ended(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    with signal_handlers(termination_handlers(ended)):
+        yield stop
+
+
+@contextlib.contextmanager
 def signals_held() -> Iterator[None]:
     """Let no signal that can be held interrupt or end this program during the block; they take effect after it.
 

@@ -32,12 +32,35 @@ class Check(Struct, frozen=True):
     fix: str | None = None
 
 
+class Result(Struct, frozen=True):
+    """The result of a task, which names the capability."""
+
+    status: Status
+    detail: str
+    fix: str | None = None
+
+
 class Task(Struct, frozen=True):
-    """Makes one check or several: ``run`` may block and may raise anything."""
+    """Makes the check of that id and title, none (None), or several: ``run`` may block and may raise anything."""
 
     id: str
     title: str
-    run: Callable[[], Check | Iterable[Check]]
+    run: Callable[[], Result | Iterable[Check] | None]
+
+    def checks(self) -> list[Check]:
+        """Run it. Raises what ``run`` raises."""
+        result = self.run()
+        if isinstance(result, Result):
+            return [Check(self.id, result.status, self.title, result.detail, result.fix)]
+        return list(result or ())
+
+
+def text_of(path: Path) -> str:
+    """The text in a file, without blanks around it; "" where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def processes_by_name(root: Path) -> dict[str, int]:
@@ -64,8 +87,7 @@ class RunningTasks:
 
     def _run(self, position: int, task: Task) -> None:
         try:
-            result = task.run()
-            self._results[position] = [result] if isinstance(result, Check) else list(result)
+            self._results[position] = task.checks()
         except GputopError as error:
             self._results[position] = [Check(task.id, "fail", task.title, error.message, error.fix or None)]
         except Exception as error:  # noqa: BLE001 - thread boundary: one broken check must not hide the others

@@ -17,7 +17,7 @@ from pathlib import Path
 from gputop.cluster.schemas import SCHEMAS
 from gputop.core.bounded_http import Connection
 from gputop.core.samples import PORT_ACTIVE, AdapterSample
-from gputop.doctor.check import Check, processes_by_name
+from gputop.doctor.check import Result, processes_by_name
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.ranks.nccl_ras import ADDRESS_VARIABLE, DEFAULT_ADDRESS, ENABLE_VARIABLE, split
 from gputop.sources.host.rdma import RdmaPorts
@@ -44,10 +44,9 @@ _BLANK = 1e14  # what DCGM prints in place of a missing value is above
 
 
 def clock(root: Path, ask: Callable[[], str | None] | None = None,
-          kernel: Callable[[], tuple[int, int] | None] | None = None) -> Check:
+          kernel: Callable[[], tuple[int, int] | None] | None = None) -> Result:
     """Check how far this node's clock may be off. ``ask`` prints what chrony says; ``kernel`` tells maxerror (µs) and
     status of adjtimex."""
-    id_, title = "clock", "Clock"
     running = processes_by_name(root)
     ptp = [name for name in _PTP if name in running]
     text = (ask or _chronyc)()
@@ -57,31 +56,31 @@ def clock(root: Path, ask: Callable[[], str | None] | None = None,
             # chrony.txt, tracking: the error is at most |system time| + root dispersion + half the root delay.
             error_s = abs(float(fields[4])) + float(fields[11]) + float(fields[10]) / 2
         except ValueError:
-            return Check(id_, "unknown", title, f"chrony's answer cannot be read: {printable(text or '')}")
+            return Result("unknown", f"chrony's answer cannot be read: {printable(text or '')}")
         source = printable(fields[1]) or "its own reference"
         if fields[13] != "Normal" or fields[2] == "0":
-            return Check(id_, "warn", title, f"chrony runs and has no source yet ({printable(fields[13])}): times of "
-                                             "several nodes cannot be compared", "chronyc sources -v")
-        return _judged(id_, title, error_s, f"chrony follows {source}, stratum {printable(fields[2])}")
+            return Result("warn", f"chrony runs and has no source yet ({printable(fields[13])}): times of "
+                                  "several nodes cannot be compared", "chronyc sources -v")
+        return _judged(error_s, f"chrony follows {source}, stratum {printable(fields[2])}")
     if ptp:
-        return Check(id_, "ok", title, f"PTP ({', '.join(ptp)} run); the error it expects: "
-                                       "sudo pmc -u -b 0 'GET CURRENT_DATA_SET'")
+        return Result("ok", f"PTP ({', '.join(ptp)} run); the error it expects: "
+                            "sudo pmc -u -b 0 'GET CURRENT_DATA_SET'")
     answer = (kernel or _adjtimex)()
     if answer is None:
-        return Check(id_, "unknown", title, "neither chrony nor the kernel reports how good it is")
+        return Result("unknown", "neither chrony nor the kernel reports how good it is")
     max_error_us, status = answer
     if status & _STA_UNSYNC:
-        return Check(id_, "warn", title, "not synchronized: without collectives, times of several nodes cannot be "
-                                         "compared, as in a capture of many workers", _SYNCHRONIZE)
-    return _judged(id_, title, max_error_us / 1e6, "synchronized, as the kernel reports")
+        return Result("warn", "not synchronized: without collectives, times of several nodes cannot be "
+                              "compared, as in a capture of many workers", _SYNCHRONIZE)
+    return _judged(max_error_us / 1e6, "synchronized, as the kernel reports")
 
 
-def _judged(id_: str, title: str, error_s: float, what: str) -> Check:
+def _judged(error_s: float, what: str) -> Result:
     detail = (f"{what}: at most {seconds(error_s)} off, so two nodes like this differ by up to {seconds(2 * error_s)}")
     if error_s <= _LATE_S:
-        return Check(id_, "ok", title, detail)
-    return Check(id_, "warn", title, f"{detail}: the order of short events on several nodes is uncertain",
-                 "chronyc sources -v   # nearer servers, or PTP")
+        return Result("ok", detail)
+    return Result("warn", f"{detail}: the order of short events on several nodes is uncertain",
+                  "chronyc sources -v   # nearer servers, or PTP")
 
 
 def _chronyc() -> str | None:
@@ -107,17 +106,16 @@ def _adjtimex() -> tuple[int, int] | None:
 # -- adapters -------------------------------------------------------------------------------------
 
 
-def adapters(facts: DriverFacts, root: Path) -> Check:
+def adapters(facts: DriverFacts, root: Path) -> Result:
     """The RDMA adapters, and the GPUs that have none beside them."""
-    id_, title = "adapters", "RDMA adapters"
     ports = RdmaPorts(time.monotonic, root).read()
     if not ports:
-        return Check(id_, "ok", title, "none: between nodes NCCL uses the network cards")
+        return Result("ok", "none: between nodes NCCL uses the network cards")
     working = [port for port in ports if port.state == PORT_ACTIVE]
     detail = "; ".join(map(_port_text, ports))
     if not working:
-        return Check(id_, "fail", title, f"no link works: {detail}",
-                     "ibstat   # the state of each port: cables, the switch, and for InfiniBand the subnet manager")
+        return Result("fail", f"no link works: {detail}",
+                      "ibstat   # the state of each port: cables, the switch, and for InfiniBand the subnet manager")
     problems, fixes = [], []
     links = {port.name: link for port in working if (link := port["rdma_max_bytes_per_s"].value)}
     fastest: dict[str, float] = {}  # by link layer: InfiniBand and Ethernet are not of one speed
@@ -139,7 +137,7 @@ def adapters(facts: DriverFacts, root: Path) -> Check:
                         + (f" ({', '.join(down)} there {'is' if len(down) == 1 else 'are'} down)" if down else ""))
         fixes.append(f"ibstat {down[0].partition(':')[0]}" if down else
                      "nvidia-smi topo -m   # NCCL reaches them over the link between the sockets")
-    return Check(id_, "warn" if problems else "ok", title, "; ".join((*problems, detail)), "\n".join(fixes) or None)
+    return Result("warn" if problems else "ok", "; ".join((*problems, detail)), "\n".join(fixes) or None)
 
 
 def _port_text(port: AdapterSample) -> str:
@@ -160,30 +158,28 @@ def _bus_id(root: Path, index: int) -> str:
 # -- RAS ------------------------------------------------------------------------------------------
 
 
-def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
+def ras(facts: DriverFacts, env: Mapping[str, str]) -> Result:
     """Check whether NCCL's RAS can be reached; nothing is asked of it."""
-    id_, title = "nccl_ras", "NCCL RAS"
     where = env.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS)
     host, port = split(where)
     try:
         socket.create_connection((host, port), _TIMEOUT_S).close()
     except OSError as error:
         if not facts.pids:
-            return Check(id_, "ok", title, "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer "
-                                           "serves it while it runs")
-        return Check(id_, "warn", title, f"nothing answers at {printable(where)} ({error.strerror or error}): if a "
-                                         "collective hangs, gputop cannot find the missing rank. NCCL 2.24 and "
-                                         "newer serves this in jobs with several ranks",
-                     f"unset {ENABLE_VARIABLE}   # in the job, if it is 0; {ADDRESS_VARIABLE} must be the job's")
-    return Check(id_, "ok", title, f"a job answers at {printable(where)}: gputop stacks can name a missing rank")
+            return Result("ok", "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer "
+                                "serves it while it runs")
+        return Result("warn", f"nothing answers at {printable(where)} ({error.strerror or error}): if a "
+                              "collective hangs, gputop cannot find the missing rank. NCCL 2.24 and "
+                              "newer serves this in jobs with several ranks",
+                      f"unset {ENABLE_VARIABLE}   # in the job, if it is 0; {ADDRESS_VARIABLE} must be the job's")
+    return Result("ok", f"a job answers at {printable(where)}: gputop stacks can name a missing rank")
 
 
 # -- exporter -------------------------------------------------------------------------------------
 
 
-def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = time.time) -> Check:
+def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = time.time) -> Result:
     """Check whether an exporter of GPU figures answers on this node, and whether its figures are of now."""
-    id_, title = "exporter", "Exporter"
     answers, problems, fixes = [], [], []
     for port, schema_id in ports.items():
         page = _page(port)
@@ -213,9 +209,9 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
             name = "SM_UTIL_RATIO" if "DCGM_FI_DEV_GPU_UTIL_RATIO{" in page else "SM_ACTIVE"  # since dcgm-exporter 4.9
             fixes.append(f"add DCGM_FI_PROF_{name} to its counters file (dcgm-exporter -f)")
     if not answers:
-        return Check(id_, "ok", title, f"none answers at ports {', '.join(map(str, ports))} of this node; only "
-                                       "Prometheus needs one. gputop export is such an exporter")
-    return Check(id_, "warn" if problems else "ok", title, "; ".join(problems or answers), "\n".join(fixes) or None)
+        return Result("ok", f"none answers at ports {', '.join(map(str, ports))} of this node; only "
+                            "Prometheus needs one. gputop export is such an exporter")
+    return Result("warn" if problems else "ok", "; ".join(problems or answers), "\n".join(fixes) or None)
 
 
 def _number(text: str) -> float | None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.doctor.check import Check, processes_by_name
+from gputop.doctor.check import Result, processes_by_name
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.sources.dcgm import bindings
 from gputop.sources.dcgm import fields as dcgm_fields
 from gputop.sources.dcgm.bindings import INSTALL, find_bindings, find_libraries
-from gputop.sources.dcgm.connection import DEFAULT_ADDRESS, Address, Engine, EngineError, parse_address
+from gputop.sources.dcgm.connection import DEFAULT_ADDRESS, Address, CallFailed, Engine, EngineError, parse_address
 from gputop.sources.dcgm.fields import COMPUTE_CAPABILITY, PROFILING_IDS, FieldValue
 from gputop.sources.dcgm.readings import reads_through_gpm
 from gputop.text.units import ranges
@@ -27,19 +27,18 @@ _WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fai
           "dcgmi dmon -e 1002,1004,1005   # or this, or dcgm-exporter: gputop also shows what they watch")
 
 
-def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder: Path | None = None) -> Check:
+def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder: Path | None = None) -> Result:
     """Check which DCGM is installed and whether bindings and library are of one major version."""
-    id_, title = "dcgm", "DCGM"
     python, shared = find_bindings(root, folder), find_libraries(root, env, folder)
     if not python and not shared and folder is None:
         if facts.all_sm_active:
-            return Check(id_, "ok", title, "not installed, and not needed: GPM gives the same values without it")
+            return Result("ok", "not installed, and not needed: GPM gives the same values without it")
         if not facts.gpus:
-            return Check(id_, "unknown", title, "not installed; whether it is needed depends on the GPUs")
+            return Result("unknown", "not installed; whether it is needed depends on the GPUs")
         cuda = facts.cuda or 12
-        return Check(id_, "warn", title, "not installed. On data-center GPUs without GPM, SM activity needs it.",
-                     f"sudo apt-get install --install-recommends datacenter-gpu-manager-4-cuda{cuda}   "
-                     "# from NVIDIA's CUDA repository; dnf on RHEL\nsudo systemctl --now enable nvidia-dcgm")
+        return Result("warn", "not installed. On data-center GPUs without GPM, SM activity needs it.",
+                      f"sudo apt-get install --install-recommends datacenter-gpu-manager-4-cuda{cuda}   "
+                      "# from NVIDIA's CUDA repository; dnf on RHEL\nsudo systemctl --now enable nvidia-dcgm")
     parts = [f"bindings of DCGM {m} in {p}" for m, p in python.items()] or ["no Python bindings"]
     parts += [str(path) for path in shared.values()] or ["no libdcgm.so"]
     detail = "; ".join(parts)
@@ -47,14 +46,13 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
         installed = bindings.find_installed(root, env, folder)
     except GputopError as error:
         what = "bindings and library have different major versions" if python and shared else "half installed"
-        return Check(id_, "warn", title, f"{what}: {detail}; {error.message}", error.fix or INSTALL)
-    return Check(id_, "ok", title, f"DCGM {installed[0].major}: {detail}")
+        return Result("warn", f"{what}: {detail}; {error.message}", error.fix or INSTALL)
+    return Result("ok", f"DCGM {installed[0].major}: {detail}")
 
 
 def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str = DEFAULT_ADDRESS,
-           folder: Path | None = None, wall_clock: Callable[[], float] = time.time) -> Check:
+           folder: Path | None = None, wall_clock: Callable[[], float] = time.time) -> Result:
     """Check whether a host engine answers, and what gputop gets from it. No profiling field is watched for this."""
-    id_, title = "dcgm_engine", "DCGM host engine"
     target = parse_address(address)
     try:
         target.reach(_TIMEOUT_S)
@@ -74,39 +72,37 @@ def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str 
             with contextlib.closing(connection):
                 return _answers(connection, target, facts, wall_clock())
     except GputopError as error:
-        return Check(id_, "warn", title, f"something listens at {target}, but gputop cannot query it: {error.message}",
-                     error.fix or None)
+        return Result("warn", f"something listens at {target}, but gputop cannot query it: {error.message}",
+                      error.fix or None)
     except EngineError as error:
         problem = f"the host engine at {target} answers, but not completely: {error}"
-    return Check(id_, "warn", title, problem, f"dcgmi discovery -l --host {target}")
+    return Result("warn", problem, f"dcgmi discovery -l --host {target}")
 
 
-def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, str], folder: Path | None) -> Check:
-    id_, title = "dcgm_engine", "DCGM host engine"
+def _unreachable(error: OSError, target: Address, root: Path, env: Mapping[str, str], folder: Path | None) -> Result:
     cause = "nothing listens" if isinstance(error, ConnectionRefusedError) else f"no connection ({error})"
     if isinstance(error, PermissionError):
-        return Check(id_, "warn", title, f"this user may not connect to {target}", f"ls -l {target.path}")
+        return Result("warn", f"this user may not connect to {target}", f"ls -l {target.path}")
     process = processes_by_name(root).get("nv-hostengine")
     if process:
-        return Check(id_, "warn", title, f"nv-hostengine runs (pid {process}), but {cause} at {target}: it serves a "
-                     "unix socket or another port; give that with --dcgm",
-                     f"tr '\\0' ' ' < /proc/{process}/cmdline")
+        return Result("warn", f"nv-hostengine runs (pid {process}), but {cause} at {target}: it serves a "
+                      "unix socket or another port; give that with --dcgm",
+                      f"tr '\\0' ' ' < /proc/{process}/cmdline")
     if find_bindings(root, folder) or find_libraries(root, env, folder):
-        return Check(id_, "warn", title, f"does not run: {cause} at {target}.", _START)
-    return Check(id_, "ok", title, f"none, as DCGM is not installed ({cause} at {target})")
+        return Result("warn", f"does not run: {cause} at {target}.", _START)
+    return Result("ok", f"none, as DCGM is not installed ({cause} at {target})")
 
 
-def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: float) -> Check:
+def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: float) -> Result:
     """Check what an engine that answers provides."""
-    id_, title = "dcgm_engine", "DCGM host engine"
     entities = [gpu.entity for gpu in (*connection.gpus, *connection.instances)]
     detail = f"DCGM {connection.version or 'of unknown version'} answers at {target}, with {len(connection.gpus)} GPUs"
     if not entities:
-        return Check(id_, "warn", title, f"{detail}: none to read", "dcgmi discovery -l")
+        return Result("warn", f"{detail}: none to read", "dcgmi discovery -l")
     lost = [gpu.gpu for gpu in connection.gpus if connection.refusal(gpu.entity) == dcgm_fields.GPU_IS_LOST]
     if lost:
-        return Check(id_, "warn", title, f"{detail}. Lost, in DCGM's numbers: GPU {ranges(lost)}. The others are read.",
-                     "sudo dmesg | grep -i xid")
+        return Result("warn", f"{detail}. Lost, in DCGM's numbers: GPU {ranges(lost)}. The others are read.",
+                      "sudo dmesg | grep -i xid")
     values = connection.read(entities, PROFILING_IDS)
     held = _held_ids(connection)
     watched = sorted({i for (_, i), value in values.items()
@@ -116,18 +112,18 @@ def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: flo
         with contextlib.suppress(EngineError):  # only a courtesy
             names = ", ".join(connection.watchers(watched)[:_MAX_NAMES])
         by = f" (field groups that hold them: {names})" if names else ""
-        return Check(id_, "ok", title, f"{detail}. Profiling fields watched: {ranges(watched)}{by}; gputop reads them "
-                                       "if GPM is missing.")
+        return Result("ok", f"{detail}. Profiling fields watched: {ranges(watched)}{by}; gputop reads them "
+                            "if GPM is missing.")
     able, reasons = _profiling(connection, [gpu.gpu for gpu in connection.gpus])
     detail += ". Nobody watches its profiling fields (1001-1012)"
     if reasons:
         detail += "; not available on " + "; ".join(f"GPU {ranges(ids)}: {reason}" for reason, ids in reasons.items())
     if facts.all_sm_active:
-        return Check(id_, "ok", title, f"{detail}; not needed: GPM gives the same values.")
+        return Result("ok", f"{detail}; not needed: GPM gives the same values.")
     if able and set(able) <= _through_gpm(connection):
-        return Check(id_, "ok", title, f"{detail}; gputop --source dcgm watches them: the engine reads them "
-                     "through GPM, which takes no counters from other profilers.")
-    return Check(id_, "warn", title, f"{detail}.", _WATCH if able else None)
+        return Result("ok", f"{detail}; gputop --source dcgm watches them: the engine reads them "
+                      "through GPM, which takes no counters from other profilers.")
+    return Result("warn", f"{detail}.", _WATCH if able else None)
 
 
 def _through_gpm(connection: Engine) -> frozenset[int]:
@@ -137,9 +133,7 @@ def _through_gpm(connection: Engine) -> frozenset[int]:
         connection.watch(entities, [COMPUTE_CAPABILITY], 1.0, 10.0)
         connection.update()
         read = connection.read(entities, [COMPUTE_CAPABILITY])
-    except EngineError as error:
-        if error.code in dcgm_fields.CONNECTION_GONE:
-            raise
+    except CallFailed:
         return frozenset()
     finally:
         connection.unwatch()
@@ -154,9 +148,7 @@ def _held_ids(connection: Engine) -> frozenset[int] | None:
     """
     try:
         return frozenset().union(*connection.field_groups().values())
-    except EngineError as error:
-        if error.code in dcgm_fields.CONNECTION_GONE:
-            raise
+    except CallFailed:
         return None
 
 
@@ -167,9 +159,7 @@ def _profiling(connection: Engine, gpus: Sequence[int]) -> tuple[list[int], dict
     for gpu in gpus:
         try:
             connection.profiling_fields(gpu)
-        except EngineError as error:
-            if error.code in dcgm_fields.CONNECTION_GONE:
-                raise
+        except CallFailed as error:
             reasons.setdefault(dcgm_fields.meaning(error.code), []).append(gpu)
         else:
             able.append(gpu)

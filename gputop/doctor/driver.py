@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.own_program import gputop_command
-from gputop.doctor.check import Check
+from gputop.doctor.check import Check, Result, text_of
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
 from gputop.sources.nvml import status
 from gputop.text.units import printable, ranges
@@ -43,38 +43,36 @@ def pci_gpus(root: Path) -> int | None:
         devices = list((root / "sys/bus/pci/devices").iterdir())
     except OSError:
         return None
-    return sum(_read(d / "vendor") == _NVIDIA and _read(d / "class").startswith(_DISPLAY) for d in devices)
+    return sum(text_of(d / "vendor") == _NVIDIA and text_of(d / "class").startswith(_DISPLAY) for d in devices)
 
 
 def in_container(root: Path) -> bool:
     """Return whether docker, podman, Kubernetes or LXC started this."""
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return True
-    return re.search(r"docker|kubepods|containerd|libpod|/lxc", _read(root / "proc/1/cgroup")) is not None
+    return re.search(r"docker|kubepods|containerd|libpod|/lxc", text_of(root / "proc/1/cgroup")) is not None
 
 
-def nvml_library(facts: DriverFacts, root: Path) -> Check:
+def nvml_library(facts: DriverFacts, root: Path) -> Result:
     """Check whether libnvidia-ml.so.1 can be loaded."""
-    title = "Driver library"
     if facts.nvml_path or not facts.load_error:
         version = f", of driver {facts.nvml_version}" if facts.nvml_version else ""
         if not facts.nvml_path and facts.died:
-            return Check("driver_library", "fail", title, f"the process that loaded it ended {facts.died}")
-        return Check("driver_library", "ok", title, f"{facts.nvml_path or 'libnvidia-ml.so.1'}{version}")
+            return Result("fail", f"the process that loaded it ended {facts.died}")
+        return Result("ok", f"{facts.nvml_path or 'libnvidia-ml.so.1'}{version}")
     error = status.open_error(status.LIBRARY_NOT_FOUND)
     detail = f"{error.message} The loader says: {printable(facts.load_error)}."
     if in_container(root):
-        return Check("driver_library", "fail", title, detail + " This is a container: it must be started with GPUs.",
-                     _GPU_ACCESS)
+        return Result("fail", detail + " This is a container: it must be started with GPUs.", _GPU_ACCESS)
     count = pci_gpus(root)
     if count == 0:
-        return Check("driver_library", "fail", title, detail + " The PCI bus shows no NVIDIA GPU either.")
+        return Result("fail", detail + " The PCI bus shows no NVIDIA GPU either.")
     on_bus = f" The PCI bus shows {count} NVIDIA GPU{'s' * (count > 1)}." if count else ""
-    return Check("driver_library", "fail", title, detail + on_bus, _install(root))
+    return Result("fail", detail + on_bus, _install(root))
 
 
 def _install(root: Path) -> str:
-    system = _read(root / "etc/os-release")
+    system = text_of(root / "etc/os-release")
     names = re.findall(r'^(?:ID|ID_LIKE)="?([^"\n]*)', system, re.MULTILINE)
     distributions = {name for line in names for name in line.split()}
     return next((command for name, command in _INSTALL if name in distributions), _GUIDE)
@@ -82,45 +80,43 @@ def _install(root: Path) -> str:
 
 def module_version(root: Path) -> str:
     """Version of the loaded kernel module, or ""."""
-    match = _VERSION.search(_read(root / "proc/driver/nvidia/version").partition("\n")[0])
+    match = _VERSION.search(text_of(root / "proc/driver/nvidia/version").partition("\n")[0])
     return match[1] if match else ""
 
 
-def kernel_module(facts: DriverFacts, root: Path) -> Check:
+def kernel_module(facts: DriverFacts, root: Path) -> Result:
     """Check whether the driver's kernel module is loaded."""
-    id_, title = "kernel_module", "Kernel module"
-    text = _read(root / "proc/driver/nvidia/version").partition("\n")[0]
+    text = text_of(root / "proc/driver/nvidia/version").partition("\n")[0]
     if text:
-        return Check(id_, "ok", title, " ".join(printable(text.removeprefix("NVRM version:")).split()))
+        return Result("ok", " ".join(printable(text.removeprefix("NVRM version:")).split()))
     if (root / "dev/dxg").exists():
-        return Check(id_, "ok", title, "not used: under WSL the driver is that of Windows")
+        return Result("ok", "not used: under WSL the driver is that of Windows")
     if facts.init_code in _ANSWERED:
-        return Check(id_, "unknown", title, "/proc/driver/nvidia is not shown here, yet the driver answers")
-    loaded = re.search(r"^nvidia ", _read(root / "proc/modules"), re.MULTILINE)
+        return Result("unknown", "/proc/driver/nvidia is not shown here, yet the driver answers")
+    loaded = re.search(r"^nvidia ", text_of(root / "proc/modules"), re.MULTILINE)
     if loaded:
-        return Check(id_, "warn", title, "the module nvidia is loaded, but /proc/driver/nvidia is not shown here")
+        return Result("warn", "the module nvidia is loaded, but /proc/driver/nvidia is not shown here")
     detail = "not loaded: /proc/driver/nvidia/version is missing"
     if facts.load_error:
-        return Check(id_, "fail", title, detail + "; it comes with the driver")
-    return Check(id_, "fail", title, detail, "sudo modprobe nvidia\nsudo dmesg | grep -iE 'nvidia|nvrm' | tail")
+        return Result("fail", detail + "; it comes with the driver")
+    return Result("fail", detail, "sudo modprobe nvidia\nsudo dmesg | grep -iE 'nvidia|nvrm' | tail")
 
 
-def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], bool] = os.access) -> Check:
+def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], bool] = os.access) -> Result:
     """Check whether this user may open /dev/nvidiactl and the GPUs' files."""
-    id_, title = "device_files", "Device files"
     if (root / "dev/dxg").exists():
-        return Check(id_, "ok", title, "not used: under WSL the GPUs are behind /dev/dxg")
+        return Result("ok", "not used: under WSL the GPUs are behind /dev/dxg")
     dev = root / "dev"
     files = sorted(p for p in dev.glob("nvidia[0-9]*") if p.name[6:].isdecimal())
     control = dev / "nvidiactl"
     if not control.exists():
         if facts.init_code in _ANSWERED:
-            return Check(id_, "unknown", title, "/dev/nvidiactl is not shown here, yet the driver answers")
+            return Result("unknown", "/dev/nvidiactl is not shown here, yet the driver answers")
         if not module_version(root):
-            return Check(id_, "unknown", title, "none, as the kernel module is not loaded")
+            return Result("unknown", "none, as the kernel module is not loaded")
         if in_container(root):
-            return Check(id_, "fail", title, "/dev/nvidiactl is missing in this container", _GPU_ACCESS)
-        return Check(id_, "fail", title, "/dev/nvidiactl is missing", "sudo nvidia-modprobe -c 0 -u")
+            return Result("fail", "/dev/nvidiactl is missing in this container", _GPU_ACCESS)
+        return Result("fail", "/dev/nvidiactl is missing", "sudo nvidia-modprobe -c 0 -u")
     refused = [p for p in (control, *files) if not access(p, os.R_OK | os.W_OK)]
     if refused:
         names = " ".join(f"/dev/{p.name}" for p in refused)
@@ -128,11 +124,10 @@ def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], b
         detail = f"this user may not open {names} (group {group})"
         fix = f"ls -l {names}\n" + (f"sudo usermod -aG {group} $USER   # then log in again"
                                     if group != "root" else f"sudo chmod a+rw {names}")
-        return Check(id_, "fail", title, detail, fix)
+        return Result("fail", detail, fix)
     if not files:
-        return Check(id_, "warn", title, "/dev/nvidiactl is there, but no GPU's file: this user, container or job was "
-                                         "given none")
-    return Check(id_, "ok", title, f"/dev/nvidiactl and {len(files)} GPU{'s' * (len(files) > 1)} can be opened")
+        return Result("warn", "/dev/nvidiactl is there, but no GPU's file: this user, container or job was given none")
+    return Result("ok", f"/dev/nvidiactl and {len(files)} GPU{'s' * (len(files) > 1)} can be opened")
 
 
 def _group(path: Path) -> str:
@@ -142,37 +137,34 @@ def _group(path: Path) -> str:
         return str(path.stat().st_gid)
 
 
-def nvml(facts: DriverFacts, root: Path) -> Check:
+def nvml(facts: DriverFacts, root: Path) -> Result:
     """Check whether the driver answers, and whether library and module are of the same version."""
-    id_, title = "nvml", "NVML"
     if facts.load_error:
-        return Check(id_, "unknown", title, "not asked: there is no driver library")
+        return Result("unknown", "not asked: there is no driver library")
     if facts.import_error:
-        return Check(id_, "fail", title, f"nvidia-ml-py cannot be used: {facts.import_error}",
-                     "pip install --force-reinstall nvidia-ml-py")
+        return Result("fail", f"nvidia-ml-py cannot be used: {facts.import_error}",
+                      "pip install --force-reinstall nvidia-ml-py")
     if facts.hung_in:
-        return Check(id_, "fail", title,
-                     f"the driver does not answer: {facts.hung_in} did not return. A process stuck in it cannot be "
-                     "killed; only a reboot helps if a reset fails.",
-                     "sudo dmesg | grep -iE 'xid|nvrm' | tail\nsudo reboot")
+        return Result("fail",
+                      f"the driver does not answer: {facts.hung_in} did not return. A process stuck in it cannot be "
+                      "killed; only a reboot helps if a reset fails.",
+                      "sudo dmesg | grep -iE 'xid|nvrm' | tail\nsudo reboot")
     if facts.init_code is None:
-        return Check(id_, "fail", title, f"the process that asked the driver ended {facts.died or 'too early'}",
-                     "nvidia-smi")
+        return Result("fail", f"the process that asked the driver ended {facts.died or 'too early'}", "nvidia-smi")
     if facts.init_code == status.LIB_RM_VERSION_MISMATCH:
         module, lib = module_version(root), facts.nvml_version
         versions = f" Module {module or 'unknown'}, library {lib or 'unknown'}."
         fix = "# restart this container" if in_container(root) else f"sudo reboot\n# or, with all GPU programs "\
             f"stopped:\n{_RELOAD}"
-        return Check(id_, "fail", title, status.open_error(facts.init_code).message + versions, fix)
+        return Result("fail", status.open_error(facts.init_code).message + versions, fix)
     if facts.init_code != status.SUCCESS:
         error = status.open_error(facts.init_code)
         fixes = {status.DRIVER_NOT_LOADED: "sudo modprobe nvidia", status.NO_PERMISSION: "ls -l /dev/nvidia*"}
-        return Check(id_, "fail", title, error.message, fixes.get(facts.init_code, "nvidia-smi"))
+        return Result("fail", error.message, fixes.get(facts.init_code, "nvidia-smi"))
     if facts.died:
-        return Check(id_, "fail", title, f"driver {facts.driver}; the process that asked it ended {facts.died}",
-                     "nvidia-smi")
+        return Result("fail", f"driver {facts.driver}; the process that asked it ended {facts.died}", "nvidia-smi")
     cuda = f", serves CUDA up to {facts.cuda}" if facts.cuda else ""
-    return Check(id_, "ok", title, f"driver {facts.driver} answers{cuda}")
+    return Result("ok", f"driver {facts.driver} answers{cuda}")
 
 
 def gpus(facts: DriverFacts) -> list[Check]:
@@ -210,12 +202,11 @@ def _faulty(gpu: GpuFacts) -> Check:
     return Check(id_, "fail", title, status.no_access_message(gpu.code, i), fix)
 
 
-def sm_activity(facts: DriverFacts) -> Check:
+def sm_activity(facts: DriverFacts) -> Result:
     """Check which GPUs really deliver SM activity, and what would provide it for the others."""
-    id_, title = "sm_activity", "SM activity"
     asked = [gpu for gpu in facts.gpus if gpu.code == status.SUCCESS]
     if not asked:
-        return Check(id_, "unknown", title, "no GPU could be asked")
+        return Result("unknown", "no GPU could be asked")
     reasons: dict[str, list[int]] = {}
     for gpu in asked:
         if not gpu.sm_active:
@@ -223,17 +214,10 @@ def sm_activity(facts: DriverFacts) -> Check:
     readable = [gpu.index for gpu in asked if gpu.sm_active]
     have = f"read through GPM on GPU {ranges(readable)}" if readable else ""
     if not reasons:
-        return Check(id_, "ok", title, have)
+        return Result("ok", have)
     lack = "; ".join(f"GPU {ranges(indices)}: {reason}" for reason, indices in reasons.items())
     detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labeled so."
     if "no permission" in lack:
-        return Check(id_, "warn", title, detail, f"sudo {shlex.join(gputop_command())}")
+        return Result("warn", detail, f"sudo {shlex.join(gputop_command())}")
     detail += " On data-center GPUs from Volta on a DCGM host engine can give it: see DCGM."
-    return Check(id_, "warn", title, detail, "gputop --dcgm-watch   # its cost before Hopper: see gputop --help")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return Result("warn", detail, "gputop --dcgm-watch   # its cost before Hopper: see gputop --help")

@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
-import selectors
 import signal
 import subprocess
 import threading
@@ -98,19 +96,11 @@ def ask_driver(deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = N
 def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, bool]:
     """Return both outputs of the child, and whether it closed them before the deadline."""
     assert process.stdout is not None and process.stderr is not None
-    ends_s = time.monotonic() + deadline_s
-    chunks: dict[int, bytes] = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
-    out, err = chunks
-    with process.stdout, process.stderr, selectors.DefaultSelector() as ready:
-        for number in (out, err):
-            ready.register(number, selectors.EVENT_READ)
-        while ready.get_map() and (left_s := ends_s - time.monotonic()) > 0:
-            for key, _ in ready.select(left_s):
-                chunk = os.read(key.fd, 1 << 16)
-                chunks[key.fd] += chunk
-                if not chunk:
-                    ready.unregister(key.fd)
-        return chunks[out], chunks[err], not ready.get_map()
+    with process.stdout, process.stderr:
+        try:
+            return (*process.communicate(timeout=deadline_s), True)
+        except subprocess.TimeoutExpired as late:
+            return late.stdout or b"", late.stderr or b"", False
 
 
 def _ending(process: subprocess.Popen[bytes], errors: bytes) -> str:

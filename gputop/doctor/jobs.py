@@ -10,7 +10,7 @@ from pathlib import Path
 from gputop.core.errors import GputopError
 from gputop.core.framework import loaded_frameworks
 from gputop.core.proc import command_of, effective_capabilities, read_maps, stat_of
-from gputop.doctor.check import Check
+from gputop.doctor.check import Check, Result, text_of
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.profiler.addresses import process_of
@@ -36,29 +36,25 @@ _SERVE_TF = "tf.profiler.experimental.server.start(6009)   # TensorFlow: one lin
 _SERVE_JAX = "jax.profiler.start_server(6009)               # JAX: one line at the start of the job"
 
 
-def profiling_rights(facts: DriverFacts, root: Path) -> Check:
+def profiling_rights(facts: DriverFacts, root: Path) -> Result:
     """Check whether CUPTI may use the GPU's counters, for the jobs that run and for this user.
 
     NVIDIA, "CUPTI ERROR INSUFFICIENT PRIVILEGES" and "ERR_NVGPUCTRPERM": restricted, only
     administrators may use counters; tracing of kernels works for all since CUDA 10.2.
     """
-    id_, title = "profiling_rights", "Profiling rights"
-    try:
-        match = _ADMIN_ONLY.search((root / "proc/driver/nvidia/params").read_text())
-    except OSError:
-        match = None
+    match = _ADMIN_ONLY.search(text_of(root / "proc/driver/nvidia/params"))
     if match is None:
-        return Check(id_, "unknown", title, "/proc/driver/nvidia/params cannot be read here")
+        return Result("unknown", "/proc/driver/nvidia/params cannot be read here")
     if match[1] == "0":
-        return Check(id_, "ok", title, "all users may use the GPU's counters (RmProfilingAdminOnly: 0)")
+        return Result("ok", "all users may use the GPU's counters (RmProfilingAdminOnly: 0)")
     perfmon = int(facts.driver.partition(".")[0] or 0) >= _PERFMON_DRIVER if facts.driver[:1].isdecimal() else False
     jobs = {pid: allowed for pid in facts.pids if (allowed := _privileged(root, pid, perfmon)) is not None}
     this_user = _privileged(root, "self", perfmon)
     detail = "only administrators may use the GPU's counters (RmProfilingAdminOnly: 1)"
     if jobs and all(jobs.values()):
-        return Check(id_, "ok", title, f"{detail}; the jobs that hold GPUs have the right (CAP_SYS_ADMIN)")
+        return Result("ok", f"{detail}; the jobs that hold GPUs have the right (CAP_SYS_ADMIN)")
     if not jobs and this_user:
-        return Check(id_, "ok", title, f"{detail}; this user is one (CAP_SYS_ADMIN). A job's own rights decide.")
+        return Result("ok", f"{detail}; this user is one (CAP_SYS_ADMIN). A job's own rights decide.")
     lacking = ", ".join(str(pid) for pid, allowed in jobs.items() if not allowed)
     who = f"processes without the right: {lacking}. " if lacking else ""
     detail += f". {who}Kernels are traced nonetheless since CUDA 10.2. If a capture has no GPU events, but " \
@@ -66,7 +62,7 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Check:
     fix = _ALLOW.format(rebuild=_rebuild(root))
     if in_container(root):
         fix = "docker run --cap-add=SYS_ADMIN …   # for this job, or on the host for all:\n" + fix
-    return Check(id_, "warn", title, detail, fix)
+    return Result("warn", detail, fix)
 
 
 def _privileged(root: Path, process: int | str, perfmon: bool) -> bool | None:
@@ -115,18 +111,16 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     return checks + [_without_server(proc, pid, what) for pid in lacking]
 
 
-def attached(address: str) -> Check:
+def attached(address: str) -> Result:
     """Check whether a profiler server answers at an address that was asked for."""
-    title = "Attached server"
     try:
         if process_of(address) is not None:
             check(address, 2.0)
-            return Check("attached_server", "ok", title, f"{address} waits for gputop")
+            return Result("ok", f"{address} waits for gputop")
         info = probe(address, 2.0)
     except GputopError as error:
-        return Check("attached_server", "fail", title, f"{address}: {error.in_one_line}",
-                     f"{_SERVE_TF}\n{_SERVE_JAX}")
-    return Check("attached_server", "ok", title, f"{info.address} answers in {info.round_trip_s * 1e3:.1f} ms")
+        return Result("fail", f"{address}: {error.in_one_line}", f"{_SERVE_TF}\n{_SERVE_JAX}")
+    return Result("ok", f"{info.address} answers in {info.round_trip_s * 1e3:.1f} ms")
 
 
 def _is_job(proc: Path, pid: int) -> bool:

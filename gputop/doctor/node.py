@@ -20,7 +20,7 @@ from pathlib import Path
 from gputop.core.own_program import pip_command
 from gputop.core.proc import FIRST_PID_NAMESPACE, pid_namespace
 from gputop.core.version import __version__
-from gputop.doctor.check import Check
+from gputop.doctor.check import Result, text_of
 from gputop.doctor.driver import in_container
 from gputop.text.units import printable, size
 
@@ -33,15 +33,13 @@ _SMALLEST = (80, 24)
 _PIP = shlex.join(pip_command())
 
 
-def python() -> Check:
+def python() -> Result:
     """gputop's version and the interpreter's."""
-    return Check("python", "ok", "Python",
-                 f"gputop {__version__} on Python {platform.python_version()} ({sys.executable})")
+    return Result("ok", f"gputop {__version__} on Python {platform.python_version()} ({sys.executable})")
 
 
-def dependencies() -> Check:
+def dependencies() -> Result:
     """Check whether the packages gputop uses can be imported, with their versions."""
-    id_, title = "dependencies", "Python packages"
     versions: list[str] = []
     broken: dict[str, str] = {}
     for name, module in _PACKAGES.items():
@@ -53,39 +51,36 @@ def dependencies() -> Check:
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
             broken[name] = f"{name} cannot be imported ({type(error).__name__}: {error})"
     if broken:
-        return Check(id_, "fail", title, "; ".join(broken.values()),
-                     f"{_PIP} install --force-reinstall {' '.join(broken)}")
+        return Result("fail", "; ".join(broken.values()), f"{_PIP} install --force-reinstall {' '.join(broken)}")
     spec = importlib.util.find_spec("pynvml")
     if spec is not None and spec.submodule_search_locations is not None:
         # nvidia-ml-py is one file; only the old distribution "pynvml" is a folder, and it comes first.
-        return Check(id_, "warn", title, f"the old package pynvml hides nvidia-ml-py ({spec.origin}): newer calls, GPM "
-                     "among them, are missing",
-                     f"{_PIP} uninstall -y pynvml\n"
-                     f"{_PIP} install --force-reinstall nvidia-ml-py")
-    return Check(id_, "ok", title, ", ".join(versions))
+        return Result("warn", f"the old package pynvml hides nvidia-ml-py ({spec.origin}): newer calls, GPM "
+                      "among them, are missing",
+                      f"{_PIP} uninstall -y pynvml\n"
+                      f"{_PIP} install --force-reinstall nvidia-ml-py")
+    return Result("ok", ", ".join(versions))
 
 
-def container(root: Path, env: Mapping[str, str]) -> Check:
+def container(root: Path, env: Mapping[str, str]) -> Result:
     """Check whether this is a container, and whether it sees the host's processes."""
-    id_, title = "container", "Container"
     kubernetes = "KUBERNETES_SERVICE_HOST" in env
     inside = kubernetes or in_container(root)
     try:
         namespace = pid_namespace(root / "proc")
     except OSError:
-        return Check(id_, "unknown", title, "the PID namespace cannot be read")
+        return Result("unknown", "the PID namespace cannot be read")
     if namespace == FIRST_PID_NAMESPACE:
         where = "a container with the host's PID namespace" if inside else "none: this is the host"
-        return Check(id_, "ok", title, f"{where}; processes on the GPUs can be named")
+        return Result("ok", f"{where}; processes on the GPUs can be named")
     detail = ("a container" if inside else "a separate PID namespace") + " without the host's processes: the " \
         "driver reports PIDs of the host, so users, commands and profiler servers outside it cannot be shown"
     fix = "hostPID: true   # in the pod's spec" if kubernetes else "docker run --pid=host --gpus all IMAGE"
-    return Check(id_, "warn", title, detail, fix)
+    return Result("warn", detail, fix)
 
 
-def host(root: Path, euid: int | None = None) -> Check:
+def host(root: Path, euid: int | None = None) -> Result:
     """Check whether /proc shows the host and other users' processes, and psutil reads it."""
-    id_, title = "host", "Host figures"
     unreadable = []
     for name in ("stat", "meminfo", "self/stat"):
         try:
@@ -93,30 +88,25 @@ def host(root: Path, euid: int | None = None) -> Check:
         except OSError as error:
             unreadable.append(f"/proc/{name}: {error.strerror}")
     if unreadable:
-        return Check(id_, "fail", title, "; ".join(unreadable), "sudo mount -t proc proc /proc")
+        return Result("fail", "; ".join(unreadable), "sudo mount -t proc proc /proc")
     try:
         import psutil
 
         cores, memory = psutil.cpu_count(), psutil.virtual_memory().total
     except (ImportError, OSError, RuntimeError) as error:
-        return Check(id_, "fail", title, f"psutil does not work: {error}",
-                     f"{_PIP} install --force-reinstall psutil")
-    try:
-        mounts = (root / "proc/self/mounts").read_text()
-    except OSError:
-        mounts = ""
+        return Result("fail", f"psutil does not work: {error}", f"{_PIP} install --force-reinstall psutil")
+    mounts = text_of(root / "proc/self/mounts")
     hidden = re.search(r"^\S+ /proc proc \S*\bhidepid=(?!0\b|off\b)(\w+)", mounts, re.MULTILINE)
     if hidden and (os.geteuid() if euid is None else euid) != 0:
-        return Check(id_, "warn", title, f"/proc is mounted with hidepid={hidden[1]}: gputop cannot show command and "
-                     "CPU of other users' processes",
-                     "sudo mount -o remount,hidepid=0 /proc   # or start gputop as root")
-    return Check(id_, "ok", title, f"/proc and psutil work: {cores} logical cores, {size(memory)} of memory")
+        return Result("warn", f"/proc is mounted with hidepid={hidden[1]}: gputop cannot show command and "
+                      "CPU of other users' processes",
+                      "sudo mount -o remount,hidepid=0 /proc   # or start gputop as root")
+    return Result("ok", f"/proc and psutil work: {cores} logical cores, {size(memory)} of memory")
 
 
 def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None] | None = None,
-             encoding: str | None = None) -> Check:
+             encoding: str | None = None) -> Result:
     """Check whether the monitor can be drawn here: UTF-8, colors, room."""
-    id_, title = "terminal", "Terminal"
     encoding = encoding or locale.getpreferredencoding(False)
     term = env.get("TERM", "")
     colors = "truecolor" if env.get("COLORTERM") in ("truecolor", "24bit") else \
@@ -138,15 +128,15 @@ def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None]
         problems.append("few colors: the levels are harder to distinguish")
         fixes.append("export TERM=xterm-256color COLORTERM=truecolor   # if your terminal has them; most do")
     if room is None:
-        return Check(id_, "warn" if problems else "unknown", title,
-                     "; ".join(("no terminal here, so its size is unknown", detail, *problems)),
-                     "\n".join(fixes) or None)
+        return Result("warn" if problems else "unknown",
+                      "; ".join(("no terminal here, so its size is unknown", detail, *problems)),
+                      "\n".join(fixes) or None)
     detail = f"{room.columns}×{room.lines}, {detail}"
     if room.columns < _SMALLEST[0] or room.lines < _SMALLEST[1]:
         problems.append(f"smaller than {_SMALLEST[0]}×{_SMALLEST[1]}: gputop leaves out parts of the screen")
         if 0 in room:
             fixes.append(f"stty cols {_SMALLEST[0]} rows {_SMALLEST[1]}")
-    return Check(id_, "warn" if problems else "ok", title, "; ".join((detail, *problems)), "\n".join(fixes) or None)
+    return Result("warn" if problems else "ok", "; ".join((detail, *problems)), "\n".join(fixes) or None)
 
 
 def _terminal_size() -> os.terminal_size | None:
@@ -164,9 +154,8 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def logdir(path: Path) -> Check:
+def logdir(path: Path) -> Result:
     """Check whether traces can be written there: writes a file without a name."""
-    id_, title = "logdir", "Trace folder"
     folder = _existing(path)
     shown = printable(str(path.absolute()))
     try:
@@ -174,23 +163,22 @@ def logdir(path: Path) -> Check:
             file.write(b"gputop")
             file.flush()
     except OSError as error:
-        return Check(id_, "fail", title, f"{shown} cannot be written: {error.strerror or error}",
-                     "gputop --logdir /tmp/gputop-traces")
-    return Check(id_, "ok", title, f"{shown} " + ("can be written" if folder == path.absolute() else "can be created"))
+        return Result("fail", f"{shown} cannot be written: {error.strerror or error}",
+                      "gputop --logdir /tmp/gputop-traces")
+    return Result("ok", f"{shown} " + ("can be written" if folder == path.absolute() else "can be created"))
 
 
-def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage) -> Check:
+def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage) -> Result:
     """Room for traces: one capture takes from some MB to 2 GB."""
-    id_, title = "disk", "Free disk"
     folder = _existing(path)
     try:
         total, _, free = usage(folder)
     except OSError as error:
-        return Check(id_, "unknown", title, f"{printable(str(folder))}: {error.strerror or error}")
+        return Result("unknown", f"{printable(str(folder))}: {error.strerror or error}")
     text = f"{size(free)} of {size(total)} free for traces at {printable(str(folder))}"
     fix = f"du -xh --max-depth=2 {shlex.quote(str(folder))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR"
     if free < _NO_DISK_BYTES:
-        return Check(id_, "fail", title, text, fix)
+        return Result("fail", text, fix)
     if free < _LITTLE_DISK_BYTES:
-        return Check(id_, "warn", title, f"{text}; a capture can take 2G", fix)
-    return Check(id_, "ok", title, text)
+        return Result("warn", f"{text}; a capture can take 2G", fix)
+    return Result("ok", text)

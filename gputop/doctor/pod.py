@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gputop.core import proc
-from gputop.doctor.check import Check
+from gputop.doctor.check import Result
 from gputop.doctor.driver import no_gpu
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.sources.host.pods import FOLDER, pod_container
@@ -39,22 +39,21 @@ _NAMES = _Grant(f"no {FOLDER}: pods are shown by their UID, not by their name",
 GRANTS = (_PID_NAMESPACE, _PTRACE, _DRIVER, _NAMES)
 
 
-def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> list[Check]:
+def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> Result | None:
     """Check which rights gputop's pod lacks to watch its node; nothing outside of Kubernetes."""
     try:
         in_pod = pod_container(proc.read(f"{root}/proc/self/cgroup", _FILE_BYTES)) is not None
     except OSError:
         in_pod = False
     if not in_pod and "KUBERNETES_SERVICE_HOST" not in env:
-        return []
-    id_, title = "pod", "Pod's rights"
+        return None
     capabilities = proc.effective_capabilities("self", root / "proc")
     try:
         namespace = proc.pid_namespace(root / "proc")
     except OSError:
         namespace = ""
     if capabilities is None or not namespace:
-        return [Check(id_, "unknown", title, "/proc/self cannot be read: the rights of this pod are unknown")]
+        return Result("unknown", "/proc/self cannot be read: the rights of this pod are unknown")
     lacking = [grant for grant, granted in (
         (_PID_NAMESPACE, namespace == proc.FIRST_PID_NAMESPACE),
         (_PTRACE, bool(capabilities & proc.CAP_SYS_PTRACE)),
@@ -62,8 +61,8 @@ def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> list[Check
         (_NAMES, (root / FOLDER.relative_to("/")).is_dir()),
     ) if not granted]
     if not lacking:
-        return [Check(id_, "ok", title, "host PID namespace, SYS_PTRACE, NVIDIA driver and the names of pods")]
-    return [Check(id_, "warn", title, "; ".join(grant.lacks for grant in lacking), manifest_lines(lacking))]
+        return Result("ok", "host PID namespace, SYS_PTRACE, NVIDIA driver and the names of pods")
+    return Result("warn", "; ".join(grant.lacks for grant in lacking), manifest_lines(lacking))
 
 
 def manifest_lines(grants: Iterable[_Grant]) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.core.proc import environ_of, process_ids, stat_of
+from gputop.core.proc import environ_of, owner, process_ids, stat_of
 from gputop.launch.serve import is_pytorch
-from gputop.ranks.processes import owner
 
 MAX_RANKS = 64  # ranks of one node
 _PROC = Path("/proc")

@@ -74,7 +74,8 @@ def stops_copy(stop: threading.Event, report: Callable[[], None] = lambda: None)
 class RunFolder(Struct):
     """A run's folder and in it a file to write to, both held open before the job is disturbed.
 
-    End it with :meth:`save` or :meth:`adopt`, and :meth:`discard` in any case: it closes the descriptors.
+    End it with :meth:`save` or :meth:`adopt`, and :meth:`discard` in any case, as the end of a ``with`` block does: it
+    closes the descriptors.
     """
 
     path: Path
@@ -116,6 +117,12 @@ class RunFolder(Struct):
                 "Choose a folder you can write to with --logdir DIR. The job was not disturbed.",
             ) from None
         return cls(folder.path, host, folder, partial, descriptor, made, ending)
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
     @property
     def file(self) -> Path:
@@ -276,11 +283,8 @@ def _save_below(folder: Path, host: str, data: bytes) -> Path:
     """Save in a new logdir below ``folder``; raises OSError or GputopError, nothing left behind."""
     logdir = tempfile.mkdtemp(prefix="gputop-traces-", dir=folder)
     try:
-        run = RunFolder.create(logdir, host)
-        try:
+        with RunFolder.create(logdir, host) as run:
             return run._fill(io.BytesIO(data), len(data), _never)
-        finally:
-            run.discard()
     except BaseException:
         shutil.rmtree(logdir, ignore_errors=True)
         raise

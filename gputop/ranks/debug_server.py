@@ -23,12 +23,10 @@ Whoever wrote the job's programs chose what its server answers: it is bounded in
 from __future__ import annotations
 
 import contextlib
-import errno
 import http.client
 import os
 import re
 import socket
-import stat
 import struct
 import threading
 import time
@@ -306,15 +304,10 @@ class _Server(Struct, frozen=True):
         path = Path(self.path)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with folder_of_process(self.pid, path.parent, self.proc) as folder:
-                entry = os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
-                try:
-                    if not stat.S_ISSOCK(os.fstat(entry).st_mode):  # a link would lead to any socket of root's
-                        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-                    connection.settimeout(timeout_s)
-                    connection.connect(f"/proc/self/fd/{entry}")
-                finally:
-                    os.close(entry)
+            # A link would lead to any socket of root's.
+            with folder_of_process(self.pid, path.parent, self.proc) as folder, folder.socket(path.name) as socket_path:
+                connection.settimeout(timeout_s)
+                connection.connect(socket_path)
             size = _CREDENTIALS.size
             pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
             if pid != self.pid:

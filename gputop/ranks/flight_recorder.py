@@ -23,9 +23,9 @@ from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import folder_of_process, open_regular
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import read_maps, started_s, stat_of
+from gputop.core.proc import owner, read_maps, started_s, stat_of
 from gputop.ranks.plain_pickle import MAX_BYTES, load
-from gputop.ranks.processes import environment, owner, rank_label
+from gputop.ranks.processes import environment, rank_label
 from gputop.ranks.stack_groups import is_library, short_file
 from gputop.ranks.stacks import MAX_PROCESSES
 from gputop.text.units import printable, ranges

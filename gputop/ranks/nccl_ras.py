@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import owner
 from gputop.profiler.sockets import listening_uids
 from gputop.ranks.model import Answer
-from gputop.ranks.processes import environment, owner
+from gputop.ranks.processes import environment
 from gputop.text.units import printable
 
 _PROC = Path("/proc")

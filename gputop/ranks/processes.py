@@ -35,14 +35,6 @@ def environment(pid: int, names: Iterable[str], proc: Path = _PROC) -> Mapping[s
     return {name: value for name in names if (value := proc_files.variable(environ, name.encode())) is not None}
 
 
-def owner(pid: int, proc: Path = _PROC) -> int | None:
-    """User of a process; None where it is gone."""
-    try:
-        return (proc / str(pid)).stat().st_uid
-    except OSError:
-        return None
-
-
 def command_line(pid: int, proc: Path = _PROC) -> str:
     """Command of a process, the secrets in it hidden; "" where it is gone."""
     try:

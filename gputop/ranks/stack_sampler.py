@@ -40,7 +40,7 @@ from gputop.core.host_stacks import (
     StackSamples,
     ThreadStacks,
 )
-from gputop.ranks.processes import owner
+from gputop.core.proc import owner
 from gputop.ranks.stacks import INSTALL, py_spy
 from gputop.ranks.tracing_rights import check_rights
 from gputop.text.redaction import command as redacted

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.extras import install_command
-from gputop.ranks.processes import command_line, owner, rank_label
+from gputop.core.proc import owner
+from gputop.ranks.processes import command_line, rank_label
 from gputop.ranks.tracing_rights import check_rights
 from gputop.text.programs import Ended, run_program
 from gputop.text.units import printable

@@ -256,11 +256,11 @@ class OtherNodes:
         assert self._run is not None
         if not 0 < rank.size <= MAX_COPY_BYTES:
             raise NodeProblem("it announces a trace that is too large", "")
-        run = RunFolder.create(logdir, rank.name[:100], self._run.name, ENDING)
         try:
-            if rank.size > run.free_bytes():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            with unnamed_file(self._run) as whole:
+            with (RunFolder.create(logdir, rank.name[:100], self._run.name, ENDING) as run,
+                  unnamed_file(self._run) as whole):
+                if rank.size > run.free_bytes():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 left = rank.size
                 while left:
                     piece = source.read(min(_PIECE_BYTES, left))
@@ -274,8 +274,6 @@ class OtherNodes:
         except OSError as error:
             raise NodeProblem(f"its traces cannot be saved here: {error.strerror or error}",
                               "Make room or choose another --logdir.") from None
-        finally:
-            run.discard()
 
 
 def _offset_s(time_s: float, now_s: float | None = None) -> float:

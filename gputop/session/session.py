@@ -123,17 +123,9 @@ class Session:
 
     # -- actions ------------------------------------------------------------------------------
 
-    def capture_request(self, *, force: bool = False) -> CaptureRequest:
-        """See :meth:`CaptureControl.request`."""
-        return self.control.request(force=force)
-
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
         """See :meth:`CaptureControl.start_capture`; None: a capture as the options have it."""
-        return self.control.start_capture(request or self.capture_request())
-
-    def start_server(self, pid: int, request: CaptureRequest) -> None:
-        """See :meth:`CaptureControl.start_server`."""
-        self.control.start_server(pid, request)
+        return self.control.start_capture(request or self.control.request())
 
     @property
     def processes_to_serve(self) -> tuple[ProcessSample, ...]:
@@ -204,14 +196,6 @@ class Session:
             self.control.status = replace(self.control.status, time_s=0.0)
             self._notify("capture")
 
-    def stop_capture(self) -> bool:
-        """See :meth:`CaptureControl.stop_capture`."""
-        return self.control.stop_capture()
-
-    def set_baseline(self, record: CaptureRecord | None) -> None:
-        """Make ``record`` the capture that later ones are compared with; None: no longer any."""
-        self.results.baseline = record
-
     def open_capture(self, record: CaptureRecord) -> None:
         """Show a capture as the last one is shown; one that is not analyzed is analyzed first, in the background.
 
@@ -229,7 +213,7 @@ class Session:
         """Take two captures, of which one or both may be of the logdir, among those that are compared; ``a`` is A."""
         for record in (a, b):
             self.results.keep_capture(record)
-        self.set_baseline(a)
+        self.results.baseline = a
 
     def drop_capture(self, record: CaptureRecord) -> None:
         """Forget a capture whose files are deleted."""

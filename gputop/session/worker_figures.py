@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from queue import Empty, SimpleQueue
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -256,26 +255,22 @@ def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str,
     def ask() -> None:
         try:
             with connected(url, credentials, warnings.append) as client:
-                came.put(node_means(client, f"{_PROMETHEUS_S}s"))
+                came.append(node_means(client, f"{_PROMETHEUS_S}s"))
         except GputopError as error:
-            came.put(error)
+            came.append(error)
         except Exception as error:  # noqa: BLE001 - thread boundary
-            came.put(GputopError(f"Prometheus's answer cannot be read ({type(error).__name__})"))
+            came.append(GputopError(f"Prometheus's answer cannot be read ({type(error).__name__})"))
 
     if not url:
         return AskedFigures({}, "by Prometheus", float(_PROMETHEUS_S), of_nodes=True, notes=(
             "No address of Prometheus was given: --prometheus http://HOST:9090, or the setting prometheus.",))
     warnings: list[str] = []
-    came: SimpleQueue[dict[str, dict[str, float]] | GputopError] = SimpleQueue()
-    threading.Thread(target=ask, name="gputop-prometheus", daemon=True).start()
-    answer: dict[str, dict[str, float]] | GputopError = GputopError("Prometheus had not answered when gputop stopped "
-                                                                    "waiting")
-    while not stop.is_set():
-        try:
-            answer = came.get(timeout=_POLL_S)
-            break
-        except Empty:
-            continue
+    came: list[dict[str, dict[str, float]] | GputopError] = []
+    asking = threading.Thread(target=ask, name="gputop-prometheus", daemon=True)
+    asking.start()
+    while asking.is_alive() and not stop.is_set():
+        asking.join(_POLL_S)
+    answer = came[0] if came else GputopError("Prometheus had not answered when gputop stopped waiting")
     how, seconds = "by Prometheus", float(_PROMETHEUS_S)
     if isinstance(answer, GputopError):
         return AskedFigures({}, how, seconds, of_nodes=True, notes=(*warnings, answer.in_one_line))

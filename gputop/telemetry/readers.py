@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gputop.core.metrics import HOST_METRICS
-from gputop.core.samples import FAILED, NOT_RESPONDING, OK, GpuProcess, GpuSample, HostSample, ProcessSample, Reading
+from gputop.core.samples import FAILED, NOT_RESPONDING, OK, GpuProcess, GpuSample, HostSample, ProcessSample
 from gputop.sources.base import GpuProbe, Source
 from gputop.telemetry import deadline_calls
 from gputop.telemetry.deadline_calls import Batch, Call, Worker, Workers
@@ -119,7 +118,7 @@ class HostReader:
 
     def missing(self, reason: str) -> HostSample:
         """A sample of the host without values."""
-        return HostSample(self._hostname, {m.id: Reading.missing(m.unit, reason) for m in HOST_METRICS.values()})
+        return HostSample.missing(self._hostname, reason)
 
     def _host_sample(self, result: object) -> HostSample:
         return result if isinstance(result, HostSample) else self.missing(_reason(result))

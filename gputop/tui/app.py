@@ -357,7 +357,7 @@ class GputopApp(TerminalApp):
         if postponed is not None and self.session.feed.clock() - postponed[0] <= _ANSWERABLE_S:
             open_screens.ask_before_capture(self, postponed[1])
             return
-        self.start_capture(self.session.capture_request(force=force))
+        self.start_capture(self.session.control.request(force=force))
 
     def start_capture(self, request: CaptureRequest) -> None:
         """Start a capture, after the questions that it needs."""
@@ -392,14 +392,14 @@ class GputopApp(TerminalApp):
             self.exit(EXIT_OK)
             return
         self._quitting = True
-        self.session.stop_capture()
+        self.session.control.stop_capture()
         if status.phase in ("asking", "waiting"):
             return  # which ends at once
         self.notify("Stopping the capture to keep its data, then quitting. q: quit now.")
 
     def action_stop_capture(self) -> None:
         phase = self._phase
-        if self.session.stop_capture():
+        if self.session.control.stop_capture():
             outcome = {"asking": "gputop proposes workers by what it knows now.", "waiting": "No capture was taken."}
             self.notify(outcome.get(phase, "Stopping the capture; its data is kept."))
         else:

@@ -203,8 +203,8 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
         if pid == NAME_AN_ADDRESS:
             app.ask_address()
         elif pid is not None:
-            capture = request or app.session.capture_request()
-            app.session.start_server(pid, replace(capture, process_started=screen.started[pid]))
+            capture = request or app.session.control.request()
+            app.session.control.start_server(pid, replace(capture, process_started=screen.started[pid]))
 
     screen = StartServer(processes, obsolete)
     app.push_screen(screen, answered)

@@ -68,7 +68,9 @@ def test_the_command_line_wins(file: Path) -> None:
 
 @pytest.mark.parametrize(("typed", "theme"), [
     ("light", "gputop-light"), ("contrast", "gputop-contrast"), ("gputop-dark", "gputop-dark"), ("nord", "nord")])
-def test_a_theme_of_gputops_own_may_be_given_in_short(tmp_path: Path, typed: str, theme: str) -> None:
+def test_a_theme_of_gputops_own_may_be_given_in_short(tmp_path: Path, typed: str, theme: str,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEXTUAL_COLOR_SYSTEM", "")  # is set for Textual
     file = tmp_path / "none.toml"
     args = settled(file, "--theme", typed)
     args.config = load(file)

@@ -15,7 +15,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.doctor import dcgm, driver, jobs, node, pod
-from gputop.doctor.check import Check, RunningTasks, Task
+from gputop.doctor.check import Check, Result, RunningTasks, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
 from gputop.doctor.examine import Report, print_report, to_text
 from gputop.profiler.discovery import Discovery, ProfilerServer
@@ -53,25 +53,24 @@ def process(root: Path, pid: int, command: str, *, parent: int = 1, maps: str = 
 def test_a_check_that_breaks_or_hangs_hides_no_other() -> None:
     never = threading.Event()
 
-    def broken() -> Check:
+    def broken() -> Result:
         raise ZeroDivisionError("oh")
 
-    def refused() -> Check:
+    def refused() -> Result:
         raise GputopError("not allowed", "sudo make it so")
 
-    def hanging() -> Check:
+    def hanging() -> Result:
         never.wait()
         raise AssertionError
 
-    good = Check("d", "ok", "D", "works")
     running = RunningTasks([Task("a", "A", broken), Task("b", "B", hanging), Task("c", "C", refused),
-                       Task("d", "D", lambda: good)], 0.3)
+                       Task("d", "D", lambda: Result("ok", "works"))], 0.3)
     a, b, c, d = running.results()
     never.set()
     assert (a.status, a.title) == ("unknown", "A") and "ZeroDivisionError: oh" in a.detail
     assert b.status == "unknown" and "no answer within 0.3 s" in b.detail
     assert (c.status, c.detail, c.fix) == ("fail", "not allowed", "sudo make it so")
-    assert d is good
+    assert d == Check("d", "ok", "D", "works")
 
 
 def test_text_is_aligned_and_fixes_stand_alone() -> None:
@@ -446,17 +445,18 @@ def own_process(root: Path, namespace: str = "pid:[4026532999]", caps: int = 0) 
 def test_outside_of_kubernetes_there_is_no_check_of_a_pod(tmp_path: Path) -> None:
     own_process(tmp_path)
     put(tmp_path, "proc/self/cgroup", f"0::/system.slice/docker-{'a' * 64}.scope\n")
-    assert pod.rights(NO_LIBRARY, tmp_path, {}) == []
+    assert pod.rights(NO_LIBRARY, tmp_path, {}) is None
     put(tmp_path, "proc/self/cgroup", POD_GROUP)
-    assert [check.status for check in pod.rights(NO_LIBRARY, tmp_path, {})] == ["warn"]
+    check = pod.rights(NO_LIBRARY, tmp_path, {})
+    assert check is not None and check.status == "warn"
 
 
 def test_a_pod_learns_which_rights_it_lacks_and_which_lines_grant_them(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    (unknown,) = pod.rights(FINE, tmp_path, IN_POD)
+    unknown = pod.rights(FINE, tmp_path, IN_POD)
     assert unknown.status == "unknown" and unknown.fix is None
     own_process(tmp_path)
-    (check,) = pod.rights(NO_LIBRARY, tmp_path, IN_POD)
+    check = pod.rights(NO_LIBRARY, tmp_path, IN_POD)
     assert check.status == "warn"
     assert all(word in check.detail for word in ("PID namespace", "SYS_PTRACE", "driver", "/var/log/containers"))
     spec = yaml.safe_load(check.fix)["spec"]
@@ -479,7 +479,7 @@ def test_a_pod_with_all_rights_but_one_gets_the_lines_for_that_one(
     own_process(tmp_path, "pid:[4026532999]" if lacking == "PID namespace" else "pid:[4026531836]",
                 0 if lacking == "SYS_PTRACE" else 1 << 19)
     (tmp_path / "var/log/containers").mkdir(parents=True)
-    (check,) = pod.rights(FINE, tmp_path, IN_POD)
+    check = pod.rights(FINE, tmp_path, IN_POD)
     assert check.status == ("warn" if lacking else "ok") and lacking in check.detail and ";" not in check.detail
     assert (check.fix and yaml.safe_load(check.fix)) == lines
 

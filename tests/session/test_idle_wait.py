@@ -109,7 +109,7 @@ def test_it_can_be_hurried(monkeypatch: pytest.MonkeyPatch, force: bool) -> None
 def test_it_can_be_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = WaitingSession(monkeypatch)
     waiting.session.start_capture()
-    assert waiting.session.stop_capture()
+    assert waiting.session.control.stop_capture()
     waiting.watched.until(lambda: waiting.status is None)
     assert not waiting.taken and waiting.session.control.take_question() is None
 
@@ -147,9 +147,9 @@ def test_these_do_not_wait(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
         session.watch.servers = (Server("n1:6009", asked=True),)
     session.control.update_node(session.watched_node)
     if case == "automatic":
-        session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))
+        session.start_capture(structs.replace(session.control.request(), reason="GPU 0 dipped"))
     else:
-        session.start_capture(session.capture_request(force=case == "forced"))
+        session.start_capture(session.control.request(force=case == "forced"))
     waiting.until_captured()
     assert len(waiting.taken) == 1
 

@@ -98,7 +98,7 @@ def test_a_job_that_is_started_again_is_captured_and_compared_without_a_question
     with job.awake():
         before = loop.captured()
     assert (before.pid, before.started_s, before.uncaptured) == (job.pid, server.started_s, "")
-    session.set_baseline(before)
+    session.results.baseline = before
     assert not session.captured_before_restart
     loop.see_end(job.kill)
     assert session.watch.ended_server is not None and session.watch.ended_server.pid == job.pid

@@ -68,11 +68,11 @@ def test_a_stopped_capture_keeps_its_data(tmp_path: Path, analysis_in_this_proce
         watched.until(lambda: session.watch.servers)
         session.start_capture()
         watched.until(lambda: session.control.status is not None and session.control.status.elapsed_s > 1.0)
-        assert session.stop_capture()
+        assert session.control.stop_capture()
         watched.until(lambda: session.control.status is not None and not session.control.status.running)
         assert session.control.status is not None and session.control.status.phase == "done", session.control.status
         assert session.results.last_capture is not None and session.results.last_capture.took_s < 30
-        assert not session.stop_capture()
+        assert not session.control.stop_capture()
     finally:
         session.close()
 
@@ -248,7 +248,7 @@ class TestServersOfOtherUsers:
         question = session.start_capture()
         assert question is not None and "eve" in question.sentence and len(begun) == 2
         with pytest.raises(GputopError, match="belongs to user eve"):
-            session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))
+            session.start_capture(structs.replace(session.control.request(), reason="GPU 0 dipped"))
 
     def test_discovery_marks_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         server = discovery.ProfilerServer("127.0.0.1:6009", 7, "bob", "python train.py", uid=os.geteuid() + 1)
@@ -271,7 +271,7 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     assert question is not None and question.kind == "workers" and "there are 9 workers" in question.problem
     session.start_capture(answered(question, "few"))
     session.start_capture(answered(question, "all"))
-    session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))  # there is nobody to ask
+    session.start_capture(structs.replace(session.control.request(), reason="GPU 0 dipped"))  # there is nobody to ask
     session.watch.servers = session.watch.servers[:8]
     session.start_capture()
     few = [addresses[0], addresses[4], addresses[8]]
@@ -280,7 +280,7 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     first, *others = session.watch.servers
     session.watch.servers = (replace(first, problem="down"), *others)
     with pytest.raises(NoDataError, match="answers now"):
-        session.start_capture(structs.replace(session.capture_request(), workers=frozenset(addresses[:1])))
+        session.start_capture(structs.replace(session.control.request(), workers=frozenset(addresses[:1])))
 
 
 @pytest.mark.parametrize("reason", ["", "GPU 0 dipped"])
@@ -297,7 +297,7 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
     session.watch.servers_known = True
     down = Server("c:1", problem="down", asked=True)
     session.watch.servers = (Server("a:1", asked=True), Server("b:1", asked=True), down)
-    request = structs.replace(session.capture_request(force=True), reason=reason, workers=frozenset(("a:1", "b:1")),
+    request = structs.replace(session.control.request(force=True), reason=reason, workers=frozenset(("a:1", "b:1")),
                               notices=("why these",))
     session.start_capture(request)
     if reason:  # there is nobody to ask
@@ -352,7 +352,7 @@ class AskedWorkers:
 def test_the_nodes_of_many_workers_are_asked_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = AskedWorkers(monkeypatch)
     session = workers.session
-    session.start_capture(session.capture_request(force=True))
+    session.start_capture(session.control.request(force=True))
     workers.watched.until(lambda: session.control.status is not None and "9 nodes" in session.control.status.address)
     assert workers.phase == "asking" and session.control.take_question() is None
     with pytest.raises(GputopError, match="a capture is running"):
@@ -379,7 +379,7 @@ def test_who_stops_waiting_is_asked_by_what_is_known(monkeypatch: pytest.MonkeyP
     assert question.choice.others_unasked and workers.ways == []
     session.start_capture(answered(question, "ask"))
     workers.watched.until(lambda: workers.ways)
-    assert session.stop_capture()
+    assert session.control.stop_capture()
     workers.watched.until(lambda: session.control.status is None)
     question = session.control.take_question()
     assert question is not None and question.choice is not None
@@ -390,10 +390,10 @@ def test_who_stops_waiting_is_asked_by_what_is_known(monkeypatch: pytest.MonkeyP
 def test_the_auto_capture_asks_without_a_question(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
     workers = AskedWorkers(monkeypatch, "prometheus")
     session = workers.session
-    session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))
+    session.start_capture(structs.replace(session.control.request(), reason="GPU 0 dipped"))
     workers.watched.until(lambda: workers.ways)
     if stopped:
-        session.stop_capture()
+        session.control.stop_capture()
     else:
         workers.may_answer.set()
     workers.watched.until(lambda: workers.phase in ("done", "failed"))
@@ -480,7 +480,7 @@ def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.Monkey
     question = session.start_capture()
     assert question is not None and question.servers == (train, evaluate) and not begun, (
         "two workers of one command are one job")
-    session.start_capture(structs.replace(session.capture_request(), reason="a dip"))
+    session.start_capture(structs.replace(session.control.request(), reason="a dip"))
     assert begun == [train.address], "the auto-capture has nobody to ask"
     session.start_capture(answered(question, evaluate.address))
     assert session.watch.servers[0] == evaluate, "the line of the job shows it"

@@ -91,15 +91,20 @@ class AskedSession(Scene):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.asked: list[Any] = []
+        self.control.stop_capture = self._stop_capture  # type: ignore[method-assign]
+        self.control.start_server = self._start_server  # type: ignore[method-assign]
 
     def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
         assert request is not None
         self.asked.append(("capture", request.force))
         return None
 
-    def stop_capture(self) -> bool:
+    def _stop_capture(self) -> bool:
         self.asked.append("stop")
         return True
+
+    def _start_server(self, pid: int, request: CaptureRequest) -> None:
+        self.asked.append(("start", pid))
 
     def signal(self, process: ProcessSample, number: signal.Signals) -> None:
         self.asked.append((process.pid, number))
@@ -163,9 +168,6 @@ class UnservedSession(AskedSession):
     def processes_to_serve(self) -> tuple[ProcessSample, ...]:
         assert self.feed.sample is not None
         return tuple(replace(self.feed.sample.processes[0], pid=pid) for pid in (8, 9))
-
-    def start_server(self, pid: int, request: CaptureRequest) -> None:
-        self.asked.append(("start", pid))
 
 
 def divided_and_lost(sample: NodeSample) -> NodeSample:
@@ -452,8 +454,8 @@ STAGES: dict[type, Stage] = {
         "app.open('stacks')": Effect(notes, other)},
         ("r", *["up"] * 9, "enter")),
     StacksPopup: Stage({
-        "again": Effect(asked, to([("stacks", False)] * 2)),
-        "native": Effect(screen, to(Confirm))}, ("S",), session=HangingSession),
+        "again(False)": Effect(asked, to([("stacks", False)] * 2)),
+        "again(True)": Effect(screen, to(Confirm))}, ("S",), session=HangingSession),
     WorkersQuestion: Stage({
         "answer('few')": Effect(last_asked, to(("capture", 3))),
         "answer('all')": Effect(last_asked, to(("capture", 9))),

@@ -107,7 +107,7 @@ def capturing(app: GputopApp) -> None:
 def compared() -> Scene:
     scene = Scene("healthy")
     scene.capture("input-bound", 95.0)
-    scene.set_baseline(scene.results.captures[0])
+    scene.results.baseline = scene.results.captures[0]
     scene.capture("healthy", 12.0)
     return scene
 
@@ -151,7 +151,7 @@ def waiting_for_idle(app: GputopApp) -> None:
 
 
 def ask_which(app: GputopApp, choice: Choice) -> None:
-    open_screens.ask_before_capture(app, ask_workers(app.session.capture_request(), (), choice))
+    open_screens.ask_before_capture(app, ask_workers(app.session.control.request(), (), choice))
 
 
 def asked_which_without_figures(app: GputopApp) -> None:

@@ -136,7 +136,7 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
                   tmp_path / "run.log")
     app, captures = RunApp(StillSession(), started), []
     monkeypatch.setattr(app.session, "start_capture", captures.append)
-    monkeypatch.setattr(app.session, "start_server", lambda *_: None)
+    monkeypatch.setattr(app.session.control, "start_server", lambda *_: None)
     try:
         async with app.run_test(size=(120, 40)) as pilot:
             await _until(pilot, lambda: app.query("#keys") and started.tail(5)[0])

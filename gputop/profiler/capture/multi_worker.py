@@ -205,16 +205,13 @@ def max_safe_duration(recorders: Sequence[Recorder], *, seconds: float, logdir: 
 def fetch_preceding(recording: Continuous, logdir: Path) -> MultiWorkerCapture:
     """Fetch what several workers have recorded until now into one run folder; raises GputopError if there is none."""
     names = dict(zip(recording.pids, trace_names(list(recording.pids)), strict=True))
-    run = RunFolder.create(logdir, "workers")
-    try:
+    with RunFolder.create(logdir, "workers") as run:
         fetched = recording.snapshot(logdir, [names[address] for address in recording.addresses], run.path.name)
         outcomes = tuple(
             _preceding_outcome(address, name, recording, fetched.get(address, recording.failed.get(address)))
             for address, name in names.items())
         recorded_s = max((o.result.asked_s for o in outcomes if o.result is not None), default=0.0)
         return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "recorded continuously"), run)
-    finally:
-        run.discard()
 
 
 def _preceding_outcome(address: str, name: str, recording: Continuous,

@@ -110,8 +110,5 @@ def _save(parts: list[Path], recorder: Recorder, trace: Path, scratch: Path) -> 
         assert isinstance(recorder, JoinsOverviews)
         source = scratch / "joined"
         write_file(source, recorder.join(parts))
-    folder = RunFolder.create(trace.parents[3], trace.name.removesuffix(TRACE), trace.parent.name, OVERVIEW)
-    try:
+    with RunFolder.create(trace.parents[3], trace.name.removesuffix(TRACE), trace.parent.name, OVERVIEW) as folder:
         folder.take_over(source)
-    finally:
-        folder.discard()

@@ -151,11 +151,8 @@ def keep_probe(recorder: Recorder, probed: CaptureResult, logdir: str | Path, ho
                run: str | None = None) -> CaptureResult:
     """The probe as a trace like any other, in a run folder of its own or in one that exists; raises GputopError."""
     ending = recorder.limits.ending
-    folder = RunFolder.create(logdir, host or probed.path.name.removesuffix(ending), run, ending)
-    try:
+    with RunFolder.create(logdir, host or probed.path.name.removesuffix(ending), run, ending) as folder:
         path = folder.take_over(probed.path)
-    finally:
-        folder.discard()
     return replace(probed, path=path, run_dir=folder.path, session_id=folder.path.name)
 
 

@@ -47,7 +47,7 @@ def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool, ca
     def work() -> T:
         gid, groups = _groups(pid, uid) if other_user else (0, [])
         if elsewhere:
-            _unshare_file_system()
+            _call("unshare", _CLONE_FS)
             os.chroot(f"/proc/{pid}/root")
         if other_user:
             _take_file_rights(uid, gid, groups)
@@ -77,18 +77,11 @@ def _groups(pid: int, uid: int) -> tuple[int, list[int]]:
         raise OSError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
 
 
-def _unshare_file_system() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_FS) != 0:
-        _raise_errno()
-
-
 def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
     """Take the file rights of this thread; the kernel takes root's right to enter and change everything from it,
     too."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_SETGROUPS.get(platform.machine(), -1), len(groups), (ctypes.c_uint * len(groups))(*groups)) != 0:
-        _raise_errno()
+    libc = ctypes.CDLL(None)
+    _call("syscall", _SETGROUPS.get(platform.machine(), -1), len(groups), (ctypes.c_uint * len(groups))(*groups))
     libc.setfsgid(gid)
     libc.setfsuid(uid)
     if (libc.setfsgid(-1), libc.setfsuid(-1)) != (gid, uid):  # they return the one before, and no errors
@@ -98,11 +91,11 @@ def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
 def _drop_capabilities() -> None:
     """Drop the capabilities of this thread: a user or a container's root may not follow /proc/PID/root of others, as
     this machine's root may (ptrace(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.capset((ctypes.c_uint * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint * 6)()) != 0:
-        _raise_errno()
+    _call("capset", (ctypes.c_uint * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint * 6)())
 
 
-def _raise_errno() -> None:
-    number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number))
+def _call(function: str, *arguments: object) -> None:
+    """Call a function of the C library. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True)[function](*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

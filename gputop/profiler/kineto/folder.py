@@ -165,18 +165,10 @@ class SocketFolder:
         """Send a datagram to the socket of that name, if it is one of the job's user; returns whether it went. Never
         blocks."""
         try:
-            entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder.fd)
-        except OSError:
-            return False
-        try:
-            state = os.fstat(entry)
-            if not stat.S_ISSOCK(state.st_mode) or state.st_uid != self.uid:
-                return False
-            daemon.sendto(datagram, f"/proc/self/fd/{entry}")
+            with self.folder.socket(name, self.uid) as path:
+                daemon.sendto(datagram, path)
         except OSError:  # its queue is full, or nobody has it open any more
             return False
-        finally:
-            os.close(entry)
         return True
 
     def sweep(self) -> None:
@@ -217,23 +209,16 @@ class SocketFolder:
 
     def _answers(self, name: str) -> bool:
         """Return whether a process has the socket of that name open."""
-        try:
-            entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder.fd)
-        except OSError:
-            return False
-        try:
-            if not stat.S_ISSOCK(os.fstat(entry).st_mode):
-                return False
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-                probe.setblocking(False)
-                probe.connect(f"/proc/self/fd/{entry}")
-        except ConnectionRefusedError:
-            return False
-        except OSError as error:
-            return error.errno != errno.EPROTOTYPE  # a socket of streams is no daemon's
-        finally:
-            os.close(entry)
-        return True
+        with contextlib.suppress(OSError), self.folder.socket(name) as path:
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                    probe.setblocking(False)
+                    probe.connect(path)
+            except OSError as error:
+                # Nobody has it open; or it is a socket of streams, which is no daemon's.
+                return error.errno not in (errno.ECONNREFUSED, errno.EPROTOTYPE)
+            return True
+        return False
 
 
 def sweep(parent: Path = Path(PLACE)) -> None:

@@ -100,17 +100,14 @@ class KinetoRecorder:
         client = self._client()
         rank = (rank_of(environ_of(self.pid)) or "").replace(" ", "")[:32]
         host = recording.host_name or socket.gethostname()
-        run = RunFolder.create(recording.logdir, f"{host}_{rank}" if rank else host, recording.run, ENDING)
         assert client.folder is not None
-        try:
-            with (SocketFolder.open(self.pid, client.folder, client.uid) as folder,
-                  serving(folder, stop.is_set) as daemon):
-                if not is_same(client):
-                    raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
-                with daemon.events_of(self.pid) as events:
-                    return _Take(client, daemon, recording, on_progress, stop, events).run(run)
-        finally:
-            run.discard()
+        with (RunFolder.create(recording.logdir, f"{host}_{rank}" if rank else host, recording.run, ENDING) as run,
+              SocketFolder.open(self.pid, client.folder, client.uid) as folder,
+              serving(folder, stop.is_set) as daemon):
+            if not is_same(client):
+                raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
+            with daemon.events_of(self.pid) as events:
+                return _Take(client, daemon, recording, on_progress, stop, events).run(run)
 
     def count_events(self, path: Path) -> tuple[int, int]:
         with open_regular(path, follow_links=False) as file:

@@ -67,8 +67,8 @@ class XProfRecorder(Struct, frozen=True):
         seconds, start_ns = recording.seconds, recording.start_ns
         if not 0.001 <= seconds <= _MAX_SECONDS:
             raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
-        folder = RunFolder.create(recording.logdir, recording.host_name or machine_name(self.address), recording.run)
-        try:
+        host = recording.host_name or machine_name(self.address)
+        with RunFolder.create(recording.logdir, host, recording.run) as folder:
             on_progress(Progress("connecting", 0.0, seconds))
             probe(self.address)
             disk = ServerDisk.choose(folder, self.address, self.pid)
@@ -81,8 +81,6 @@ class XProfRecorder(Struct, frozen=True):
             saving = Progress("saving", call.took_s, seconds)
             on_progress(saving)
             return _save(call.recording, folder, disk, response, stops_copy(stop, lambda: on_progress(saving)))
-        finally:
-            folder.discard()
 
     def count_events(self, path: Path) -> tuple[int, int]:
         return count_events(map_file(path))

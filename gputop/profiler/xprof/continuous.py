@@ -360,20 +360,18 @@ class Continuous:
 
     def _fetch(self, address: str, since_s: float, logdir: Path, name: str, run: str | None) -> CaptureResult:
         grpc = load_grpc()
-        folder = RunFolder.create(logdir, name, run)
-        recorded_s = self._clock() - since_s + self.kept_s(address)
-        sent_s, started = time.time(), time.monotonic()
-        try:
-            response = _call(address, "GetSnapshot", messages.GetSnapshotRequest(), _SNAPSHOT_TIMEOUT_S)
+        with RunFolder.create(logdir, name, run) as folder:
+            recorded_s = self._clock() - since_s + self.kept_s(address)
+            sent_s, started = time.time(), time.monotonic()
+            try:
+                response = _call(address, "GetSnapshot", messages.GetSnapshotRequest(), _SNAPSHOT_TIMEOUT_S)
+            except grpc.RpcError as error:
+                raise _explain(address, error.code().name, error.details() or "") from None
             took_s = time.monotonic() - started
             self._end(address)  # it goes on recording after a snapshot
             response = messages.RawProfileResponse(empty_trace=response.empty_trace and not self._parts[address],
                                                    xspace=self._with_parts(address, response.xspace))
             return save_response(address, folder, response, recorded_s, took_s, sent_s)
-        except grpc.RpcError as error:
-            raise _explain(address, error.code().name, error.details() or "") from None
-        finally:
-            folder.discard()
 
     def _with_parts(self, address: str, newest: bytes) -> bytes:
         """Bytes that were handed over just now, joined with the parts that were set aside."""

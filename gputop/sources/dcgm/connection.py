@@ -88,7 +88,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 class EngineError(Exception):
-    """A DCGM call failed with ``code``."""
+    """A DCGM call failed with ``code``: a :class:`CallFailed`, or the connection is gone."""
 
     def __init__(self, code: int, call: str) -> None:
         super().__init__(f"{fields.meaning(code)} in {call}")
@@ -99,6 +99,10 @@ class EngineError(Exception):
     def fails_all(self) -> bool:
         """Return whether the next call would fail, too: the connection is gone, or the bindings lack the function."""
         return self.code in fields.CONNECTION_GONE or self.code == fields.FUNCTION_NOT_FOUND
+
+
+class CallFailed(EngineError):
+    """A call failed, and the connection stays."""
 
 
 class EngineGpu(Struct, frozen=True):
@@ -126,7 +130,7 @@ class EngineGpu(Struct, frozen=True):
 
 class Engine:
     """Connects on creation. Every method raises :class:`EngineError`, and the connection is then
-    gone if its code is in ``CONNECTION_GONE``; groups and watches are gone with it.
+    gone unless it is a :class:`CallFailed`; groups and watches are gone with it.
     """
 
     def __init__(self, bindings: Bindings, address: Address) -> None:
@@ -194,9 +198,7 @@ class Engine:
         for i in ids:
             try:
                 values |= self._latest(entities, [i])
-            except EngineError as error:
-                if error.code in fields.CONNECTION_GONE:
-                    raise
+            except CallFailed as error:
                 failed[i] = f"field {i}: {fields.meaning(error.code)}"
         if not values and len(entities) > 1:
             whys: dict[Entity, str] = {}
@@ -230,7 +232,7 @@ class Engine:
         groups = answer.metricGroups[: answer.numMetricGroups]
         supported = frozenset(i for group in groups for i in group.fieldIds[: group.numFieldIds])
         if not supported:
-            raise EngineError(fields.PROFILING_NOT_SUPPORTED, "dcgmProfGetSupportedMetricGroups")
+            raise CallFailed(fields.PROFILING_NOT_SUPPORTED, "dcgmProfGetSupportedMetricGroups")
         return supported
 
     def watch(self, entities: Iterable[Entity], ids: Sequence[int], interval_s: float,
@@ -290,17 +292,15 @@ class Engine:
         """A field group of those ``ids`` that the engine knows: an unknown one fails the whole group."""
         try:
             return self._create_named("dcgmFieldGroupCreate", lambda name: (ids, name))
-        except EngineError as error:
-            if error.code in fields.CONNECTION_GONE or len(ids) == 1:
+        except CallFailed:
+            if len(ids) == 1:
                 raise
             good = []
             for i in ids:
                 try:
                     alone = self._create_named("dcgmFieldGroupCreate", lambda name, i=i: ([i], name))
                     self._destroy_groups(None, alone)
-                except EngineError as refusal:
-                    if refusal.code in fields.CONNECTION_GONE:
-                        raise
+                except CallFailed as refusal:
                     self._refused[i] = f"field {i}: {fields.meaning(refusal.code)}"
                 else:
                     good.append(i)
@@ -358,12 +358,12 @@ class Engine:
     def _call(self, name: str, *arguments: Any, handle: bool = True) -> Any:
         function = getattr(self._agent, name, None)
         if function is None:  # bindings older than the call
-            raise EngineError(fields.FUNCTION_NOT_FOUND, name)
+            raise CallFailed(fields.FUNCTION_NOT_FOUND, name)
         try:
             return function(self._handle, *arguments) if handle else function(*arguments)
         except self._structs.DCGMError as error:
             self._gone = error.value in fields.CONNECTION_GONE
-            raise EngineError(int(error.value), name) from error
+            raise (EngineError if self._gone else CallFailed)(int(error.value), name) from error
 
     def _ask_version(self) -> str:
         """The engine's version, "" if unknown. The bindings have no wrapper for this call."""
@@ -396,9 +396,7 @@ class Engine:
         """The current GPU instances (MIG); none where the engine does not list them."""
         try:
             answer = self._call("dcgmGetGpuInstanceHierarchy")
-        except EngineError as error:
-            if error.code in fields.CONNECTION_GONE:
-                raise
+        except CallFailed:
             return ()
         entries = answer.entityList[: answer.count]
         # NVML's MIG devices are the compute instances; it counts them in the order of these ids.

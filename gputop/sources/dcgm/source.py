@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.metrics import GPU_METRICS, HOST_METRICS
+from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import (
     FAILED,
     LOST,
@@ -211,8 +211,7 @@ class _RemoteHost:
 
     def __init__(self, address: str) -> None:
         reason = f"the GPUs are on another machine ({address}): run gputop there for its host"
-        readings = {metric.id: Reading.missing(metric.unit, reason) for metric in HOST_METRICS.values()}
-        self._sample = HostSample(address, readings)
+        self._sample = HostSample.missing(address, reason)
 
     def read(self, now_s: float) -> HostSample:
         return self._sample

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.connection import Engine, EngineError, Entity
+from gputop.sources.dcgm.connection import CallFailed, Engine, Entity
 from gputop.sources.dcgm.fields import FieldValue
 
 CHECK_S = 10.0  # how often the groups are listed, while there are unwatched fields
@@ -63,9 +63,7 @@ class UnwatchedFields:
         self._check_s = now_s + CHECK_S
         try:
             groups: Mapping[str, frozenset[int]] | None = engine.field_groups()
-        except EngineError as error:
-            if error.code in fields.CONNECTION_GONE:
-                raise
+        except CallFailed:
             groups = None
         before, self._groups = self._groups, groups
         if before is not None and groups is not None and groups != before:

@@ -17,6 +17,7 @@ from gputop.core.metrics import BYTES, CGROUP_METRICS
 from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
 from gputop.sources.host import proc_files
 from gputop.sources.host.containers import container_of
+from gputop.sources.host.numa import parse_cpus
 from gputop.sources.host.proc_files import FIRST
 from gputop.text.units import printable
 
@@ -242,11 +243,7 @@ def _quota(folder: str) -> tuple[float | None, str]:
 def _cpuset(folder: str) -> int | None:
     """Number of logical cores in the cpuset of this group; None: not known."""
     text = _text(f"{folder}/cpuset.cpus.effective") or _text(f"{folder}/cpuset.effective_cpus")
-    count = 0
-    for part in (text or "").split(","):
-        first, _, last = part.strip().partition("-")
-        count += int(last or first) - int(first) + 1 if first else 0
-    return count or None
+    return len(parse_cpus(text or "")) or None
 
 
 def _memory_limits(folder: str) -> Iterator[tuple[float, str]]:

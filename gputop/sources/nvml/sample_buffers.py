@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gputop.core.metrics import GPU_METRICS, HOST_METRICS
+from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.calls import start_nvml_thread
@@ -129,9 +129,7 @@ def backfill_samples(
     if not series:
         return []
     count = int((now_s - min(one.since_s for one in series.values())) / interval_s)
-    host = HostSample(
-        hostname, {metric.id: Reading.missing(metric.unit, BEFORE_START) for metric in HOST_METRICS.values()}
-    )
+    host = HostSample.missing(hostname, BEFORE_START)
     samples: list[NodeSample] = []
     for intervals_back in range(count, 0, -1):
         end_s = now_s - intervals_back * interval_s

@@ -271,7 +271,7 @@ class CompareScreen(ModalScreen[None]):
 
     def _compare(self) -> None:
         """Read what is not read yet, then compare."""
-        self._session.set_baseline(self._a)
+        self._session.results.baseline = self._a
         captures = self.query_one(CaptureList)
         captures.marks = {record.path: f"+{name.upper()}" for name, again in self._again.items() for record in again}
         captures.marks |= {self._a.path: "A", self._b.path: "B"}
@@ -346,7 +346,7 @@ class CompareScreen(ModalScreen[None]):
 
         if self._shown is not None and self._shown.rows:
             folder = self._session.control.options.logdir
-            write_csv(self.app, folder, "comparison", self._shown.titles, self._shown.rows,
+            write_csv(self.app, folder, "comparison", _TITLES, self._shown.rows,
                       simulated=self._shown.simulated)
         else:
             self.notify("There is no comparison to export yet.")
@@ -386,6 +386,9 @@ def side_of(record: CaptureRecord) -> Side:
     return Side(str(record.path), "analysis", record.analysis, findings_at_capture=record.findings)
 
 
+_TITLES = ("group", "id", "gpu", "unit", "a", "b", "change", "low", "high", "verdict", "reason")  # of a row's values
+
+
 class Shown(Struct, frozen=True):
     """The comparison in lines, folded and with everything, or why there is none; then as Markdown, and its values as
     the rows of a table, both empty."""
@@ -395,10 +398,6 @@ class Shown(Struct, frozen=True):
     markdown: str = ""
     rows: Sequence[Sequence[str | float | None]] = ()
     simulated: bool = False
-
-    @property
-    def titles(self) -> tuple[str, ...]:
-        return "group", "id", "gpu", "unit", "a", "b", "change", "low", "high", "verdict", "reason"
 
 
 def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int) -> Shown:
@@ -423,8 +422,7 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
         comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {reason}."))
     folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
                           for every in (False, True))
-    rows = [(row.group, row.id, row.gpu, row.unit, row.a, row.b, row.change, row.low, row.high, row.verdict, row.reason)
-            for row in comparison.rows]
+    rows = [tuple(getattr(row, title) for title in _TITLES) for row in comparison.rows]
     return Shown(folded, everything, markdown(comparison, ()), rows, comparison.a.simulated or comparison.b.simulated)
 
 
@@ -435,7 +433,7 @@ def mark_last(session: Session) -> str:
         return no_capture(session, "Then A marks it as the one to compare with.")
     if session.results.baseline is captures[-1]:
         return f"The capture of {label(captures[-1])} is A already. Change the job, capture again (c), then press B."
-    session.set_baseline(captures[-1])
+    session.results.baseline = captures[-1]
     return (f"A is the capture of {label(captures[-1])}. Now follow a recommendation, restart the job and press c: "
             "B then shows what changed.")
 

@@ -23,8 +23,8 @@ class StacksPopup(Popup):
     """The stacks; r reads them again, n with native frames."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("r", "again", "read again", "read the stacks again"),
-        key("n", "native", "native frames…", "with native frames, after a question"),
+        key("r", "again(False)", "read again", "read the stacks again"),
+        key("n", "again(True)", "native frames…", "with native frames, after a question"),
     ]
 
     def __init__(self, processes: Sequence[ProcessStacks], findings: Sequence[Finding],
@@ -39,13 +39,9 @@ class StacksPopup(Popup):
     def copied(self) -> tuple[str, str]:
         return "\n".join(self._lines), "The stacks,"
 
-    def action_again(self) -> None:
+    def action_again(self, native: bool) -> None:
         self.dismiss()
-        self._read(False)
-
-    def action_native(self) -> None:
-        self.dismiss()
-        self._read(True)
+        self._read(native)
 
 
 def stacks_text(lines: Sequence[str], findings: Sequence[Finding]) -> Text:

@@ -152,7 +152,7 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
     assert json.loads((record.path.parent / MARK).read_text())["reason"].startswith("GPU 0")
     session.start_capture()
     with pytest.raises(GputopError, match="a capture is running"):
-        session.start_capture(structs.replace(session.capture_request(), reason="x"))
+        session.start_capture(structs.replace(session.control.request(), reason="x"))
     session.wait()
 
 

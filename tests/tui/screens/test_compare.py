@@ -95,7 +95,7 @@ async def test_marking_says_what_to_do_next() -> None:
 
 async def test_a_capture_after_a_is_offered_beside_it() -> None:
     session = Captured(record(1, 0.4))
-    session.set_baseline(session.results.captures[0])
+    session.results.baseline = session.results.captures[0]
     assert compared_to_baseline(session) == ()
     session.capture_ended(record(2, 0.3), [SERVER])
     assert compared_to_baseline(session) == ("400 ms/step in A, 300 ms now. B: what changed.",)

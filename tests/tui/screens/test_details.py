@@ -226,7 +226,7 @@ async def test_the_question_about_another_job_at_a_named_address_names_its_scrip
     app = GputopApp(StillSession())
     async with app.run_test(size=(80, 24)) as pilot:
         server = Server("127.0.0.1:9877", "TensorFlow 2.21.0: /opt/venv/bin/python serve.py /x", 8100, owner="eve")
-        open_screens.ask_before_capture(app, ask_other_job(app.session.capture_request(), server,
+        open_screens.ask_before_capture(app, ask_other_job(app.session.control.request(), server,
                                                            Server("127.0.0.1:6009")))
         await pilot.pause()
         question, about = (str(part.text) for part in app.screen.query(WrappedText))

@@ -45,7 +45,8 @@ def text(app: GputopApp) -> str:
 async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSession,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[int, int | None]] = []
-    monkeypatch.setattr(session, "start_server", lambda pid, request: started.append((pid, request.process_started)))
+    monkeypatch.setattr(session.control, "start_server",
+                        lambda pid, request: started.append((pid, request.process_started)))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
