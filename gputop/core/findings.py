@@ -128,6 +128,14 @@ class Abstained(Struct, frozen=True):
     missing: str
 
 
+def ids_by_missing(abstained: Iterable[Abstained]) -> dict[str, list[str]]:
+    """The rules that could not judge, by what is missing for them."""
+    ids: dict[str, list[str]] = {}
+    for rule in abstained:
+        ids.setdefault(rule.missing, []).append(rule.id)
+    return ids
+
+
 class TraceNote(Struct, frozen=True):
     """Property of a trace that limits what can be concluded from it."""
 

@@ -20,11 +20,9 @@ def per_basis(basis: str) -> str:
     return "of the window" if basis == "window" else f"of each {basis}"
 
 
-def line_words(line: StackLine, basis: str, name_width: int | None = None) -> str:
+def line_words(line: StackLine, basis: str) -> str:
     """"38 ms of each step: metrics.py:112 confusion_matrix"."""
     text = printable(line.line) + (f", mostly in {printable(line.inner)}" if line.inner else "")
-    if name_width is not None and len(text) > name_width:
-        text = text[:name_width - 1] + "…"
     return f"{seconds(line.s_per_step)} {per_basis(basis)}: {text}"
 
 
@@ -54,7 +52,7 @@ def worth_showing(stacks: HostStacks, period_s: float) -> list[GapLines]:
     return [gaps for gaps in stacks.gaps if gaps.s_per_step >= _MIN_LISTED_SHARE * period_s]
 
 
-def lines_of_gaps(gaps: GapLines, stacks: HostStacks, name_width: int | None = None) -> Iterator[str]:
+def lines_of_gaps(gaps: GapLines, stacks: HostStacks) -> Iterator[str]:
     """Yield what ran in the gaps, a line of text for each kind."""
     if not gaps.seen:
         yield ("The tracer recorded no call near them." if stacks.traced else
@@ -64,4 +62,4 @@ def lines_of_gaps(gaps: GapLines, stacks: HostStacks, name_width: int | None = N
     elif not gaps.lines:
         yield _NO_LINES.get(gaps.gap, "No line ran in 1% of that time.")
     for line in gaps.lines[:_SHOWN]:
-        yield line_words(line, stacks.basis, name_width)
+        yield line_words(line, stacks.basis)

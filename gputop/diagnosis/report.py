@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gputop.advice.registry import ids_by_part
 from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, GpuUse
-from gputop.core.findings import HIGH_SHARE, Finding
+from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.per_step import collectives_per_step
 from gputop.diagnosis.wall_text import not_enough, wall_rows, wall_sentence, wall_title, worth_saying
@@ -235,16 +235,8 @@ def _how_many_not_judged(a: Analysis, width: int) -> Iterator[str]:
 
 
 def _not_judged(a: Analysis, width: int) -> Iterator[str]:
-    for what, ids in missing_figures(a).items():
+    for what, ids in ids_by_missing(a.abstained).items():
         yield from wrap(f"{', '.join(ids)}: needs {what}.", width, "Not judged  ")
-
-
-def missing_figures(a: Analysis) -> dict[str, list[str]]:
-    """The causes that could not be judged, by what is missing for them."""
-    missing: dict[str, list[str]] = {}
-    for abstained in a.abstained:
-        missing.setdefault(abstained.missing, []).append(abstained.id)
-    return missing
 
 
 def not_judged(a: Analysis) -> str:

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from gputop.core.version import __version__
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.model import I64, TEXT_STATS, Kind, Trace
 
 _CATEGORIES = {Kind.COMPUTE: "kernel", Kind.COLLECTIVE: "kernel", Kind.MEMSET: "gpu_memset"}
 _HOSTS_FROM = 1000  # process numbers of hosts; those of GPUs are below
 _BATCH = 1 << 13  # events for which a piece of text is made at once
-_TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "shapes"))
 
 
 def pieces(trace: Trace) -> Iterator[bytes]:
@@ -93,7 +92,7 @@ def _host(trace: Trace, launch: I64) -> Iterator[dict[str, Any]]:
     stats: dict[int, dict[str, Any]] = {}
     for stat, (rows, values) in h.stats.items():
         for row, value in zip(rows.tolist(), values.tolist(), strict=True):
-            stats.setdefault(row, {})[stat] = names[value] if stat in _TEXTS else value
+            stats.setdefault(row, {})[stat] = names[value] if stat in TEXT_STATS else value
     calls = dict(zip(zip(trace.device.launch_line.tolist(), trace.device.launch_ns.tolist(), strict=True),
                      launch.tolist(), strict=True))
     for i in range(len(h)):

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.cluster.model import brief
+from gputop.core.findings import ids_by_missing
 from gputop.core.version import __version__
 from gputop.render.evidence_words import evidence_label
 from gputop.render.palette import BLANK, SEVERITY_MARK
@@ -260,10 +261,8 @@ def to_text(report: Report, width: int) -> str:
 
 def not_judged(report: Report) -> list[str]:
     """Return what could not be judged, a sentence for each cause."""
-    ids: dict[str, list[str]] = {}
-    for rule in report.abstained:
-        ids.setdefault(rule.missing, []).append(rule.id)
-    return [f"{', '.join(rule_ids)} cannot be judged without {missing}" for missing, rule_ids in ids.items()]
+    return [f"{', '.join(ids)} cannot be judged without {missing}"
+            for missing, ids in ids_by_missing(report.abstained).items()]
 
 
 # -- HTML -------------------------------------------------------------------------------------------

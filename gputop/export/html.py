@@ -16,11 +16,11 @@ from importlib import resources
 from typing import Any
 
 from gputop.analysis.results import Analysis
-from gputop.core.findings import Finding
+from gputop.core.findings import Finding, ids_by_missing
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.core.version import __version__
-from gputop.diagnosis.report import limit_of, missing_figures, text_report
+from gputop.diagnosis.report import limit_of, text_report
 from gputop.export import pictures, tables
 from gputop.export.tables import step_of
 from gputop.render.evidence_words import evidence
@@ -95,7 +95,7 @@ def analysis_page(result: Analysis) -> str:
     report = esc_lines(text_report(result, findings=False))
     text = f"<details><summary>The analysis as text</summary><pre>{report}</pre></details>"
     parts = [f'<header class="top"><div><h1>{esc(title)}</h1></div></header>', BANNER if result.simulated else "",
-             _what_to_do(result.findings, limit_of(result), missing_figures(result)),
+             _what_to_do(result.findings, limit_of(result), ids_by_missing(result.abstained)),
              "".join(("<section><h2>The step</h2>", *step_of(result), notes, text, "</section>"))]
     return page(title, parts, (f"<footer>Written by gputop {esc(__version__)}.</footer>",))
 
@@ -249,10 +249,8 @@ def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
 
 
 def _findings(s: Snapshot) -> str:
-    missing: dict[str, list[str]] = {}
     result = tables.analysis(s)
-    for abstained in (*s.live.abstained, *(result.abstained if result is not None else ())):
-        missing.setdefault(abstained.missing, []).append(abstained.id)
+    missing = ids_by_missing((*s.live.abstained, *(result.abstained if result is not None else ())))
     return _what_to_do(s.findings, s.capture.limit if s.capture is not None else s.live.limit, missing)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gputop.core.codec import document_of, to_document
 from gputop.core.errors import GputopError
 from gputop.core.files import write_new_files
+from gputop.core.findings import Abstained, ids_by_missing
 from gputop.core.framework import LABELS
 from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
@@ -28,7 +29,6 @@ from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, r
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
-    from gputop.core.findings import Abstained
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.session import Session
     from gputop.telemetry.history import History
@@ -202,10 +202,7 @@ def _capture_lines(record: CaptureRecord) -> Iterator[str]:
 
 def _not_judged_lines(abstained: Iterable[Abstained]) -> Iterator[str]:
     """The rules that could not judge, by what they would need."""
-    missing: dict[str, list[str]] = {}
-    for a in abstained:
-        missing.setdefault(a.missing, []).append(a.id)
-    for what, ids in missing.items():
+    for what, ids in ids_by_missing(abstained).items():
         yield from wrap(f"Not judged: {', '.join(ids)}: needs {what}.", _COLUMNS, rest="  ")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gputop.advice.trace.facts import TraceFacts
 from gputop.core.version import __version__
 from gputop.export.write_tables import NAMES, Batch, Table, Tables, batches_of
-from gputop.trace.model import Kind, MemoryKind, Trace
+from gputop.trace.model import TEXT_STATS, Kind, MemoryKind, Trace
 
 ABOUT = Table.of("about", (
     "a fact: version of gputop, format of the source, `simulated`, `origin_unix_ns`, and `analysis`, the document of "
@@ -52,8 +52,6 @@ CREATE VIEW host_work AS
   SELECT e.id, l.host, l.name AS thread, n.name, e.start_ns, e.end_ns, e.end_ns - e.start_ns AS duration_ns
   FROM host_events e LEFT JOIN lines l ON l.id = e.line LEFT JOIN names n ON n.id = e.name;
 """
-# Stats of host events whose value is a name (HostEvents).
-_TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "shapes"))
 
 
 def trace_tables(facts: TraceFacts) -> Tables:
@@ -105,7 +103,7 @@ def _host_stats(trace: Trace) -> Iterator[Batch]:
     for stat, (rows, values) in trace.host.stats.items():
         for batch in batches_of(len(rows)):
             numbers, unknown = values[batch].tolist(), [None] * (batch.stop - batch.start)
-            texts = [trace.names[number] for number in numbers] if stat in _TEXTS else None
+            texts = [trace.names[number] for number in numbers] if stat in TEXT_STATS else None
             yield rows[batch], [stat] * len(numbers), numbers if texts is None else unknown, texts or unknown
 
 

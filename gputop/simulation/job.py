@@ -8,16 +8,24 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-# (architecture, compute capability, memory MiB, memory GB/s, SMs, clock kHz, host link GB/s)
-GPUS: dict[str, tuple[str, tuple[int, int], int, int, int, int, float]] = {
-    "V100": ("volta", (7, 0), 16_160, 898, 80, 1_530_000, 11.8),
-    "T4": ("turing", (7, 5), 15_360, 320, 40, 1_590_000, 11.2),
-    "A100": ("ampere", (8, 0), 40_536, 1555, 108, 1_410_000, 23.5),
-    "RTX3090": ("ampere", (8, 6), 24_268, 936, 82, 1_695_000, 23.0),
-    "A10": ("ampere", (8, 6), 22_731, 600, 72, 1_695_000, 22.0),
-    "L4": ("ada", (8, 9), 23_034, 300, 58, 2_040_000, 22.5),
-    "H100": ("hopper", (9, 0), 81_559, 3352, 132, 1_980_000, 51.0),
+# (compute capability, memory MiB, memory GB/s, SMs, clock kHz, host link GB/s)
+GPUS: dict[str, tuple[tuple[int, int], int, int, int, int, float]] = {
+    "V100": ((7, 0), 16_160, 898, 80, 1_530_000, 11.8),
+    "T4": ((7, 5), 15_360, 320, 40, 1_590_000, 11.2),
+    "A100": ((8, 0), 40_536, 1555, 108, 1_410_000, 23.5),
+    "RTX3090": ((8, 6), 24_268, 936, 82, 1_695_000, 23.0),
+    "A10": ((8, 6), 22_731, 600, 72, 1_695_000, 22.0),
+    "L4": ((8, 9), 23_034, 300, 58, 2_040_000, 22.5),
+    "H100": ((9, 0), 81_559, 3352, 132, 1_980_000, 51.0),
 }
+
+# cuBLAS' and CUTLASS' own names, as they stand in traces.
+_GEMM = (
+    "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT",
+    "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN",
+    "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NNT",
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_64x4_nn_align8>(Params)",
+)
 
 KERAS_STYLES = ("keras2", "keras3", "spe")
 JAX_STYLES = ("jax_step", "jax_pjit")
@@ -71,7 +79,7 @@ class Job(Struct, frozen=True):
     elementwise: float = 0.14  # share of the compute time
     chained_elementwise: int = 0  # more element-wise ops per layer, one feeding the next
     matmul_factor: float = 1.0  # multiplies the time of matmuls and convolutions
-    matmul_names: str = ""  # kernel names of another kind than the dtype's: unaligned, unaligned_bf16, fp16_scudnn
+    matmul_names: str = ""  # the matrix kernels are of another kind than the dtype's
     softmax_factor: float = 1.0  # multiplies the time of softmaxes between two matmuls
     layout_ms: float = 0.0  # conversions between NCHW and NHWC, one per layer and pass, beside compute_ms
     apply_kernels: int = 0  # of the optimizer, 2.5 µs each beside compute_ms; 0: a twelfth of the kernels
@@ -169,13 +177,14 @@ class Job(Struct, frozen=True):
         """Optimizer steps of one call from Python."""
         return self.per_execution if self.style == "spe" else 1
 
-    @property
-    def architecture(self) -> str:
-        return GPUS[self.gpu][0]
+    def matrix_kernels(self, kind: str) -> tuple[str, ...]:
+        """Names of the kernels of matrix products ("gemm") and of convolutions ("conv"): here of the former alone, in
+        bfloat16 on an H100, for the demo's transformer has no convolution."""
+        return _GEMM
 
     @property
     def link_gb_per_s(self) -> float:
-        return GPUS[self.gpu][6]
+        return GPUS[self.gpu][5]
 
     @property
     def captured_gpus(self) -> int:
@@ -184,7 +193,7 @@ class Job(Struct, frozen=True):
 
     @property
     def allocator_capacity_bytes(self) -> int:
-        return _whole_blocks((GPUS[self.gpu][2] << 20) * self.allocator_share)
+        return _whole_blocks((GPUS[self.gpu][1] << 20) * self.allocator_share)
 
     def allocator_peak_bytes(self, gpu: int) -> int:
         return _whole_blocks(self.allocator_capacity_bytes * ((gpu == 0 and self.gpu0_memory) or self.memory))

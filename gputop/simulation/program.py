@@ -13,7 +13,6 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.simulation.job import Job
-from gputop.simulation.kernel_names import CONV, GEMM, kernel_names
 
 I64 = npt.NDArray[np.int64]
 
@@ -95,10 +94,6 @@ class Program(Struct, frozen=True):
 
     def rows(self, phase: Phase) -> I64:
         return np.flatnonzero(self.phase == phase)
-
-    @property
-    def is_matmul(self) -> npt.NDArray[np.bool_]:
-        return self.kind < len(_MATMULS)
 
 
 def _small_name(kind: str, op_type: str, job: Job, k: int) -> str:
@@ -220,7 +215,7 @@ def _kernel_name(job: Job, kind: str, op_name: str, op_type: str, phase: Phase, 
         return (f"void flash_{'fwd' if phase == Phase.FORWARD else 'bwd'}_kernel<Flash_kernel_traits<128, 64, 64, 4, "
                 f"cutlass::{'bfloat16_t' if job.dtype == 'bf16' else 'half_t'}>, true>(Flash_params)")
     if kind in _MATMULS:
-        names = kernel_names(GEMM if kind == "gemm" else CONV, job.matmul_names or job.dtype, job.architecture)
+        names = job.matrix_kernels(kind)
         return names[(row if kind == "gemm" else 0 if phase == Phase.FORWARD else 1 + row) % len(names)]
     return _small_name(kind, op_type, job, row % 97)
 

@@ -104,13 +104,6 @@ class Timeline(Struct):
     batches: list[tuple[int, int]] = field(default_factory=list)  # when each step's batch was made
     end: int = 0
 
-    @property
-    def step_ms(self) -> float:
-        """Mean time from call to call, without the warm-up and the last step."""
-        starts = [s.start for s in self.steps if s.first]
-        begin = lead_steps(self.job) or min(2 if len(starts) > 6 else 1, len(starts) - 2)
-        return (starts[-1] - starts[begin]) / (len(starts) - 1 - begin) / MS
-
 
 class InputPipeline:
     """Makes one batch after the other while its prefetch buffer has room; without a buffer, when asked.

@@ -134,7 +134,7 @@ class _Recorder:
     # GPUs
 
     def _device_plane(self, gpu: int) -> Plane:
-        _, capability, memory, bandwidth, cores, clock, _ = GPUS[self.job.gpu]
+        capability, memory, bandwidth, cores, clock, _ = GPUS[self.job.gpu]
         plane = Plane(f"/device:GPU:{gpu}", gpu)
         for name, value in (("device_vendor", "Nvidia"), ("clock_rate", clock), ("core_count", cores),
                             ("memory_bandwidth", bandwidth * 10**9), ("memory_size", memory << 20),

@@ -19,7 +19,7 @@ from gputop.advice.registry import ids_by_idle_gap
 from gputop.advice.registry import limit as limit_of
 from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
-from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, of_one_process
+from gputop.analysis.gpu.breakdown import of_one_process
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
 from gputop.analysis.host.stack_lines import GAPS, Lines, gap_lines, gap_spans, lines_of_gaps, process_lines, python_of
 from gputop.analysis.what_if.host_waits import host_waits
@@ -254,7 +254,7 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
         spans = dict(of_host.get(timeline.gpu, {"dispatch": merge(part["launch"], part["host"])}))
         spans["input"] = part["input"]
         spans["other_gpu"] = intersect(part["idle"], waits_for_another(
-            timeline, of_one_process(facts.trace, gpu_timelines, timeline.gpu), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
+            timeline, of_one_process(facts.trace, gpu_timelines, timeline.gpu)))
         spans["idle"] = subtract(part["idle"], spans["other_gpu"])
         spans["launch"], spans["host"] = part["launch"], part["host"]
         spans[_DISPATCH_AMID_WORK] = intersect(spans["dispatch"], part["host"])

@@ -29,6 +29,10 @@ I16 = npt.NDArray[np.int16]
 U8 = npt.NDArray[np.uint8]
 
 
+# Stats of TensorFlow's host events whose value is a name (:class:`HostEvents`).
+TEXT_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
+
+
 class Kind(IntEnum):
     """Kind of a device event. COMPUTE is every kernel that is not a collective."""
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from gputop.advice.registry import ids_by_part
 from gputop.core.errors import GputopError
 from gputop.core.extras import install_command
-from gputop.core.findings import Finding
+from gputop.core.findings import Finding, ids_by_missing
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.profiler.capture.records import usable
 from gputop.profiler.capture.request import answered
@@ -365,14 +365,13 @@ def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None
 
 def open_not_judged(app: MonitorApp) -> None:
     """The causes that the last capture does not let judge, by what is missing for them."""
-    from gputop.diagnosis.report import missing_figures
     from gputop.tui.screens.dialogs import Popup
 
     record = app.session.results.last_capture
     if record is None or record.analysis is None:
         return
     out = Text()
-    for what, ids in missing_figures(record.analysis).items():
+    for what, ids in ids_by_missing(record.analysis.abstained).items():
         out.append(", ".join(ids) + "\n", "bold")
         out.append(f"  needs {printable(what)}\n")
     app.push_screen(Popup("Causes that could not be judged", out))

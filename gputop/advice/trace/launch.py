@@ -14,6 +14,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
+from gputop.analysis.steps.membership import step_of
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
@@ -310,9 +311,8 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
     if steps.times.unit != "step":  # each layer may have a graph of its own
         return Missing("marked steps, to see whether the same graph is recorded again")
     recordings, made_ns = _recordings(facts)
-    edges = steps.edges_ns
-    in_step = np.searchsorted(edges[:, 0], made_ns, side="right") - 1
-    in_step = in_step[(in_step >= 0) & (made_ns < edges[np.maximum(in_step, 0), 1])]
+    in_step = step_of(made_ns, steps)
+    in_step = in_step[in_step >= 0]
     if len(np.unique(in_step)) <= limit("graph_recapture.recurring") * steps.count:
         return None
     idle = {timeline.gpu: intersect(intersect(timeline.gaps.spans, recordings), facts.analyzed_spans)

@@ -20,6 +20,7 @@ from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
 from gputop.analysis.results import GapWork
 from gputop.analysis.steps.accumulation import steps_per_update
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
+from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE
 from gputop.text.units import percent, seconds
@@ -140,13 +141,12 @@ def _outside_work(facts: TraceFacts, indices: I64) -> Spans:
 def _kernel(facts: TraceFacts, indices: I64, usual: I64) -> str | None:
     """The kernel whose time per step is longer by most in these steps."""
     assert facts.steps is not None
-    device, edges = facts.trace.device, facts.steps.edges_ns
+    device = facts.trace.device
     rows = np.flatnonzero((device.kind <= Kind.COLLECTIVE) & (device.name >= 0))
     if not len(rows):
         return None
-    step = np.searchsorted(edges[:, 0], device.start_ns[rows], side="right") - 1
-    inside = (step >= 0) & (device.start_ns[rows] < edges[np.maximum(step, 0), 1])
-    rows, step = rows[inside], step[inside]
+    step = step_of(device.start_ns[rows], facts.steps)
+    rows, step = rows[step >= 0], step[step >= 0]
     length = (device.end_ns[rows] - device.start_ns[rows]).astype(np.float64)
     n = len(facts.trace.names)
     long = np.isin(step, indices)

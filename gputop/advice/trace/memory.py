@@ -14,6 +14,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import gpu_allocators
 from gputop.advice.trace.job import KERAS3, Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.core.findings import Culprit, Severity
@@ -62,10 +63,8 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     if facts.basis == "period":
         return Missing("which of the repeated sequences are steps: the layers of a first pass fill the allocator's "
                        f"cache. Mark steps with {how_to_mark_steps(trace)}")
-    edges = steps.edges_ns
-    step = np.searchsorted(edges[:, 0], host.start_ns[rows], side="right") - 1
-    inside = (step >= 0) & (host.start_ns[rows] < edges[np.maximum(step, 0), 1])
-    rows, step = rows[inside], step[inside]
+    step = step_of(host.start_ns[rows], steps)
+    rows, step = rows[step >= 0], step[step >= 0]
     # Caches of the frameworks fill in the first steps; what recurs is in most of them.
     if len(np.unique(step)) <= limit("allocation_in_steps.recurring") * steps.count:
         return None

@@ -41,10 +41,6 @@ from gputop.trace.model import F64, I64, Trace
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
 LAUNCHING_GAP_NS = 1_000_000
-# A stretch of idle time this long in which one other GPU is busy for this share is spent waiting for that GPU.
-# Below, gaps between launches coincide with other GPUs' kernels by chance. gputop's own figures.
-WAIT_FOR_GPU_NS = 1_000_000
-WAIT_FOR_GPU_SHARE = 0.8
 # The first event of a GPU that begins so long after its call waited in a queue. gputop's own figure.
 _QUEUED_NS = 1_000_000
 SLOTS = 400  # of a typical step: more cannot be told apart on a page
@@ -149,7 +145,7 @@ def idle_by_gpu(
                 processes[name] = _process(trace, name)
             edges = _late_at_edges(trace, timeline, within, processes[name])
         waits = merge(starved[timeline.gpu], waits_for_another(
-            timeline, of_one_process(trace, gpu_timelines, timeline.gpu), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, edges))
+            timeline, of_one_process(trace, gpu_timelines, timeline.gpu), edges))
         late[timeline.gpu] = subtract(intersect(merge(timeline.late, edges), within), waits)
     return IdleByGpu(starved, late)
 

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, idle_by_gpu
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import F64, I64, Trace
@@ -87,7 +87,7 @@ def collective_waits(
             unmatched[name] = operations
             continue
         if steps is not None:
-            operations = operations[_begun_in_steps(device.start_ns[operations].max(axis=1), steps)]
+            operations = operations[step_of(device.start_ns[operations].max(axis=1), steps) >= 0]
         if len(operations):
             sums.add(name, members, device.start_ns[operations], device.end_ns[operations])
     return sums.result(steps, unmatched)
@@ -177,7 +177,7 @@ class _Sums:
 def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | None) -> CollectiveWaits:
     device = trace.device
     if steps is not None:
-        rows = rows[_begun_in_steps(device.start_ns[rows], steps)]
+        rows = rows[step_of(device.start_ns[rows], steps) >= 0]
     beside = merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other)
 
     def bare(events: I64) -> int:
@@ -203,12 +203,6 @@ def _before_first_launch(trace: Trace, timeline: GpuTimeline, steps: Steps | Non
     if steps is None or not len(first) or trace.device.launch_ns[first[0]] < steps.bounds_ns[0][0]:
         return EMPTY
     return union([steps.bounds_ns[0][0]], trace.device.start_ns[first])
-
-
-def _begun_in_steps(begun_ns: I64, steps: Steps) -> I64:
-    """Places of the collectives that began within steps; matched ones are nearly in order of time, not quite."""
-    order = np.argsort(begun_ns, kind="stable")
-    return np.sort(order[in_steps(begun_ns[order], steps)])
 
 
 def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -> F64:

@@ -22,6 +22,9 @@ from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.parallel import pool
 
 _MOMENT = 0.1  # share of the recording: gputop's own figure
+# A stretch of idle time this long in which one other GPU is busy for this share is spent waiting for that GPU.
+# Below, gaps between launches coincide with other GPUs' kernels by chance. gputop's own figures.
+_WAIT_NS, _WAIT_SHARE = 1_000_000, 0.8
 NO_LAUNCH = np.iinfo(np.int64).min  # the launch of a device event is not known
 
 
@@ -295,19 +298,19 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
     return dict(sorted(by_type.items(), key=lambda item: -item[1])), tensor if any_known else None
 
 
-def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float,
-                      edges: Spans = EMPTY) -> Spans:
+def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], edges: Spans = EMPTY) -> Spans:
     """Idle time of this GPU in which it waits for another GPU, not for launches.
 
-    Counted are idle stretches of ``at_least_ns`` or more during which a single other GPU is busy for at least
-    ``share`` of the time, short pauses included: a GPU that itself waits for launches is busy for short moments only.
+    Counted are idle stretches of ``_WAIT_NS`` or more during which a single other GPU is busy for at least
+    ``_WAIT_SHARE`` of the time, short pauses included: a GPU that itself waits for launches is busy for short moments
+    only.
     A stretch that begins and ends in the middle of the other GPU's work does not count: a GPU that waits for another
     one stops when that one begins, or goes on when that one is done. ``edges`` are idle times of the GPU before its
     first event and after its last one.
     """
-    near_ns = at_least_ns // 10
+    near_ns = _WAIT_NS // 10
     gaps = merge(timeline.gaps.spans, edges) if len(edges.start) else timeline.gaps.spans
-    long = gaps.end - gaps.start >= at_least_ns
+    long = gaps.end - gaps.start >= _WAIT_NS
     gaps = Spans(gaps.start[long], gaps.end[long])
     waiting = [EMPTY]
     for other in others:
@@ -320,6 +323,6 @@ def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], at_least
         run = np.searchsorted(runs.start, stretch.start, side="right") - 1
         amidst = (runs.start[run] + near_ns < gaps.start[gap]) & (runs.end[run] - near_ns > gaps.end[gap])
         busy_ns = coverage(other.busy, stretch.start, stretch.end)
-        counts = ~amidst & (idle_ns >= at_least_ns) & (busy_ns >= share * idle_ns)
+        counts = ~amidst & (idle_ns >= _WAIT_NS) & (busy_ns >= _WAIT_SHARE * idle_ns)
         waiting.append(Spans(stretch.start[counts], stretch.end[counts]))
     return merge(*waiting)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown_by_step
-from gputop.analysis.gpu.collectives import by_operation, matched
+from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import NO_LAUNCH, GpuTimeline, gpu_number, launch_delays_ns
 from gputop.analysis.gpu.packed_series import PackedSeries
+from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import coverage, subtract
 from gputop.trace.kernel_names import classify
@@ -72,47 +72,39 @@ def step_series(
     return StepSeries(
         step_s=(end - start) / 1e9,
         parts=breakdown_by_step(trace, gpu_timelines, steps.bounds_ns, by_gpu) if readable else {},
-        gpus={gpu_number(trace, timeline.gpu): _of_gpu(trace, timeline, start, end) for timeline in gpu_timelines},
-        waiting=_waiting(trace, gpu_timelines, start, end),
+        gpus={gpu_number(trace, timeline.gpu): _of_gpu(trace, timeline, steps) for timeline in gpu_timelines},
+        waiting=_waiting(trace, gpu_timelines, steps),
     )
 
 
-def _waiting(trace: Trace, gpu_timelines: Sequence[GpuTimeline], start: I64, end: I64) -> F64 | None:
+def _waiting(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps) -> F64 | None:
     """Ratio of waiting per step: 1 - transfer / summed time of the collectives that begin in it.
 
     See :mod:`gputop.analysis.gpu.collectives`.
     """
     device = trace.device
-    summed, transfer = np.zeros((2, len(start)))
-    by_gpu = [timeline.rows[device.kind[timeline.rows] == Kind.COLLECTIVE] for timeline in gpu_timelines]
-    for rows in by_operation(trace, by_gpu).values():
+    summed, transfer = np.zeros((2, len(steps.bounds_ns)))
+    for rows in by_operation(trace, of_gpus(trace, gpu_timelines)[1]).values():
         same = matched(trace, [r for r in rows if len(r)])
         if isinstance(same, str):
             return None
         length = device.end_ns[same] - device.start_ns[same]
-        step, inside = _step_of(device.start_ns[same].min(axis=1), start, end)
-        summed += np.bincount(step, weights=length.sum(axis=1)[inside], minlength=len(start))
-        transfer += np.bincount(step, weights=(length.min(axis=1) * length.shape[1])[inside], minlength=len(start))
+        step = step_of(device.start_ns[same].min(axis=1), steps)
+        length, step = length[step >= 0], step[step >= 0]
+        summed += np.bincount(step, weights=length.sum(axis=1), minlength=len(summed))
+        transfer += np.bincount(step, weights=length.min(axis=1) * length.shape[1], minlength=len(summed))
     with np.errstate(invalid="ignore"):
         return 1 - transfer / summed if summed.any() else None
 
 
-def _step_of(times_ns: I64, start: I64, end: I64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """The steps in which those instants lie that lie in any, and which do."""
-    step = np.searchsorted(start, times_ns, side="right") - 1
-    inside = (step >= 0) & (times_ns < end[np.maximum(step, 0)])
-    return step[inside], inside
-
-
-def _of_gpu(trace: Trace, timeline: GpuTimeline, start: I64, end: I64) -> dict[str, F64]:
+def _of_gpu(trace: Trace, timeline: GpuTimeline, steps: Steps) -> dict[str, F64]:
+    start, end = steps.edges_ns.T
     length = end - start
     shares = {name: coverage(spans, start, end) / length for name, spans in (
         ("busy", timeline.busy), ("compute", timeline.compute), ("collectives", timeline.collectives),
         ("collectives_exposed", subtract(timeline.collectives, timeline.compute)), ("copies", timeline.copies))}
-    device = trace.device
-    kernels = timeline.rows[device.kind[timeline.rows] <= Kind.COLLECTIVE]
-    step, inside = _step_of(device.start_ns[kernels], start, end)
-    kernels = kernels[inside]
+    step = step_of(trace.device.start_ns[timeline.kernels], steps)
+    kernels, step = timeline.kernels[step >= 0], step[step >= 0]
     return {
         **shares, "idle": 1 - shares["busy"],
         "kernels": np.bincount(step, minlength=len(length)).astype(float),
@@ -121,7 +113,7 @@ def _of_gpu(trace: Trace, timeline: GpuTimeline, start: I64, end: I64) -> dict[s
     }
 
 
-def _launch_delay(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count: int) -> F64:
+def _launch_delay(trace: Trace, kernels: I64, step: I64, count: int) -> F64:
     """Median per step of a kernel's start after its launching call.
 
     See :func:`~gputop.analysis.gpu.device_time.gpu_use`.
@@ -134,7 +126,7 @@ def _launch_delay(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count:
     return np.where(medians >= 0, medians, np.nan)
 
 
-def _tensor_share(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count: int) -> F64:
+def _tensor_share(trace: Trace, kernels: I64, step: I64, count: int) -> F64:
     """NaN throughout where no kernel's name tells, as in :func:`~gputop.analysis.gpu.device_time.kernel_types`."""
     device = trace.device
     compute = device.kind[kernels] == Kind.COMPUTE

@@ -9,7 +9,7 @@ import numpy as np
 
 from gputop.analysis.results import Functions, FunctionUse
 from gputop.analysis.steps.compilations import TRACING
-from gputop.analysis.steps.membership import in_steps_unsorted
+from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, intersect, union
 from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask
@@ -46,7 +46,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
     counts = dict(zip(*(column.tolist() for column in host_stat(host, "tracing_count")), strict=True))
     length = host.end_ns - host.start_ns
     building = _within(trace, rows, host_rows(trace, TRACING))
-    inside = None if steps is None else in_steps_unsorted(host.start_ns[rows], steps)
+    inside = None if steps is None else step_of(host.start_ns[rows], steps) >= 0
     called: dict[str, list[int]] = {}
     for index, name in enumerate(host.name[rows].tolist()):
         called.setdefault(trace.names[name], []).append(index)

@@ -77,9 +77,7 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
         node = Node(time, 0.0, runs)
         hlo = trace.hlo_ops[key] if key < many and not ops.scopes else None
         if hlo is not None:
-            node.bytes = runs * (hlo.bytes or 0)
-            if hlo.flops is not None:
-                node.known_ns, node.flops = time, runs * sum(number for _, number in hlo.flops)
+            node.ran(hlo, runs)
         put(root, *_place(trace, ops, key, unnamed, training), node, hlo.source if hlo is not None else "")
     if not root.device_ns:
         return None

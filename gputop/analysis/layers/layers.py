@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_ops import eager_types
+from gputop.analysis.layers.culprits import op_keys
 from gputop.analysis.layers.pytorch import CallScopes, call_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates, scope_of
 from gputop.analysis.layers.tree import (
@@ -75,7 +76,7 @@ def layer_times(
     many = len(trace.hlo_ops)
     # Of the ops; the last two are none: of a kernel, and of a copy.
     size = (many + len(trace.names) if calls is None else len(calls.scopes)) + 2
-    columns = [_sums(trace, share, many, size, calls) for share in shares]
+    columns = [_sums(trace, share, size, calls) for share in shares]
     device_ns, wait_ns, kernels = (sum(column) for column in zip(*columns, strict=True))
     unit = len(shares) * count
     executions, kernel_of = _executions(trace, shares, many)
@@ -100,9 +101,7 @@ def layer_times(
         if hlo is not None and what == COMPUTE:
             times = float(executions[op])
             ops.append(OpUse(hlo, node.device_ns, times, phase, kernel_of[op]))
-            node.bytes = times * (hlo.bytes or 0)
-            if hlo.flops is not None:
-                node.known_ns, node.flops = node.device_ns, times * sum(number for _, number in hlo.flops)
+            node.ran(hlo, times)
         put(root, phase, path, node, hlo.source if hlo is not None else "")
     rest = float(sum(share.rest_ns for share in shares))
     if rest:
@@ -170,20 +169,13 @@ def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceSh
     return DeviceShare(rows, kind, busy, wait, rest)
 
 
-def _sums(
-    trace: Trace, share: DeviceShare, many: int, size: int, calls: CallScopes | None,
-) -> tuple[F64, F64, F64]:
+def _sums(trace: Trace, share: DeviceShare, size: int, calls: CallScopes | None) -> tuple[F64, F64, F64]:
     """Work, wait and kernels of each op: ``kind * size`` + its number."""
-    device, rows = trace.device, share.rows
-    key = device.tf_op[rows].astype(np.int64) if calls is None else calls.of_event[rows]
-    copied = np.isin(device.kind[rows], (Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER))
-    key = np.where(key < 0, size - 2 - many + copied, key) + many
-    if many:
-        hlo = device.hlo[rows]
-        key = np.where(hlo >= 0, hlo, key)
-    key += share.kind.astype(np.int64) * size
+    kind, key = trace.device.kind[share.rows], op_keys(trace, share.rows, calls)
+    copied = np.isin(kind, (Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER))
+    key = np.where(key < 0, size - 2 + copied, key) + share.kind.astype(np.int64) * size
     length = 3 * size
-    kernel = (device.kind[rows] <= Kind.COLLECTIVE) & (share.busy_ns > 0)
+    kernel = (kind <= Kind.COLLECTIVE) & (share.busy_ns > 0)
     busy, wait, count = (np.bincount(key, weights, length).astype(np.float64, copy=False)
                          for weights in (share.busy_ns, share.wait_ns, kernel))
     return busy, wait, count

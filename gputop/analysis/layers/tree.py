@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from gputop.analysis.layers.scopes import PHASES, scope_of
 from gputop.analysis.results import LayerRow, SourceLine
+from gputop.trace.model import HloOp
 
 NO_CALL = "launched by no op"
 NO_OP, NO_PROGRAM, NO_SCOPE = "no op named", "XLA ops without their program", "no layer named"
@@ -63,6 +64,12 @@ class Node(Struct):
     children: dict[str, Node] = field(default_factory=dict)
     sources: dict[str, float] = field(default_factory=dict)
     own: Node | None = None
+
+    def ran(self, op: HloOp, times: float) -> None:
+        """Take over the bytes and FLOPs of an op that ran so many times, and nothing else in this time."""
+        self.bytes = times * (op.bytes or 0)
+        if op.flops is not None:
+            self.known_ns, self.flops = self.device_ns, times * sum(number for _, number in op.flops)
 
     def add(self, other: Node) -> None:
         self.device_ns += other.device_ns

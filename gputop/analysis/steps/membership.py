@@ -18,6 +18,13 @@ def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
     return inside
 
 
+def step_of(time_ns: I64, steps: Steps) -> I64:
+    """The step in which each of these instants, in any order, lies; -1: in none."""
+    begin, end = steps.edges_ns.T
+    step = np.searchsorted(begin, time_ns, side="right") - 1
+    return np.where(time_ns < np.append(end, 0)[step], step, -1)
+
+
 class WorkOfSteps(Struct, frozen=True):
     """Mask of the device events that belong to whole steps, and the number of those steps."""
 
@@ -31,21 +38,13 @@ def work_of_steps(trace: Trace, steps: Steps) -> WorkOfSteps:
 
     The last steps are left out where they launched less than the others: the trace ended before the GPUs did that work.
     """
-    device, edges, count = trace.device, steps.edges_ns, steps.count
+    device, count = trace.device, steps.count
     by_launch = bool(steps.call_ends_ns)
     time_ns = np.where(device.launch_ns >= 0, device.launch_ns, device.start_ns) if by_launch else device.start_ns
-    step = np.searchsorted(edges[:, 0], time_ns, side="right") - 1
-    inside = (step >= 0) & (time_ns < edges[np.maximum(step, 0), 1])
+    step = step_of(time_ns, steps)
+    inside = step >= 0
     if by_launch:
         kernels = np.bincount(step[inside & (device.kind <= Kind.COLLECTIVE)], minlength=count)
         while count > 2 and kernels[count - 1] < np.median(kernels[:count - 1]):
             count -= 1
     return WorkOfSteps(inside & (step < count), count)
-
-
-def in_steps_unsorted(ns: I64, steps: Steps) -> Mask:
-    """The same of instants in any order."""
-    order = np.argsort(ns, kind="stable")
-    inside = np.empty(len(ns), bool)
-    inside[order] = in_steps(ns[order], steps)
-    return inside

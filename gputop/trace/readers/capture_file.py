@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct, field, structs
+from msgspec import Meta, Struct, field, structs
 
 from gputop.core.codec import convert, encode, parse
 from gputop.core.counters import GpuCounters
@@ -23,16 +24,16 @@ from gputop.text.units import printable
 
 FILE = "gputop.capture.json"
 OVERVIEW = ".overview.pb"  # ending of the overview beside a trace (gputop.trace.readers.overview_file)
-_SCHEMA = "gputop.capture/1"
 _MAX_BYTES = 16 << 20
 _MAX_CPUS = 1 << 16
 _MAX_THREADS = 1 << 20
 _MAX_USERS = 64
 MAX_NAME = 120
 _MAX_TIME_S = 4e9  # the year 2096
+_TimeS = Annotated[float, Meta(ge=0, lt=_MAX_TIME_S)]
 
 
-class CaptureFile(Struct, frozen=True):
+class CaptureFile(Struct, frozen=True, tag_field="schema", tag="gputop.capture/1"):
     """``files`` are the names of the traces that were captured together; ``findings`` None: they were not analyzed.
 
     ``job`` is the command line of the job, its secrets hidden; ``time_s`` the Unix time at which the capture ended,
@@ -42,20 +43,19 @@ class CaptureFile(Struct, frozen=True):
     recording early. ``name`` is what the user calls it ("before prefetch"), at most :data:`MAX_NAME` characters.
     """
 
-    schema: str = _SCHEMA
     files: Mapping[str, JobCpus | None] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = None
     address: str = ""
     job: str = ""
-    time_s: float | None = None
-    step_s: float | None = None
+    time_s: _TimeS | None = None
+    step_s: _TimeS | None = None
     counters: GpuCounters | None = None
     counters_by_file: Mapping[str, GpuCounters] = field(default_factory=dict)
     live_steps: LiveSteps | None = None
     ended: str = ""
-    name: str = ""
+    name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     pid: int | None = None
-    started_s: float | None = None
+    started_s: _TimeS | None = None
 
 
 def write_capture(folder: Path, about: CaptureFile) -> None:
@@ -68,9 +68,7 @@ def read_capture(folder: Path, max_bytes: int = _MAX_BYTES) -> CaptureFile:
     """Read what is known of the traces in a folder: nothing where there is no such file, or not a valid one."""
     with contextlib.suppress(OSError, ValueError):
         capture = convert(parse(read_regular(folder / FILE, max_bytes)), CaptureFile)
-        times_s = (capture.time_s or 0.0, capture.step_s or 0.0, capture.started_s or 0.0)
-        if (capture.schema == _SCHEMA and all(map(_plausible, capture.files.values())) and len(capture.name) <= MAX_NAME
-                and all(0 <= time_s < _MAX_TIME_S for time_s in times_s)):
+        if all(map(_plausible, capture.files.values())):
             return capture
     return CaptureFile()
 

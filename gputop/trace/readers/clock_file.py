@@ -7,48 +7,46 @@ machine's clock, for servers that do not write that into the trace (docs/contrib
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Meta, Struct, field
 
-from gputop.core.codec import parse
+from gputop.core.codec import convert, encode, parse
 from gputop.core.files import read_regular, replacing
 
 FILE = "gputop.clocks.json"
-_SCHEMA = "gputop.clocks/1"
 _MAX_BYTES = 16 << 20  # 150 bytes a host
 _LIMIT_NS = 1 << 61  # as for times in traces: sums of two must fit an int64
+_Ns = Annotated[int, Meta(gt=-_LIMIT_NS, lt=_LIMIT_NS)]
 
 
 class HostClock(Struct, frozen=True):
     """``offset_ns`` is the host's clock less ours, ``error_ns`` the error of that; ``began_ns`` is Unix time,
     None where the trace contains it."""
 
-    offset_ns: int = 0
-    error_ns: int = 0
-    began_ns: int | None = None
+    offset_ns: _Ns = 0
+    error_ns: Annotated[int, Meta(ge=0, lt=_LIMIT_NS)] = 0
+    began_ns: _Ns | None = None
+
+
+class _ClocksFile(Struct, frozen=True, tag_field="schema", tag="gputop.clocks/1"):
+    files: Mapping[str, HostClock] = field(default_factory=dict)
 
 
 def write_clocks(folder: Path, clocks: Mapping[str, HostClock]) -> None:
     """Write the clocks, by name of the trace file; raises OSError."""
-    document = {"schema": _SCHEMA, "files": {name: asdict(clock) for name, clock in clocks.items()}}
     with replacing(folder / FILE) as file:
-        file.write((json.dumps(document, indent=1) + "\n").encode())
+        file.write(encode(_ClocksFile(clocks)) + b"\n")
 
 
-def read_clocks(folder: Path) -> dict[str, HostClock]:
+def read_clocks(folder: Path) -> Mapping[str, HostClock]:
     """The clocks by name of the trace file; empty where there is no such file, or not a valid one."""
-    try:
-        document = parse(read_regular(folder / FILE, _MAX_BYTES))
-        if document["schema"] != _SCHEMA:
-            return {}
-        return {str(name): _clock(about) for name, about in document["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    with contextlib.suppress(OSError, ValueError):
+        return convert(parse(read_regular(folder / FILE, _MAX_BYTES)), _ClocksFile).files
+    return {}
 
 
 def clocks_of(files: Sequence[Path]) -> dict[str, HostClock]:
@@ -56,10 +54,3 @@ def clocks_of(files: Sequence[Path]) -> dict[str, HostClock]:
     folders = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
     return {str(file): clock for file in files
             if (clock := folders.get(file.parent, {}).get(file.name.removesuffix(".gz")))}
-
-
-def _clock(about: Any) -> HostClock:
-    offset, error, began = about["offset_ns"], about["error_ns"], about["began_ns"]
-    if not all(type(n) is int and abs(n) < _LIMIT_NS for n in (offset, error, 0 if began is None else began)):
-        raise ValueError("not a number of nanoseconds")
-    return HostClock(offset, abs(error), began)

@@ -17,29 +17,26 @@ from gputop.core.host_stacks import StackFrame, StackSamples
 from gputop.text.units import printable
 
 FILE = "gputop.stacks.json"
-_SCHEMA = "gputop.capture_stacks/1"
 _MAX_BYTES = 32 << 20
 
 
-class StacksFile(Struct, frozen=True):
+class StacksFile(Struct, frozen=True, tag_field="schema", tag="gputop.capture_stacks/1"):
     """Samples of processes by the name of their trace file, or the reason why there are none."""
 
-    schema: str = _SCHEMA
     files: Mapping[str, StackSamples | str] = field(default_factory=dict)
 
 
 def write_stacks(folder: Path, files: Mapping[str, StackSamples | str]) -> None:
     """Write it; raises OSError."""
     with replacing(folder / FILE) as file:
-        file.write(encode(StacksFile(files=files)) + b"\n")
+        file.write(encode(StacksFile(files)) + b"\n")
 
 
 def read_stacks(folder: Path) -> StacksFile:
     """Read what was sampled beside the traces in a folder: nothing where there is no such file, or not a valid one."""
     with contextlib.suppress(OSError, ValueError):
         document = convert(parse(read_regular(folder / FILE, _MAX_BYTES)), StacksFile)
-        if document.schema == _SCHEMA:
-            return StacksFile(files={name: _printable(samples) for name, samples in document.files.items()})
+        return StacksFile({name: _printable(samples) for name, samples in document.files.items()})
     return StacksFile()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 from gputop.simulation.job import Job
-from gputop.simulation.timeline import Timeline, simulate
+from gputop.simulation.timeline import MS, Timeline, lead_steps, simulate
 from gputop.simulation.xspace import write_xspace
 from tests.advice.labeled.truth import capture_window
 
@@ -22,10 +22,17 @@ _WORTH_NAMING = 0.03
 FUSED = 3.2  # XLA's fusions take a third of the time of the element-wise ops that they replace
 
 
+def mean_call_ms(timeline: Timeline) -> float:
+    """Mean time from one call of the step function to the next, without the warm-up and the last step."""
+    starts = [s.start for s in timeline.steps if s.first]
+    begin = lead_steps(timeline.job) or min(2 if len(starts) > 6 else 1, len(starts) - 2)
+    return (starts[-1] - starts[begin]) / (len(starts) - 1 - begin) / MS
+
+
 @cache
 def call_ms(job: Job) -> float:
-    """Mean time from one call of the step function to the next."""
-    return simulate(job).step_ms
+    """The same of a job."""
+    return mean_call_ms(simulate(job))
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,12 @@ class Case:
     @cached_property
     def shares(self) -> dict[str, float]:
         """Share of the step that each injected fault costs, by simulating the job without it."""
-        step = self.timeline.step_ms
+        step = mean_call_ms(self.timeline)
         return {id_: 1 - call_ms(job) / step for id_, job in self.fixed.items()}
 
     @cached_property
     def must(self) -> dict[str, Window]:
-        step = self.timeline.step_ms
+        step = mean_call_ms(self.timeline)
         least = {id_: 1 - call_ms(job) / step for id_, job in self.partly_fixed.items()}
         out = {id_: severity_window(share, least.get(id_)) for id_, share in self.shares.items()
                if id_ not in self.windows}
@@ -80,7 +87,7 @@ class Case:
     def ambient_share(self, id_: str) -> float:
         """Share of the step that a fault costs of which any job has a little; 0 for other faults."""
         without = ambient_fixes(self.job).get(id_)
-        return 0.0 if without is None else 1 - call_ms(without) / self.timeline.step_ms
+        return 0.0 if without is None else 1 - call_ms(without) / mean_call_ms(self.timeline)
 
 
 def severity_window(share: float, least_share: float | None = None) -> Window:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.simulation.job import GPUS, Job
+from tests.advice.labeled.matrix_kernels import CONV, GEMM, kernel_names
 
+_ARCHITECTURES = {"V100": "volta", "T4": "turing", "A100": "ampere", "RTX3090": "ampere", "A10": "ampere", "L4": "ada",
+                  "H100": "hopper"}
 _DTYPES = {
     "volta": ("fp16",), "turing": ("fp16",), "ampere": ("bf16", "fp16", "tf32"), "ada": ("bf16", "tf32"),
     "hopper": ("bf16", "bf16", "tf32")}
@@ -14,6 +17,18 @@ _STYLES = (
     ("keras3", (2, 21)), ("custom", (2, 15)), ("custom", (2, 19)), ("spe", (2, 20)), ("jax_step", (2, 21)),
     ("jax_pjit", (2, 21)))
 _EVENTS = 22_000  # device events of a trace
+
+
+class LabeledJob(Job):
+    """A job of any model and number type on any GPU; the demo's has one of each. ``matmul_names`` may be unaligned,
+    unaligned_bf16 or fp16_scudnn."""
+
+    @property
+    def architecture(self) -> str:
+        return _ARCHITECTURES[self.gpu]
+
+    def matrix_kernels(self, kind: str) -> tuple[str, ...]:
+        return kernel_names(GEMM if kind == "gemm" else CONV, self.matmul_names or self.dtype, self.architecture)
 
 
 def random_job(seed: int, **wanted: object) -> Job:
@@ -25,7 +40,7 @@ def random_job(seed: int, **wanted: object) -> Job:
     style = str(wanted.get("style", style))
     version = wanted.get("version", version)  # type: ignore[assignment]
     gpu, gpus = str(wanted.get("gpu", gpu)), int(wanted.get("gpus", gpus))  # type: ignore[call-overload]
-    dtype = str(rng.choice(_DTYPES[GPUS[gpu][0]]))
+    dtype = str(rng.choice(_DTYPES[_ARCHITECTURES[gpu]]))
     family = str(rng.choice(["transformer", "cnn", "mlp", "transformer", "cnn"]))
     compute = float(wanted.get("compute_ms", np.exp(rng.uniform(np.log(22), np.log(320)))))  # type: ignore[arg-type]
     drawn = np.clip(compute * 1000 / rng.uniform(70, 220), 60, min(1600, _EVENTS / gpus / 9))
@@ -37,13 +52,13 @@ def random_job(seed: int, **wanted: object) -> Job:
     per_execution = 4 if style == "spe" else 1
     comm = compute * float(rng.uniform(0.08, 0.3)) if gpus > 1 else 0.0
     steps = int(np.clip(_EVENTS / (kernels * gpus * per_execution), 6 if per_execution > 1 else 9, 24))
-    job = Job(
+    job = LabeledJob(
         seed=seed, style=style, version=version, gpu=gpu, gpus=gpus, family=family, dtype=dtype, compute_ms=compute,
         kernels=kernels, elementwise=float(rng.uniform(0.06, 0.15)) * (1.0 if xla else 0.5), xla=xla, launch_us=launch,
         steps=steps, per_execution=per_execution, jitter=float(rng.uniform(0.004, 0.02)),
         produce_ms=compute * float(rng.uniform(0.2, 0.6)), prefetch=int(rng.integers(1, 6)),
         map_parallel=bool(rng.random() < 0.75), input_workers=int(rng.integers(2, 9)),
-        batch_mb=min(float(rng.uniform(1, 80)), compute * 0.4 * GPUS[gpu][6]), comm_ms=comm,
+        batch_mb=min(float(rng.uniform(1, 80)), compute * 0.4 * GPUS[gpu][5]), comm_ms=comm,
         comm_count=int(rng.integers(8, 16)), memory=float(rng.uniform(0.8, 0.895)), gap_ms=float(rng.uniform(0.1, 0.6)),
         private_threads=bool(rng.random() < 0.3) and not jax, noise=bool(rng.random() < 0.7),
         op_events=bool(rng.random() < 0.8), warm_up=compute * 3 if rng.random() < 0.2 else 0.0,

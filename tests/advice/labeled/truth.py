@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.simulation.program import I64
+from gputop.simulation.program import I64, KERNEL_KINDS
 from gputop.simulation.timeline import MS, Timeline, lead_steps
+
+_MATMULS = [KERNEL_KINDS.index(kind) for kind in ("gemm", "conv")]
 
 Spans = list[tuple[int, int]]
 
@@ -92,7 +94,7 @@ def _gpu(t: Timeline, gpu: int, begin: int, end: int) -> GpuTruth:
     whole = max(b for _, b in every) - min(a for a, _ in every)
     ways = {way: [c for c in copies if c.copy.way == way] for way in sorted({c.copy.way for c in copies})}
     delays = np.concatenate([(ops.start - ops.launch_end)[ops.launch_end >= begin] for ops in (kernels, collectives)])
-    matmul = t.programs[gpu].is_matmul[kernels.row]
+    matmul = np.isin(t.programs[gpu].kind, _MATMULS)[kernels.row]
     length = kernels.end - kernels.start
     return GpuTruth(
         busy=_union(every) / whole, compute=_union(compute) / whole, collectives=_union(collected) / whole,

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from gputop.core.errors import GputopError, NoDataError
 from gputop.trace import kernel_names
 from gputop.trace.builder import IGNORED_EVENT, TraceBuilder, encodable
-from gputop.trace.model import I64, Kind
+from gputop.trace.model import I64, TEXT_STATS, Kind
 from gputop.trace.readers.chrome.json_stream import read_list
 from gputop.trace.readers.content import MemoryWatch, too_big
 
@@ -56,8 +56,7 @@ EVENT = np.dtype([("ts", "f8"), ("dur", "f8"), ("correlation", "i8"), ("step", "
 _NUMBERS = frozenset(("is_func", "tracing_count", "iter_num", "buffered_elements", "id", "parent_id", "parallelism",
                       "buffer_limit", "cpu_budget"))
 _HASHES = frozenset(("id", "parent_id"))  # all 64 bits, so half of them are negative
-_TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "shapes"))
-_STATS = _NUMBERS | _TEXTS
+_STATS = _NUMBERS.union(TEXT_STATS)
 # Memory of one event until the trace is assembled, in both forms of its columns.
 _EVENT_BYTES = 4 * EVENT.itemsize
 # What an allocator of PyTorch holds after an allocation or a release, as profile_memory=True records it.

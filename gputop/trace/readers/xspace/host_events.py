@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.trace.builder import IGNORED_EVENT, Collected, TraceBuilder, joined_stats
 from gputop.trace.derived_lines import is_derived
 from gputop.trace.int_map import IntMap
-from gputop.trace.model import I32, I64, AllocatorEvents, HostEvents
+from gputop.trace.model import I32, I64, TEXT_STATS, AllocatorEvents, HostEvents
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
 from gputop.trace.readers.xspace.hlo_indices import METADATA_PLANE, HloIndices
 from gputop.trace.readers.xspace.recordings import Recording
@@ -21,11 +21,10 @@ from gputop.trace.readers.xspace.xplane import Chunk, Source, XLine, XPlane, eve
 _ALLOCATOR = ("MemoryAllocation", "MemoryDeallocation")
 _INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements",
                   "id", "parent_id", "parallelism", "buffer_limit", "cpu_budget")
-_STRING_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
 _LAUNCH_STATS = ("correlation_id", "device_id", "memcpy_details")
 _ALLOCATOR_STATS = ("allocator_name", "bytes_allocated", "bytes_available", "peak_bytes_in_use", "tf_op",
                     "allocation_bytes", "addr", "fragmentation", "region_type")
-_HOST_STATS = (*_INTEGER_STATS, *_STRING_STATS, *_LAUNCH_STATS, *_ALLOCATOR_STATS)
+_HOST_STATS = (*_INTEGER_STATS, *TEXT_STATS, *_LAUNCH_STATS, *_ALLOCATOR_STATS)
 # XLA's ops on a CPU: what they are, and the numbers that link their start to their end, "end: " and their name.
 _CPU_STATS = ("hlo_op", "hlo_module", "program_id", "_p", "_c")
 _END = "end: "
@@ -123,7 +122,7 @@ class HostReader:
         events = HostEvents(lines[kept].astype(np.int32), chunk.name[kept].astype(np.int32),
                             chunk.start_ns[kept], chunk.end_ns[kept])
         row_after = np.cumsum(keep) - 1
-        for stat in (*_INTEGER_STATS, *_STRING_STATS):
+        for stat in (*_INTEGER_STATS, *TEXT_STATS):
             column = chunk.stats.get(stat)
             if column is None:
                 continue
