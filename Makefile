@@ -63,10 +63,10 @@ run: $(VENV)/.run
 	  exec $(BIN)/gputop --demo; \
 	fi
 
-# One process more than cores: many tests wait for a process or a server. A file's tests stay in one process.
+# Two processes more than cores: many tests wait for a process or a server. A file's tests stay in one process.
 # What one of them, or a program that a test starts, has compiled, the others read, even where the environment says
 # not to write bytecode: to compile all tests takes three times as long as to read them.
-TEST_PROCESSES ?= $(shell expr 1 + $$(nproc))
+TEST_PROCESSES ?= $(shell expr 2 + $$(nproc))
 PYTEST := $(BIN)/python -m pytest tests
 # JSON: a line for each test that failed, and two brackets.
 FAILED := .pytest_cache/v/cache/lastfailed

@@ -23,7 +23,7 @@ import msgspec
 from gputop.advice.user_registry import UserRules
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
-from gputop.core.codec import convert, parse, to_document
+from gputop.core.codec import convert, encode, parse, to_document
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
 from gputop.core.memory import ANALYSIS_SCORE, keep_freed_memory, offer_to_oom_killer
 from gputop.core.own_program import child_command
@@ -100,7 +100,7 @@ def run_in_worker(
     ``kind`` is the type of its result. ``on_line`` is called with each line that it prints before its answer
     (:func:`print_line`), as soon as it has. Else as :func:`analyze_in_worker`.
     """
-    rules = "" if UserRules.paths is None else json.dumps(UserRules.paths)
+    rules = "" if UserRules.paths is None else encode(UserRules.paths).decode()
     command = child_command("gputop.diagnosis.worker:child", str(os.getpid()), rules, task.module, *task.arguments)
     try:
         output, code, stderr = _run(command, task, stop, timeout_s, on_line)
@@ -189,7 +189,7 @@ def child() -> int:
         from gputop.diagnosis.user_rules import use_rules
         from gputop.rules.files import RulePath
 
-        use_rules([RulePath(*fields) for fields in parse(rules)])  # the parent has said what is wrong with them
+        use_rules(convert(parse(rules), list[RulePath]))  # the parent has said what is wrong with them
     status: int = import_module(module).main(arguments)
     return status
 

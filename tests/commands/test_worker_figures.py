@@ -16,7 +16,7 @@ from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
 from gputop.session import captures, counters
 from gputop.session.worker_figures import SECONDS
-from tests.advice.live.scene import Job, Scene, _recorded
+from tests.advice.live.scene import Job, Scene, recorded
 from tests.cluster import engines
 from tests.profiler.fake_server import FakeProfiler, serve
 
@@ -96,7 +96,7 @@ def test_workers_of_this_machine_are_sampled_first(monkeypatch: pytest.MonkeyPat
 
     class Watch:
         def __init__(self, *_: object) -> None:
-            self.history, self.sample = _recorded(scene, 20)
+            self.history, (*_, self.sample) = recorded(scene, 20)
             self.running = contextlib.nullcontext
             self.counters = None
 

@@ -30,7 +30,7 @@ from gputop.session.worker_figures import (
     choose,
     of_snapshot,
 )
-from tests.advice.live.scene import Job, Scene, _recorded
+from tests.advice.live.scene import Job, Scene, recorded
 from tests.fakes import StillSession
 from tests.records import replace
 
@@ -170,7 +170,7 @@ def test_by_what_the_nodes_said_the_slowest_the_median_and_the_fastest_are_propo
 
 def test_workers_of_this_node_are_compared_over_the_same_seconds() -> None:
     scene = Scene({i: lambda t: 0.2 if t < 80 else 0.9 for i in range(2)}, jobs=[Job(100 + i, [i]) for i in range(2)])
-    history, sample = _recorded(scene, 100)
+    history, (*_, sample) = recorded(scene, 100)
     servers = [Server("127.0.0.1:1", pid=100), Server("here:2"), Server("n1:1"), Server("n2:1")]
     others = {f"n{i}:1": WorkerFigures({"sm_active": 0.5}, 5.0) for i in (1, 2)}
     choice = choose(servers, sample, history, AskedFigures(others, "asked by ssh", 5.0, pids={"here:2": 101}))

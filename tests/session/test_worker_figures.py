@@ -6,7 +6,7 @@ import pytest
 
 from gputop.profiler.capture.records import Server
 from gputop.session.worker_figures import choose
-from tests.advice.live.scene import Job, Level, Scene, _recorded
+from tests.advice.live.scene import Job, Level, Scene, recorded
 from tests.records import replace
 
 
@@ -17,7 +17,7 @@ def workers(active: dict[int, Level], **other: Level | None) -> tuple[list[Serve
 
 def test_lowest_median_and_highest_activity() -> None:
     servers, scene = workers({i: 0.7 + i / 100 for i in range(8)} | {5: 0.2, 2: 0.9})
-    history, sample = _recorded(scene, 100)
+    history, (*_, sample) = recorded(scene, 100)
     choice = choose(servers, sample, history)
     assert choice.chosen == ("127.0.0.1:6005", "127.0.0.1:6003", "127.0.0.1:6002")
     assert choice.by == "SM active of the last 60 s" and choice.reasons[0] == "GPU 5: lowest, 20%"
@@ -25,7 +25,7 @@ def test_lowest_median_and_highest_activity() -> None:
 
 def test_a_worker_without_readings_does_not_hide_the_others() -> None:
     servers, scene = workers({i: 0.7 + i / 100 for i in range(8)} | {5: 0.2})
-    history, sample = _recorded(scene, 20)
+    history, (*_, sample) = recorded(scene, 20)
     sample = replace(sample, gpus=tuple(g for g in sample.gpus if g.info.index != 2))
     choice = choose(servers, sample, history)
     assert choice.chosen[0] == "127.0.0.1:6005" and "127.0.0.1:6002" not in choice.chosen
@@ -35,13 +35,13 @@ def test_a_worker_without_readings_does_not_hide_the_others() -> None:
 
 def test_power_where_there_is_no_activity() -> None:
     servers, scene = workers(dict.fromkeys(range(8), 0.7))
-    history, sample = _recorded(replace(scene, fine=False), 100)
+    history, (*_, sample) = recorded(replace(scene, fine=False), 100)
     assert choose(servers, sample, history).by.startswith("Power")
 
 
 def test_workers_of_other_nodes_have_no_figures() -> None:
     servers, scene = workers(dict.fromkeys(range(8), 0.7))
-    history, sample = _recorded(scene, 100)
+    history, (*_, sample) = recorded(scene, 100)
     far = [replace(server, pid=None) for server in servers]
     for choice in (choose(far, sample, history), choose(servers, None, None)):
         assert choice.chosen == ("127.0.0.1:6000", "127.0.0.1:6003", "127.0.0.1:6007") and "no live" in choice.by
@@ -50,6 +50,6 @@ def test_workers_of_other_nodes_have_no_figures() -> None:
 @pytest.mark.parametrize("seen", [3, 2])
 def test_few_that_are_seen_are_enough_from_three_on(seen: int) -> None:
     servers, scene = workers({i: 0.7 + i / 100 for i in range(8)})
-    history, sample = _recorded(scene, 100)
+    history, (*_, sample) = recorded(scene, 100)
     mixed = [server if i < seen else replace(server, pid=None) for i, server in enumerate(servers)]
     assert ("SM active" in choose(mixed, sample, history).by) == (seen == 3)

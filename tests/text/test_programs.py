@@ -6,14 +6,14 @@ import subprocess
 
 import pytest
 
-from gputop.text.programs import run_program
+from gputop.text.programs import Ended, run_program
 
 LONG_S = 60.0
 
 
 def test_what_it_prints_and_how_it_ends() -> None:
     ended = run_program(["sh", "-c", "printf abc; echo gone >&2; exit 3"], LONG_S, 3)
-    assert ended == (b"abc", "gone", 3, True, True)
+    assert ended == Ended(b"abc", "gone", 3, True, True)
 
 
 def test_a_byte_too_many_ends_it() -> None:

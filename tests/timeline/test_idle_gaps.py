@@ -184,8 +184,8 @@ def totals_agree(facts: TraceFacts, totals: Sequence[IdleTotal]) -> None:
 
 def consistent(facts: TraceFacts) -> None:
     """The sums are the breakdown's and the collectives' own, by part, and every field says what it may."""
-    totals, found = rank_idle_gaps(facts, ALL)
-    every = [f.idle_gap for f in found]
+    gaps = rank_idle_gaps(facts, ALL)
+    totals, every = gaps.totals, [f.idle_gap for f in gaps.ranked]
     analysis = facts.analysis
     parts = analysis.breakdown
     if parts is not None and analysis.gpus:

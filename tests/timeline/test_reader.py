@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -79,7 +81,8 @@ def the_ranges_of_a_stretch(timeline: Timeline, plain: Plain, q: Question) -> No
     for row in timeline.rows:
         found = timeline.ranges(row.key, start, end)
         expected = [r for r in plain.rows[row.key] if start <= r.start_ns < end or r.start_ns < start < r.end_ns]
-        assert sorted(found) == sorted(expected)
+        order = attrgetter("row", "index")
+        assert sorted(found, key=order) == sorted(expected, key=order)
         assert [r.start_ns for r in found] == sorted(r.start_ns for r in found)
         assert timeline.count(row.key, start, end) == sum(start <= r.start_ns < end for r in expected)
         assert timeline.ranges(row.key, start, end, least_ns=5) == [r for r in found if r.end_ns - r.start_ns >= 5]

@@ -67,7 +67,7 @@ def test_before_a_kernel_whose_launch_was_late_there_is_its_gap() -> None:
                   if r.start_ns == at_ns)
     assert gap_before(timeline, f, kernel) == (at_ns - ns(150), at_ns)
     assert gap_before(timeline, replace(f, id="small_kernels"), kernel) is None
-    inside = kernel._replace(start_ns=kernel.start_ns + 1)
+    inside = replace(kernel, start_ns=kernel.start_ns + 1)
     assert gap_before(timeline, f, inside) is None
 
 

@@ -156,7 +156,7 @@ def test_the_ladder_sums_to_the_step_and_ends_at_the_roofline() -> None:
 
 def test_below_70_percent_coverage_there_is_no_single_figure() -> None:
     trace = compiled()
-    trace.hlo_ops[0] = trace.hlo_ops[0]._replace(flops=None)  # as of a custom call: 62 of 92 µs
+    trace.hlo_ops[0] = replace(trace.hlo_ops[0], flops=None)  # as of a custom call: 62 of 92 µs
     times = layer_times(trace, timelines(trace), STEPS)
     found = limits(PARTS, times, trace.gpus, STEPS, [])
     assert found is not None and found.coverage == pytest.approx(30 / 92, abs=0.01)

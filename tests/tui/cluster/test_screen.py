@@ -210,7 +210,7 @@ def test_a_program_that_fails_leaves_its_words_until_they_are_read(monkeypatch: 
 
 def test_a_job_whose_past_is_not_known_is_not_called_healthy() -> None:
     own = state()
-    unknown = own.rows()[-1]._replace(job=replace(job(id="1"), history=None))
+    unknown = replace(own.rows()[-1], job=replace(job(id="1"), history=None))
     assert "No finding yet" in plain(rows.details(own, unknown, 80, 7)[1])
 
 
