@@ -399,7 +399,7 @@ def test_each_page_is_in_the_navigation() -> None:
     listed = list(_nav(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
     assert len(listed) == len(set(listed))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md") if page.parent != FRAGMENTS}
-    assert set(listed) == pages | {"findings/README.md", "contributing/README.md"}
+    assert set(listed) == pages | {"findings/README.md", "contributing/README.md"}, "zensical.toml lists the pages"
     index = (ROOT / "docs" / "index.md").read_text()
     assert not [page for page in pages if f"({page}" not in index and page != "index.md" and page.split("/")[0] in (
         "start", "tasks", "concepts", "project", "troubleshooting.md", "faq.md")]

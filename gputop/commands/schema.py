@@ -1,7 +1,7 @@
 """``gputop schema``: the JSON Schemas of the documents that gputop prints, made of the types that are written.
 
-``tests/commands/test_documents.py`` holds each to real documents. Keys may be added in later versions; those that are
-here stay.
+The tests of the commands hold each to real documents (``tests/commands/schema_problems.py``). Keys may be added in
+later versions; those that are here stay.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import pytest
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.advice.fleet.report import Report
 from gputop.cli import main
+from gputop.commands.arguments import parser
 from gputop.commands.schema import SCHEMAS, json_schema
 from gputop.core.codec import to_document
 from gputop.doctor.check import Check
@@ -48,6 +49,13 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert main([*words, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
     return document
+
+
+def test_each_command_that_prints_json_has_a_schema() -> None:
+    helped = {name: command.format_help() for name, command in parser()._commands.choices.items()}
+    print_json = {name for name, text in helped.items() if "  --json" in text}
+    assert len(print_json) > 5
+    assert print_json <= SCHEMAS.keys(), "a document is an entry of gputop.commands.schema.SCHEMAS"
 
 
 @pytest.mark.parametrize(("name", "words"), [
