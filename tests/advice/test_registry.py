@@ -30,7 +30,7 @@ from gputop.advice.rule import Rule
 from gputop.advice.trace.inputs import MISSING as TRACE_INPUTS
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.render.step_parts import PART_BY_ID
-from gputop.timeline.model import CAUSES
+from gputop.timeline.model import CAUSES, KINDS
 from tests.source_trees import sources
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,8 @@ def test_a_record_is_complete(rule: Rule) -> None:
     assert not (rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
     assert set(rule.parts) <= set(PART_BY_ID) and set(rule.idle_gaps) <= GAPS
     assert bool(rule.parts) == (rule.id not in {"memory_pressure", "memory_growth", *AROUND_STEPS})
-    assert rule.idle_gaps or rule.events or rule.id in NO_PLACE
+    assert rule.idle_gaps or rule.events or rule.id in NO_PLACE, "its place on the timeline; none: NO_PLACE"
+    assert rule.events <= {*KINDS}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name)
