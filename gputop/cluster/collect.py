@@ -30,7 +30,7 @@ from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet
 from gputop.cluster.prometheus import Client
-from gputop.cluster.queries import Figures, Queries
+from gputop.cluster.queries import Queries
 from gputop.cluster.series_store import Grid, PastQuestion
 from gputop.cluster.view import FleetCollector, Limits, View
 from gputop.cluster.wanted import GROUPS, Wanted, low_clock_nodes
@@ -140,8 +140,7 @@ class Collector:
         """Ask for what stands out, and for what is wanted most of the rest; by ``left`` questions at most."""
         in_turn: dict[str, Callable[[Wanted], bool]] = {
             "group_past": lambda wanted: self._ask_past(wanted.group_past(), view),
-            "gpus": lambda wanted: self._ask_now("gpu_series", wanted.gpus()),
-            "nodes": lambda wanted: self._ask_now("node_series", wanted.nodes()),
+            "gpus": self._ask_gpus, "nodes": self._ask_nodes,
             "gpu_past": lambda wanted: self._ask_past(wanted.gpu_past(), view),
             "node_past": lambda wanted: self._ask_past(wanted.node_past(), view)}
         problems_before = len(problems)
@@ -186,9 +185,14 @@ class Collector:
             self._considered -= {"gpus", "gpu_past"}  # their GPUs come with the next look
         return True
 
-    def _ask_now(self, field: str, figures: Figures) -> bool:
-        if figures:
-            self._series = replace(self._answers, **{field: self._figures.instant(figures)})
+    def _ask_gpus(self, wanted: Wanted) -> bool:
+        if figures := wanted.gpus():
+            self._series = replace(self._answers, gpu_series=self._figures.instant(figures))
+        return bool(figures)
+
+    def _ask_nodes(self, wanted: Wanted) -> bool:
+        if figures := wanted.nodes():
+            self._series = replace(self._answers, node_series=self._figures.instant(figures))
         return bool(figures)
 
     def _ask_past(self, question: PastQuestion, view: View) -> bool:

@@ -422,7 +422,8 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
         comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {reason}."))
     folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
                           for every in (False, True))
-    rows = [tuple(getattr(row, title) for title in _TITLES) for row in comparison.rows]
+    rows = [(row.group, row.id, row.gpu, row.unit, row.a, row.b, row.change, row.low, row.high, row.verdict, row.reason)
+            for row in comparison.rows]
     return Shown(folded, everything, markdown(comparison, ()), rows, comparison.a.simulated or comparison.b.simulated)
 
 
