@@ -186,12 +186,12 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
 def _ready(pid: int, *, yes: bool) -> str:
     """The address to capture a process at, which is made ready for it after a question. Raises GputopError."""
     from gputop.launch.attach import serving
-    from gputop.launch.kineto import UsedBefore
     from gputop.launch.serve import examine, make_ready
     from gputop.profiler.kineto.clients import client_of
+    from gputop.profiler.kineto.guard import UsedBefore
 
     if client_of(pid) is not None:
-        return f"pid:{pid}"
+        return make_ready(pid).address
     process = examine(pid)
     address = serving(pid)
     if address is not None:

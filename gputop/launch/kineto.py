@@ -9,17 +9,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Any
 
-from gputop.core.codec import parse
 from gputop.core.errors import GputopError
 from gputop.launch import environment, target
 from gputop.launch.attach import ANSWER_TIMEOUT_S, no_answer, running_in, silent_text
 from gputop.profiler.kineto import clients, daemon
 from gputop.profiler.kineto.clients import Client
 from gputop.profiler.kineto.folder import SocketFolder, sweep
-from gputop.profiler.kineto.recorder import PASTE, unsafe
-from gputop.text.units import printable
+from gputop.profiler.kineto.guard import PASTE, UsedBefore, guard_of, raise_unless, read_report, when_idle
+from gputop.profiler.kineto.recorder import unsafe
 
 WHAT_SWITCHING_ON_DOES = (
     "gputop has the job's own Python switch on the daemon mode of its PyTorch's profiler, once, between two of its "
@@ -30,11 +28,6 @@ WHAT_SWITCHING_ON_DOES = (
     "job: once in more than a hundred captures in our tries (load 30 on 2 CPUs).")
 _PERIOD_S = 0.2
 FRAMEWORKS = frozenset({"pytorch"})
-_DETAIL_CHARS = 200
-
-
-class UsedBefore(GputopError):
-    """The process has used torch.profiler: only torch.profiler itself can record it, which holds it."""
 
 
 def switch_on(pid: int, stop: threading.Event | None = None, *, hold: bool = False,
@@ -49,11 +42,15 @@ def switch_on(pid: int, stop: threading.Event | None = None, *, hold: bool = Fal
     if existing is not None and started in (None, existing.started):
         if existing.folder is None:
             raise unsafe(pid)
+        with SocketFolder.open(pid, existing.folder, existing.uid) as folder:
+            if not folder.answers(guard_of(existing)):
+                process = target.examine(pid, frameworks=FRAMEWORKS, started=existing.started)
+                _inject(process, folder, "guard_now", stop or threading.Event(), polls=False)
         return existing
     sweep()
     process = target.examine(pid, frameworks=FRAMEWORKS, started=started)
     try:
-        return _switch_on(process, "switch_on_now", stop or threading.Event())
+        return when_idle(lambda: _switch_on(process, "switch_on_now", stop or threading.Event()))
     except UsedBefore:
         if not hold:
             raise
@@ -75,13 +72,14 @@ def _switch_on(process: target.Target, function: str, stop: threading.Event) -> 
     return client
 
 
-def _inject(process: target.Target, folder: SocketFolder, function: str, stop: threading.Event) -> None:
-    """Raises GputopError unless the process reports that it is on, and asks for work."""
+def _inject(process: target.Target, folder: SocketFolder, function: str, stop: threading.Event, *,
+            polls: bool = True) -> None:
+    """Raises GputopError unless the process reports that it is on, and asks for work. ``polls``: wait for that."""
     token = environment.new_token()
     until_s = time.time() + ANSWER_TIMEOUT_S
     source = source_of(f"{function}({str(folder.path)!r}, {token!r}, {until_s})")
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
-    reported = polled = False
+    reported, polled = False, not polls
     with (daemon.serving(folder, stop.is_set) as server, server.events_of(process.pid) as events,
           running_in(process, silent_text(source, "gputop_kineto"))):
         while not (reported and polled) and time.monotonic() < deadline and not stop.is_set():
@@ -91,7 +89,7 @@ def _inject(process: target.Target, folder: SocketFolder, function: str, stop: t
                 continue
             report = read_report(event.report, token)
             if report is not None:
-                _raise_unless_on(process.pid, *report)
+                raise_unless(process.pid, "on", *report)
                 reported = True
             polled = polled or event.report is None
     if reported:
@@ -104,38 +102,3 @@ def _inject(process: target.Target, folder: SocketFolder, function: str, stop: t
 def source_of(call: str) -> str:
     """Source that the process is to run: gputop's code for it, and one call of that."""
     return f"{(environment.INSIDE / 'gputop_kineto.py').read_text()}\n{call}\n"
-
-
-def read_report(body: bytes | None, token: str) -> tuple[str, str] | None:
-    """State and detail in a report; None where it is none, or another's."""
-    if body is None:
-        return None
-    try:
-        report: Any = parse(body)
-    except ValueError:
-        return None
-    if not isinstance(report, dict) or report.get("token") != token:
-        return None
-    return str(report.get("state")), printable(str(report.get("detail")))[:_DETAIL_CHARS]
-
-
-def _raise_unless_on(pid: int, state: str, detail: str) -> None:
-    if state == "on":
-        return
-    reasons = {
-        "absent": (f"process {pid} has not imported torch", "Give the Python process that trains, not its launcher."),
-        "importing": (f"process {pid} is importing torch", "Try again in a moment."),
-        "no CUDA yet": (f"process {pid} has not begun to use its GPU, and the profiler would initialize it for the job",
-                        "Try again once it trains on the GPU."),
-        "profiling": (f"torch.profiler records process {pid} now", "Try again when it has written its trace."),
-        "used": (f"process {pid} has used torch.profiler before: only torch.profiler can record it, and pauses the "
-                 "job for half a second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
-        "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then allows no recording "
-                       "from outside", PASTE),
-        "unsupported": (f"PyTorch {detail} in process {pid} cannot start to listen while it runs", "PyTorch 2.6 and "
-                        f"newer can. {PASTE}"),
-    }
-    if state == "used":
-        raise UsedBefore(*reasons[state])
-    unknown = f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})", PASTE
-    raise GputopError(*reasons.get(state, unknown))

@@ -271,8 +271,8 @@ class CaptureControl:
                          daemon=True).start()
 
     def _start_server(self, pid: int, request: CaptureRequest) -> None:
-        from gputop.launch.kineto import UsedBefore
         from gputop.launch.serve import make_ready
+        from gputop.profiler.kineto.guard import UsedBefore
 
         name = f"process {pid}"
         try:

@@ -9,13 +9,16 @@ from msgspec.structs import replace
 
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
-from gputop.trace.lookups import Mask, name_mask
+from gputop.trace.lookups import Mask, host_rows, name_mask
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Trace, column_names
 
 _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)
 
 _LAUNCH = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?Launch"
 _MIN_LAUNCHES = 50
+# The annotation after which gputop's guard in a PyTorch job has operators no longer recorded, a moment before the
+# recording ends (gputop.launch.inside.gputop_kineto).
+END_MARK = "gputop: end of recording"
 _MISSING_SHARE = 0.02  # share of the capture
 
 
@@ -63,6 +66,21 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
     return replace(trace, host=_host_taken(host, np.arange(len(host)) < first), quality=[*trace.quality, note],
                    allocator=_taken(trace.allocator, trace.allocator.time_ns <= last),
                    profile_window_ns=window and (window[0], min(window[1], last)))
+
+
+def up_to_end_mark(trace: Trace) -> Trace:
+    """The trace up to the first rank's END_MARK; as it is without one."""
+    marks = host_rows(trace, f"{END_MARK}$")
+    if not len(marks):
+        return trace
+    end = int(trace.host.start_ns[marks].min())
+
+    def clipped(window: tuple[int, int]) -> tuple[int, int]:
+        return window[0], min(window[1], end)
+
+    return replace(part_of(trace, trace.window_ns[0], end),
+                   rank_windows_ns={rank: clipped(window) for rank, window in trace.rank_windows_ns.items()},
+                   profile_window_ns=trace.profile_window_ns and clipped(trace.profile_window_ns))
 
 
 def _host_taken(events: HostEvents, keep: Mask) -> HostEvents:

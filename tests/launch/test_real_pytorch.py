@@ -22,12 +22,14 @@ import pytest
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
 from gputop.launch import environment, kineto
-from gputop.launch.kineto import UsedBefore, switch_on
+from gputop.launch.kineto import switch_on
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.kineto import jobs, recorder
 from gputop.profiler.kineto.clients import client_of
+from gputop.profiler.kineto.guard import UsedBefore
+from gputop.profiler.recording import EmptyTrace, Recording
 from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
 from tests import environments
@@ -92,7 +94,9 @@ if __name__ == "__main__":
     if asked[0] == b"again\\n":
         run(1)
     print("environment", os.environ.get("KINETO_USE_DAEMON"), os.environ.get("TEARDOWN_CUPTI"), flush=True)
-    os._exit(7)
+    if MODE == "plain":
+        sys.exit(7)
+    os._exit(7)  # does not wait for loaders
 """
 _MAX_JOB_S = 300.0
 _PYTHON = ""  # that has PyTorch
@@ -213,10 +217,19 @@ def test_two_gputops_get_a_trace_each(plain_job, tmp_path):
     assert len(results) == 2
 
 
-def test_a_job_that_was_recorded_ends_as_it_would_have(plain_job):
-    if client_of(plain_job.pid) is None:  # this test alone
-        switch_on(plain_job.pid)
-    status, out = _end(plain_job.process)
+def test_a_job_that_ends_while_it_is_recorded_ends_as_it_would_have(plain_job, tmp_path):
+    process, ended = plain_job.process, []
+
+    def on_progress(progress) -> None:
+        if progress.phase == "recording" and not ended:
+            ended.append(process.stdin.write("end\n"))
+            process.stdin.flush()
+
+    switch_on(plain_job.pid)
+    with contextlib.suppress(EmptyTrace):  # it ended before its next step
+        recorder_of(f"pid:{plain_job.pid}").record(Recording(1.5, tmp_path), on_progress, threading.Event())
+    assert ended
+    status, out = _end(process)
     assert status == 7 and out.endswith("environment None 0\n")
     assert Path(plain_job.process.args[-2]).with_name("stderr").read_text() == ""
 

@@ -1,7 +1,18 @@
-"""Inside a PyTorch job's process: switches kineto's daemon mode on, so that gputop can record it.
+"""Inside a PyTorch job's process: switches kineto's daemon mode on, so that gputop can record it, and guards each
+recording, so that it does not end the job.
 
 Run as text by ``gputop capture`` and ``gputop attach``, in the thread that runs Python's pending calls, and loaded by
 :mod:`gputop_inside` where the job was started with ``gputop run``. Stands alone like that one.
+
+Three things ended jobs, seen so with PyTorch 2.6 to 2.15. The guard is a thread that sleeps until gputop asks for a
+recording, and then prevents each:
+
+- Kineto takes the records of all threads while they still write them: a thread that is within an operator's callback
+  at that moment writes into what is read, or freed. The guard removes the callbacks first (as
+  ``torch.profiler.profile.toggle_collection_dynamic`` does), a while before the recording ends; whoever was within one
+  has left it by then.
+- A job that ends while it is recorded destroys what kineto still uses. Python's ``atexit`` waits for the recording.
+- The job's own torch.profiler begins while kineto starts: it waits for the recording.
 
 What stays in the environment are the folder of the sockets, which kineto reads at each message, its base config, and
 TEARDOWN_CUPTI, which it reads after each recording.
@@ -13,6 +24,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import socket
@@ -24,6 +36,18 @@ from typing import Any
 
 _FLAG = "KINETO_USE_DAEMON"
 _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
+_STATE = "_ZN5torch8profiler4impl17ProfilerStateBase"
+_GET, _GET_GLOBAL = f"{_STATE}3getEb", f"{_STATE}9getGlobalEv"  # before 2.15, and from then on
+_REMOVE = f"{_STATE}14removeCallbackEv"
+_FOLDER = "/gputop-kineto-"  # the name of a folder that gputop made begins with this
+GUARD_PREFIX = "gputop-guard-"  # of the guard's socket in the folder, before the PID
+END_MARK = "gputop: end of recording"  # the annotation after which operators are no longer recorded
+_LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.2
+_BEGIN_S = 3.0  # after it has fetched a request: kineto looks twice, once a second
+_WRITE_S, _EXIT_WRITE_S, _EXIT_S = 60.0, 10.0, 2.0
+_MAX_RECORDING_S = 3600.0
+_LOOK_AHEAD_STEPS = 10_000  # of a schedule of the job's own torch.profiler
+_RECORDING_TAKES_S = 8.0  # beyond its length, from the request to the file
 _DETAIL_CHARS = 300
 _POLL_S, _ANSWER_S = 1.0, 0.5
 _DRIVER = "/dev/nvidiactl"
@@ -65,10 +89,12 @@ def hold_now(folder: str, token: str, until_s: float) -> None:
             _report(folder, token, "no threads", str(torch.__version__))
         else:
             os.environ.setdefault(*_STAY_ATTACHED)
+            guard = _Guard(torch, folder).start()
             client = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             client.bind(f"{folder}/dynoconfigclient-{os.urandom(8).hex()}")
             client.settimeout(_ANSWER_S)
-            threading.Thread(target=_poll, args=(torch, folder, client), name="gputop", daemon=True).start()
+            guard.recorder = threading.Thread(target=_poll, args=(torch, folder, client), name="gputop", daemon=True)
+            guard.recorder.start()
             _report(folder, token, "on", str(torch.__version__))
     except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice
         _report(folder, token, "failed", f"{type(error).__name__}: {error}")
@@ -91,14 +117,12 @@ def _poll(torch: Any, folder: str, client: socket.socket) -> None:
 
 
 def _record(torch: Any, config: dict[str, str]) -> None:
-    """One recording of all threads, into the file that kineto would write."""
+    """One recording of all threads, into the file that kineto would write; guarded as kineto's own."""
     stem, ending = os.path.splitext(config["ACTIVITIES_LOG_FILE"])  # noqa: PTH122
     file = f"{stem}_{os.getpid()}{ending}"
     seconds = int(config["ACTIVITIES_DURATION_MSECS"]) / 1000
     start_s = int(config.get("PROFILE_START_TIME", "0")) / 1000
     time.sleep(max(0.0, start_s - time.time()))
-    if torch._C._autograd._profiler_enabled():  # the job's own
-        return
     profiler = torch.profiler.profile(
         experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True))
     profiler.start()
@@ -106,6 +130,183 @@ def _record(torch: Any, config: dict[str, str]) -> None:
     profiler.stop()  # the job waits meanwhile: it holds Python's lock
     profiler.export_chrome_trace(f"{file}.tmp.json")
     os.rename(f"{file}.tmp.json", file)  # noqa: PTH104
+
+
+def guard_now(folder: str, token: str, until_s: float) -> None:
+    """Guard the recordings of a process that another tool, or an older gputop, has made a client in ``folder``. Nothing
+    after ``until_s``."""
+    torch = sys.modules.get("torch")
+    if time.time() > until_s:
+        return
+    try:
+        if torch is not None:
+            _Guard(torch, folder).start()
+        _report(folder, token, "absent" if torch is None else "on")
+    except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice
+        _report(folder, token, "unguarded", f"{getattr(torch, '__version__', '')}: {type(error).__name__}: {error}")
+
+
+class _Guard:
+    """Guards the recordings of this process, one at a time, from :meth:`start` on. Raises AttributeError where torch
+    has no such functions, OSError where ``folder`` takes no socket."""
+
+    def __init__(self, torch: Any, folder: str) -> None:
+        library = _library(torch, ctypes.PyDLL)  # keeps Python's lock: little comes between two calls
+        try:
+            get = getattr(library, _GET_GLOBAL)
+            get.argtypes = ()
+        except AttributeError:  # before 2.15
+            get = getattr(library, _GET)
+            get.argtypes = (ctypes.c_bool,)
+        get.restype = ctypes.c_void_p
+        self._remove = getattr(library, _REMOVE)
+        self._remove.restype, self._remove.argtypes = None, (ctypes.c_void_p,)
+        self._state = (lambda: get(True)) if get.argtypes else get
+        self._torch, self._folder, self._pid = torch, folder, os.getpid()
+        self.recorder: threading.Thread | None = None  # records itself, in the place of kineto
+        self._ending, self._over = threading.Event(), threading.Event()
+        self._over.set()
+        self._lock = threading.Lock()
+        self._ends_s = 0.0  # monotonic, at the earliest; 0: the recording has not begun
+        self._file = ""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def start(self) -> _Guard:
+        self._socket.bind(f"{self._folder}/{GUARD_PREFIX}{self._pid}")
+        atexit.register(self._wait_at_exit)
+        threading.Thread(target=self._run, name="gputop", daemon=True).start()
+        return self
+
+    def _run(self) -> None:
+        while True:
+            request = self._receive(None)
+            if request is not None and "file" in request:
+                with contextlib.suppress(Exception):
+                    self._guard(request)
+
+    def _receive(self, timeout_s: float | None) -> dict[str, Any] | None:
+        """What gputop asks; None where nothing that can be read came in time."""
+        self._socket.settimeout(timeout_s)
+        try:
+            request = json.loads(self._socket.recv(4096))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return request if isinstance(request, dict) else None
+
+    def _guard(self, request: dict[str, Any]) -> None:
+        """Answer, and guard one recording unless the answer is no."""
+        token, seconds = str(request["token"]), min(float(request["seconds"]), _MAX_RECORDING_S)
+        with self._lock:
+            if self._ending.is_set():
+                _report(self._folder, token, "ending")
+                return
+            self._ends_s, self._file = 0.0, f"{self._folder}/{os.path.basename(str(request['file']))}"  # noqa: PTH119
+            self._over.clear()
+        try:
+            with self._own_profiler_waits():
+                state, detail = _own_profiler(self._torch, seconds)
+                _report(self._folder, token, state or "ready", detail)
+                if not state:
+                    self._follow(seconds, float(request["rest_s"]), min(float(request["wait_s"]), _MAX_RECORDING_S))
+        finally:
+            self._over.set()
+
+    @contextlib.contextmanager
+    def _own_profiler_waits(self) -> Any:
+        """Have the job's own torch.profiler begin when the recording is over."""
+        module = self._torch.autograd.profiler
+        before = {name: getattr(module, name) for name in ("_prepare_profiler", "_enable_profiler")}
+
+        def waiting(call: Any) -> Any:
+            def wait(*args: Any, **kwargs: Any) -> Any:
+                if threading.current_thread() is not self.recorder:
+                    self._over.wait()
+                return call(*args, **kwargs)
+            return wait
+
+        after = {name: waiting(call) for name, call in before.items()}
+        for name, call in after.items():
+            setattr(module, name, call)
+        try:
+            yield
+        finally:
+            for name, call in before.items():
+                if getattr(module, name) is after[name]:
+                    setattr(module, name, call)
+
+    def _follow(self, seconds: float, rest_s: float, wait_s: float) -> None:
+        """Follow one recording from its begin, which may be ``wait_s`` away, to its file. It takes ``rest_s`` longer
+        than ``seconds``: no operator is recorded in the rest."""
+        asked_s = idle_s = time.monotonic()
+        given_up_s = asked_s + wait_s
+        while not self._state():
+            idle_s = time.monotonic()
+            if self._ending.is_set() and given_up_s > idle_s + _BEGIN_S:  # what was not fetched is not fetched any more
+                given_up_s = idle_s + _BEGIN_S
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._folder}/dynolog")  # noqa: PTH108
+            if idle_s > given_up_s:
+                return
+            quick = idle_s < asked_s + _BEGIN_S or self._ending.is_set()
+            if self._receive(_LEAST_PERIOD_S if quick else _LEAST_PERIOD_S * 2) is not None:
+                return  # gputop has given it up
+        self._ends_s = idle_s + seconds + rest_s
+        while not self._ending.is_set() and (left_s := idle_s + seconds - time.monotonic()) > 0:
+            self._receive(min(_PERIOD_S, left_s))
+        with self._torch.autograd.profiler.record_function(END_MARK):
+            pass
+        state = self._state()
+        # Kineto must not have let go of it meanwhile.
+        if state and time.monotonic() < self._ends_s - _LEAST_PERIOD_S:
+            self._remove(state)
+        while time.monotonic() < self._ends_s + _WRITE_S and not os.path.exists(self._file):  # noqa: PTH110
+            left_s = self._ends_s - time.monotonic()
+            if self._receive(max(_LEAST_PERIOD_S, min(_PERIOD_S, left_s))) is not None and left_s < 0:
+                return  # gputop has fetched it
+
+    def _wait_at_exit(self) -> None:
+        """Wait for the recording under way; bounded."""
+        if os.getpid() != self._pid:  # a forked child
+            return
+        with self._lock:
+            self._ending.set()
+        began_s = time.monotonic()
+        while not self._over.wait(_LEAST_PERIOD_S):
+            late_s = time.monotonic() - (self._ends_s or began_s + _BEGIN_S) - _EXIT_S
+            if late_s > (_EXIT_WRITE_S if os.path.exists(f"{self._file}.tmp") else 0.0):  # noqa: PTH110
+                return
+        if not self._file and _FOLDER in self._folder:
+            _remove(self._folder)
+
+
+def _own_profiler(torch: Any, seconds: float | None) -> tuple[str, str]:
+    """What the job's own torch.profiler does: "profiling" and for how many steps more, if that is known; "cycles" and
+    in how many steps it begins, where that is before a recording of ``seconds`` would be over; else nothing. Looks for
+    half a second at how fast it steps, unless there are no ``seconds``."""
+    module = torch.autograd.profiler
+    enabled = bool(getattr(module, "_is_profiler_enabled", False))
+    if "ProfilerStep" not in module.KinetoStepTracker._step_dict:  # of each torch.profiler.profile until it is left
+        return ("profiling", "") if enabled else ("", "")
+    idle = torch.profiler.ProfilerAction.NONE
+    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.profiler.profile)]
+    before = [profiler.step_num for profiler in alive]
+    time.sleep(0.0 if enabled or seconds is None else _ANSWER_S)
+    for profiler, first in zip(alive, before):  # noqa: B905  of the job's Python, which may be older
+        step, rate, action = profiler.step_num, (profiler.step_num - first) / _ANSWER_S, profiler.current_action
+        changes = (n for n in range(1, _LOOK_AHEAD_STEPS) if (profiler.schedule(step + n) == idle) is (action != idle))
+        steps = next(changes, 0)
+        # One that was stopped, and not left, stays at its last action.
+        if action != idle and (enabled or action == torch.profiler.ProfilerAction.WARMUP):
+            return "profiling", str(steps or "")
+        if action == idle and seconds is not None and 0 < steps < rate * (seconds + _RECORDING_TAKES_S):
+            return "cycles", str(steps)
+    return ("profiling", "") if enabled else ("", "")
+
+
+def _library(torch: Any, kind: Any) -> Any:
+    """Torch's own library that this process has loaded, not a second copy. Raises OSError."""
+    return kind(f"{os.path.dirname(str(torch.__file__))}/lib/libtorch_cpu.so",  # noqa: PTH120
+                mode=os.RTLD_NOW | os.RTLD_NOLOAD)
 
 
 def _report(folder: str, token: str, state: str, detail: str = "") -> None:
@@ -159,7 +360,7 @@ def _listen(announce: Any) -> int:
 
 
 def _listen_in_new_folder(announce: Any) -> None:
-    folder = f"/tmp/gputop-kineto-{os.urandom(6).hex()}"
+    folder = f"/tmp{_FOLDER}{os.urandom(6).hex()}"
     os.mkdir(folder, 0o700)  # noqa: PTH102
     try:
         with open(f"{folder}/kineto.conf", "x") as config:  # noqa: PTH123
@@ -170,13 +371,6 @@ def _listen_in_new_folder(announce: Any) -> None:
     if state != "on":
         _remove(folder)
         return
-    pid = os.getpid()
-
-    def ended() -> None:
-        if os.getpid() == pid:  # not a forked child
-            _remove(folder)
-
-    atexit.register(ended)
     announce(version)
 
 
@@ -202,11 +396,10 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
     try:
         if _cuda_untouched(torch):
             return "no CUDA yet", version
-        if torch._C._autograd._profiler_enabled():
-            return "profiling", version
-        # Those of torch's own process, not a second copy.
-        library = ctypes.CDLL(f"{os.path.dirname(str(torch.__file__))}/lib/libtorch_cpu.so",  # noqa: PTH120
-                              mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        own = _own_profiler(torch, None)
+        if own[0]:
+            return own
+        guard, library = _Guard(torch, folder), _library(torch, ctypes.CDLL)
         is_set, init = getattr(library, _IS_SET), getattr(library, _INIT)
     except (AttributeError, OSError):  # before 2.6 the functions are not exported
         return "unsupported", version
@@ -218,6 +411,7 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
         # Remembers what the environment said when it was first asked: no, once torch.profiler has been used.
         if not is_set():
             return "used", version
+        guard.start()
         init()
         done = True
         return "on", version

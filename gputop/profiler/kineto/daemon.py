@@ -93,6 +93,10 @@ class Daemon:
         encode_config(config.text())
         self._configs[pid] = config
 
+    def send(self, name: str, datagram: bytes) -> bool:
+        """Send to another socket in the folder; returns whether it went. Never blocks."""
+        return self.folder.send(self._socket, name, datagram)
+
     def receive(self) -> list[Event]:
         """Answer and return what has come; never blocks."""
         events = []

@@ -139,7 +139,7 @@ class SocketFolder:
 
     def bind(self) -> socket.socket:
         """The daemon's socket. Raises GputopError where another daemon has that name."""
-        if self._answers(DAEMON_NAME):
+        if self.answers(DAEMON_NAME):
             raise GputopError(f"another daemon, such as dynolog, serves the kineto sockets in {self.path}",
                               "End it, or capture with its own tool (dyno gputrace).")
         daemon = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -174,7 +174,7 @@ class SocketFolder:
     def sweep(self) -> None:
         """Remove the socket and the traces that a killed gputop left here. Only for the one that has the lock."""
         with contextlib.suppress(OSError):
-            if not self._answers(DAEMON_NAME):
+            if not self.answers(DAEMON_NAME):
                 self.folder.remove(DAEMON_NAME)
             for name in self.folder.names(_MAX_ENTRIES):
                 if name.startswith(TRACE_PREFIX) and not self._is_being_written(name):
@@ -194,7 +194,7 @@ class SocketFolder:
                 # The folder's own time is that of the last lock.
                 made = self.folder.state(CONFIG_NAME) if CONFIG_NAME in names else os.fstat(self.folder.fd)
                 return time.time() - made.st_mtime < _UNUSED_MAX_AGE_S
-            return any(self._answers(name) for name in clients)
+            return any(self.answers(name) for name in clients)
         except OSError:
             return True
 
@@ -207,7 +207,7 @@ class SocketFolder:
                 if os.path.samestat(above.state(self.path.name), os.fstat(self.folder.fd)):
                     above.remove_folder(self.path.name)
 
-    def _answers(self, name: str) -> bool:
+    def answers(self, name: str) -> bool:
         """Return whether a process has the socket of that name open."""
         with contextlib.suppress(OSError), self.folder.socket(name) as path:
             try:

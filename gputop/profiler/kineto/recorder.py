@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -17,11 +19,12 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.files import UnsafeFile, open_regular
-from gputop.core.proc import environ_of
+from gputop.core.proc import end_of, environ_of
 from gputop.profiler.discovery import rank_of
 from gputop.profiler.kineto.clients import Client, client_of, is_same
 from gputop.profiler.kineto.daemon import Daemon, Event, serving
 from gputop.profiler.kineto.folder import TRACE_PREFIX, SocketFolder, is_of_gputop
+from gputop.profiler.kineto.guard import PASTE, GuardRequest, ask_guard, let_go, rest_s, when_idle
 from gputop.profiler.kineto.protocol import RecordingConfig
 from gputop.profiler.recording import (
     CaptureResult,
@@ -33,6 +36,7 @@ from gputop.profiler.recording import (
     TraceLost,
 )
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder, stops_copy
+from gputop.text.crash import ISSUES
 
 ENDING = ".pt.trace.json"  # as torch.profiler's own handler for TensorBoard names them
 POLL_PERIOD_S = 5.0  # kineto's, unless a base config says otherwise, as gputop's does
@@ -54,16 +58,9 @@ _SCAN_BYTES = 1 << 20
 _EDGE_BYTES = 1 << 16  # at either end of a trace
 _EVENT = re.compile(rb'"ph": "X",\s{0,16}"cat": "([a-z_]{1,40})"')
 _TIME = re.compile(rb'"ts": (\d{1,16}(?:\.\d{1,9})?)')
+_CRASHES = frozenset(("by SIGABRT", "by SIGBUS", "by SIGFPE", "by SIGILL", "by SIGSEGV"))
 _BASE = re.compile(rb'"baseTimeNanoseconds": (\d{1,20})')
-LINES_TO_PASTE = (
-    "from torch.profiler import profile, schedule, tensorboard_trace_handler\n"
-    "with profile(schedule=schedule(wait=10, warmup=2, active=20, repeat=1),\n"
-    "             on_trace_ready=tensorboard_trace_handler('traces')) as profiler:\n"
-    "    for batch in loader:\n"
-    "        train_step(batch)\n"
-    "        profiler.step()")
-PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TO_PASTE}"
-_DEVICE = frozenset((b"kernel", b"gpu_memcpy", b"gpu_memset"))
+_DEVICE, _CALLS = (b"kernel", b"gpu_memcpy", b"gpu_memset"), (b"cuda_runtime", b"cuda_driver")
 _OVERLAP = 128  # bytes that two pieces share, so that no event is cut
 
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
@@ -77,6 +74,7 @@ class KinetoRecorder:
     def __init__(self, pid: int) -> None:
         self.pid: int = pid
         self.address = f"pid:{pid}"
+        self._rest_s = 0.0  # at the end of a recording, in which no operator is recorded
 
     @property
     def limits(self) -> RecorderLimits:
@@ -98,27 +96,31 @@ class KinetoRecorder:
                stop: threading.Event) -> CaptureResult:
         """``stop`` ends the wait for the job, and the copy; a recording that has begun is waited for."""
         client = self._client()
+        self._rest_s = rest_s()
         rank = (rank_of(environ_of(self.pid)) or "").replace(" ", "")[:32]
         host = recording.host_name or socket.gethostname()
         assert client.folder is not None
         with (RunFolder.create(recording.logdir, f"{host}_{rank}" if rank else host, recording.run, ENDING) as run,
               SocketFolder.open(self.pid, client.folder, client.uid) as folder,
-              serving(folder, stop.is_set) as daemon):
+              serving(folder, stop.is_set) as daemon, daemon.events_of(self.pid) as events,
+              _pidfd_of(self.pid) as pidfd):
             if not is_same(client):
                 raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
-            with daemon.events_of(self.pid) as events:
-                return _Take(client, daemon, recording, on_progress, stop, events).run(run)
+            return _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd).run(run)
 
     def count_events(self, path: Path) -> tuple[int, int]:
+        window = self.window_ns(path)
+        seconds = (window[1] - window[0]) / 1e9 if window else 0.0
         with open_regular(path, follow_links=False) as file:
-            return count_events(file)
+            return count_events(file, seconds / (seconds + self._rest_s) if seconds else 1.0)
 
     def window_ns(self, path: Path) -> tuple[int, int] | None:
         try:
             with open_regular(path, follow_links=False) as file:
-                return window_ns(file)
+                window = window_ns(file)
         except OSError:
             return None
+        return window and (window[0], max(window[0] + 1, window[1] - round(1e9 * self._rest_s)))
 
     def _client(self) -> Client:
         """Raises GputopError where the process cannot be recorded now."""
@@ -139,6 +141,20 @@ def unsafe(pid: int) -> GputopError:
         "Restart it with gputop run, or without KINETO_USE_DAEMON: gputop then switches it on safely.")
 
 
+@contextlib.contextmanager
+def _pidfd_of(pid: int) -> Iterator[int]:
+    """A descriptor of a process; -1 where it cannot be had."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # it has ended, or Linux before 5.3
+        yield -1
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 class _Take(Struct):
     """One recording of one process."""
 
@@ -148,6 +164,8 @@ class _Take(Struct):
     on_progress: Callable[[Progress], None]
     stop: threading.Event
     events: queue.SimpleQueue[Event]
+    rest_s: float
+    pidfd: int  # of the process, -1: none
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
     busy_s: float = 0.0  # of the last poll that said that it records or builds
@@ -160,23 +178,28 @@ class _Take(Struct):
         pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
         start_ms = round((self.recording.start_ns or 0) / 1e6)
         config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
-                                 max(1, round(1000 * seconds)), start_ms, shapes=self.recording.shapes)
+                                 max(1, round(1000 * (seconds + self.rest_s))), start_ms, shapes=self.recording.shapes)
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
+        wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
+        request = GuardRequest(os.urandom(16).hex(), file, seconds, wait_s, self.rest_s)
+        when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
         try:
             self.daemon.register(pid, config)
+            while not (self.fetched_s and folder.folder.has(file)):
+                self._step(began)
+                if not self.fetched_s:
+                    self._check_fetched(asked_s)
+                elif self.ready_polls >= _READY_POLLS and self.attempts < _ATTEMPTS and not folder.folder.has(file):
+                    self.attempts, self.ready_polls, self.fetched_s = self.attempts + 1, 0, 0.0
+                    asked_s = time.monotonic()
+                    self.daemon.register(pid, config)
+                else:
+                    self._check_written(file)
         except ValueError as error:
             raise GputopError(str(error), "Start the job with gputop run.") from None
-        while not (self.fetched_s and folder.folder.has(file)):
-            self._step(began)
-            if not self.fetched_s:
-                self._check_fetched(asked_s)
-            elif self.ready_polls >= _READY_POLLS and self.attempts < _ATTEMPTS and not folder.folder.has(file):
-                self.attempts, self.ready_polls, self.fetched_s = self.attempts + 1, 0, 0.0
-                asked_s = time.monotonic()
-                self.daemon.register(pid, config)
-            else:
-                self._check_written()
+        finally:
+            let_go(self.daemon, self.client)
         written_s = time.time()
         fetched_s = written_s - (time.monotonic() - self.fetched_s)
         saving = Progress("saving", time.monotonic() - began, seconds)
@@ -213,13 +236,17 @@ class _Take(Struct):
                 f"PyTorch's profiler in process {pid} does not ask for work, though its socket is open",
                 f"The job is stopped, or that thread hangs: py-spy dump --pid {pid} --native shows where.")
 
-    def _check_written(self) -> None:
+    def _check_written(self, file: str) -> None:
         """Raises TraceLost where the file will not come."""
         pid, seconds, now = self.client.pid, self.recording.seconds, time.monotonic()
-        if not is_same(self.client):
-            raise TraceLost(f"process {pid} ended before its trace was written",
+        if not is_same(self.client) and not self.daemon.folder.folder.has(file):
+            how = end_of(pid, self.pidfd)
+            if how in _CRASHES:
+                raise TraceLost(f"process {pid} ended {how} while it was recorded: the recording is the likely cause",
+                                f"Please report it, with the versions of gputop and PyTorch: {ISSUES}")
+            raise TraceLost(f"process {pid} ended{how and f' {how}'} before its trace was written",
                             "The trace is lost; capture earlier, or for a shorter time.")
-        due_s = self.begins_s + seconds + POLL_PERIOD_S + _WRITE_TIMEOUT_S
+        due_s = self.begins_s + seconds + self.rest_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
                             "Its own torch.profiler was busy, the node is overloaded, or it cannot write to "
@@ -243,14 +270,18 @@ class _Take(Struct):
                 self.begins_s = now + max(0.0, (self.recording.start_ns or 0) / 1e9 - time.time())
             if not event.ready:
                 self.busy_s, self.ready_polls = now, 0
-            elif self.fetched_s and now > self.begins_s + _STARTS_WITHIN_S + seconds:
+            elif self.fetched_s and now > self._over_s():
                 self.ready_polls += 1
         # Not before the latest end of a recording that began as late as it may: stacks are sampled until then.
-        over = self.fetched_s and now > self.begins_s + _STARTS_WITHIN_S + seconds
+        over = self.fetched_s and now > self._over_s()
         phase: Phase = "receiving" if over else "recording" if self.fetched_s else "connecting"
         self.on_progress(Progress(phase, now - began, seconds))
         if self.stop.is_set() and not self.fetched_s:
             raise GputopError("the capture was stopped before the job was recorded", "")
+
+    def _over_s(self) -> float:
+        """When a recording that began as late as it may is over (monotonic)."""
+        return self.begins_s + _STARTS_WITHIN_S + self.recording.seconds + self.rest_s
 
     def _open(self, file: str) -> BinaryIO:
         """The file that the process wrote. Raises GputopError for anything but a regular file of its user."""
@@ -262,13 +293,12 @@ class _Take(Struct):
                             "Somebody exchanged it." if isinstance(error, UnsafeFile) else "Capture again.") from None
 
 
-def count_events(file: BinaryIO) -> tuple[int, int]:
-    """Events of the host and of devices in kineto's JSON, by their beginnings; not decoded. Raises OSError."""
-    count = devices = 0
-    for category in _events(file):
-        count += 1
-        devices += category in _DEVICE
-    return count - devices, devices
+def count_events(file: BinaryIO, share: float = 1.0) -> tuple[int, int]:
+    """Events of the host and of devices in kineto's JSON, by their beginnings; not decoded. Of CUPTI's, which are
+    recorded in the rest as well, this ``share``. Raises OSError."""
+    counts = Counter(_events(file))
+    devices, calls = (sum(counts.pop(category, 0) for category in of) for of in (_DEVICE, _CALLS))
+    return counts.total() + round(share * calls), round(share * devices)
 
 
 def _events(file: BinaryIO) -> Iterator[bytes]:

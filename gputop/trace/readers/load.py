@@ -19,6 +19,7 @@ from gputop.trace.readers.find_files import files_at
 from gputop.trace.readers.overview_file import overviews_of
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
 from gputop.trace.readers.stacks_file import stacks_of
+from gputop.trace.recorded import up_to_end_mark
 
 
 def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
@@ -54,6 +55,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     trace = format_.read(list(formats))
     trace.quality = notes + trace.quality
     if format_.id == "chrome":
+        trace = up_to_end_mark(trace)
         leave_out_lost_kernels(trace)
     captured = capture_of(trace.paths)
     if captured.ended:

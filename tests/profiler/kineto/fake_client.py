@@ -1,9 +1,11 @@
 """A process that does what kineto does in daemon mode, or what a hostile one does instead: ``fake_client.py DIR MODE``.
 
-It polls twenty times a second and says "ready" once its socket is bound. Modes:
-good; drops (the first two configs); other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing);
-no-file; link, hard-link, pipe, folder (in the trace's place); sparse (2 TB); large (the trace, then 64 MB of zeros);
-dies (once it has the config); abstract (its name is).
+It polls twenty times a second and says "ready" once its socket is bound. Its guard says of each recording that it is
+ready for it. Modes:
+good; unguarded; profiling, cycles, ending (what its guard says); drops (the first two configs); other-pids (claims to
+be PID 1); silent (never polls); busy (polls, takes nothing); no-file; link, hard-link, pipe, folder (in the trace's
+place); sparse (2 TB); large (the trace, then 64 MB of zeros); dies (once it has the config); aborts (likewise);
+abstract (its name is).
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
 
 PERIOD_S = 0.05
+rest_s = 0.0  # of the end of the recording, without an event
 
 
 def trace(seconds: float, device: bool = False) -> str:
@@ -43,6 +47,10 @@ def main(folder: Path, mode: str) -> None:
     name = f"dynoconfigclient{uuid.uuid4()}"
     client.bind(f"\0{name}\0" if mode == "abstract" else str(folder / name))
     client.settimeout(PERIOD_S)
+    if mode not in ("abstract", "unguarded"):
+        guard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        guard.bind(str(folder / f"gputop-guard-{os.getpid()}"))
+        threading.Thread(target=answer_guard, args=(folder, guard, mode), daemon=True).start()
     print("ready", flush=True)
     if mode == "silent":
         signal.pause()
@@ -62,6 +70,17 @@ def main(folder: Path, mode: str) -> None:
         time.sleep(PERIOD_S)
 
 
+def answer_guard(folder: Path, guard: socket.socket, mode: str) -> None:
+    global rest_s
+    while True:
+        request = json.loads(guard.recv(4096))
+        if "token" in request:
+            rest_s = request["rest_s"]
+            state = mode if mode in ("profiling", "cycles", "ending") else "ready"
+            body = json.dumps({"token": request["token"], "state": state, "detail": "12" * (mode == "cycles")}).encode()
+            guard.sendto(struct.pack("=Q32s", len(body), b"gputop") + body, str(folder / "dynolog"))
+
+
 def write(folder: Path, mode: str, config: dict[str, str]) -> None:
     seconds = int(config["ACTIVITIES_DURATION_MSECS"]) / 1000
     time.sleep(max(0.0, int(config.get("PROFILE_START_TIME", "0")) / 1000 - time.time()) + seconds)
@@ -69,6 +88,8 @@ def write(folder: Path, mode: str, config: dict[str, str]) -> None:
     file = asked.with_name(f"{asked.stem}_{os.getpid()}{asked.suffix}")
     if mode == "dies":
         os._exit(1)
+    elif mode == "aborts":
+        os.abort()
     elif mode == "no-file":
         return
     elif mode == "link":
@@ -84,7 +105,7 @@ def write(folder: Path, mode: str, config: dict[str, str]) -> None:
         os.truncate(file, 2 << 40)
     else:
         partial = file.with_name(file.name + ".tmp")
-        partial.write_text(trace(seconds))
+        partial.write_text(trace(seconds - rest_s))
         if mode == "large":
             os.truncate(partial, 64 << 20)
         partial.rename(file)

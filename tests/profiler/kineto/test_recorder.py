@@ -20,7 +20,7 @@ from gputop.profiler import storage
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
-from gputop.profiler.kineto import daemon, jobs, recorder
+from gputop.profiler.kineto import daemon, guard, jobs, recorder
 from gputop.profiler.kineto.clients import Client
 from gputop.profiler.kineto.folder import SocketFolder
 from gputop.profiler.kineto.recorder import KinetoRecorder
@@ -64,7 +64,7 @@ def test_a_trace_lies_in_the_logdir_and_nothing_is_left_with_the_job(folder, tmp
         assert steps is not None and steps.times.median_s == pytest.approx(0.01, rel=0.2)
         assert result.path.stat().st_mode & 0o777 == 0o600
         left = {path.name[:16] for path in folder.iterdir()}
-        assert left == {"dynoconfigclient"}
+        assert left == {"dynoconfigclient", f"gputop-guard-{process.pid}"[:16]}
 
 
 def test_a_probe_chooses_the_length(folder, tmp_path, monkeypatch):
@@ -112,10 +112,14 @@ def _capture_workers(processes, logdir: Path):
 @pytest.mark.parametrize(("mode", "message", "limit"), [
     ("link", "symbolic link", ""), ("pipe", "a pipe", ""), ("folder", "a folder", ""), ("sparse", "too large", ""),
     ("no-file", "wrote no trace", "_WRITE_TIMEOUT_S"), ("busy", "busy with another recording", "_BUILD_TIMEOUT_S"),
-    ("dies", "ended before its trace", ""), ("silent", "does not ask for work", "_POLL_TIMEOUT_S")])
+    ("dies", "ended with status 1 before its trace", ""),
+    ("aborts", "by SIGABRT .* the likely cause", ""),
+    ("unguarded", "nothing guards recordings", ""), ("cycles", "begins again in 12 steps", ""),
+    ("profiling", "often takes three times", "_BETWEEN_TRIES_S"), ("ending", "is ending", ""),
+    ("silent", "does not ask for work", "_POLL_TIMEOUT_S")])
 def test_what_is_no_trace_is_not_taken(folder, tmp_path, loses_patience, monkeypatch, mode, message, limit):
     if limit:  # that passes, however long it is
-        monkeypatch.setattr(recorder, limit, 0.3)
+        monkeypatch.setattr(guard if limit == "_BETWEEN_TRIES_S" else recorder, limit, 0.3)
     with fake_job(folder, mode) as process, pytest.raises(GputopError, match=message) as raised:
         _record(process, tmp_path)
     assert raised.value.fix
@@ -146,15 +150,15 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_wait(folder, tmp_path, mo
     with (SocketFolder.open(os.getpid(), PurePosixPath(folder), os.geteuid()) as opened,
           daemon.serving(opened) as serves):
         take = recorder._Take(client, serves, Recording(1.0, tmp_path, start_ns=time.time_ns()), _ignore,
-                              threading.Event(), queue.SimpleQueue())
+                              threading.Event(), queue.SimpleQueue(), 0.25, -1)
         take.events.put(daemon.Event(os.getpid(), True, True))
         take._step(0.0)
-        take._check_written()
+        take._check_written("trace")
         now_s, day_s = time.time(), 86400.0
         monkeypatch.setattr(recorder, "time", SimpleNamespace(
             time=lambda: now_s - day_s, monotonic=lambda: take.begins_s + 60.0))
         with pytest.raises(TraceLost, match="wrote no trace"):
-            take._check_written()
+            take._check_written("trace")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make another user's file")

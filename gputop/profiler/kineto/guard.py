@@ -1,0 +1,151 @@
+"""Asks the guard in a PyTorch job, the code of :mod:`gputop.launch.inside.gputop_kineto`, to keep a recording from
+ending the job; and says what its answers mean.
+
+A request is a datagram of JSON to the guard's socket in the daemon's folder. The guard reports to the daemon, whom the
+kernel tells its sender.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from gputop.core.codec import encode, parse
+from gputop.core.errors import GputopError
+from gputop.profiler.kineto.clients import Client
+from gputop.profiler.kineto.daemon import Daemon, Event
+from gputop.text.units import printable
+
+T = TypeVar("T")
+_PREFIX = "gputop-guard-"
+_TRIES, _BETWEEN_TRIES_S = 3, 2.0
+_ANSWER_S, _PERIOD_S = 10.0, 0.2  # the guard waits for Python's lock, as the job's other threads do
+_DETAIL_CHARS = 200
+# From the removal of the callbacks to the end of a recording. A thread that was within one has left it by then, however
+# many others run: at a load of 15 a CPU the scheduler comes back to it within 0.1 s.
+_REST_S, _REST_OF_LOAD_S, _MAX_REST_S = 0.25, 0.02, 1.0
+LINES_TO_PASTE = (
+    "from torch.profiler import profile, schedule, tensorboard_trace_handler\n"
+    "with profile(schedule=schedule(wait=10, warmup=2, active=20, repeat=1),\n"
+    "             on_trace_ready=tensorboard_trace_handler('traces')) as profiler:\n"
+    "    for batch in loader:\n"
+    "        train_step(batch)\n"
+    "        profiler.step()")
+PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TO_PASTE}"
+
+
+class GuardRequest(Struct, frozen=True):
+    """One recording: the name of its file, its length, how long its begin may be away, and how much longer it is than
+    operators are recorded."""
+
+    token: str
+    file: str
+    seconds: float
+    wait_s: float
+    rest_s: float
+
+
+def guard_of(client: Client) -> str:
+    """The name of the guard's socket of a process."""
+    return f"{_PREFIX}{client.own_pid}"
+
+
+def rest_s() -> float:
+    """Seconds between the last operator of a recording and its end, by the load of this machine."""
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return min(_REST_S + _REST_OF_LOAD_S * load, _MAX_REST_S)
+
+
+def when_idle(call: Callable[[], T]) -> T:
+    """Return the result of ``call``, which is made again where the job's own profiler was at work for an unknown time:
+    three times within four seconds. Raises what it raises."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(ProfilesItself):
+            return call()
+        time.sleep(_BETWEEN_TRIES_S)
+    return call()
+
+
+def ask_guard(daemon: Daemon, client: Client, request: GuardRequest, events: queue.SimpleQueue[Event]) -> None:
+    """Have the guard of a process follow a recording that is about to be asked for. Blocks until it is ready, for 10 s
+    at most. Raises GputopError with the reason why the process cannot be recorded now; nothing has begun then."""
+    pid = client.pid
+    if not daemon.send(guard_of(client), encode(request)):
+        raise GputopError(f"nothing guards recordings of process {pid}, so that one may end the job",
+                          f"Another tool or an older gputop made it listen. gputop capture {pid} guards it.")
+    deadline = time.monotonic() + _ANSWER_S
+    while time.monotonic() < deadline:
+        try:
+            report = read_report(events.get(timeout=_PERIOD_S).report, request.token)
+        except queue.Empty:
+            continue
+        if report is not None:
+            raise_unless(pid, "ready", *report)
+            return
+    let_go(daemon, client)
+    raise GputopError(f"Python in process {pid} does not let gputop's guard run, so nothing was recorded",
+                      f"A call that keeps Python's lock may last long: py-spy dump --pid {pid} shows where.")
+
+
+def let_go(daemon: Daemon, client: Client) -> None:
+    """Tell the guard that its recording has been fetched, or will not come."""
+    daemon.send(guard_of(client), b"{}")
+
+
+def read_report(body: bytes | None, token: str) -> tuple[str, str] | None:
+    """State and detail in a report; None where it is none, or another's."""
+    if body is None:
+        return None
+    try:
+        report: Any = parse(body)
+    except ValueError:
+        return None
+    if not isinstance(report, dict) or report.get("token") != token:
+        return None
+    return str(report.get("state")), printable(str(report.get("detail")))[:_DETAIL_CHARS]
+
+
+class UsedBefore(GputopError):
+    """The process has used torch.profiler: only torch.profiler itself can record it, which holds it."""
+
+
+class ProfilesItself(GputopError):
+    """The process's own torch.profiler records it, nobody knows for how long."""
+
+
+def raise_unless(pid: int, expected: str, state: str, detail: str) -> None:
+    """Raise GputopError unless gputop's code in a process reports what is ``expected``."""
+    if state == expected:
+        return
+    own_traces = "Its own traces have what gputop would record: gputop analyze FOLDER."
+    left_on = (f"torch.profiler records all that process {pid} does: training with it left on often takes three times "
+               "as long", f"Remove it from the script, or give it a schedule (active=20, repeat=1). {own_traces}")
+    reasons = {
+        "absent": (f"process {pid} has not imported torch", "Give the Python process that trains, not its launcher."),
+        "importing": (f"process {pid} is importing torch", "Try again in a moment."),
+        "no CUDA yet": (f"process {pid} has not begun to use its GPU, and the profiler would initialize it for the job",
+                        "Try again once it trains on the GPU."),
+        "profiling": (f"torch.profiler records process {pid} now, for {detail} steps more", own_traces),
+        "cycles": (f"process {pid} profiles itself in cycles: torch.profiler begins again in {detail} steps, and two "
+                   "recordings at once would end the job", own_traces),
+        "ending": (f"process {pid} is ending", "Nothing was recorded."),
+        "used": (f"process {pid} has used torch.profiler before: only torch.profiler can record it, and pauses the "
+                 "job for half a second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
+        "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then allows no recording "
+                       "from outside", PASTE),
+        "unsupported": (f"PyTorch {detail} in process {pid} cannot start to listen while it runs", "PyTorch 2.6 and "
+                        f"newer can. {PASTE}"),
+        "unguarded": (f"gputop cannot keep a recording from ending process {pid} (PyTorch {detail})", PASTE),
+    }
+    if state == "used":
+        raise UsedBefore(*reasons[state])
+    if state == "profiling" and not detail:
+        raise ProfilesItself(*left_on)
+    unknown = f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})", PASTE
+    raise GputopError(*reasons.get(state, unknown))
