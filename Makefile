@@ -1,7 +1,6 @@
 # make run    start gputop: live where there is an NVIDIA driver, else the simulated node
 # make test   the whole test suite, real TensorFlow on the CPU included
 # make test-cluster  the tests of clusters with a real Prometheus, Slurm and sshd (Debian's, unpacked into DEBIAN)
-# make test-browser  gputop serve in a real headless Chromium (Debian's, unpacked into DEBIAN)
 # make lint   ruff, the type checker, and the layers that packages may import from
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
@@ -15,7 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test test-cluster test-browser lint lock sbom fuzz soak reference docs cluster-demo screenshots bench bench-advice clean
+.PHONY: run test test-cluster lint lock sbom fuzz soak reference docs cluster-demo screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -85,10 +84,6 @@ test-cluster: $(VENV)/.test
 	PATH="$$PATH:$$(tests/debian_packages.sh $(DEBIAN))" $(BIN)/python -m pytest -rs tests/cluster tests/tui/cluster \
 	  tests/advice/fleet tests/export tests/commands/test_cluster.py tests/commands/test_cluster_nodes.py \
 	  tests/commands/test_export.py tests/doctor/test_cluster.py $(PYTEST_ARGS)
-
-test-browser: $(VENV)/.test
-	PATH="$$PATH:$$(tests/debian_packages.sh $(DEBIAN) chromium-headless-shell)" $(BIN)/python -m pytest -rs \
-	  tests/launch/test_browser.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -15,7 +15,6 @@ ANY = ("gputop.commands", "gputop.cli", "gputop.__main__", "gputop.launch.inside
 # What the others import in functions, by the longest prefix, and what that saves. MB of memory and ms of a CPU of 2025
 # as measured alone, on top of the command line's own modules.
 SAVES = {
-    "aiohttp": "optional: gputop serve alone, 19 MB",
     "base64": "an address with a password alone",
     "concurrent.futures": "7 ms of the first frame",
     "ctypes": "4 ms; processes that set their own limits alone",
@@ -74,7 +73,6 @@ SAVES = {
     "ssl": "4 MB: https alone",
     "statistics": "6 ms: a capture alone",
     "tempfile": "8 ms: temporary files alone",
-    "textual_serve": "optional: gputop serve alone, 26 MB",
     "tomli": "Python 3.10 alone",
     "tomllib": "Python 3.11 and newer",
     "traceback": "a crash alone",

@@ -100,10 +100,6 @@ COMMANDS: Mapping[str, Command] = {
     "xprof": Command("open a captured trace with XProf in the browser",
                      f"Start XProf ({install_command('xprof')}) on the captured traces.",
                      "gputop xprof gputop-traces"),
-    "serve": Command("serve the monitor to a browser, until ctrl-c",
-                     "Serve the monitor to a browser on this machine, or through ssh, with textual-serve "
-                     f"({install_command('serve')}). Each page has its own monitor.",
-                     "gputop serve --listen 8792"),
     "config": Command("print all settings as a config file",
                       "Print all settings, your own and the defaults, as a config file.",
                       "gputop config > ~/.config/gputop/config.toml"),
@@ -116,6 +112,12 @@ COMMANDS: Mapping[str, Command] = {
     "completion": Command("print a shell completion script or the man page",
                           "Print the completion script of a shell, or the man page.",
                           'eval "$(gputop completion bash)"  # in ~/.bashrc; or: gputop completion man | man -l -'),
+}
+
+
+# What an earlier version had, and what to use instead.
+_GONE: Mapping[str, str] = {
+    "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
 
 
@@ -148,7 +150,8 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but answer a mistyped word with the one that was meant."""
-        for option in (word.partition("=")[0] for word in takewhile(lambda w: w not in self._commands.choices, args)):
+        commands = self._commands.choices.keys() | _GONE
+        for option in (word.partition("=")[0] for word in takewhile(lambda word: word not in commands, args)):
             if option.startswith("--") and not any(word.startswith(option) for word in self._option_string_actions):
                 self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
                            "gputop --help lists them")
@@ -200,6 +203,8 @@ def _belongs(word: str, parser: argparse.ArgumentParser) -> str:
 def _meant(word: str, words: Iterable[str]) -> str:
     from difflib import get_close_matches
 
+    if word in _GONE:
+        return f" {_GONE[word]}"
     close = get_close_matches(word, [candidate for candidate in words if candidate != "-h"], 1)
     return f" Did you mean {close[0]}?" if close else ""
 

@@ -39,7 +39,7 @@ def _run(folder: Path, command: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("function", [
-    ["gputop.launch.web_terminal:main", "--version"], ["gputop.diagnosis.worker:child", "1", "", "gputop", ""],
+    ["gputop.diagnosis.worker:child", "1", "", "gputop", ""],
     ["gputop.profiler.xprof.continuous:watchdog", "1"], ["gputop.doctor.driver_facts:child"],
     ["gputop.__main__:command", "--version"],
 ], ids=lambda function: function[0])
