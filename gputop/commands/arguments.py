@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
-from gputop.commands.option_types import count, interval_s, listen_address, minutes, seconds_before_dip
+from gputop.commands.option_types import count, interval_s, listen_address, minutes
 from gputop.core.errors import EXIT_USAGE
 from gputop.core.extras import install_command
 from gputop.core.version import __version__
@@ -117,6 +117,7 @@ COMMANDS: Mapping[str, Command] = {
 
 # What an earlier version had, and what to use instead.
 _GONE: Mapping[str, str] = {
+    "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
     "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
 
@@ -150,7 +151,7 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but answer a mistyped word with the one that was meant."""
-        commands = self._commands.choices.keys() | _GONE
+        commands = self._commands.choices.keys() | {word for word in _GONE if not word.startswith("-")}
         for option in (word.partition("=")[0] for word in takewhile(lambda word: word not in commands, args)):
             if option.startswith("--") and not any(word.startswith(option) for word in self._option_string_actions):
                 self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
@@ -266,10 +267,6 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
                       help="minimum minutes between two automatic captures (10)")
     dips.add_argument("--dip-max", type=count, default=None, metavar="N",
                       help="maximum number of automatic captures (20; gputop capture: 1)")
-    dips.add_argument("--dip-before", type=seconds_before_dip, default=0.0, metavar="S",
-                      help="also keep a trace of the S seconds before the dip. gputop then records the job all the "
-                           "time, which slows it down as any capture does. Only TensorFlow 2.21 or newer and JAX can "
-                           "do this. For others the trace begins after the dip")
 
 
 def worker_options(workers: argparse._ActionsContainer) -> None:

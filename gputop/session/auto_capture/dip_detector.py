@@ -77,11 +77,6 @@ class Trigger(Struct):
     rule: DipRule
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
 
-    @property
-    def any_low(self) -> bool:
-        """Return whether any GPU is below its threshold now, for however short a time."""
-        return any(gpu.low_since_s is not None for gpu in self._gpus.values())
-
     def check(self, history: History, sample: NodeSample | None = None) -> Dip | None:
         """The first GPU that meets the rule since this sample, if any. Call it once per sample, which a condition
         reads."""
