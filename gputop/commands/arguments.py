@@ -83,7 +83,7 @@ COMMANDS: Mapping[str, Command] = {
     "cluster": Command("show the jobs of a cluster and the GPUs they hold, from Prometheus or the nodes",
                        "Show which job holds GPUs that it does not use, and which GPU slows its job down.",
                        "gputop cluster --prometheus http://prometheus:9090 --once"),
-    "convert": Command("convert a trace to SQLite or Parquet or for Perfetto, a recording to CSV or Parquet",
+    "convert": Command("convert a trace to SQLite or Parquet or for Perfetto, a recording to SQLite or Parquet",
                        "Write a trace or a recording in a format that other tools read (Parquet needs pyarrow: "
                        f"{install_command('parquet')}).",
                        "gputop convert gputop-traces -o trace.sqlite"),
