@@ -4,7 +4,7 @@
 # make lint   ruff, the type checker, and the layers that packages may import from
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
-# make reference: the pages of docs that are made from the code; make docs: the site, into site/
+# make reference: the pages of findings and steps, which are made from the code; make docs: the site, with all such pages, into site/
 # make cluster-demo: 200 simulated nodes, a Prometheus (Debian's, unpacked where it is not there) that scrapes them, and gputop cluster on it
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use, from a package index; Python (3.10 or newer, with venv) is needed, and gcc for the tests.
@@ -104,7 +104,7 @@ reference: $(VENV)/.run
 	$(BIN)/python tools/make_reference.py
 
 docs: $(VENV)/.run
-	$(PIP) install -e '.[docs]'
+	$(PIP) install -e '.[docs]' prometheus-client
 	$(BIN)/python tools/site_pages.py
 	$(BIN)/zensical build --strict --clean
 
