@@ -1,11 +1,10 @@
 # make run    start gputop: live where there is an NVIDIA driver, else the simulated node
 # make test   the whole test suite, real TensorFlow on the CPU included
 # make test-cluster  the tests of clusters with a real Prometheus, Slurm and sshd (Debian's, unpacked into DEBIAN)
-# make test-browser  gputop serve in a real headless Chromium (Debian's, unpacked into DEBIAN)
 # make lint   ruff, the type checker, and the layers that packages may import from
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
-# make reference: the pages of docs that are made from the code; make docs: the site, into site/
+# make reference: the pages of findings and steps, which are made from the code; make docs: the site, with all such pages, into site/
 # make cluster-demo: 200 simulated nodes, a Prometheus (Debian's, unpacked where it is not there) that scrapes them, and gputop cluster on it
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use, from a package index; Python (3.10 or newer, with venv) is needed, and gcc for the tests.
@@ -15,7 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test test-cluster test-browser lint lock sbom fuzz soak reference docs cluster-demo screenshots bench bench-advice clean
+.PHONY: run test test-cluster lint lock sbom fuzz soak reference docs cluster-demo screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -86,10 +85,6 @@ test-cluster: $(VENV)/.test
 	  tests/advice/fleet tests/export tests/commands/test_cluster.py tests/commands/test_cluster_nodes.py \
 	  tests/commands/test_export.py tests/doctor/test_cluster.py $(PYTEST_ARGS)
 
-test-browser: $(VENV)/.test
-	PATH="$$PATH:$$(tests/debian_packages.sh $(DEBIAN) chromium-headless-shell)" $(BIN)/python -m pytest -rs \
-	  tests/launch/test_browser.py $(PYTEST_ARGS)
-
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -109,7 +104,7 @@ reference: $(VENV)/.run
 	$(BIN)/python tools/make_reference.py
 
 docs: $(VENV)/.run
-	$(PIP) install -e '.[docs]'
+	$(PIP) install -e '.[docs]' prometheus-client
 	$(BIN)/python tools/site_pages.py
 	$(BIN)/zensical build --strict --clean
 

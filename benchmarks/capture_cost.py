@@ -3,7 +3,6 @@
     python benchmarks/capture_cost.py [--job "tiny ops" --job "small layers"] [--seconds 10] [--rounds 1]
     python benchmarks/capture_cost.py --detail       # what the overview costs beside the detail alone
     python benchmarks/capture_cost.py --workers 2    # the same for workers that are captured together, each job kept
-    python benchmarks/capture_cost.py --before 5     # what recording all the time costs (--dip-before 5)
 
 Needs TensorFlow in this environment. Each client captures from a fresh job of its own (tests/tf_job.py,
 on the CPU), turn about. Lost steps are those the job would have made at its own pace (five seconds before
@@ -29,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 from msgspec.structs import replace  # noqa: E402
 
-from gputop.core.errors import GputopError  # noqa: E402
 from gputop.core.memory import resident_bytes  # noqa: E402
 from gputop.diagnosis.diagnose import analyze  # noqa: E402
 from gputop.profiler.capture import multi_worker, safe_capture  # noqa: E402
@@ -195,60 +193,16 @@ def _lost_s(steps: Sequence[float], began_s: float, ended_s: float) -> float:
     return ended_s - began_s - sum(began_s <= t <= ended_s for t in steps) / pace
 
 
-def measure_before(mode: str, before_s: float, rounds: int) -> None:
-    """The job's pace without and with recording all the time, turn about, and its memory."""
-    from gputop.profiler.xprof.continuous import Continuous, is_full
-
-    with start_tf_job(mode) as job, tempfile.TemporaryDirectory() as aside:
-        def pace(seconds: float, each: Callable[[], None] = lambda: None) -> float:
-            began_s = time.time()
-            while time.time() < began_s + seconds:
-                time.sleep(0.5)
-                each()
-            ended_s = time.time()
-            return sum(began_s <= t < ended_s for t in job.step_times()) / (ended_s - began_s)
-
-        paces: list[tuple[float, float]] = []
-        set_aside: list[float] = []
-        for _ in range(rounds):
-            without = pace(5 * before_s)
-            recording = Continuous([(job.address, job.pid)])
-            before = resident_bytes(job.pid) or 0
-            recording.start()
-
-            def look_after(recording: Continuous = recording) -> None:
-                if is_full(recording.state(), 2 * before_s, any_low=False):
-                    began = time.monotonic()
-                    recording.set_aside(Path(aside), before_s)
-                    set_aside.append(time.monotonic() - began)
-
-            with _Peak(job.pid) as memory:
-                paces.append((without, pace(5 * before_s, look_after)))
-            with tempfile.TemporaryDirectory() as logdir:
-                (result,) = recording.snapshot(Path(logdir), ["bench"]).values()
-                if isinstance(result, GputopError):
-                    raise result
-            print(f"  {without:.1f} steps/s without, {paces[-1][1]:.1f} with; "
-                  f"job +{(memory.highest - before) / 1e6:.0f} MB; snapshot of {result.asked_s:.1f} s: "
-                  f"{result.took_s:.1f} s, {result.bytes / 1e6:.1f} MB")
-        lost = statistics.median(1 - b / a for a, b in paces)
-        print(f"{mode}: recorded continuously, set aside every {2 * before_s:g} s: {100 * lost:.0f}% of the "
-              f"steps lost; to set a part aside takes {statistics.median(set_aside):.2f} s")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--job", choices=MODES, action="append")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--before", type=float, default=None, metavar="S")
     parser.add_argument("--detail", action="store_true", help="beside gputop without an overview, not TensorFlow")
     parser.add_argument("--workers", type=int, default=None, metavar="N", help="so many jobs captured together")
     args = parser.parse_args()
     for job in args.job or ("tiny ops", "small layers"):
-        if args.before is not None:
-            measure_before(job, args.before, args.rounds)
-        elif args.workers is not None:
+        if args.workers is not None:
             compare_workers(job, args.seconds, max(2, args.rounds), args.workers)
         else:
             compare(job, args.seconds, args.rounds, DETAIL if args.detail else TENSORFLOW)

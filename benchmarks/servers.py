@@ -4,7 +4,7 @@
 
 Each gets a virtual environment of its own (tests/environments.py), kept in DIR for the next time, with
 gputop installed in it. Told of each: how the trace comes, whether it says when it was recorded, how far
-from a common start it began, whether there is continuous profiling, steps found, whether ``pip check``
+from a common start it began, steps found, whether ``pip check``
 is clean, and whether gputop captures from inside of that environment, too.
 """
 
@@ -27,7 +27,6 @@ import pytest  # noqa: E402
 from gputop.analysis.steps.steps import find_steps  # noqa: E402
 from gputop.core.errors import GputopError  # noqa: E402
 from gputop.profiler.discovery import Finder  # noqa: E402
-from gputop.profiler.xprof.continuous import Continuous, Unsupported  # noqa: E402
 from gputop.profiler.xprof.outline import session_window_ns  # noqa: E402
 from gputop.trace.readers.load import load  # noqa: E402
 from tests.environments import JAX, Environment, Recipe, environment  # noqa: E402
@@ -46,7 +45,7 @@ RECIPES = {
     "jax": JAX,
 }
 COLUMNS = ("server", "protobuf", "grpcio", "found as", "trace comes by", "tells when", "start off by", "steps",
-           "continuous", "pip check", "from inside")
+           "pip check", "from inside")
 _AHEAD_S = 1.0
 
 
@@ -71,7 +70,7 @@ def examine(recipe: Recipe) -> list[str]:
         return [
             recipe.name, *_versions(place), f"{server.framework} {server.version}" if server else "not found",
             result.delivered, "yes" if window_ns else "no", off,
-            f"{steps.count} ({steps.times.anchor})"[:44] if steps else "none", _continuous(address, pid, logdir),
+            f"{steps.count} ({steps.times.anchor})"[:44] if steps else "none",
             "clean" if place.run("-m", "pip", "check").returncode == 0 else "BROKEN", _inside(place, address, logdir),
         ]
 
@@ -80,24 +79,6 @@ def _versions(place: Environment) -> tuple[str, str]:
     code = "from importlib.metadata import version as v; print(v('protobuf'), v('grpcio'))"
     protobuf, grpcio = place.run("-c", code).stdout.split()
     return protobuf, grpcio
-
-
-def _continuous(address: str, pid: int, logdir: Path) -> str:
-    recording = Continuous([(address, pid)])
-    try:
-        recording.start()
-        time.sleep(2)
-        kept = recording.state()
-        (got,) = recording.snapshot(logdir, ["before"]).values()
-        if isinstance(got, GputopError):
-            raise got
-    except Unsupported:
-        return "no"
-    except GputopError as error:
-        return error.message[:40]
-    finally:
-        recording.close()
-    return f"yes, +{(kept.growth_bytes or 0) / 1e6:.0f} MB in {kept.seconds:.0f} s"
 
 
 def _inside(place: Environment, address: str, logdir: Path) -> str:

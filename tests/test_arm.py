@@ -20,7 +20,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 PLAIN = "nvidia-ml-py"  # needs no wheel of a machine: without it there is no index
-EXTRAS = ("export", "parquet", "stacks", "serve")
+EXTRAS = ("export", "parquet", "stacks")
 
 
 def resolved(folder: Path, python: str, *requirements: str) -> list[str]:

@@ -25,6 +25,7 @@ from gputop.comparison.rows import Verdict
 from gputop.core.extras import PACKAGES
 from gputop.doctor.pod import GRANTS, manifest_lines
 from gputop.export.openmetrics import families
+from tests import tool_modules
 from tests.code_blocks import FRAMEWORKS, Block, code_blocks, parameters
 from tests.source_trees import sources
 
@@ -178,7 +179,7 @@ def test_each_install_line_can_be_had() -> None:
     """No index has gputop's distribution: a line names a folder, or packages that an index has."""
     known = {re.split(r"[<>=;\[ ]", requirement)[0] for requirements in
              (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()) for requirement in requirements}
-    texts = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "Containerfile", *(ROOT / "gputop").rglob("*.py")]
+    texts = [*DOCUMENTS, ROOT / "Containerfile", *(ROOT / "gputop").rglob("*.py")]
     lines = 0
     for path in texts:
         text = re.sub(r"\s*\n\s*|\\|'\"'\"'", lambda found: " " if "\n" in found[0] else "", path.read_text())
@@ -283,7 +284,7 @@ def test_the_dashboard_is_one() -> None:
 
 
 @pytest.mark.parametrize(("command", "extra"), [
-    ("stacks", "stacks"), ("capture", "stacks"), ("serve", "serve"), ("xprof", "xprof"), ("export", "export"),
+    ("stacks", "stacks"), ("capture", "stacks"), ("xprof", "xprof"), ("export", "export"),
     ("convert", "parquet")])
 def test_an_extra_is_named_with_the_command_that_needs_it(command: str, extra: str) -> None:
     (row,) = (row for name, row in _extra_rows() if name == extra)
@@ -293,14 +294,6 @@ def test_an_extra_is_named_with_the_command_that_needs_it(command: str, extra: s
 
 
 # -- figures, words, pictures -----------------------------------------------------------------------
-
-
-def test_all_commands_that_print_json_are_listed() -> None:
-    page = (ROOT / "docs/reference/commands.md").read_text()
-    (listed,) = re.findall(r"messages on stderr: (.*?)\. \[JSON\]", page, re.S)
-    assert re.findall(r"`(\w+)`", listed) == sorted(
-        name for name, own in parser()._commands.choices.items()  # type: ignore[attr-defined]
-        if "--json" in own._option_string_actions)
 
 
 @pytest.mark.parametrize("document", ["SKILL.md", "docs/reference/python.md"])
@@ -399,22 +392,15 @@ def test_each_page_is_in_the_navigation() -> None:
     listed = list(_nav(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
     assert len(listed) == len(set(listed))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md") if page.parent != FRAGMENTS}
+    pages |= {str(page) for page in tool_modules.made_pages() if page.parts[0] != "findings"}
     assert set(listed) == pages | {"findings/README.md", "contributing/README.md"}, "zensical.toml lists the pages"
     index = (ROOT / "docs" / "index.md").read_text()
     assert not [page for page in pages if f"({page}" not in index and page != "index.md" and page.split("/")[0] in (
         "start", "tasks", "concepts", "project", "troubleshooting.md", "faq.md")]
 
 
-def _site_pages() -> Any:
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "tools" / "site_pages.py")
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    return tool
-
-
 def test_a_link_in_docs_puts_no_other_file_on_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = _site_pages()
+    tool = tool_modules.tool("site_pages")
     (tmp_path / "secret").write_text("a key")
     for name in ("docs", "docs/contributing", "screenshots"):
         (tmp_path / name).mkdir()
@@ -434,11 +420,10 @@ def test_a_link_in_docs_puts_no_other_file_on_the_site(tmp_path: Path, monkeypat
 
 
 def test_links_of_the_site_lead_to_its_copies_or_to_the_repository() -> None:
-    tool = _site_pages()
+    tool = tool_modules.tool("site_pages")
     page = ROOT / "docs" / "tasks" / "hang.md"
-    text = "[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) [h](https://i.j)"
+    text = ("[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) "
+            "[h](https://i.j) [k](../reference/README.md#keys) [l](../reference/README.md)")
     assert tool.rewritten(text, page, Path("tasks/hang.md")) == (
         "[a](slurm.md#b) ![c](../screenshots/d.svg) [e](../contributing/README.md#f) "
-        f"[g]({tool.REPOSITORY}SKILL.md) [h](https://i.j)")
-    text = ("[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) "
-            "[h](https://i.j)")
+        f"[g]({tool.REPOSITORY}SKILL.md) [h](https://i.j) [k](../reference/keys.md) [l](../reference/README.md)")

@@ -15,7 +15,6 @@ ANY = ("gputop.commands", "gputop.cli", "gputop.__main__", "gputop.launch.inside
 # What the others import in functions, by the longest prefix, and what that saves. MB of memory and ms of a CPU of 2025
 # as measured alone, on top of the command line's own modules.
 SAVES = {
-    "aiohttp": "optional: gputop serve alone, 19 MB",
     "base64": "an address with a password alone",
     "concurrent.futures": "7 ms of the first frame",
     "ctypes": "4 ms; processes that set their own limits alone",
@@ -24,7 +23,6 @@ SAVES = {
     "google.protobuf": "with gRPC, for the first capture: 16 MB together",
     "gputop.advice.fleet": "the document of a cluster alone",
     "gputop.advice.live": "the rules: 130 ms of the first frame",
-    "gputop.advice.python_rules": "the search for packages with rules, 2.7 MB",
     "gputop.advice.registry": "the table of rules: 20 ms of the first frame",
     "gputop.analysis": "NumPy, 13 MB: for the first trace",
     "gputop.cluster": "jobs on several nodes alone: 70 ms",
@@ -63,7 +61,6 @@ SAVES = {
     "html": "pages in notebooks alone",
     "http.client": "5 MB: for the first webhook",
     "importlib": "the name of the module is computed",
-    "importlib.metadata": "2.7 MB: where a package has rules",
     "json": "pages and JSON alone",
     "pickletools": "a message about a damaged dump",
     "prometheus_client": "optional: the exporter alone, 9 MB",
@@ -74,7 +71,6 @@ SAVES = {
     "ssl": "4 MB: https alone",
     "statistics": "6 ms: a capture alone",
     "tempfile": "8 ms: temporary files alone",
-    "textual_serve": "optional: gputop serve alone, 26 MB",
     "tomli": "Python 3.10 alone",
     "tomllib": "Python 3.11 and newer",
     "traceback": "a crash alone",

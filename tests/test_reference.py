@@ -3,53 +3,59 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
+import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from gputop.advice.finding_pages import SECTIONS, page, prose, title
 from gputop.advice.registry import FINDING_IDS
-from gputop.commands.arguments import COMMANDS
+from gputop.commands.arguments import COMMANDS, parser
 from gputop.text.markdown_text import plain_lines
 from tests.code_blocks import code_blocks
+from tests.tool_modules import made_pages, tool
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ROOT / "tests" / "advice" / "words"
 PROSE = sorted((ROOT / "gputop" / "advice" / "pages").glob("*.md"))
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "tools" / "make_reference.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_pages_on_disk_are_those_that_are_made(tool: ModuleType) -> None:
-    made = tool.pages()
-    stale = [str(path) for path, text in made.items()
+def test_the_pages_on_disk_are_those_that_are_made() -> None:
+    kept = tool("make_reference").kept(made_pages())
+    stale = [str(path) for path, text in kept.items()
              if not (ROOT / "docs" / path).is_file() or (ROOT / "docs" / path).read_text("utf-8") != text]
     assert not stale, f"make reference: {stale}"
     on_disk = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs" / "findings").glob("*.md")}
-    assert on_disk == {path for path in made if path.parts[0] == "findings"}
+    assert on_disk == {path for path in kept if path.parts[0] == "findings"}
+    only_on_the_site = made_pages().keys() - kept.keys()
+    assert len(only_on_the_site) == 5 and not [path for path in only_on_the_site if (ROOT / "docs" / path).exists()]
 
 
-def test_all_commands_keys_and_variables_are_in_them(tool: ModuleType) -> None:
-    commands = (ROOT / "docs" / "reference" / "commands.md").read_text()
+def test_all_commands_keys_and_variables_are_in_them() -> None:
+    module, commands = tool("make_reference"), made_pages()[Path("reference/commands.md")]
     assert all(f"## gputop {name}\n" in commands for name in COMMANDS)
-    assert {module for module, _ in tool.modules_with_keys()} == {*tool._SCREENS}
+    assert {name for name, _ in module.modules_with_keys()} == {*module._SCREENS}
     code = "\n".join(path.read_text() for path in (ROOT / "gputop").rglob("*.py"))
     read = {name for name in re.findall(r"GPUTOP_[A-Z]+(?:_[A-Z]+)*", code) if name != "GPUTOP_PROMETHEUS"}
-    assert read == {name for name in tool.ENVIRONMENT if name.startswith("GPUTOP_")}
-    assert not [name for name in tool.ENVIRONMENT if name.split("_")[-1] not in code]
+    assert read == {name for name in module.ENVIRONMENT if name.startswith("GPUTOP_")}
+    assert not [name for name in module.ENVIRONMENT if name.split("_")[-1] not in code]
+
+
+def test_all_commands_that_print_json_are_listed() -> None:
+    (listed,) = re.findall(r"messages on stderr: (.*?)\. \[JSON\]", made_pages()[Path("reference/commands.md")], re.S)
+    assert re.findall(r"`(\w+)`", listed) == sorted(
+        name for name, own in parser()._commands.choices.items()  # type: ignore[attr-defined]
+        if "--json" in own._option_string_actions)
+
+
+def test_their_links_lead_to_pages() -> None:
+    docs = ROOT / "docs"
+    for made, text in made_pages().items():
+        for target in (target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target):
+            path = Path(os.path.normpath(docs / made.parent / target))
+            assert path.exists() or path.relative_to(docs) in made_pages(), f"{made} links to {target}"
 
 
 # -- the pages of findings --------------------------------------------------------------------------

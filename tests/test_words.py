@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.source_trees import Source, sources
+from tests.tool_modules import made_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SKILL.md")),
@@ -82,7 +83,8 @@ def british(text: str) -> Iterator[str]:
 
 def test_the_spelling_is_american() -> None:
     texts = [*((source.name, source.text) for source in sources()),
-             *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in DOCUMENTS)]
+             *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in DOCUMENTS),
+             *((str(path), text) for path, text in made_pages().items())]
     assert [f"{name}:{found}" for name, text in texts for found in british(text)] == []
 
 
@@ -183,13 +185,22 @@ def test_the_words_of_a_page_are_plain(page: Path) -> None:
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_sentences_of_a_page_are_short(page: Path) -> None:
     text = page.read_text("utf-8")
+    _has_short_sentences(text)
+    if not {"reference", "contributing", "doors.md"} & {*page.parts}:
+        assert length(re.sub(r"\]\([^)]*\)", "]", prose(text))) <= LONG_PAGE
+
+
+def test_nor_are_those_of_the_pages_that_are_made_long() -> None:
+    for text in made_pages().values():
+        _has_short_sentences(text)
+
+
+def _has_short_sentences(text: str) -> None:
     parts = list(paragraphs(text))
     assert [part for part in parts if length(part) > LONG_PARAGRAPH] == []
     all_sentences = [sentence for part in parts for sentence in sentences(part)]
     assert [sentence for sentence in all_sentences if length(sentence) > LONG_SENTENCE] == []
     assert ninth_decile(all_sentences) <= USUAL_SENTENCE
-    if not {"reference", "contributing"} & {*page.parts}:
-        assert length(re.sub(r"\]\([^)]*\)", "]", prose(text))) <= LONG_PAGE
 
 
 def ninth_decile(texts: Sequence[str]) -> int:

@@ -1,4 +1,5 @@
-"""Makes the pages of docs/findings and docs/reference that come from the code: `make reference`.
+"""Makes the pages of docs that come from the code. `make reference` writes those that are in the repository, findings
+and steps; the site also has the others (`make docs`).
 
 `tests/test_reference.py` holds that what is on disk is what this makes. Nothing here depends on the width of a
 terminal or on how a version of argparse lays out its help.
@@ -9,11 +10,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from textual.binding import Binding
 
@@ -23,7 +22,6 @@ from gputop.advice.registry import RULES
 from gputop.analysis.steps.steps import STEP_DETECTORS
 from gputop.commands.arguments import COMMANDS, parser
 from gputop.commands.rules import names_table
-from gputop.commands.schema import SCHEMAS, json_schema
 from gputop.commands.settings import SETTINGS, Value
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, Metric
 from gputop.export.openmetrics import families
@@ -66,7 +64,7 @@ def pages() -> dict[Path, str]:
     made = {Path("findings") / f"{id_}.md": _MADE + page(id_).rstrip() + "\n" for id_ in finding_ids()}
     for name, lines in (("findings/README.md", _findings()), ("reference/commands.md", _commands()),
                         ("reference/keys.md", _keys()), ("reference/settings.md", _settings()),
-                        ("reference/metrics.md", _metrics()), ("reference/json.md", _json()),
+                        ("reference/metrics.md", _metrics()),
                         ("reference/rule-names.md", _rule_names()), ("reference/steps.md", _steps())):
         made[Path(name)] = _MADE + "\n".join(lines).rstrip() + "\n"
     return made
@@ -123,7 +121,7 @@ def _commands() -> Iterator[str]:
     yield "4: a gate failed (`--fail-on`)."
     yield ""
     yield ("With `--json` a command prints one document on stdout and messages on stderr: "
-           f"{', '.join(f'`{name}`' for name in sorted(_with_json(main)))}. [JSON](json.md) lists the keys.")
+           f"{', '.join(f'`{name}`' for name in sorted(_with_json(main)))}. [JSON](json.md) says how to see the keys.")
     yield ""
     yield "## gputop"
     yield ""
@@ -299,58 +297,6 @@ def _metric_rows(table: Mapping[str, Metric]) -> Iterator[str]:
         (f"`{m.id}`", m.label, m.unit, "yes" if m.lane else "", m.help) for m in table.values()))
 
 
-def _json() -> Iterator[str]:
-    yield "# JSON documents"
-    yield ""
-    yield "Values are in base units: seconds, bytes, watts, ratios 0–1. `null` means that a value is unknown."
-    yield "`gputop schema NAME` prints the whole JSON Schema. Keys may be added in later versions; those here stay."
-    yield ""
-    for name in SCHEMAS:
-        schema = json_schema(name)
-        yield f"## {name}"
-        yield ""
-        yield from _table(("key", "type"), ((f"`{key}`", _type(value)) for key, value in _properties(schema).items()))
-    yield "## Types"
-    yield ""
-    yield "The types that the tables above name, and those that these name."
-    yield ""
-    definitions = {name: node for schema in map(json_schema, SCHEMAS) for name, node in schema["$defs"].items()
-                   if node.get("properties")}
-    named = {_type({"$ref": f"/{name}"}): node for name, node in definitions.items()}
-    for name in sorted(named):
-        yield f"### {name}"
-        yield ""
-        yield from _table(("key", "type"), (
-            (f"`{key}`", _type(value)) for key, value in named[name]["properties"].items()))
-
-
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    node = schema
-    while "$ref" in node:
-        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-    found: Mapping[str, Any] = node.get("properties", {})
-    return found
-
-
-def _type(node: Mapping[str, Any]) -> str:
-    if "$ref" in node:
-        return re.sub(r"(?<!^)(?=[A-Z])", " ", node["$ref"].rpartition("/")[2].rpartition(".")[2]).lower().strip("_")
-    if "anyOf" in node:
-        return " or ".join(dict.fromkeys(map(_type, node["anyOf"])))
-    if "enum" in node:
-        return ", ".join(f"`{value}`" for value in node["enum"])
-    if "const" in node:
-        return f"`{node['const']}`"
-    if node.get("type") == "array":
-        items = node.get("items")
-        return f"list of {_type(items)}" if isinstance(items, Mapping) and items else "list"
-    if node.get("type") == "object":
-        values = node.get("additionalProperties")
-        return f"object of {_type(values)}" if isinstance(values, Mapping) and values else "object"
-    return {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false",
-            "null": "null"}.get(str(node.get("type")), "any")
-
-
 def _rule_names() -> Iterator[str]:
     yield "# Names in custom rules"
     yield ""
@@ -375,8 +321,13 @@ def _steps() -> Iterator[str]:
     yield ""
 
 
+def kept(made: Mapping[Path, str]) -> dict[Path, str]:
+    """Those of the pages that are in the repository: nothing else shows what they say."""
+    return {path: text for path, text in made.items() if path.parts[0] == "findings" or path.name == "steps.md"}
+
+
 def main() -> int:
-    made = pages()
+    made = kept(pages())
     for old in (DOCS / "findings").glob("*.md"):
         if old.relative_to(DOCS) not in made:
             old.unlink()

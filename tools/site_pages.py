@@ -1,4 +1,5 @@
-"""Copies docs to build/pages for the site: `make docs`. Links that leave docs lead to copies, or to the repository.
+"""Copies docs to build/pages for the site, with the pages that come from the code: `make docs`. Links that leave docs
+lead to copies, or to the repository.
 
 Pages in docs are plain Markdown whose links hold in a clone. The generator only knows what is below its folder.
 """
@@ -11,11 +12,14 @@ import shutil
 import sys
 from pathlib import Path
 
+import make_reference
+
 ROOT = Path(__file__).parents[1]
 DOCS, PAGES = ROOT / "docs", ROOT / "build" / "pages"
 REPOSITORY = "https://github.com/gputop/gputop-tf/blob/main/"
 # Files and folders beyond docs that the site has as well, and where.
 COPIED = {"CONTRIBUTING.md": "contributing/README.md", "screenshots": "screenshots"}
+REFERENCE = Path("docs/reference/README.md")
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
 
@@ -27,7 +31,9 @@ def rewritten(text: str, source: Path, target: Path) -> str:
             return found[0]
         to = Path(os.path.normpath(source.parent / path)).relative_to(ROOT)
         first = to.parts[0]
-        if first == "docs":
+        if to == REFERENCE and hash_:  # the page that says where to look in a terminal: the site has what it names
+            place, hash_, anchor = Path("reference", f"{anchor}.md"), "", ""
+        elif first == "docs":
             place = to.relative_to("docs")
         elif first in COPIED:
             place = Path(COPIED[first], *to.parts[1:])
@@ -50,6 +56,9 @@ def main() -> int:
         refuse_links(ROOT / name)
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(DOCS, PAGES)
+    for path, text in make_reference.pages().items():
+        (PAGES / path).parent.mkdir(parents=True, exist_ok=True)
+        (PAGES / path).write_text(text, "utf-8")
     for name, place in COPIED.items():
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, PAGES / place, ignore=shutil.ignore_patterns("*.py", "__pycache__"))

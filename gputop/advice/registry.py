@@ -73,12 +73,7 @@ def limit(limit_id: str) -> float:
 
 def limit_record(limit_id: str) -> Limit:
     """A limit as it counts: the user's where there is one; raises KeyError for an id that is not in the tables."""
-    return UserRules.limits.get(limit_id) or UserRules.python_limits.get(limit_id) or LIMITS[limit_id]
-
-
-def default_limits() -> Mapping[str, Limit]:
-    """All limits as the rules bring them, those in Python too where these have been loaded."""
-    return {**LIMITS, **UserRules.python_limits} if UserRules.python_limits else LIMITS
+    return UserRules.limits.get(limit_id) or LIMITS[limit_id]
 
 
 def source(*limit_ids: str) -> str:

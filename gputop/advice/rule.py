@@ -7,7 +7,7 @@ rule's code: it names the module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
@@ -86,20 +86,3 @@ class Rule(Struct, frozen=True, kw_only=True):
 @cache  # of a module that is there, too, importlib takes ten times as long
 def _module(name: str) -> Any:
     return import_module(f"gputop.advice.{name}")
-
-
-class PythonRule(Rule, frozen=True, kw_only=True):
-    """A rule of an installed package (:mod:`gputop.advice.python_rules`): its two functions stand in the record.
-
-    ``judge`` takes :class:`~gputop.advice.trace.facts.TraceFacts` or, of a live rule,
-    :class:`~gputop.advice.live.node_view.NodeView`; ``describe`` takes the verdict and, of a rule on traces, the
-    :class:`~gputop.advice.trace.job.Job`. Both as those of gputop's own rules.
-    """
-
-    module: str = ""
-    judge: Callable[..., Any]
-    describe: Callable[..., Any]
-    package: str = ""  # set when it is loaded
-
-    def function(self, verb: Literal["judge", "describe"]) -> Any:
-        return self.judge if verb == "judge" else self.describe

@@ -11,8 +11,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from gputop.advice.registry import FINDING_IDS, LIMITS, RULES, default_limits
-from gputop.advice.rule import Limit, Rule
+from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
+from gputop.advice.rule import Limit
 from gputop.advice.user_registry import UserRules
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
@@ -55,7 +55,7 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
         for set_ in file.limits:
             problem = _limit_problem(set_)
             if problem is None:
-                before = default_limits()[set_.id]
+                before = LIMITS[set_.id]
                 limits[set_.id] = replace(before, value=set_.value, source=(
                     f"yours ({set_.origin}): {_figure(set_.value, before)}; the default is "
                     f"{_figure(before.value, before)} ({before.source})"))
@@ -69,11 +69,7 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
 
 def _never_found(id_: str, source: Source) -> str | None:
     """Reason why a rule on this source cannot ask for a finding; None where it can."""
-    from gputop.advice.python_rules import python_rules
-
-    rules: list[Rule] = [rule for rule in RULES if id_ in rule.ids]
-    if not rules:
-        rules = [rule for rule in (*python_rules("live"), *python_rules("trace")) if id_ in rule.ids]
+    rules = [rule for rule in RULES if id_ in rule.ids]
     if any(rule.origin == source for rule in rules):
         return None
     if rules:
@@ -90,15 +86,10 @@ def _figure(value: float, limit: Limit) -> str:
 def _limit_problem(given: LimitText) -> str | None:
     """Reason why a limit cannot be set so; None where it can."""
     if given.id not in LIMITS:
-        from gputop.advice.python_rules import python_rules
-
-        python_rules("trace")  # loads their limits
-    limits = default_limits()
-    if given.id not in limits:
-        near = get_close_matches(given.id, limits, 1)
+        near = get_close_matches(given.id, LIMITS, 1)
         return f"there is no limit {given.id}" + (f": did you mean {near[0]}?" if near else ": gputop rules list "
                                                                                     "--limits shows all")
-    limit_set = limits[given.id]
+    limit_set = LIMITS[given.id]
     if given.id in _FIXED:
         return f"{given.id} cannot be set, because the windows of all rules depend on it"
     if given.unit not in (Unit(), _UNITS.get(limit_set.unit, Unit())):

@@ -66,14 +66,6 @@ def known(figures: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def of_type(value: Any, wanted: type[_T], function: str) -> _T:
-    """Return the result of a rule's function; raises TypeError with a sentence where it is something else."""
-    if not isinstance(value, wanted):
-        raise TypeError(f"{function} returned {type(value).__name__}, and {wanted.__name__} of gputop.advice.verdict "
-                        "belongs there")
-    return value
-
-
 class Basis(Struct, frozen=True):
     """Basis of a finding besides its verdict."""
 
@@ -93,7 +85,6 @@ _LESS_OR_MORE = (" The fix can leave some of this time, and it also frees CPUs f
 
 def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VERDICT_ALONE) -> Finding:
     """Make the finding of a rule."""
-    of_type(words, Explanation, "describe")
     why = f"{words.why} {basis.remark}" if basis.remark else words.why
     severity = verdict.severity or severity_of(verdict.share)
     if basis.replayed is not None:

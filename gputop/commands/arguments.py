@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
-from gputop.commands.option_types import count, interval_s, listen_address, minutes, seconds_before_dip
+from gputop.commands.option_types import count, interval_s, listen_address, minutes
 from gputop.core.errors import EXIT_USAGE
 from gputop.core.extras import install_command
 from gputop.core.version import __version__
@@ -83,7 +83,7 @@ COMMANDS: Mapping[str, Command] = {
     "cluster": Command("show the jobs of a cluster and the GPUs they hold, from Prometheus or the nodes",
                        "Show which job holds GPUs that it does not use, and which GPU slows its job down.",
                        "gputop cluster --prometheus http://prometheus:9090 --once"),
-    "convert": Command("convert a trace to SQLite or Parquet or for Perfetto, a recording to CSV or Parquet",
+    "convert": Command("convert a trace to SQLite or Parquet or for Perfetto, a recording to SQLite or Parquet",
                        "Write a trace or a recording in a format that other tools read (Parquet needs pyarrow: "
                        f"{install_command('parquet')}).",
                        "gputop convert gputop-traces -o trace.sqlite"),
@@ -100,10 +100,6 @@ COMMANDS: Mapping[str, Command] = {
     "xprof": Command("open a captured trace with XProf in the browser",
                      f"Start XProf ({install_command('xprof')}) on the captured traces.",
                      "gputop xprof gputop-traces"),
-    "serve": Command("serve the monitor to a browser, until ctrl-c",
-                     "Serve the monitor to a browser on this machine, or through ssh, with textual-serve "
-                     f"({install_command('serve')}). Each page has its own monitor.",
-                     "gputop serve --listen 8792"),
     "config": Command("print all settings as a config file",
                       "Print all settings, your own and the defaults, as a config file.",
                       "gputop config > ~/.config/gputop/config.toml"),
@@ -116,6 +112,13 @@ COMMANDS: Mapping[str, Command] = {
     "completion": Command("print a shell completion script or the man page",
                           "Print the completion script of a shell, or the man page.",
                           'eval "$(gputop completion bash)"  # in ~/.bashrc; or: gputop completion man | man -l -'),
+}
+
+
+# What an earlier version had, and what to use instead.
+_GONE: Mapping[str, str] = {
+    "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
+    "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
 
 
@@ -148,7 +151,8 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but answer a mistyped word with the one that was meant."""
-        for option in (word.partition("=")[0] for word in takewhile(lambda w: w not in self._commands.choices, args)):
+        commands = self._commands.choices.keys() | {word for word in _GONE if not word.startswith("-")}
+        for option in (word.partition("=")[0] for word in takewhile(lambda word: word not in commands, args)):
             if option.startswith("--") and not any(word.startswith(option) for word in self._option_string_actions):
                 self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
                            "gputop --help lists them")
@@ -200,6 +204,8 @@ def _belongs(word: str, parser: argparse.ArgumentParser) -> str:
 def _meant(word: str, words: Iterable[str]) -> str:
     from difflib import get_close_matches
 
+    if word in _GONE:
+        return f" {_GONE[word]}"
     close = get_close_matches(word, [candidate for candidate in words if candidate != "-h"], 1)
     return f" Did you mean {close[0]}?" if close else ""
 
@@ -261,10 +267,6 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
                       help="minimum minutes between two automatic captures (10)")
     dips.add_argument("--dip-max", type=count, default=None, metavar="N",
                       help="maximum number of automatic captures (20; gputop capture: 1)")
-    dips.add_argument("--dip-before", type=seconds_before_dip, default=0.0, metavar="S",
-                      help="also keep a trace of the S seconds before the dip. gputop then records the job all the "
-                           "time, which slows it down as any capture does. Only TensorFlow 2.21 or newer and JAX can "
-                           "do this. For others the trace begins after the dip")
 
 
 def worker_options(workers: argparse._ActionsContainer) -> None:

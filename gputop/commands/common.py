@@ -75,14 +75,13 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
     if args.command not in (None, "capture"):
         return None
     if args.on_dip is None:
-        if args.dip_max is not None or args.dip_before:
-            raise GputopError("--dip-max and --dip-before need --on-dip", "Add --on-dip.",
-                              EXIT_USAGE)
+        if args.dip_max is not None:
+            raise GputopError("--dip-max needs --on-dip", "Add --on-dip.", EXIT_USAGE)
         return None
     from gputop.session.auto_capture.dip_detector import parse_rule
 
     most = args.dip_max or (1 if args.command == "capture" else 20)
-    return AutoCaptureOptions(parse_rule(args.on_dip), 60 * args.dip_every, most, args.dip_before)
+    return AutoCaptureOptions(parse_rule(args.on_dip), 60 * args.dip_every, most)
 
 
 def preferences_of(args: argparse.Namespace) -> Preferences:

@@ -17,8 +17,7 @@ from gputop.text.units import size
 if TYPE_CHECKING:
     from gputop.export.write_tables import Tables
 
-_FORMATS = (".sqlite or .parquet (tables); for a trace also .json or .json.gz (Chrome, Perfetto); for a recording also "
-            ".csv")
+_FORMATS = ".sqlite or .parquet (tables); for a trace also .json or .json.gz (Chrome, Perfetto)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +44,11 @@ def run(args: argparse.Namespace) -> int:
 def _writer(name: str) -> Callable[[list[str], Path], int]:
     """Writer of a file of that name, which returns its size."""
     for ending, write in ((".sqlite", _sqlite), (".db", _sqlite), (".parquet", _parquet), (".json", _chrome),
-                          (".json.gz", _chrome), (".csv", _csv)):
+                          (".json.gz", _chrome)):
         if name.lower().endswith(ending):
             return write
-    raise GputopError(f"{name} has no known ending", f"Give FILE one of these endings: {_FORMATS}.", EXIT_USAGE)
+    gone = "gputop writes no CSV of recordings any more. " if name.lower().endswith(".csv") else ""
+    raise GputopError(f"{name} has no known ending", f"{gone}Give FILE one of these endings: {_FORMATS}.", EXIT_USAGE)
 
 
 @contextmanager
@@ -103,13 +103,6 @@ def _parquet(paths: list[str], output: Path) -> int:
     with named_folder(output.parent) as parent, parent.making(output.name) as folder, _tables(paths) as made:
         write_parquet_folder(made, folder)
         return sum(folder.state(name).st_size for name in folder.names())
-
-
-def _csv(paths: list[str], output: Path) -> int:
-    from gputop.export.write_tables import write_csv
-
-    with _recording(paths) as made:
-        return _written(output, lambda file: write_csv(made, file))
 
 
 def _chrome(paths: list[str], output: Path) -> int:

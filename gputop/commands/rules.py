@@ -19,7 +19,7 @@ from gputop.text.units import counted, figure, percent, printable, ranges
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
-    from gputop.advice.rule import Limit, Rule
+    from gputop.advice.rule import Limit
     from gputop.analysis.results import Analysis
     from gputop.core.samples import NodeSample
     from gputop.diagnosis.rule_trials import Trial
@@ -90,41 +90,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from gputop.advice.python_rules import python_rules
-    from gputop.advice.registry import RULES, default_limits, limit_record
+    from gputop.advice.registry import LIMITS, RULES, limit_record
     from gputop.advice.user_registry import UserRules
     from gputop.core.codec import document_of
 
-    built_in = [*RULES, *python_rules("live"), *python_rules("trace")]
-    defaults = default_limits()
-    shown = list(map(limit_record, defaults if args.limits or args.json else UserRules.limits))
+    shown = list(map(limit_record, LIMITS if args.limits or args.json else UserRules.limits))
     if args.json:
         console.write_json(RulesDocument(
             tuple(document_of(ListedRule, rule, on=rule.condition.source, when=rule.condition.text)
                   for rule in UserRules.rules)
-            + tuple(ListedRule(rule.id, rule.origin, _by(rule)) for rule in built_in),
-            tuple(document_of(ListedLimit, limit, default=(default := defaults[limit.id]).value,
+            + tuple(ListedRule(rule.id, rule.origin, "gputop") for rule in RULES),
+            tuple(document_of(ListedLimit, limit, default=(default := LIMITS[limit.id]).value,
                               yours=limit is not default) for limit in shown),
             tuple(document_of(ListedBudget, budget, keep=budget.condition.text) for budget in UserRules.budgets)))
         return EXIT_OK
     lines = [f"{'rule':<26}{'on':<7}from"]
     lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in UserRules.rules]
     lines += [f"{budget.id:<26}{'budget':<7}{budget.origin}" for budget in UserRules.budgets]
-    lines += [f"{rule.id:<26}{rule.origin:<7}{_by(rule)}" for rule in built_in]
-    lines += [f"{failed.id:<26}{'?':<7}not loaded: {failed.missing}" for failed in UserRules.not_loaded]
+    lines += [f"{rule.id:<26}{rule.origin:<7}gputop" for rule in RULES]
     if shown:
         lines += ["", f"{'limit':<34}{'value':>12} {'default':>12}  source"]
-        lines += [f"{used.id:<34}{_value(used):>12} {_value(defaults[used.id]):>12}  {used.source}" for used in shown]
+        lines += [f"{used.id:<34}{_value(used):>12} {_value(LIMITS[used.id]):>12}  {used.source}" for used in shown]
     elif not args.limits:
         lines += ["", "You have set no limit; --limits shows all."]
     console.write_text("\n".join(lines))
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="gputop.rules"):  # of an earlier version
+        console.say(f"gputop reads no rules in Python any more ({printable(point.name)}): write them in TOML, see "
+                    "docs/tasks/custom-rules.md")
     return EXIT_OK
-
-
-def _by(rule: Rule) -> str:
-    from gputop.advice.rule import PythonRule
-
-    return rule.package if isinstance(rule, PythonRule) else "gputop"
 
 
 def _value(used: Limit) -> str:
@@ -172,7 +167,6 @@ def _lines_of(path: str) -> list[str]:
 
 def _explain(args: argparse.Namespace) -> int:
     from gputop.advice.finding_pages import page
-    from gputop.advice.python_rules import python_rules
     from gputop.advice.registry import FINDING_IDS, limit_record
     from gputop.advice.user_registry import UserRules
     from gputop.text.markdown_text import plain_lines
@@ -181,13 +175,11 @@ def _explain(args: argparse.Namespace) -> int:
         raise GputopError("explain takes the id of one rule", "gputop rules list shows all.", EXIT_USAGE)
     id_ = args.words[0]
     rules_of_user = [rule for rule in UserRules.rules if rule.id == id_]
-    of_packages = [rule for rule in (*python_rules("live"), *python_rules("trace")) if id_ in rule.ids]
-    if not rules_of_user and not of_packages and id_ not in FINDING_IDS:
+    if not rules_of_user and id_ not in FINDING_IDS:
         raise GputopError(f"there is no rule {id_}", _near(id_, [rule.id for rule in UserRules.rules]), EXIT_USAGE)
     if id_ in FINDING_IDS:
         console.write_text("\n".join(plain_lines(page(id_, limit_record), width())).rstrip())
     lines = [line for rule in rules_of_user for line in _about_own(rule)]
-    lines += [line for rule in of_packages for line in _about(rule)]
     if lines:
         console.write_text("\n".join(lines))
     return EXIT_OK
@@ -214,22 +206,6 @@ def _about_own(rule: RuleText) -> Iterator[str]:
         if not name.finding:
             yield from wrap(f"{name.text}   {name.quantity.unit}   {name.quantity.help}", width(), "  ", "      ")
     yield from wrap(rule.action, width(), "  → ") if rule.action else ()
-
-
-def _about(rule: Rule) -> Iterator[str]:
-    from gputop.advice.registry import limit_record
-
-    yield f"{rule.id}   on {rule.origin}, from {_by(rule)}"
-    judged = " ".join((rule.function("judge").__doc__ or "").partition("\n\n")[0].split())
-    yield from wrap(printable(judged), width(), "  ") if judged else ()
-    if len(rule.ids) > 1:
-        yield f"  its findings are also called {', '.join(rule.also)}"
-    if rule.needs:
-        yield f"  needs {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}"
-    if rule.follows_from:
-        yield from wrap(", ".join(dict.fromkeys(cause.id for cause in rule.follows_from)), width(), "  follows from ")
-    for id_ in (*(rule_limit.id for rule_limit in rule.limits), *rule.shared_limits):
-        yield from wrap(f"{id_} = {_value(limit_record(id_))}   {limit_record(id_).source}", width(), "  ", "      ")
 
 
 def _names(_: argparse.Namespace) -> int:
@@ -267,7 +243,6 @@ def _test(args: argparse.Namespace) -> int:
         raise GputopError("test takes a file of rules and a trace, a recording, or --demo",
                           "gputop rules test FILE TRACE, or gputop rules test FILE --demo", EXIT_USAGE)
     problems = use_rules([RulePath(args.words[0], "named")])
-    UserRules.python_rules = ()
     if problems:
         raise GputopError(problems[0], "\n  ".join(problems[1:]), EXIT_USAGE)
     if not UserRules.rules and not UserRules.budgets:

@@ -23,7 +23,7 @@ def use_user_rules(args: argparse.Namespace, config: Config) -> list[str]:
 
     UserRules.clear()
     paths = rule_paths(config.path, args.rules)
-    UserRules.paths, UserRules.python_rules = paths, None
+    UserRules.paths = paths
     if not paths:
         return []
     from gputop.diagnosis.user_rules import use_rules

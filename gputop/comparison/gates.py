@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from gputop.advice.python_rules import python_rules
 from gputop.advice.registry import RULES
 from gputop.advice.trace.user_rules import missing, over_budget
 from gputop.advice.trace_rules import TRACE_RULES
@@ -45,7 +44,7 @@ def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]
 
 def _ids_on_traces() -> Iterator[str]:
     """Yield the ids of all rules that judge traces: the others find nothing there."""
-    for rule in (*RULES, *python_rules("trace")):
+    for rule in RULES:
         yield from rule.ids if rule.origin == "trace" else ()
     yield from (rule.id for rule in UserRules.rules if rule.condition.source == "trace")
 

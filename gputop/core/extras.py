@@ -6,7 +6,6 @@ from __future__ import annotations
 PACKAGES = {
     "export": "prometheus-client",
     "parquet": "pyarrow",
-    "serve": "'textual-serve<2'",
     "stacks": "py-spy",
     "xprof": "xprof",
 }

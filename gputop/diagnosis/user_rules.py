@@ -10,10 +10,9 @@ from gputop.rules.files import RulePath, load_rules
 
 
 def use_rules(paths: Sequence[RulePath]) -> list[str]:
-    """Judge by the rules, limits and budgets of these files from now on, and by the rules in Python of installed
-    packages; returns what is wrong with the files, ``FILE:LINE:COLUMN: what`` each."""
+    """Judge by the rules, limits and budgets of these files from now on; returns what is wrong with the files,
+    ``FILE:LINE:COLUMN: what`` each."""
     files, unread = load_rules(paths)
-    # Set before install, which asks for the limits of rules in Python.
-    UserRules.paths, UserRules.python_rules = tuple(paths), None
+    UserRules.paths = tuple(paths)
     problems = install(files)
     return [*unread, *map(str, problems)]

@@ -1,5 +1,5 @@
-"""Tables for other tools, as files: SQLite, Parquet and CSV have the same tables, each in its own way. None holds more
-of them in memory than a batch of rows."""
+"""Tables for other tools, as files: SQLite and Parquet have the same tables, each in its own way. Neither holds more
+of them in memory than a batch of rows. CSV is for a table of the screen."""
 
 from __future__ import annotations
 
@@ -135,19 +135,6 @@ def _fill(made: Tables, path: Path) -> None:
         connection.executescript(made.views)
     finally:
         connection.close()
-
-
-def write_csv(made: Tables, file: BinaryIO) -> None:
-    """The only table."""
-    ((table, batches),) = made.tables
-    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-    try:
-        writer = csv.writer(text)
-        writer.writerow(column.name for column in table.columns)
-        for batch in batches:
-            writer.writerows(map(without_formulas, _rows(table, batch)))
-    finally:
-        text.detach()
 
 
 def without_formulas(row: tuple[Any, ...]) -> tuple[Any, ...]:

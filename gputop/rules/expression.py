@@ -15,9 +15,8 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct, field
 
 from gputop.rules.check import Call, Checker, Kind, Meaning, Reference
-from gputop.rules.lexer import Mistake
 from gputop.rules.names import Quantity, Source
-from gputop.rules.parser import Binary, Name, Node, Number, Text, Truth, Unary, parse, walk
+from gputop.rules.parser import Binary, Mistake, Name, Node, Number, Text, Truth, Unary, parse, walk
 
 # A figure or a condition; None where it is not known.
 Value = float | bool | None
@@ -166,7 +165,7 @@ class Condition(Struct, frozen=True):
 
 
 def condition(text: str, source: Source) -> Condition:
-    """Read and check a condition; raises :class:`~gputop.rules.lexer.Mistake` with its place in ``text``."""
+    """Read and check a condition; raises :class:`~gputop.rules.parser.Mistake` with its place in ``text``."""
     tree = parse(text)
     checker = Checker(text, source)
     kind = checker.kind(tree)

@@ -1,23 +1,53 @@
-"""Parser from words to a tree: precedence climbing (V. Pratt, "Top down operator precedence", POPL 1973)."""
+"""Parser of expressions: Python's own, of which a few kinds of nodes are let in.
+
+A unit is no Python, and a text could hold any character: both are put away first, each for a name or a number of the
+same length, so that Python sees words of ASCII alone and places stay. Its tree is read and never evaluated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import keyword
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gputop.rules.lexer import Mistake, Word, words
-from gputop.rules.units import NONE, Unit
+from gputop.rules.units import LITERALS, NONE, Unit
 
-MAX_NODES = 200  # also bounds the depth of a tree, and with it the recursion of who walks it
+MAX_CHARS = 2000
+_MAX_WORDS = 400  # also bounds the depth of a tree, and with it the recursion of who walks it
 _MAX_NESTING = 40
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-_BINDING = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6}
-_NOT, _SIGN = 3, 7
-_WORDS = ("and", "or", "not")
+_UNIT = "|".join(re.escape(unit) for unit in sorted(LITERALS, key=len, reverse=True))
+_WORD = re.compile(rf"""
+    (?P<space>\s+)
+  | (?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?)(?:[ ]?(?P<unit>{_UNIT})(?![A-Za-z0-9_µ°%]))?
+  | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+  | "(?P<text>[^"\n]*)" | '(?P<single>[^'\n]*)'
+  | (?P<operator><=|>=|==|!=|[-+*/<>().,])
+""", re.VERBOSE | re.ASCII)
+_ATTACHED = re.compile(r"[\w°%]{1,12}")
+_INSTEAD = {"=": "==", "&": "and", "|": "or", "!": "not", "^": "a product", "{": "(…)",
+            "[": "gpu.index == 0 and …, if you mean GPU 0"}
+_BESIDE = re.compile(r"(?:\b(?!(?:and|or|not)\b)\w+ +|\) *)(?!(?:and|or)\b)\w", re.ASCII)
+_OPERATORS: Mapping[type[ast.AST], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+    ast.Eq: "==", ast.NotEq: "!=", ast.And: "and", ast.Or: "or", ast.Not: "not", ast.USub: "-"}
+
+
+class Mistake(ValueError):
+    """Mistake in an expression, and the character at which it is."""
+
+    def __init__(self, message: str, pos: int) -> None:
+        super().__init__(message)
+        self.message, self.pos = message, pos
 
 
 class Number(Struct, frozen=True):
+    """``value`` is in base units."""
+
     pos: int
     value: float
     unit: Unit = NONE
@@ -68,11 +98,10 @@ Node = Number | Text | Truth | Name | Unary | Binary
 
 
 def parse(source: str) -> Node:
-    """The tree of an expression; raises :class:`~gputop.rules.lexer.Mistake`."""
-    parser = _Parser(words(source))
-    tree = parser.expression(0)
-    parser.expect("end", "the end, or an operator such as and, <, +")
-    return tree
+    """The tree of an expression; raises :class:`Mistake`."""
+    if len(source) > MAX_CHARS:
+        raise Mistake(f"an expression has at most {MAX_CHARS} characters", MAX_CHARS)
+    return _Tree(source).parse()
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -89,89 +118,126 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(part)
 
 
-class _Parser:
-    def __init__(self, source: list[Word]) -> None:
-        self._words = source
-        self._next = 0
-        self._nodes = 0
-        self._nesting = 0
+def _as_python(source: str, values: dict[int, Number | Text]) -> str:
+    """The expression with its numbers and texts put away into ``values``, by their places. Raises :class:`Mistake`."""
+    out, words = "", 0
+    while len(out) < len(source):
+        pos = len(out)
+        match = _WORD.match(source, pos)
+        if match is None:
+            raise _unknown(source, pos)
+        text, length = match[0], len(match[0])
+        words += match["space"] is None
+        if words > _MAX_WORDS:
+            raise Mistake(f"an expression has at most {_MAX_WORDS} words: split it into two rules", pos)
+        if match["space"] is not None:
+            text = " " * length
+        elif match["number"] is not None:
+            values[pos], text = _number(source, match), "0".ljust(length)
+        elif match["text"] is not None or match["single"] is not None:
+            values[pos], text = Text(pos, text[1:-1]), f" {'_' * (length - 1)}"
+        elif keyword.iskeyword(text) and text not in ("and", "or", "not"):
+            raise Mistake(f"there is no name {text}", pos)
+        out += text
+    return out
 
-    @property
-    def _word(self) -> Word:
-        return self._words[self._next]
 
-    def _take(self) -> Word:
-        word = self._word
-        self._next += word.kind != "end"
-        return word
+class _Tree:
+    """Python's tree as ours: of its kinds of nodes the few that the language has."""
 
-    def _made(self, pos: int) -> int:
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise Mistake(f"an expression has at most {MAX_NODES} parts: split it into two rules", pos)
-        return pos
+    def __init__(self, source: str) -> None:
+        self._values: dict[int, Number | Text] = {}
+        self._source = source
+        self._python = f"({_as_python(source, self._values)})"  # in parentheses a line may end
 
-    def _is(self, operator: str) -> bool:
-        return self._word.kind == "operator" and self._word.text == operator
+    def parse(self) -> Node:
+        depth = 0
+        for pos, char in enumerate(self._python[1:-1]):
+            depth += (char == "(") - (char == ")")
+            if depth < 0:
+                raise self._misplaced(pos)
+        if depth:
+            raise Mistake("the end of the expression where a closing parenthesis belongs", len(self._python) - 2)
+        try:
+            tree = ast.parse(self._python, mode="eval").body
+        except SyntaxError as error:  # two values side by side it tells at the first of them
+            beside = _BESIDE.search(self._python)
+            raise self._misplaced((beside.end() if beside is not None else error.offset or 1) - 2) from None
+        except (ValueError, RecursionError, MemoryError):
+            raise Mistake("this is not an expression", 0) from None
+        return self._node(tree, 0)
 
-    def expect(self, what: str, meant: str) -> Word:
-        word = self._take()
-        if word.kind != what and (word.kind, word.text) != ("operator", what):
-            instead_of = "the end of the expression" if word.kind == "end" else f"“{word.text}”"
-            lower = word.text.lower()
-            instead = f": write {lower}" if lower in _WORDS and word.text not in _WORDS else ""
-            raise Mistake(f"{instead_of} where {meant} belongs{instead}", word.pos)
-        return word
+    def _misplaced(self, pos: int) -> Mistake:
+        rest = self._python[max(pos, 0) + 1:-1].lstrip()
+        pos = len(self._python) - 2 - len(rest)
+        if not rest:
+            return Mistake("the expression ends where a name or a number belongs", pos)
+        word = re.match(r"\w+|.", self._source[pos:])[0]  # type: ignore[index]
+        instead = f": write {word.lower()}" if word.lower() in ("and", "or", "not") and not word.islower() else ""
+        return Mistake(f"“{word}” does not belong here{instead}", pos)
 
-    def expression(self, power: int) -> Node:
-        self._nesting += 1
-        if self._nesting > _MAX_NESTING:
-            raise Mistake(f"an expression is nested at most {_MAX_NESTING} deep", self._word.pos)
-        left = self._operand()
-        while (binding := self._binding()) > power:
-            word = self._take()
-            right = self.expression(binding)
-            left = Binary(self._made(word.pos), word.text, left, right)
-        self._nesting -= 1
+    def _node(self, python: ast.expr, depth: int) -> Node:
+        pos = python.col_offset - 1
+        if depth > _MAX_NESTING:
+            raise Mistake(f"an expression is nested at most {_MAX_NESTING} deep", pos)
+        if isinstance(python, ast.BoolOp):
+            return self._chain(python.values, [python.op] * len(python.values), depth)
+        if isinstance(python, ast.Compare):
+            return self._chain([python.left, *python.comparators], python.ops, depth)
+        if isinstance(python, ast.BinOp):
+            return self._chain([python.left, python.right], [python.op], depth)
+        if isinstance(python, ast.UnaryOp) and type(python.op) in _OPERATORS:
+            return Unary(pos, _OPERATORS[type(python.op)], self._node(python.operand, depth + 1))
+        if isinstance(python, ast.Name) and python.id in ("true", "false"):
+            return Truth(pos, python.id == "true")
+        # A text is a name of underscores behind a space.
+        value = self._values.get(pos if isinstance(python, ast.Constant) else pos - 1)
+        if isinstance(python, ast.Constant | ast.Name) and value is not None:
+            return value
+        return Name(pos, (python.end_col_offset or 0) - 1, self._segments(python, depth + 1))
+
+    def _chain(self, parts: Sequence[ast.expr], operators: Sequence[ast.AST], depth: int) -> Node:
+        left = self._node(parts[0], depth + (not isinstance(parts[0], ast.BinOp)))  # sums go to the left, at any length
+        for before, part, operator in zip(parts, parts[1:], operators, strict=False):
+            end = before.end_col_offset or 0
+            pos = end - 1 + len(self._python[end:]) - len(self._python[end:].lstrip(" )"))
+            if type(operator) not in _OPERATORS:
+                raise self._misplaced(pos)
+            left = Binary(pos, _OPERATORS[type(operator)], left, self._node(part, depth + 1))
         return left
 
-    def _binding(self) -> int:
-        return _BINDING.get(self._word.text, 0) if self._word.kind in ("operator", "name") else 0
+    def _segments(self, python: ast.expr, depth: int) -> tuple[Segment, ...]:
+        end = (python.end_col_offset or 0) - 1
+        if depth > _MAX_NESTING:
+            raise Mistake(f"an expression is nested at most {_MAX_NESTING} deep", end)
+        if isinstance(python, ast.Call) and not python.keywords:
+            *before, last = self._segments(python.func, depth)
+            if last.arguments is None:
+                arguments = tuple(self._node(argument, depth) for argument in python.args)
+                return (*before, Segment(last.pos, last.name, arguments))
+        elif isinstance(python, ast.Attribute):
+            return (*self._segments(python.value, depth + 1), Segment(end - len(python.attr), python.attr, None))
+        elif isinstance(python, ast.Name):
+            return (Segment(python.col_offset - 1, python.id, None),)
+        raise self._misplaced(python.col_offset - 1)
 
-    def _operand(self) -> Node:
-        word = self._take()
-        if word.kind == "number":
-            return Number(self._made(word.pos), word.value, word.unit)
-        if word.kind == "text":
-            return Text(self._made(word.pos), word.text)
-        if (word.kind, word.text) == ("operator", "("):
-            inner = self.expression(0)
-            self.expect(")", "a closing parenthesis")
-            return inner
-        if word.text in ("not", "-") and word.kind in ("name", "operator"):
-            return Unary(self._made(word.pos), word.text, self.expression(_NOT if word.text == "not" else _SIGN))
-        if word.kind == "name" and word.text in ("true", "false"):
-            return Truth(self._made(word.pos), word.text == "true")
-        if word.kind != "name" or word.text in _BINDING:
-            subject = "the expression ends" if word.kind == "end" else f"“{word.text}” stands"
-            raise Mistake(f"{subject} where a name or a number belongs", word.pos)
-        return self._name(word)
 
-    def _name(self, word: Word) -> Name:
-        segments = [self._segment(word)]
-        while self._is("."):
-            self._take()
-            segments.append(self._segment(self.expect("name", "a name")))
-        return Name(self._made(word.pos), self._words[self._next - 1].end, tuple(segments))
+def _number(source: str, match: re.Match[str]) -> Number:
+    attached = _ATTACHED.match(source, match.end())
+    if attached is not None:
+        units = ", ".join(literal for literal in LITERALS if "/" not in literal)
+        raise Mistake(f"there is no unit {attached[0]}: {units}", match.end())
+    unit, factor = LITERALS[match["unit"]] if match["unit"] else (NONE, 1.0)
+    value = float(match["number"]) * factor
+    if not math.isfinite(value):
+        raise Mistake("this number is too large", match.start())
+    return Number(match.start(), value, unit)
 
-    def _segment(self, word: Word) -> Segment:
-        if not self._is("("):
-            return Segment(word.pos, word.text, None)
-        self._take()
-        arguments: list[Node] = []
-        while not self._is(")"):
-            if arguments:
-                self.expect(",", "a comma or a closing parenthesis")
-            arguments.append(self.expression(0))
-        self._take()
-        return Segment(word.pos, word.text, tuple(arguments))
+
+def _unknown(source: str, pos: int) -> Mistake:
+    char = source[pos]
+    if char in "\"'":
+        return Mistake("this text has no closing quote", pos)
+    instead = f": write {_INSTEAD[char]}" if char in _INSTEAD else ""
+    shown = char if char.isprintable() else f"U+{ord(char):04X}"
+    return Mistake(f"{shown} has no meaning here{instead}", pos)

@@ -13,8 +13,8 @@ from msgspec import Struct, field
 from gputop.core.findings import Severity
 from gputop.rules.check import ID, Reference
 from gputop.rules.expression import Condition, condition
-from gputop.rules.lexer import Mistake, words
 from gputop.rules.names import Source
+from gputop.rules.parser import Mistake, Number, parse
 from gputop.rules.toml_places import Place, Places, TomlMistake, parse_toml
 from gputop.rules.units import SECONDS, Unit
 from gputop.text.units import printable
@@ -101,9 +101,9 @@ def quantity(value: object) -> tuple[float, Unit]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = repr(value)  # infinite or too large: the same mistake as in a text
     if isinstance(value, str):
-        parts = words(value)
-        if len(parts) == 2 and parts[0].kind == "number":
-            return parts[0].value, parts[0].unit
+        node = parse(value)
+        if isinstance(node, Number):
+            return node.value, node.unit
     raise Mistake('a number with its unit belongs here, as in "30s" or 0.4', 0)
 
 

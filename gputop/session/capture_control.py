@@ -6,7 +6,6 @@ Owns a thread that runs the capture under way; the profiler servers are watched 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +14,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS, Choice
+from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import (
     CaptureQuestion,
@@ -27,12 +26,10 @@ from gputop.profiler.capture.request import (
 from gputop.replay.player import Player
 from gputop.session.captures import (
     CaptureRun,
-    analyze,
     analyze_saved,
     capture_and_analyze,
     choose_servers,
     left_out,
-    of_job,
     risk_question,
     server_question,
     servers_label,
@@ -48,8 +45,6 @@ from gputop.sources.base import Source
 if TYPE_CHECKING:
     from gputop.session.auto_capture.controller import AutoCapture
 
-_NO_STACKS_BEFORE = ("stacks are not sampled for the time before a dip, because that would take all day; --on-dip "
-                     "without --dip-before, and c, sample stacks")
 _WAIT_POLL_S = 1.0  # for whether the awaited idle time is near
 
 
@@ -97,12 +92,9 @@ class CaptureControl:
             self.auto_capture = AutoCapture(self, options.auto_capture, clock)
 
     def start(self) -> None:
-        """Start to look for servers, and for dips. A recording has neither: its processes run no longer."""
-        if isinstance(self._source, Player):
-            return
-        self.watch.start()
-        if self.auto_capture is not None:
-            self.auto_capture.start()
+        """Start to look for servers. A recording has none: its processes run no longer."""
+        if not isinstance(self._source, Player):
+            self.watch.start()
 
     def close(self) -> None:
         """End the threads and the capture under way; returns at once."""
@@ -110,8 +102,6 @@ class CaptureControl:
         self.watch.close()
         self._stop_capture.set()
         self._hurry.set()
-        if self.auto_capture is not None:
-            self.auto_capture.close()
 
     @property
     def servers(self) -> tuple[Server, ...]:
@@ -169,12 +159,10 @@ class CaptureControl:
             watch.job.watch(chosen[0], watch.servers)
         answering = [s for s in chosen if s.problem is None]
         if request.workers is None and len(answering) > MAX_WORKERS:
-            # Those that record all the time: what they have of the time before the dip is wanted.
-            choice = self.auto_capture.recorded if request.reason and self.auto_capture is not None else None
-            if choice is None and (how := self._way_to_ask(answering, request)) is not None:
+            if (how := self._way_to_ask(answering, request)) is not None:
                 self._begin_asking(how, chosen, request)
                 return None
-            choice = choice or self._node.worker_choice(answering, None)
+            choice = self._node.worker_choice(answering, None)
             if not request.reason:
                 return ask_workers(request, chosen, choice)
             request = structs.replace(request, workers=frozenset(choice.chosen), notices=choice.notices)
@@ -187,10 +175,6 @@ class CaptureControl:
                               "Press c again: gputop then proposes others.")
         self._begin_capture(chosen, request)
         return None
-
-    def choose_workers(self, servers: Sequence[Server]) -> Choice:
-        """The few of many workers that are worth a capture, by what is sampled here."""
-        return self._node.worker_choice(servers, None)
 
     def take_question(self) -> CaptureQuestion | None:
         """Return, once, the question that a capture waits for."""
@@ -339,7 +323,7 @@ class CaptureControl:
     def _run_capture(self, servers: Sequence[Server], request: CaptureRequest, wait: IdleWait | None) -> None:
         name, asked_s = servers_label([s for s in servers if s.problem is None]), request.seconds
         try:
-            # Before a wait: nobody is asked only after it. What was recorded before a dip needs no answer any more.
+            # Before a wait: nobody is asked only after it.
             if not request.reason and (question := risk_question(servers, request)) is not None:
                 self._end_unbegun(question)
                 return
@@ -388,11 +372,7 @@ class CaptureControl:
         run = CaptureRun(self._stop_capture, self._closing, self.set_status,
                          StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
                          lambda record, of: self._node.counters(record, of), self._node.live_steps())
-        if auto is not None and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
-            return auto.finish(analyze(of_job(preceding, servers), run, servers, stacks={
-                server.address: _NO_STACKS_BEFORE for server in servers}), request.reason)
         if request.reason:
             require_no_question(risk_question(servers, request))
-        with self.auto_capture.paused() if self.auto_capture is not None else contextlib.nullcontext():
-            record = capture_and_analyze(servers, request, run)
+        record = capture_and_analyze(servers, request, run)
         return auto.finish(record, request.reason) if auto is not None else record

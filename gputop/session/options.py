@@ -42,15 +42,11 @@ class DipRule(Struct, frozen=True):
 
 
 class AutoCaptureOptions(Struct, frozen=True):
-    """Values of ``--on-dip``, ``--dip-every``, ``--dip-max`` and ``--dip-before``.
-
-    ``before_s`` is 0 where the job is not to be recorded continuously.
-    """
+    """Values of ``--on-dip``, ``--dip-every`` and ``--dip-max``."""
 
     rule: DipRule
     min_interval_s: float = 600.0
     max_captures: int = 20
-    before_s: float = 0.0
 
 
 class Options(Struct, frozen=True):

@@ -1,27 +1,21 @@
-"""Rules, limits and rules in Python of the user's own, judged beside gputop's."""
+"""Rules and limits of the user's own, judged beside gputop's."""
 
 from __future__ import annotations
 
 import random
-import re
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 from msgspec.structs import replace as replace_row
 
-from gputop.advice import python_rules
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.user_rules import KEPT_S, HeldConditions
 from gputop.advice.merge import merge_findings
 from gputop.advice.registry import LIMITS, limit
-from gputop.advice.rule import Limit, PythonRule
 from gputop.advice.trace.user_rules import judged, missing
 from gputop.advice.user_registry import UserRules
 from gputop.advice.user_rules import in_words, install
-from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.results import Analysis, GpuUse, KernelRow, LayerRow
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Advice, Finding
@@ -29,11 +23,9 @@ from gputop.rules.expression import condition
 from gputop.rules.names import NAMES, TABLES
 from gputop.rules.rule_file import read_rules
 from gputop.telemetry.history import History
-from gputop.trace.model import DeviceEvents
 from tests.advice.live.scene import Scene, after, recorded
 from tests.advice.trace.traces import analyzed, findings, healthy, input_bound, uneven
 from tests.analyses import make_analysis
-from tests.records import replace
 
 ROOT = Path(__file__).parents[2]
 
@@ -233,95 +225,3 @@ def test_no_limit_that_can_be_set_breaks_a_rule() -> None:
             live_advice(history, samples[-1])
         for trace in (input_bound(), uneven(0, 2.0), healthy()):
             analyzed(trace)
-
-
-# -- rules in Python --------------------------------------------------------------------------------
-
-
-def words(verdict: Any, *_: Any) -> Explanation:
-    return Explanation("T", "W", {"x_ratio": 0.5}, "A", "no figure", "S")
-
-
-def python_rule(id_: str = "theirs", judge: Any = lambda facts: Verdict(gpus=(0,), share=0.2)) -> PythonRule:
-    return PythonRule(id=id_, origin="trace", judge=judge, describe=words)
-
-
-def installed(monkeypatch: pytest.MonkeyPatch, loaded: Any, place: str | None = None) -> None:
-    """One entry point, of a package in the interpreter's folder or at ``place``."""
-    folder = place or sorted(python_rules._package_folders())[0]
-
-    class Point(EntryPoint):
-        dist = SimpleNamespace(name="their-rules", locate_file=lambda _: folder)  # type: ignore[assignment]
-
-        def load(self) -> Any:
-            if isinstance(loaded, Exception):
-                raise loaded
-            return loaded
-
-    monkeypatch.setattr(python_rules, "_entry_points", lambda: [Point("theirs", "m:f", python_rules.GROUP)])
-    UserRules.python_rules = None
-
-
-def test_a_rule_in_python_makes_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, lambda: [python_rule()])
-    found = findings(input_bound())["theirs"]
-    assert found.yours == "their-rules" and found.severity == "high"
-
-
-@pytest.mark.parametrize(("loaded", "place", "said"), [
-    (ImportError("no module x"), None, "no module x"), (3, None, "TypeError"), ([3], None, "PythonRule"),
-    ([python_rule()], "/", "not an installed package"), ([python_rule("idle_gpu")], None, "taken"),
-    ([python_rule(judge=lambda facts: 1 / 0)], None, "ZeroDivisionError"),
-    ([python_rule(judge=lambda facts: "yes")], None, "judge returned str, and Verdict"),
-    ([replace(python_rule(), describe=lambda *_: "slow")], None, "describe returned str, and Explanation"),
-    ([replace(python_rule(), describe=lambda *_: Explanation("T", "W", {"x": "y"}, "A", "g", "S"))], None, "where"),
-    # type: ignore[dict-item]
-])
-def test_one_that_fails_is_said_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch, loaded: Any, place: str | None,
-                                                     said: str) -> None:
-    installed(monkeypatch, loaded, place)
-    analysis = analyzed(input_bound())
-    assert "input_bound" in {f.id for f in analysis.findings} and "theirs" not in {f.id for f in analysis.findings}
-    assert any(said in own.missing for own in analysis.abstained), analysis.abstained
-
-
-def test_the_example_of_the_documentation_finds_and_its_limit_can_be_set(
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    example = re.search(r"```python\n(.*?)```", (ROOT / "docs/reference/rules-in-python.md").read_text(), re.DOTALL)
-    assert example is not None
-    module: dict[str, Any] = {"__name__": __name__}
-    exec(example[1], module)
-    installed(monkeypatch, module["RULES"])
-    analysis = analyzed(input_bound())
-    assert "long_kernels" not in {own.id for own in (*analysis.findings, *analysis.abstained)}
-    rule, device = module["RULES"], DeviceEvents.empty(100)
-    device.end_ns[:] = 20_000_000
-    facts = SimpleNamespace(trace=SimpleNamespace(device=device), active_numbers=(0,))
-    assert rule.judge(facts).p99_s == 0.02 and rule.describe(rule.judge(facts), None).evidence == {"p99_s": 0.02}
-    facts.trace.device = DeviceEvents.empty(10)
-    assert "100 events" in rule.judge(facts).what
-    assert not use('[limits]\nlong_kernels.p99_s = "2ms"\n') and limit("long_kernels.p99_s") == 0.002
-    assert "from 0.001 to 0.1 s" in use('[limits]\nlong_kernels.p99_s = "2s"\n')[0]
-    assert "did you mean long_kernels.p99_s" in use("[limits]\nlong_kernels.p9_s = 1\n")[0]
-
-
-@pytest.mark.parametrize(("changed", "said"), [
-    ({"id": "Slow one"}, "an id of"), ({"also": ("input_bound",)}, "taken"), ({"origin": "traces"}, "not traces"),
-    ({"limits": (Limit("input_bound.share", 1.0, "s", "mine"),)}, "begin with theirs."),
-    ({"limits": 3}, "TypeError")])
-def test_one_that_cannot_be_used_is_named_by_its_entry_point(
-        monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], said: str) -> None:
-    installed(monkeypatch, [replace(python_rule(), **changed)])
-    analysis = analyzed(input_bound())
-    (failed,) = (own for own in analysis.abstained if own.id == "their-rules:theirs")
-    assert said in failed.missing and "input_bound" in {f.id for f in analysis.findings}
-
-
-def test_entry_points_are_looked_for_where_a_package_names_the_group(tmp_path, monkeypatch):
-    package = tmp_path / "theirs-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert [point.name for point in python_rules._entry_points()] == []
-    (package / "entry_points.txt").write_text(f"[{python_rules.GROUP}]\nslow = theirs:slow\n")
-    assert [point.name for point in python_rules._entry_points()] == ["slow"]

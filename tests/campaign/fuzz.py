@@ -37,7 +37,7 @@ TARGET_NAMES = ("xspace", "xspace-gz", "chrome", "chrome-gz", "nsys", "analysis"
                 "rules", "answer", "greeting", "dcgm", "nvml", "ras-text", "ras-json", "stacks", "prometheus",
                 "prometheus-slurm", "prometheus-raw", "squeue", "nodes", "maps", "environ", "status", "cgroup", "elf",
                 "runtime", "ras", "report", "toml", "kineto-datagram", "kineto-sockets", "kineto-trace",
-                "flight-pickle", "flight-json", "node", "packets")
+                "flight-pickle", "flight-json", "node")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""What the campaign attacks of the ranks of a job: the dumps of PyTorch's flight recorder, what gputop on another node
-says of a capture, and what a browser sends to the monitor that it shows."""
+"""What the campaign attacks of the ranks of a job: the dumps of PyTorch's flight recorder and what gputop on another
+node says of a capture."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -13,7 +12,6 @@ from unittest import mock
 
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
-from gputop.launch import web_terminal
 from gputop.profiler.capture.facts import _worker
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.ranks.flight_recorder import Dumps, read_dump
@@ -75,26 +73,6 @@ def _said(ranks: list[dict[str, object]], traces: bytes) -> bytes:
     return b"Welcome\n" + _READY + last + b"\n" + traces
 
 
-def _packets(_: Path, data: bytes) -> None:
-    """Packets in pieces of any size; a pseudo-terminal takes the sizes, nobody the keys."""
-    ours, theirs = os.openpty()
-    typed, keys = bytearray(), bytearray()
-    try:
-        with mock.patch.object(web_terminal.os, "kill"):
-            for at in range(0, len(data), 1000):
-                typed += data[at:at + 1000]
-                if not web_terminal._take(typed, keys, os.getpid(), ours):
-                    break
-        assert len(typed) + len(keys) <= len(data)
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
-def _packet(kind: bytes, payload: bytes) -> bytes:
-    return kind + len(payload).to_bytes(4, "big") + payload
-
-
 TARGETS = tuple(Target(*about, most_cpu_s=_MOST_CPU_S, most_bytes=_MOST_BYTES) for about in (
     ("flight-pickle", "bytes", lambda _: [pickle.dumps(one, protocol) for one in _documents() for protocol in (2, 4)],
      _dump),
@@ -103,8 +81,4 @@ TARGETS = tuple(Target(*about, most_cpu_s=_MOST_CPU_S, most_bytes=_MOST_BYTES) f
         _said([{"address": "pid:1", "name": "rank0", "size": len(_TRACE), "took_s": 0.5, "began_s": 1700000000.5},
                {"address": "pid:2", "name": "../b", "problem": "it ended", "fix": "start it"}], _TRACE),
         _said([{"address": "pid:1", "name": "a", "size": 5}] * 2, b"12345" * 2)], _node, 2),
-    ("packets", "bytes", lambda _: [
-        b"".join((_packet(b"D", b"q"), _packet(b"M", b'{"type": "resize", "width": 100, "height": "30"}'),
-                  _packet(b"D", b"\x1b[A"))),
-        _packet(b"M", b'{"type": "quit"}'), _packet(b"M", b"[1, 2]") + _packet(b"D", b"")], _packets),
 ))

@@ -40,6 +40,9 @@ def test_numbers_in_their_units():
 @pytest.mark.parametrize(("words", "message"), [
     (["snapsht"], "there is no command 'snapsht'. Did you mean snapshot?"),
     (["demo"], "Did you mean gputop --demo?"),
+    (["serve"], "ttyd -W -i lo gputop"), (["--demo", "healthy", "serve", "--listen", "8792"], "ttyd -W -i lo gputop"),
+    (["--on-dip", "--dip-before", "5"], "--on-dip captures right after it"),
+    (["capture", "--dip-before=5"], "--on-dip captures right after it"),
     (["xyzzy"], "there is no command 'xyzzy'. gputop --help lists them"),
     (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
     (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),

@@ -37,14 +37,14 @@ def no_job(monkeypatch):
     (["--on-dip", "sm is low"], "not a rule for a dip"),
     (["--on-dip", "--json", "--dip-max", "2"], "--json prints one document"),
     (["--on-dip", "--force"], "--force cannot be combined with --on-dip"),
-    (["--dip-before", "5"], "Add --on-dip"),
+    (["--dip-max", "5"], "Add --on-dip"),
 ])
 def test_wrong_usage_is_said_before_anything_starts(arguments, err, capsys):
     assert main(["capture", "--demo", *arguments]) == EXIT_USAGE
     assert err in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--dip-before", "1"], ["--dip-max", "0"], ["--dip-every", "-1"]])
+@pytest.mark.parametrize("arguments", [["--dip-max", "0"], ["--dip-every", "-1"]])
 def test_figures_out_of_range(arguments):
     with pytest.raises(SystemExit) as caught:
         main(["--on-dip", *arguments])
@@ -83,11 +83,10 @@ def test_options_of_dips():
     assert read_options([]).auto_capture is None
     options = read_options(["--on-dip"]).auto_capture
     assert options is not None and options.rule.text == "sm<0.6*median for 5s"
-    assert (options.min_interval_s, options.max_captures, options.before_s) == (600.0, 20, 0.0)
-    options = read_options(
-        ["capture", "--on-dip", "power<200W", "--dip-every", "1", "--dip-before", "10"]).auto_capture
+    assert (options.min_interval_s, options.max_captures) == (600.0, 20)
+    options = read_options(["capture", "--on-dip", "power<200W", "--dip-every", "1"]).auto_capture
     assert options is not None and options.rule.level == 200.0
-    assert (options.min_interval_s, options.max_captures, options.before_s) == (60.0, 1, 10.0)
+    assert (options.min_interval_s, options.max_captures) == (60.0, 1)
 
 
 @pytest.mark.usefixtures("analysis_in_this_process")

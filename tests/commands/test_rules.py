@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,12 @@ def test_alone_it_lists(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules"]) == 0
     alone = capsys.readouterr().out
     assert main(["rules", "list"]) == 0 and capsys.readouterr().out == alone and "input_bound" in alone
+
+
+def test_rules_in_python_are_said_to_be_unread(monkeypatch, capsys):
+    point = metadata.EntryPoint("theirs", "m:f", "gputop.rules")
+    monkeypatch.setattr(metadata, "entry_points", lambda **group: [point] if group == {"group": point.group} else [])
+    assert main(["rules", "list"]) == 0 and "(theirs): write them in TOML" in capsys.readouterr().err
 
 
 def test_lists_and_explanations(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

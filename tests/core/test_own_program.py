@@ -39,8 +39,8 @@ def _run(folder: Path, command: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("function", [
-    ["gputop.launch.web_terminal:main", "--version"], ["gputop.diagnosis.worker:child", "1", "", "gputop", ""],
-    ["gputop.profiler.xprof.continuous:watchdog", "1"], ["gputop.doctor.driver_facts:child"],
+    ["gputop.diagnosis.worker:child", "1", "", "gputop", ""],
+    ["gputop.doctor.driver_facts:child"],
     ["gputop.__main__:command", "--version"],
 ], ids=lambda function: function[0])
 def test_a_process_of_gputop_imports_nothing_of_the_folder_it_is_started_in(trap: Path, function: list[str]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputop.core.errors import GputopError
 from gputop.profiler.capture import multi_worker, safe_capture
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.outcomes import MultiWorkerCapture
@@ -42,11 +41,6 @@ def capture_workers(servers: Sequence[Address], *, seconds: float, logdir: Path,
                     stop: threading.Event | None = None) -> MultiWorkerCapture:
     return multi_worker.capture_workers(recorders_of(servers), CaptureRequest(seconds, logdir, force), on_progress,
                                         on_plan, stop or threading.Event())
-
-
-def max_safe_duration(servers: Sequence[Address], *, seconds: float,
-                      logdir: Path) -> tuple[Plan, dict[str, GputopError]]:
-    return multi_worker.max_safe_duration(recorders_of(servers), seconds=seconds, logdir=logdir, stop=threading.Event())
 
 
 def recorders_of(servers: Iterable[Address]) -> list[Recorder]:

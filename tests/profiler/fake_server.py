@@ -62,11 +62,6 @@ class FakeProfiler:
     obeys_terminate: bool = True
     clock_ahead_s: float | None = None  # as TensorFlow 2.21: waits for its start by this clock, and tells the window
     has_service: bool = True
-    continuous: bool = False  # as TensorFlow 2.21
-    recording_all_the_time: bool = False
-    refuse_snapshot: bool = False
-    deaf_to_stops: int = 0  # so many requests to end that are answered with an error
-    continuous_calls: list[str] = field(default_factory=list)
     on_call: Callable[[FakeProfiler, int], None] | None = None  # called with the number of each call, from 0, before it
     address: str = ""
     requests: list[Any] = field(default_factory=list)
@@ -75,7 +70,6 @@ class FakeProfiler:
     recording: threading.Event = field(default_factory=threading.Event)
     _sleeping: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
-    _began_s: float = 0.0  # of what it records all the time
 
     def profile(self, request: Any, context: grpc.ServicerContext) -> Any:
         if self.on_call is not None:
@@ -83,8 +77,6 @@ class FakeProfiler:
         self.requests.append(request)
         stop = self._stop = threading.Event()
         self.recording.set()
-        if self.recording_all_the_time:
-            context.abort(grpc.StatusCode.INTERNAL, "Another profiling session active.")
         if self.refuse is not None:
             context.abort(*self.refuse)
         context.add_callback(stop.set)  # canceled by the client
@@ -115,35 +107,6 @@ class FakeProfiler:
                 file.seek(self.hole_bytes, os.SEEK_CUR)
                 file.write(self.after_hole)
 
-    def start_continuous(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self.continuous_calls.append("start")
-        if self.recording_all_the_time:
-            context.abort(grpc.StatusCode.ALREADY_EXISTS, "A profiling session is already running.")
-        if self.refuse is not None:
-            context.abort(*self.refuse)
-        self.recording_all_the_time, self._began_s = True, time.time()
-        return messages.TerminateResponse()
-
-    def stop_continuous(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self.continuous_calls.append("stop")
-        if self.deaf_to_stops:
-            self.deaf_to_stops -= 1
-            context.abort(grpc.StatusCode.INTERNAL, "not now")
-        if not self.recording_all_the_time:
-            context.abort(grpc.StatusCode.NOT_FOUND, "No continuous profiling session found.")
-        self.recording_all_the_time = False
-        return messages.TerminateResponse()
-
-    def snapshot(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self.continuous_calls.append("snapshot")
-        if self.refuse_snapshot:
-            context.abort(grpc.StatusCode.INTERNAL, "not now")
-        if not self.recording_all_the_time:
-            context.abort(grpc.StatusCode.NOT_FOUND, "No continuous profiling session found.")
-        self._new_window(self._began_s)
-        self._began_s = time.time()
-        return messages.RawProfileResponse(empty_trace=self.empty_trace, xspace=self.xspace)
-
     def terminate(self, request: Any, _context: grpc.ServicerContext) -> Any:
         self.terminated.append(request.session_id)
         if self.obeys_terminate:
@@ -164,9 +127,7 @@ def serve(profiler: FakeProfiler | None = None, host: str = "127.0.0.1", at: str
         )
         for name, request, method in (
             ("Profile", "Profile", profiler.profile), ("Terminate", "Terminate", profiler.terminate),
-            *((("StartContinuousProfiling", "Profile", profiler.start_continuous),
-               ("StopContinuousProfiling", "StopContinuousProfiling", profiler.stop_continuous),
-               ("GetSnapshot", "GetSnapshot", profiler.snapshot)) if profiler.continuous else ()))
+        )
     }
     service = messages.SERVICE if profiler.has_service else "some.OtherService"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))

@@ -38,7 +38,7 @@ def test_a_whole_file() -> None:
     (RULE.replace("sm_active", "sm_activ"), "4:9: there is no name sm_activ: did you mean sm_active?"),
     (RULE.replace('"sm_active < 0.4"', "'''\n sm_active <\n  power_w'''"),
     "5:12: a number without a unit and a value in W"),
-    (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” where the end'),
+    (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” does not belong here'),
     ('[[rule]]\nid = "a"\non = "trace"\ntitle = "T"\nwhen = "kernel(\\"*\\").time > 3"\n', "5:28: a value in s"),
     (RULE + 'titel = "x"\n', "6:1: a rule has no “titel” (did you mean title?)"),
     (RULE + "for = 4000\n", '6:7: for is a time up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity is one of"),

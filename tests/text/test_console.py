@@ -34,7 +34,6 @@ WRITERS = {
     "commands/capture_ranks.py": "another node's gputop reads its standard output through ssh, JSON in ASCII",
     "diagnosis/worker.py": "a child process: its standard output is a pipe that gputop reads, JSON in ASCII",
     "doctor/driver_facts.py": "a child process: its standard output is a pipe that gputop reads, JSON in ASCII",
-    "profiler/xprof/continuous.py": "a child process: its standard output is a pipe that gputop reads, one word",
     "launch/inside/gputop_serve.py": "inside the user's job, which has no gputop to import; made printable there",
 }
 # What tells about a stream or empties it, and writes nothing.

@@ -8,7 +8,6 @@ A new rule is a record in :mod:`gputop.advice.live_rules` and two functions in a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -16,11 +15,9 @@ from msgspec.structs import replace
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.live.user_rules import HeldConditions, user_live_outcomes
 from gputop.advice.live_rules import LIVE_RULES
-from gputop.advice.python_rules import guarded, python_rules
 from gputop.advice.registry import limit
 from gputop.advice.rule import Rule
-from gputop.advice.user_registry import UserRules
-from gputop.advice.verdict import Missing, Verdict, finding, of_type
+from gputop.advice.verdict import Missing, finding
 from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.ranks.model import Report
@@ -41,12 +38,12 @@ def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, .
     what the user's own rules keep from one sample to the next."""
     view = NodeView(history, sample, previous, ranks, unprotected)
     outcomes: list[Finding | Abstained | None] = []
-    for rule in (*LIVE_RULES, *python_rules("live")):
-        outcome = guarded(rule, partial(_outcome, rule, view))
+    for rule in LIVE_RULES:
+        outcome = _outcome(rule, view)
         if isinstance(outcome, Finding):
             view.note(outcome)
         outcomes.append(outcome)
-    outcomes += [*UserRules.not_loaded, *user_live_outcomes(view, {} if held is None else held)]
+    outcomes += user_live_outcomes(view, {} if held is None else held)
     return replace(collect(outcomes), limit=live_limit(view) or "")
 
 
@@ -58,7 +55,6 @@ def _outcome(rule: Rule, view: NodeView) -> Finding | Abstained | None:
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
-    of_type(verdict, Verdict, "judge")
     verdict = structs.replace(verdict, framework=view.framework(verdict.gpus))
     return finding(rule, verdict, rule.function("describe")(verdict))
 

@@ -8,7 +8,6 @@ A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import combinations, zip_longest
 
 import msgspec
@@ -16,7 +15,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputop.advice.causes import fold_consequences
-from gputop.advice.python_rules import guarded, python_rules
 from gputop.advice.registry import rule_of
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
@@ -26,8 +24,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.long_steps import LongStepsFound, less_often
 from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.user_registry import UserRules
-from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, bound, finding, of_type
+from gputop.advice.verdict import Basis, Missing, Verdict, bound, finding
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
@@ -58,15 +55,13 @@ _ABOUT_THEM = 0.5
 def trace_advice(facts: TraceFacts) -> Advice:
     """Judge one trace by all rules; findings that follow from another one stand under it."""
     job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
-    # Each rule is a pure function of the facts; those of others, in Python, need not be.
+    # Each rule is a pure function of the facts.
     with pool(facts.trace.event_count) as threads:
         outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
-    outcomes += [guarded(rule, partial(_outcome, rule, facts, job, cures)) for rule in python_rules("trace")]
     advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)
     findings, what_if = cures.together(fold_consequences(advice.findings, cures.rest))
-    abstained = (*advice.abstained, *UserRules.not_loaded)
-    judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=abstained)
-    return with_user_rules(Advice(findings, abstained, what_if=what_if), judged)
+    judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=advice.abstained)
+    return with_user_rules(Advice(findings, advice.abstained, what_if=what_if), judged)
 
 
 def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding | Abstained | None:
@@ -84,7 +79,6 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
-    of_type(verdict, Verdict, "judge")
     most = bound(verdict)
     if rule.costs_time and most is not None and reads_zero(most):
         return None
@@ -94,7 +88,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         return None if most < LARGE_SHARE else Abstained(
             rule.id, f"proof that the {facts.basis} waits for it: it is {percent(most)} of the {facts.basis}, but a "
                      f"replay without it saves {percent(replayed)}")
-    words = of_type(rule.function("describe")(verdict, job), Explanation, "describe")
+    words = rule.function("describe")(verdict, job)
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
     if isinstance(verdict, (StepGapHost, LongStepsFound)):

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -34,9 +33,6 @@ from gputop.profiler.discovery import is_training
 from gputop.profiler.recording import CaptureResult, Progress, Recorder, Recording
 from gputop.profiler.storage import RunFolder
 from gputop.trace.readers.clock_file import write_clocks
-
-if TYPE_CHECKING:
-    from gputop.profiler.xprof.continuous import Continuous
 
 # Ahead of the common start: a request must be there by then, and nothing can end a server's wait for it.
 _LEAD_S, _LEAD_PER_WORKER_S = 0.3, 0.01
@@ -186,48 +182,6 @@ def _with_overviews(chosen: Plan, workers: Sequence[_Worker]) -> Plan:
     return replace(chosen, overview_s=shortest.overview_s, ended=ended)
 
 
-def max_safe_duration(recorders: Sequence[Recorder], *, seconds: float, logdir: Path,
-                      stop: threading.Event) -> tuple[Plan, dict[str, GputopError]]:
-    """Return how much of ``seconds`` all of them can bear, by a probe of each; and the errors of the others.
-
-    Raises GputopError where none can be.
-    """
-    workers = _workers(recorders, lambda _progress: None)
-    with ThreadPoolExecutor(len(workers), "gputop-worker") as threads, probe_logdir(logdir) as folder:
-        _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop, seconds))
-        _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, longest=True))
-    errors = {w.address: w.error for w in workers if w.error is not None}
-    if len(errors) == len(workers):
-        raise next(iter(errors.values()))
-    return shortest_plan(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error]), errors
-
-
-def fetch_preceding(recording: Continuous, logdir: Path) -> MultiWorkerCapture:
-    """Fetch what several workers have recorded until now into one run folder; raises GputopError if there is none."""
-    names = dict(zip(recording.pids, trace_names(list(recording.pids)), strict=True))
-    with RunFolder.create(logdir, "workers") as run:
-        fetched = recording.snapshot(logdir, [names[address] for address in recording.addresses], run.path.name)
-        outcomes = tuple(
-            _preceding_outcome(address, name, recording, fetched.get(address, recording.failed.get(address)))
-            for address, name in names.items())
-        recorded_s = max((o.result.asked_s for o in outcomes if o.result is not None), default=0.0)
-        return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "recorded continuously"), run)
-
-
-def _preceding_outcome(address: str, name: str, recording: Continuous,
-                       got: CaptureResult | GputopError | None) -> Outcome:
-    if not isinstance(got, CaptureResult):
-        return Outcome(address, name, error=got)
-    window_ns, pid = recording.window_ns(got.path), recording.pids[address]
-    if window_ns is None:
-        return Outcome(address, name, got)
-    bounds = SAME_MACHINE
-    if pid is None or not is_training(pid):
-        bounds = bounds_of_call(recording.sent_s(address), got.sent_s + got.took_s, window_ns)
-    clock = bounds.clock()
-    return Outcome(address, name, got, clock=clock, began_s=(window_ns[0] - clock.offset_ns) / 1e9)
-
-
 def _workers(recorders: Sequence[Recorder], report: Callable[[Progress], None]) -> list[_Worker]:
     progress = _CombinedProgress(report)
     names = trace_names([recorder.address for recorder in recorders])
@@ -270,11 +224,11 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
     return _finish(workers, plan, run, length_s)
 
 
-def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, longest: bool = False) -> None:
+def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path) -> None:
     """Raises GputopError where this worker's node or ours lacks the memory or disk space."""
     assert worker.probe is not None
     share = per_worker(free_resources(worker.address, worker.recorder.pid, logdir), workers)
-    worker.plan = plan(seconds, worker.probe, share, worker.recorder.limits, longest=longest)
+    worker.plan = plan(seconds, worker.probe, share, worker.recorder.limits)
     if worker.recorder.limits.stoppable:
         worker.growth_limits = growth_limits(worker.probe, share)
 

@@ -141,12 +141,11 @@ def second_probe_s(asked_s: float, first: Probe, limits: RecorderLimits) -> floa
     return seconds if seconds >= _HARDLY_LONGER * first.seconds else 0.0
 
 
-def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS, *,
-         longest: bool = False) -> Plan:
+def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS) -> Plan:
     """The length of a capture after a probe; raises GputopError where not even the shortest fits.
 
     A hundred steps, but not less than 2 s or 100 k events, where the probe surely shows what a step is.
-    Else, and for the ``longest`` that is bearable: about half a million events with those of the probe, and
+    Else: about half a million events with those of the probe, and
     at least a second; up to a million for twenty steps, or for those of a GPU that are too long for the probe
     to show, and up to two million for ten. All within the recorder's ``limits`` and what memory and disk hold, and at
     most ``asked_s``. A recording that nothing can end is planned to grow the job by no more than the guard of the
@@ -170,7 +169,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
         reason = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"
     if rate * chosen_s > limits.events:
         chosen_s, reason = limits.events / rate, f"{makes}, and {limits.events_limit}"
-    enough_s = math.inf if longest else _enough(probe)
+    enough_s = _enough(probe)
     growth_s = math.inf if limits.stoppable else _before_growth(probe, free, limits)
     shapes = probe.host_events_per_s * min(chosen_s, enough_s, growth_s) <= _SHAPES_EVENTS and (
         growth_s >= min(chosen_s, enough_s, max(MIN_CAPTURE_S, _STEPS_WORTH[0][0] * (probe.step_s or 0.0))))
@@ -191,7 +190,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
         parts = 100 if least_s < MIN_CAPTURE_S > limits.least_s else 10
         least_s = max(1 / parts, int(least_s * parts) / parts)
     fits, rest_s = least_why == reason, round(asked_s - least_s, 3)
-    overview_s = rest_s if fits and limits.overview and not longest and rest_s >= MIN_CAPTURE_S else 0.0
+    overview_s = rest_s if fits and limits.overview and rest_s >= MIN_CAPTURE_S else 0.0
     notes = free.unknown if shapes else (*free.unknown, _NO_SHAPES)
     return Plan(asked_s, least_s, least_why, probe, notes, enough and fits, overview_s, shapes=shapes)
 

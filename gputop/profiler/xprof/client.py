@@ -294,15 +294,6 @@ def _result(recording: _Recording, run: RunFolder, saved: _Saved, delivered: Lit
     )
 
 
-def save_response(
-    address: str, run: RunFolder, response: Any, recorded_s: float, took_s: float, sent_s: float,
-) -> CaptureResult:
-    """Save a trace that came as an answer; raises GputopError, EmptyTrace where it holds no events."""
-    if not response.xspace:
-        raise _empty(address, None, (), took_s)
-    return _save_answer(_Recording(address, sent_s, recorded_s, took_s), run, response)
-
-
 def _trace_on_server_disk(
     recording: _Recording, run: RunFolder, disk: ServerDisk, lost: TraceLost, stopped: Callable[[], bool],
 ) -> CaptureResult:

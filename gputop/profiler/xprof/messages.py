@@ -68,9 +68,6 @@ _SCHEMA: dict[str, dict[str, tuple[str, ...]]] = {
         "RawProfileResponse": ("7 empty_trace bool", "8 xspace bytes"),
         "TerminateRequest": ("1 session_id string",),
         "TerminateResponse": (),
-        # TensorFlow 2.21, JAX 0.10: it is started with a ProfileRequest, and a snapshot is a ProfileResponse.
-        "StopContinuousProfilingRequest": (),
-        "GetSnapshotRequest": (),
         "MonitorRequest": ("1 duration_ms uint64", "2 monitoring_level int32", "3 timestamp bool"),
     },
 }

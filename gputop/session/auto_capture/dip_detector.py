@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.metrics import GPU_METRICS, RATIO, WATTS
 from gputop.rules.expression import Condition, condition
-from gputop.rules.lexer import Mistake
+from gputop.rules.parser import Mistake
 from gputop.rules.rule_file import quantity
 from gputop.rules.units import SECONDS
 from gputop.session.options import DEFAULT_RULE, DipRule
@@ -76,11 +76,6 @@ class Trigger(Struct):
 
     rule: DipRule
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
-
-    @property
-    def any_low(self) -> bool:
-        """Return whether any GPU is below its threshold now, for however short a time."""
-        return any(gpu.low_since_s is not None for gpu in self._gpus.values())
 
     def check(self, history: History, sample: NodeSample | None = None) -> Dip | None:
         """The first GPU that meets the rule since this sample, if any. Call it once per sample, which a condition

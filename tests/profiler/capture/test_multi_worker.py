@@ -15,15 +15,14 @@ from gputop.core.codec import to_document
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture import job_memory, multi_worker, safe_capture
 from gputop.profiler.capture.facts import facts_of
-from gputop.profiler.capture.multi_worker import each_once, fetch_preceding, per_worker, shortest_plan, trace_names
+from gputop.profiler.capture.multi_worker import each_once, per_worker, shortest_plan, trace_names
 from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
-from gputop.profiler.xprof.continuous import Continuous
 from gputop.session.captures import CaptureRun, capture_and_analyze, risk_question
 from gputop.trace.readers.clock_file import read_clocks
-from tests.profiler.capturing import capture_workers, max_safe_duration, recorders_of
+from tests.profiler.capturing import capture_workers, recorders_of
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
 
@@ -232,34 +231,7 @@ def test_names_of_traces_tell_the_workers_apart():
     assert trace_names(["unix:/run/a b/p.sock", "unix-abstract:p"]) == [f"{here}_run_a_b_p.sock", f"{here}_p"]
 
 
-def test_the_time_before_of_several_workers(logdir):
-    ahead, dead = FakeProfiler(continuous=True, clock_ahead_s=3600.0), FakeProfiler(continuous=True, xspace=b"")
-    with serving(FakeProfiler(continuous=True, clock_ahead_s=0.0), ahead, dead, FakeProfiler()) as servers:
-        recording = Continuous(addresses(servers))
-        recording.start()
-        done = fetch_preceding(recording, logdir)
-        assert not any(s.recording_all_the_time for s in servers)
-    assert [o.result is None for o in done.outcomes] == [False, False, True, True]
-    assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2 and not list(done.run_dir.glob(".*"))
-    clocks = read_clocks(done.run_dir)
-    for outcome, ahead_s in zip(done.captured, (0.0, 3600.0), strict=True):
-        clock = clocks[outcome.result.path.name]
-        assert abs(clock.offset_ns / 1e9 - ahead_s) <= clock.error_ns / 1e9 + 1e-6
-    assert any(servers[3].address in note and "no continuous profiling" in note for note in done.notes())
-    assert any("holds no events" in note for note in done.notes()) and "recorded continuously" in done.plan.why
-
-
-def test_how_much_all_of_them_would_bear(logdir):
-    busy = FakeProfiler(xspace=make_xspace(events=100_000))
-    with serving(busy, FakeProfiler(), FakeProfiler(has_service=False)) as servers:
-        plan, errors = max_safe_duration(addresses(servers), seconds=10, logdir=logdir)
-        assert plan.chosen_s == 0.2 and list(errors) == [servers[2].address]
-    assert not logdir.exists()
-    with pytest.raises(GputopError, match="nothing listens"):
-        max_safe_duration([("127.0.0.1:1", None)], seconds=10, logdir=logdir)
-
-
-def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch):
+def test_few_steps_are_enough(logdir, monkeypatch):
     def enough(_path: object, _events: int) -> tuple[float, bool]:
         return 0.001, True
 
@@ -267,8 +239,6 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:
-        plan, _ = max_safe_duration(addresses(servers), seconds=10, logdir=logdir)
-        assert plan.chosen_s == 0.2
         done = capture_workers(addresses(servers), seconds=0.3, logdir=logdir)
     assert (done.plan.chosen_s, done.plan.enough) == (0.1, True)
 

@@ -88,10 +88,8 @@ def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
     assert made.enough == ("are enough" in why)
 
 
-def test_the_longest_safe_duration_exceeds_the_chosen_one():
+def test_few_steps_that_memory_does_not_hold_are_not_enough():
     small = probe(60_000, step_s=0.0025, sure=True)
-    made = plan(10, small, FreeResources(), longest=True)
-    assert (made.chosen_s, made.enough) == (7.8, False)
     tight = plan(10, replace(small, growth_bytes=50_000_000), FreeResources(job_bytes=0.15 * GB))
     assert tight.chosen_s < 2 and "limit are free" in tight.why and not tight.enough
 
@@ -168,7 +166,6 @@ def test_what_the_detail_leaves_of_the_time_asked_for_is_the_overview():
     made = plan(10, probe(120_000), FreeResources())
     assert (made.chosen_s, made.overview_s) == (3.6, 6.4)
     assert plan(10, probe(45_000), FreeResources()).overview_s == 0, "all of it is in detail"
-    assert plan(10, probe(120_000), FreeResources(), longest=True).overview_s == 0
     assert plan(4, probe(120_000), FreeResources()).overview_s == 0, "not even a second is left"
     tight = plan(10, probe(120_000), FreeResources(job_bytes=60 * MB))
     assert tight.shortened and tight.overview_s == 0, "what memory does not hold in detail is not tried"

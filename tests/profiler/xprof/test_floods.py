@@ -9,7 +9,6 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler.xprof import client, probe
-from gputop.profiler.xprof.continuous import stop_continuous
 from tests.profiler.broken_servers import FLOODS, flooding
 
 
@@ -17,12 +16,6 @@ from tests.profiler.broken_servers import FLOODS, flooding
 def test_a_flood_does_not_outlive_the_deadline_of_a_probe(what):
     with flooding(what) as address, pytest.raises(GputopError, match=r"did not answer within 2 s"):
         probe.probe(address, 2.0)
-
-
-@pytest.mark.parametrize("what", ["window updates", "headers without an end"])
-def test_nor_that_of_the_calls_of_continuous_profiling(what):
-    with flooding(what) as address:
-        assert stop_continuous(address, 0.5) is False
 
 
 def test_a_call_that_never_returns_is_given_up():

@@ -16,9 +16,8 @@ from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.plan import GrowthLimits
 from gputop.profiler.capture.plan import plan as plan_capture
 from gputop.profiler.discovery import Finder
-from gputop.profiler.recording import SERVER_MULTIPLE, CaptureResult
+from gputop.profiler.recording import SERVER_MULTIPLE
 from gputop.profiler.xprof import messages
-from gputop.profiler.xprof.continuous import Continuous, stop_continuous
 from gputop.profiler.xprof.outline import count_events
 from gputop.profiler.xprof.probe import probe
 from gputop.trace.readers.load import load
@@ -177,21 +176,3 @@ def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
         assert plan.probe.step_s is not None, "whole steps show in the probe"
 
 
-@pytest.mark.parametrize(("keep_s", "least"), [(0.0, 4), (60.0, 20)])
-def test_the_seconds_before_are_fetched_and_nothing_goes_on_recording(tf_fast_job, tmp_path, keep_s, least):
-    recording = Continuous([(tf_fast_job.address, tf_fast_job.pid)])
-    recording.start()
-    with pytest.raises(GputopError, match="busy"):
-        capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "second")
-    tf_fast_job.wait_steps(20)
-    before = len(tf_fast_job.step_times())
-    recording.set_aside(tmp_path, keep_s)
-    tf_fast_job.wait_steps(8)
-    (result,) = recording.snapshot(tmp_path, ["trainer"]).values()
-    assert isinstance(result, CaptureResult)
-    assert result.path.name == "trainer.xplane.pb" and not recording.on
-    assert not stop_continuous(tf_fast_job.address), "there is none left"
-    steps = find_steps(load([result.path]))
-    assert steps is not None and steps.count >= least
-    made = len(tf_fast_job.step_times()) - before  # while it went on: a busy machine takes its time for the snapshot
-    assert keep_s or steps.count <= made + 2, "those since it was handed over alone"

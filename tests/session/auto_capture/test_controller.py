@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ from gputop.analysis.results import Analysis, TraceSummary
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.profiler.xprof.outline import recorded_window_ns
 from gputop.session.auto_capture import retention
-from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, existing_folder, held_before
+from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, held_before
 from gputop.session.auto_capture.dip_detector import parse_rule
 from gputop.session.auto_capture.retention import MARK, mark_removable, remove_oldest
 from gputop.session.capture_control import CaptureControl
@@ -156,151 +154,45 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
     session.wait()
 
 
-class TestTheTimeBefore:
-    def begin(self, tmp_path: Path, *servers: FakeProfiler) -> Fed:
-        asked = tuple(Server(s.address, asked=len(servers) > 1) for s in servers)
-        session = Fed(AutoCaptureOptions(RULE, before_s=2.0), tmp_path, asked)
+def test_of_many_workers_few_are_captured(tmp_path, monkeypatch):
+    monkeypatch.setattr("gputop.profiler.capture.safe_capture.PROBE_S", 0.05)
+    profilers = [FakeProfiler() for _ in range(9)]
+    with contextlib.ExitStack() as stack:
+        for profiler in profilers:
+            stack.enter_context(serve(profiler))
+        session = Fed(AutoCaptureOptions(RULE), tmp_path, tuple(Server(p.address, asked=True) for p in profilers))
         session.go(120, 0.9)
-        session.control.auto_capture.start()
-        return session
-
-    def until(self, condition) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, "it did not happen"
-            time.sleep(0.02)
-
-    @pytest.fixture(autouse=True)
-    def quick(self, monkeypatch):
-        monkeypatch.setattr("gputop.session.auto_capture.controller._CHECK_PERIOD_S", 0.05)
-        monkeypatch.setattr("gputop.profiler.capture.safe_capture.PROBE_S", 0.05)
-
-    def test_is_fetched_when_a_gpu_dips(self, tmp_path):
-        with serve(FakeProfiler(continuous=True)) as server:
-            session = self.begin(tmp_path, server)
-            self.until(lambda: server.continuous_calls[-1:] == ["start"]
-                       and "recording" in session.control.auto_capture.state())
-            assert len(server.requests) == 1, "one probe tells how much the job bears"
-            session.go(8, 0.2)
-            session.wait()
-            assert "snapshot" in server.continuous_calls and not server.recording_all_the_time
-            assert len(server.requests) == 1, "nothing was captured besides"
-            session.close()
-        assert (session.results.last_capture.path.parent / MARK).is_file()
-
-    def test_at_least_so_much_is_kept_whenever_the_dip_comes(self, tmp_path):
-        """A part is handed over just before the dip: it is in the trace all the same."""
-        with serve(FakeProfiler(continuous=True, clock_ahead_s=0.0)) as server:
-            session = self.begin(tmp_path, server)
-            self.until(lambda: "snapshot" in server.continuous_calls)
-            session.go(8, 0.2)
-            session.wait()
-            session.close()
-        data = session.results.last_capture.path.read_bytes()
-        begin, end = recorded_window_ns(data)
-        assert data.count(b"Task Environment") == 2 and (end - begin) / 1e9 >= 2.0
-
-    def test_of_several_workers_is_one_record(self, tmp_path):
-        a, b = FakeProfiler(continuous=True), FakeProfiler(continuous=True)
-        with serve(a), serve(b), serve(FakeProfiler()) as without:
-            session = self.begin(tmp_path, a, b, without)
-            self.until(lambda: a.recording_all_the_time and b.recording_all_the_time and a.requests and b.requests
-                       and "recording" in session.control.auto_capture.state())
-            assert f"{without.address} has no continuous profiling" in session.control.auto_capture.note
-            session.watch.servers = (*session.watch.servers, Server("late:1", asked=True))
-            session.go(8, 0.2)
-            session.wait()
-            assert not a.recording_all_the_time and not b.recording_all_the_time
-            session.close()
-        record = session.results.last_capture
-        assert [w.result is not None for w in record.workers] == [True, True, False] and record.path.is_dir()
-        assert (record.path / MARK).is_file() and any("recorded continuously" in r for r in record.remarks)
-        assert any(without.address in r for r in record.remarks) and any("late:1" in r for r in record.remarks)
-
-    def test_of_many_workers_few_record_and_are_captured(self, tmp_path):
-        profilers = [FakeProfiler(continuous=True) for _ in range(9)]
-        with contextlib.ExitStack() as stack:
-            for profiler in profilers:
-                stack.enter_context(serve(profiler))
-            session = self.begin(tmp_path, *profilers)
-            few = [profilers[0], profilers[4], profilers[8]]
-            self.until(lambda: all(profiler.recording_all_the_time for profiler in few)
-                       and "recording" in session.control.auto_capture.state())
-            session.go(8, 0.2)
-            session.wait()
-            session.close()
-        assert not any(profiler.requests or profiler.continuous_calls for profiler in profilers if profiler not in few)
-        record = session.results.last_capture
-        assert [w.address for w in record.workers] == [profiler.address for profiler in few]
-        assert all("snapshot" in profiler.continuous_calls for profiler in few), "it is of the time before"
-        assert any("3 of 9 workers" in remark for remark in record.remarks)
-
-    def test_nobody_is_there_to_accept_that_it_may_end_the_job(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "it was seen to")
-        with serve(FakeProfiler(continuous=True)) as server:
-            session = self.begin(tmp_path, server)
-            self.until(lambda: "a capture may end the job: it was seen to" in session.control.auto_capture.note)
-            session.go(8, 0.2)
-            session.wait()
-            session.close()
-            assert session.control.status.phase == "failed" and not server.requests and not server.continuous_calls
-
-    def test_a_capture_by_hand_has_the_server_for_itself(self, tmp_path):
-        with serve(FakeProfiler(continuous=True)) as server:
-            session = self.begin(tmp_path, server)
-            self.until(lambda: "recording" in session.control.auto_capture.state())
-            session.start_capture()
-            session.wait()
-            assert session.results.last_capture is not None and session.control.status.phase != "connecting"
-            self.until(lambda: server.recording_all_the_time)
-            session.close()
-            self.until(lambda: not server.recording_all_the_time)
-
-    def test_a_server_without_it_is_captured_after_the_dip_and_that_is_said(self, tmp_path):
-        with serve(FakeProfiler()) as server:
-            session = self.begin(tmp_path, server)
-            self.until(lambda: "no continuous profiling" in session.control.auto_capture.note)
-            assert server.requests == [], "it was not probed for nothing"
-            session.go(8, 0.2)
-            session.wait()
-            session.close()
-        assert len(server.requests) == 1 and session.results.last_capture.path.is_relative_to(tmp_path / FOLDER)
-
-    def test_a_server_that_is_found_late_is_recorded_at_once(self, tmp_path):
-        with serve(FakeProfiler(continuous=True)) as server:
-            session = self.begin(tmp_path)
-            self.until(lambda: "no continuous recording yet: no profiler server" in session.control.auto_capture.note)
-            session.watch.servers = (Server(server.address, asked=True),)
-            self.until(lambda: "recording: sm<" in session.control.auto_capture.state())
-            session.close()
-
-    def test_closing_ends_it(self, tmp_path):
-        with serve(FakeProfiler(continuous=True)) as server:
-            session = self.begin(tmp_path, server)
-            self.until(lambda: "recording" in session.control.auto_capture.state())
-            session.close()
-            self.until(lambda: not server.recording_all_the_time)
+        session.go(8, 0.2)
+        session.wait()
+    few = [profilers[0], profilers[4], profilers[8]]
+    assert not any(profiler.requests for profiler in profilers if profiler not in few)
+    record = session.results.last_capture
+    assert [w.address for w in record.workers] == [profiler.address for profiler in few]
+    assert (record.path / MARK).is_file() and any("3 of 9 workers" in remark for remark in record.remarks)
 
 
-@pytest.mark.parametrize(("start_s", "unrecorded_s", "text"), [
-    (988.0, 0.0, "the trace holds the 12.0 s before the dip began and 3.0 s after"),
-    (988.0, 0.26, "the trace holds the 12.0 s before the dip began and 3.0 s after, but for 0.3 s between its parts"),
-    (1001.2, 0.0, "the trace holds nothing before the dip: it begins 1.2 s after the dip did"),
-    (980.0, 0.0, "the trace holds the 20.0 s before the dip began and 0.0 s after")])
-def test_what_a_trace_holds_is_told_from_its_events(start_s, unrecorded_s, text):
-    trace = TraceSummary(start_s=start_s, window_s=15.0, unrecorded_s=unrecorded_s)
-    record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0, analysis=Analysis(trace=trace))
-    assert held_before(record, 1000.0) == (text,)
+def test_nobody_is_there_to_accept_that_it_may_end_the_job(tmp_path, monkeypatch):
+    monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "it was seen to")
+    with serve(FakeProfiler()) as server:
+        session = Fed(AutoCaptureOptions(RULE), tmp_path, (Server(server.address),))
+        session.go(120, 0.9)
+        session.go(8, 0.2)
+        session.wait()
+        assert session.control.status.phase == "failed" and not server.requests
+        assert "it was seen to" in session.control.status.message
+
+
+def test_when_a_trace_begins_is_told_from_its_events():
+    record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0, analysis=Analysis(trace=TraceSummary(start_s=1001.2)))
+    assert held_before(record, 1000.0) == (
+        "the trace holds nothing before the dip: it begins 1.2 s after the dip did",)
+    assert held_before(record, 1001.3) == ()
 
 
 def test_nothing_is_told_of_a_trace_that_does_not_tell_when_it_was():
     record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0)
     assert held_before(record, 1000.0) == ()
     assert held_before(replace(record, analysis=Analysis(trace=TraceSummary())), 1000.0) == ()
-
-
-def test_parts_lie_where_there_is_a_folder(tmp_path):
-    assert existing_folder(tmp_path / "a" / "b") == tmp_path == existing_folder(tmp_path)
 
 
 def run_folder(logdir: Path, name: str, size: int = 10, at_s: float | None = None) -> Path:
