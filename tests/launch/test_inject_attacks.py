@@ -92,8 +92,8 @@ def attach(moment):
                                      b"asked += 1")
 ends, held = set(), 0
 reading, writing = os.pipe()
-def detach(tracee, detach=ptrace.Tracee.detach):
-    detach(tracee)
+def detach(tracee, deadline, detach=ptrace.Tracee.detach):
+    detach(tracee, deadline)
     os.write(writing, b"d")
 ptrace.Tracee.detach = detach
 os.set_blocking(reading, False)
