@@ -34,6 +34,19 @@ def termination_handlers(handler: Any) -> dict[signal.Signals, Any]:
 
 
 @contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as ctrl-c does, so that what it has begun is taken back; in the main thread
+    only."""
+    def ended(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = termination_handlers(ended)
+    handlers.pop(signal.SIGINT, None)
+    with signal_handlers(handlers):
+        yield
+
+
+@contextlib.contextmanager
 def stop_at_end() -> Iterator[threading.Event]:
     """Yield an event that is set by the first of :func:`termination_handlers`'s signals; the second ends the program
     at once."""
