@@ -37,6 +37,7 @@ class LimitFacts(Struct, frozen=True, kw_only=True):
     user: str = ""
     user_threads: int | None = None
     groups: tuple[tuple[str, int, int], ...] = ()
+    threads: int = 0
     size_bytes: int | None = None
     data_bytes: int | None = None
     files: int | None = None
@@ -59,6 +60,7 @@ def read_limits(pid: int, folder: Path | None = None, proc: Path = _PROC, root: 
                   _LIMIT.findall(read(f"{proc}/{pid}/limits", _LIMITS_BYTES)) if value != b"unlimited"}
         status = status_fields(pid, proc)
         uid = int(status[b"Uid"].split()[0])  # the real one: its threads are counted
+        threads = int(status.get(b"Threads", b"0"))
     except (OSError, KeyError, ValueError, IndexError):
         return LimitFacts()
     files = None
@@ -72,7 +74,7 @@ def read_limits(pid: int, folder: Path | None = None, proc: Path = _PROC, root: 
     counted = PROCESSES in limits and not _is_exempt(pid, uid, status, proc)
     return LimitFacts(
         limits=limits, user=user_name(uid), user_threads=_threads_of(uid, proc) if counted else None,
-        groups=tuple(_groups(pid, proc, root)), size_bytes=_kilobytes(status, b"VmSize"),
+        groups=tuple(_groups(pid, proc, root)), threads=threads, size_bytes=_kilobytes(status, b"VmSize"),
         data_bytes=_kilobytes(status, b"VmData"), files=files, folder=str(folder or ""), disk_bytes=disk)
 
 

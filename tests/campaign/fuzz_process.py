@@ -106,7 +106,7 @@ def _status(folder: Path, data: bytes) -> None:
     _printed(proc_files.parse_status(data).cpus)
     discovery.effective_uid(7, proc)
     (proc / "7" / "limits").write_bytes(data)
-    short = shortage(read_limits(7, proc=proc, root=folder), need_of("jax", 4), 7)
+    short = shortage(read_limits(7, proc=proc, root=folder), need_of("jax", 4, 1), 7)
     _printed(*(() if short is None else (short.limit, short.fix)))
     TrainingProcesses(proc).find()
 

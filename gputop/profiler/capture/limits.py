@@ -23,26 +23,30 @@ _MIB = 1 << 20
 
 
 class Need(Struct, frozen=True):
-    """What a framework may take for a capture; each thread has a stack besides."""
+    """What a job may take for a capture: ``threads``, and besides their stacks address space and descriptors."""
 
     threads: int
     bytes: int
     files: int
 
 
-def need_of(framework: str, cpus: int) -> Need:
-    """What a key of :data:`~gputop.core.framework.LABELS` may take on a node with so many CPUs.
+def need_of(framework: str, cpus: int, threads: int) -> Need:
+    """What a job of a framework (:data:`~gputop.core.framework.LABELS`) with so many threads may take on a node with so
+    many CPUs.
 
-    Measured: PyTorch 2.13 two threads and two descriptors. JAX 0.10 and TensorFlow 2.21 eight threads on 2 CPUs, 20 on
-    64, as gRPC has up to 16 by the number of CPUs; eight descriptors."""
-    if framework == "pytorch":
-        return Need(6, 64 * _MIB, 16)
-    return Need(12 + min(cpus, 16), 32 * _MIB, 24)
+    Measured: PyTorch 2.6 and 2.13 two threads and two descriptors. JAX 0.10 and TensorFlow 2.21 eight threads on 2
+    CPUs, 20 on 64, as gRPC has up to 16 by the number of CPUs; eight descriptors. A new thread takes an arena of
+    glibc's, as long as there are fewer than eight for each CPU: with less than that TensorFlow ended at 400 MiB, and
+    JAX, which had all its arenas, was well at 70 MiB."""
+    usual = 2 if framework == "pytorch" else 6 + min(cpus, 16)
+    arenas = max(0, min(usual, 8 * cpus - threads))
+    margin = 4 if framework == "pytorch" else 6
+    return Need(usual + margin, arenas * _ARENA_BYTES + 32 * _MIB, 16 if framework == "pytorch" else 24)
 
 
 _LEAST_FILE_BYTES = 64 * _MIB  # a trace of some ten thousand events
 _LEAST_DISK_BYTES = 64 * _MIB
-_USUAL_STACK_BYTES = 8 * _MIB
+_USUAL_STACK_BYTES, _ARENA_BYTES = 8 * _MIB, 64 * _MIB
 
 
 class Shortage(Struct, frozen=True):
@@ -109,7 +113,8 @@ def check_limits(pid: int | None, proc: Path = Path("/proc"), jobs: int = 1) -> 
     if framework is None:
         return
     writes_to = Path("/tmp") if framework == "pytorch" else None
-    short = shortage(read_limits(pid, writes_to, proc), need_of(framework, os.cpu_count() or 1), pid, jobs)
+    facts = read_limits(pid, writes_to, proc)
+    short = shortage(facts, need_of(framework, os.cpu_count() or 1, facts.threads), pid, jobs)
     if short is None:
         return
     left, needed = (map(size, (max(0, short.left), short.needed)) if short.in_bytes

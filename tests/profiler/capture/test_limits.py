@@ -62,8 +62,13 @@ def test_jobs_that_are_recorded_at_once_share_what_a_user_a_group_and_a_disk_hav
 
 
 def test_what_is_needed_grows_with_the_cpus_as_far_as_grpc_does():
-    assert [need_of("jax", cpus).threads for cpus in (2, 16, 256)] == [14, 28, 28]
-    assert need_of("pytorch", 2) == need_of("pytorch", 256)
+    assert [need_of("jax", cpus, 1).threads for cpus in (2, 16, 256)] == [14, 28, 28]
+    assert need_of("pytorch", 2, 1) == need_of("pytorch", 256, 1)
+
+
+def test_threads_take_arenas_as_long_as_there_are_fewer_than_eight_for_a_cpu():
+    assert [need_of("tensorflow", 2, threads).bytes // MIB for threads in (7, 15, 17)] == [8 * 64 + 32, 64 + 32, 32]
+    assert need_of("pytorch", 64, 10).bytes == 2 * 64 * MIB + 32 * MIB
 
 
 def _process(proc: Path, pid: int, uid: int = 1000, threads: int = 1, capabilities: int = 0,
