@@ -9,6 +9,7 @@ import textwrap
 from gputop.commands.common import width
 from gputop.commands.option_types import pid, port
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.signal_handlers import unwinding
 from gputop.text import console
 from gputop.text.commands import short_command
 from gputop.text.console import say
@@ -37,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes and not agreed(args.pid, process.user, process.command):
         say("nothing was done")
         return EXIT_OK
-    console.write_text(f"{make_ready(args.pid, port=args.port, started=process.started).line}; gputop finds it")
+    with unwinding():
+        ready = make_ready(args.pid, port=args.port, started=process.started)
+    console.write_text(f"{ready.line}; gputop finds it")
     return EXIT_OK
 
 
@@ -48,7 +51,7 @@ def agreed(pid: int, user: str, command: str) -> bool:
                           "To start it without the question: --yes", EXIT_USAGE)
     from gputop.launch.serve import what_it_does
 
-    what = (f"{what_it_does(pid)} Ctrl-c, TERM and HUP to gputop wait until the thread is released. After kill -9 of "
+    what = (f"{what_it_does(pid)} Ctrl-c, TERM and HUP end gputop once the thread is released. After kill -9 of "
             "gputop the thread returns by itself, and the server may or may not start.")
     shown = console.one_line(short_command(command), 200)
     whole = textwrap.fill(what, width(), break_on_hyphens=False)

@@ -23,7 +23,7 @@ from gputop.commands.attach import agreed, confirmed
 from gputop.commands.common import check_notify, notifying_of_capture, options_of, print_capture, source_of
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.core.signal_handlers import signal_handlers, termination_handlers
+from gputop.core.signal_handlers import signal_handlers, termination_handlers, unwinding
 from gputop.text.console import say
 
 if TYPE_CHECKING:
@@ -198,12 +198,13 @@ def _ready(pid: int, *, yes: bool) -> str:
         return address
     if not yes and not agreed(pid, process.user, process.command):
         raise GputopError("nothing was done", "")
-    try:
-        ready = make_ready(pid, started=process.started)
-    except UsedBefore as error:
-        if not yes and not confirmed(error.message, "Record it anyway? [y/N] "):
-            raise
-        ready = make_ready(pid, hold=True, started=process.started)
+    with unwinding():
+        try:
+            ready = make_ready(pid, started=process.started)
+        except UsedBefore as error:
+            if not yes and not confirmed(error.message, "Record it anyway? [y/N] "):
+                raise
+            ready = make_ready(pid, hold=True, started=process.started)
     say(ready.line)
     return ready.address
 

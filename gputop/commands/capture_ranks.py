@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import threading
@@ -26,7 +27,7 @@ from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import Recorder
 from gputop.profiler.storage import MAX_COPY_BYTES
 from gputop.profiler.ways import recorder_of
-from gputop.session.other_nodes import SCHEMA, Rank, Ranks, Ready, Start, read_line, write_line
+from gputop.session.other_nodes import ALIVE_PERIOD_S, SCHEMA, Alive, Rank, Ranks, Ready, Start, read_line, write_line
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,15 +65,28 @@ def _record(recorders: Sequence[Recorder], failed: dict[str, GputopError], reque
     received: list[float] = []
     to_node, from_node = sys.stdin.buffer, sys.stdout.buffer
 
+    over, quiet = threading.Event(), threading.Lock()
+
+    def alive() -> None:
+        while not over.wait(ALIVE_PERIOD_S):
+            with quiet, contextlib.suppress(OSError):
+                if not over.is_set():
+                    write_line(from_node, Alive(SCHEMA))
+
     def agree(plan: Plan, _: float) -> tuple[Plan, float]:
         lead_s = max(recorder.limits.lead_s for recorder in recorders)
         write_line(from_node, Ready(SCHEMA, plan.chosen_s, lead_s, time.time()))
         start = read_line(to_node, Start)
         received.append(time.time())
+        threading.Thread(target=alive, name="gputop-alive", daemon=True).start()
         ahead_s = ClockBounds(min(start.low_s, received[0] - start.now_s), received[0] - start.now_s).estimate_s()
         return replace(plan, chosen_s=min(plan.chosen_s, start.seconds), overview_s=0.0), start.start_s + ahead_s
 
-    captured = capture_workers(recorders, request, lambda _: None, lambda _: None, threading.Event(), agree)
+    try:
+        captured = capture_workers(recorders, request, lambda _: None, lambda _: None, threading.Event(), agree)
+    finally:
+        with quiet:
+            over.set()
     outcomes = captured.outcomes
     refused = tuple(Rank(address, "", problem=error.message, fix=error.fix) for address, error in failed.items())
     write_line(from_node, Ranks(SCHEMA, received[0], (*map(_rank_of, outcomes), *refused)))

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 
@@ -480,7 +480,13 @@ def remove_empty(folders: list[Path]) -> None:
             return
 
 
-def copy_bounded(source: BinaryIO, target: BinaryIO, max_bytes: int,
+class Readable(Protocol):
+    """What bytes can be read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def copy_bounded(source: Readable, target: BinaryIO, max_bytes: int,
                  stopped: Callable[[], bool] = lambda: False) -> int:
     """Copy to the end; returns the number of bytes.
 

@@ -41,7 +41,7 @@ def free_bytes(proc: Path = _PROC, root: Path = _CGROUPS) -> float:
     """The least of what is free on the node, in each control group of this process up to the top (which a job may
     share with it), and below its own limits of address space and data (setrlimit(2))."""
     process_folder = proc / "self"
-    left = [left_in(cgroup) for cgroup in memory_cgroups("self", proc, root)]
+    left = [left_in(cgroup) for cgroup in control_groups("self", proc, root)]
     with contextlib.suppress(OSError, ValueError, IndexError):
         meminfo = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         left.append(int(meminfo["MemAvailable"].split()[0]) * 1024.0)
@@ -54,8 +54,10 @@ def free_bytes(proc: Path = _PROC, root: Path = _CGROUPS) -> float:
     return min((bytes_ for bytes_ in left if bytes_ is not None), default=math.inf)
 
 
-def memory_cgroups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS) -> frozenset[Path]:
-    """The memory cgroups of a process from its own to the top, as far as they can be seen from here."""
+def control_groups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS,
+                   controller: str = "memory") -> frozenset[Path]:
+    """The control groups of a process, of one controller, from its own to the top, as far as they can be seen from
+    here."""
     try:
         with (proc / str(pid) / "cgroup").open("rb") as file:
             text = file.read(_CGROUP_BYTES)
@@ -65,11 +67,11 @@ def memory_cgroups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS) ->
     for line in os.fsdecode(text).split("\n"):  # a group's name may be of any bytes but this one
         number, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
-        if not number or not colon or (controllers and "memory" not in controllers.split(",")):
+        if not number or not colon or (controllers and controller not in controllers.split(",")):
             continue
         if ".." in path.split("/"):  # outside of what is mounted here (cgroup_namespaces(7))
             path = ""
-        top = root / "memory" if controllers else root
+        top = root / controller if controllers else root
         # Inside a container the path is often the host's; its own limit then stands at the top.
         cgroups |= {top, *(p for p in (top / path.lstrip("/"), *(top / path.lstrip("/")).parents) if top in p.parents)}
     return frozenset(d for d in cgroups if os.path.isdir(d))  # noqa: PTH112  Path.is_dir raises for too long a name

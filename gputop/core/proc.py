@@ -172,6 +172,20 @@ def started_s(pid: int, proc: Path = Path("/proc")) -> float | None:
         return None
 
 
+def cpu_time_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """CPU time of all its threads until now, to the nanosecond (/proc/PID/task/TID/schedstat); None where it has ended
+    or the kernel does not keep it. One that moves says that the process runs."""
+    total = None
+    try:
+        with os.scandir(proc / str(pid) / "task") as tasks:
+            for task in tasks:
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    total = (total or 0) + int(read(f"{task.path}/schedstat").split()[0])
+    except OSError:
+        return None
+    return total
+
+
 def status_fields(pid: int | str, proc: Path = Path("/proc")) -> dict[bytes, bytes]:
     """Names and values of its /proc/PID/status. Raises OSError."""
     return dict(re.findall(rb"^(\w+):[ \t]*(.*)$", read(f"{proc}/{pid}/status", _STATUS_BYTES), re.MULTILINE))

@@ -11,6 +11,7 @@ from typing import Any
 
 # SIGKILL and SIGSTOP cannot be held, faults of the program itself must not.
 _NEVER_HELD = {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}  # ignored unless there is a handler
 
 
@@ -33,6 +34,19 @@ def termination_handlers(handler: Any) -> dict[signal.Signals, Any]:
 
 
 @contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as ctrl-c does, so that what it has begun is taken back; in the main thread
+    only."""
+    def ended(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = termination_handlers(ended)
+    handlers.pop(signal.SIGINT, None)
+    with signal_handlers(handlers):
+        yield
+
+
+@contextlib.contextmanager
 def stop_at_end() -> Iterator[threading.Event]:
     """Yield an event that is set by the first of :func:`termination_handlers`'s signals; the second ends the program
     at once."""
@@ -47,8 +61,9 @@ def stop_at_end() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Let no signal that can be held interrupt or end this program during the block; they take effect after it.
+def signals_held() -> Iterator[Callable[[], bool]]:
+    """Let no signal that can be held interrupt or end this program during the block; they take effect after it. Yields
+    a function that returns whether one has come that is to end the program.
 
     Blocked in this thread, and in the main thread also caught, for other threads that do not block them.
     """
@@ -56,13 +71,14 @@ def signals_held() -> Iterator[None]:
     numbers = signal.valid_signals() - _NEVER_HELD
     before_mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     before: dict[int, Any] = {}
+    ending = {number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN}
     try:
         if threading.current_thread() is threading.main_thread():
             for number in numbers - _HARMLESS:
                 if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None):
                     before[number] = handler
                     signal.signal(number, lambda caught, _: held.append(caught))
-        yield
+        yield lambda: bool(ending & {*held, *signal.sigpending()})
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)

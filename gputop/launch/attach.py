@@ -9,6 +9,7 @@ The request is made by Python's remote execution where it has that (3.14, :mod:`
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import folder_of_process
+from gputop.core.proc import cpu_time_ns, stat_of
 from gputop.launch import environment, remote_exec, target
 from gputop.launch.announcements import Announcement, Announcements
+from gputop.launch.deadline import Deadline, in_time
 from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
 from gputop.profiler import sockets
@@ -28,6 +31,7 @@ from gputop.profiler.xprof.probe import probe
 
 ANSWER_TIMEOUT_S = 30.0  # the request lapses after this time
 _POLL_PERIOD_S = 0.3
+_LOOK_S = 1.0  # for whether a process runs: most jobs compute or poll more often
 _SCRIPTS = Path("/tmp")  # in the job's root
 
 
@@ -66,11 +70,28 @@ def start_server(process: target.Target, port: int = 0) -> Ready:
 
 
 def no_answer(pid: int, waited_s: float) -> GputopError:
-    """The error of a process that has not run what it was requested to."""
+    """The error of a process that has not run what it was requested to, with what it does now. Blocks for a second."""
     return GputopError(
         f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or nothing at all, "
-        "not Python, or the job may not open a socket (seccomp).",
-        f"py-spy dump --pid {pid} shows where it is. The request is no longer valid; gputop changed nothing.")
+        f"not Python, or the job may not open a socket (seccomp). {what_it_does_now(pid)}",
+        f"py-spy dump --pid {pid} shows where it is. The request is no longer valid.")
+
+
+def what_it_does_now(pid: int, look_s: float = _LOOK_S) -> str:
+    """A sentence of whether a process still runs after a request, as far as CPU time shows it. Blocks for a second."""
+    before_ns = cpu_time_ns(pid)
+    time.sleep(look_s)
+    now_ns, stat = cpu_time_ns(pid), stat_of(pid)
+    if stat is None or stat.state in "ZX":
+        return "The process has ended since; if nothing else explains that, the request is the likely cause."
+    if stat.state in "Tt":
+        return "The process is stopped (SIGSTOP, or a debugger)."
+    if before_ns is None or now_ns is None:
+        return "The kernel does not show whether it still runs; look at its log."
+    if now_ns == before_ns:
+        return (f"None of its threads ran in the last {look_s:g} s: it waits or stands still. gputop cannot exclude "
+                "that its request is the cause; look at the job's log.")
+    return f"Its threads still run ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {look_s:g} s)."
 
 
 def silent_text(source: str, name: str) -> str:
@@ -85,17 +106,24 @@ def running_in(process: target.Target, text: str) -> Iterator[None]:
     end of the block is withdrawn; a pending call cannot be withdrawn, but finds that it is too late."""
     with remote_exec.memory_of(process.pid) as memory:
         target.check_same(process)
-        slot = remote_exec.find_slot(process.pid, memory)
+        slot = in_time(process.pid, memory, lambda own, _: remote_exec.find_slot(process.pid, own))
         if slot is None:
             _add_pending_call(process, memory, text)
             yield
             return
+        requested = threading.Event()
+
+        def request(own: int, _: Deadline) -> None:
+            remote_exec.request(own, slot, script)
+            requested.set()
+
         with _script(process, text) as script:
-            remote_exec.request(memory, slot, script)
             try:
+                in_time(process.pid, memory, request)
                 yield
             finally:
-                remote_exec.withdraw(memory, slot)
+                if requested.is_set():
+                    in_time(process.pid, memory, lambda own, _: remote_exec.withdraw(own, slot))
 
 
 @contextlib.contextmanager
@@ -121,13 +149,14 @@ def _script(process: target.Target, text: str) -> Iterator[Path]:
 
 def _add_pending_call(process: target.Target, memory: int, text: str) -> None:
     target.check_machine()
-    functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+    functions = in_time(process.pid, memory,
+                        lambda _, __: addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString")))
     # A pending call is int (*)(void *); int PyRun_SimpleString(const char *) fits that.
     status = call_with_text(process.pid, memory, functions["Py_AddPendingCall"],
                             functions["PyRun_SimpleString"], text.encode())
     if status != 0:
         raise GputopError(f"process {process.pid} has a full queue of pending calls",
-                          "Its main thread has not run Python for long; try again when it does.")
+                          "Its main thread has not run Python for long: it is in native code, or stands still.")
 
 
 def _wait_for_listener(pid: int, before: set[int]) -> Announcement | None:

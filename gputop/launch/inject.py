@@ -1,9 +1,11 @@
-"""Make a running process call one function, on a thread that sleeps, while all others continue. Linux on x86-64.
+"""Make a running process call one function, on one of its threads, while all others continue. Linux on x86-64.
 
 A debugger would stop every thread, for as long as it reads symbols, and an old one on a processor with AMX ends the
 job: GDB 13 cannot write the registers of a Sapphire Rapids back, and the system call it interrupted fails with errno
 514 (seen so). This takes one thread that sleeps in a system call, lets it call mmap and the function, and puts it
-back into its sleep: the interrupted call is made again, as the kernel itself does after a stop.
+back into its sleep: the interrupted call is made again, as the kernel itself does after a stop. Where none sleeps, as
+in a job with a single thread, the main thread is stopped at the entry to its next system call, or in the code of its
+framework, where the function comes as a signal's handler would.
 
 The thread is safe at each moment, whoever ends gputop. Signals that can be blocked are held until the thread is
 released. For those that cannot (SIGKILL) each state that the thread is put into leads back to its sleep by itself:
@@ -24,9 +26,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from gputop.core.errors import GputopError
-from gputop.core.proc import Mapping, mappings, read_maps
-from gputop.core.signal_handlers import signals_held
+from gputop.core.proc import Mapping, cpu_time_ns, mappings, read_maps
 from gputop.launch import ptrace
+from gputop.launch.deadline import Deadline, TooLate, in_time
 from gputop.launch.ptrace import Registers, Tracee
 from gputop.launch.return_frame import NO_RESULT, Gadgets, ReturnFrame, frame_for, gadgets_in
 
@@ -40,12 +42,33 @@ _RESTART_ERRORS = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOH
 _RESTART_BLOCK_ERROR = -516  # ERESTART_RESTARTBLOCK
 _MINUS_ONE = (1 << 64) - 1  # in a register
 _PERIOD_S = 0.002
+LOOK_S = 3.0  # for a thread that can be used
+# A thread that works is let run for a slice to its next system call, and then looked at where it is.
+_SLICE_S, _AT_WORK_S = 0.02, 0.3
+_AT_ENTRY = -38  # ENOSYS: what a system call returns until it is made
+# At these the thread may have a handler's frame (rt_sigreturn, restart_syscall), come into two (clone, fork, vfork,
+# clone3), end (execve, exit, exit_group, execveat), or hold its place in a queue for a lock (futex).
+_UNSUITABLE = frozenset((15, 219, 56, 57, 58, 435, 59, 60, 231, 322, 202, -1))
+_HANDLER_CLEARS = 1 << 8 | 1 << 10 | 1 << 16  # TF, DF and RF of eflags
+# Code that Python calls, and that does not call back while it holds a lock of Python's.
+_FRAMEWORK_LIBRARY = re.compile(r"/(?:torch|numpy|numpy\.libs|scipy|jaxlib|tensorflow)/(?:.*/)?[^/]*\.so[.0-9]*$")
 _STACK_BYTES = 1 << 15  # free stack that a thread must have: the frame takes 4 KiB, 12 KiB with AMX
 
 
-class _Sleeper(Struct, frozen=True):
+class _Thread(Struct, frozen=True):
     tid: int
     lowest: int  # the lowest address of its stack
+    works: bool = False  # else it sleeps
+
+
+class _Place(Struct, frozen=True):
+    """Where a thread was stopped. ``alone`` are the registers with which it goes on by its way back, ``resumed`` those
+    with which gputop lets it go on; ``entered``: at the entry to a system call, which is made only then."""
+
+    registers: Registers
+    alone: Registers
+    resumed: Registers
+    entered: bool = False
 
 
 class _RemoteCall(Struct, frozen=True):
@@ -57,18 +80,36 @@ class _RemoteCall(Struct, frozen=True):
 def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes) -> int:
     """``function(first, address of text)`` in process ``pid``; returns its int. The text, and the page it lies in,
     stay. ``memory`` is its open memory (:func:`gputop.launch.remote_exec.memory_of`); all arguments are addresses.
-    Blocks; one thread is held for about a millisecond. Raises GputopError; the process goes on regardless."""
+    Blocks, for :data:`~gputop.launch.deadline.MOST_S` at most; one thread is held for about a millisecond. Raises
+    GputopError; the process goes on regardless."""
+    call = _RemoteCall(function, first, text)
+    return in_time(pid, memory, lambda own, deadline: _call_on_some_thread(pid, own, call, deadline))
+
+
+def _call_on_some_thread(pid: int, memory: int, call: _RemoteCall, deadline: Deadline) -> int:
     _check_shadow_stack(pid)
     gadgets = gadgets_in(memory, _mappings(pid))
-    deadline = time.monotonic() + ptrace.STOP_S
-    while time.monotonic() < deadline:
-        for sleeper in _sleepers(pid):
-            with signals_held(), _borrow(pid, memory, sleeper, gadgets) as borrowed:
+    before_ns, looking = cpu_time_ns(pid), deadline.within(LOOK_S)
+    while True:
+        for thread in _threads(pid):
+            with _borrow(pid, memory, thread, gadgets, looking) as borrowed:
                 if borrowed is not None:
-                    return _call(memory, *borrowed, gadgets, _RemoteCall(function, first, text))
+                    return _call(memory, *borrowed, gadgets, call, deadline.within(ptrace.CALL_S))
+        if looking.over:
+            deadline.check()
+            raise _no_thread(pid, before_ns)
         time.sleep(_PERIOD_S)
-    raise GputopError(f"no thread of process {pid} sleeps where gputop can use it for a moment",
-                      "The process is frozen (a paused container?) or never sleeps. Try again.")
+
+
+def _no_thread(pid: int, before_ns: int | None) -> GputopError:
+    """The error of a process of which no thread could be used, by what it did meanwhile."""
+    now_ns = cpu_time_ns(pid)
+    if now_ns is not None and now_ns == before_ns:
+        return GputopError(f"no thread of process {pid} has run for {LOOK_S:g} s, and none sleeps where gputop can use "
+                           "it", "It is frozen (a paused container?), or waits for something outside.")
+    return GputopError(
+        f"process {pid} computes without a system call and outside the libraries of its framework, so no moment is "
+        "safe for gputop to use one of its threads", "Start the job with gputop run, which needs no such moment.")
 
 
 def _mappings(pid: int) -> list[Mapping]:
@@ -85,8 +126,9 @@ def _check_shadow_stack(pid: int) -> None:
                               "Restart the job with gputop run.")
 
 
-def _sleepers(pid: int) -> list[_Sleeper]:
-    """Threads in a system call that can be restarted, with room on their stack, best first."""
+def _threads(pid: int) -> list[_Thread]:
+    """Threads that can be used, with room on their stack: those in a system call that can be restarted, best first; if
+    there is none, the main thread where it works."""
     sleepers = []
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
@@ -94,55 +136,113 @@ def _sleepers(pid: int) -> list[_Sleeper]:
         raise GputopError(f"process {pid} has ended", "Nothing was done.") from None
     stacks = [mapping for mapping in _mappings(pid) if mapping.permissions.startswith("rw")]  # by address
     starts = [mapping.start for mapping in stacks]
+    works = False
     for task in tasks:
         with contextlib.suppress(OSError, ValueError):
             fields = (task / "syscall").read_text().split()  # "running" for those that are
+            works = works or (task.name == str(pid) and fields == ["running"])
             number, pointer = int(fields[0]), int(fields[-2], 16)
             rank = _RESTARTABLE.index(number)
             stack = bisect_right(starts, pointer) - 1
             lowest = stacks[stack].start if stack >= 0 and pointer < stacks[stack].end else pointer
             if pointer - lowest >= _STACK_BYTES:
-                sleepers.append((rank, task.name == str(pid), _Sleeper(int(task.name), lowest)))
+                sleepers.append((rank, task.name == str(pid), _Thread(int(task.name), lowest)))
+    if not sleepers and works:  # of the others' stacks nothing says where they end
+        return [_Thread(pid, mapping.start, works=True) for mapping in stacks if mapping.path == "[stack]"]
     return [sleeper for *_, sleeper in sorted(sleepers, key=lambda f: (f[0], f[1], f[2].tid))]
 
 
 @contextlib.contextmanager
 def _borrow(
-    pid: int, memory: int, sleeper: _Sleeper, gadgets: Gadgets,
+    pid: int, memory: int, thread: _Thread, gadgets: Gadgets, deadline: Deadline,
 ) -> Iterator[tuple[Tracee, Registers, ReturnFrame] | None]:
-    """Stop a thread in its system call, yield its registers and its way back, restore it; yields None where it is in
-    none."""
-    tracee = Tracee(sleeper.tid)
-    task = Path(f"/proc/{pid}/task/{sleeper.tid}")
+    """Stop a thread, yield its registers and its way back, restore it; yields None where it cannot be used there."""
+    tracee = Tracee(thread.tid)
     tracee.seize()
     try:
-        registers = tracee.registers() if tracee.interrupt() else None
-        # The memory is that of the process as it was found. One that has called exec, or another one that has got its
-        # number, does not have it.
-        if registers is None or not (
-                registers["cs"] == _USER64 and _signed(registers["orig_rax"]) in _RESTARTABLE
-                and registers["rsp"] - sleeper.lowest >= _STACK_BYTES and task.exists()
-                and os.pread(memory, 2, max(0, registers["rip"] - 2)) == _SYSCALL_CODE):
+        place = _at_work(pid, tracee, memory, thread, deadline) if thread.works else (
+            _asleep(pid, tracee, memory, thread, deadline))
+        if place is None:
             yield None
             return
-        frame = frame_for(_resumed(registers, alone=True), tracee.signal_mask(), tracee.save_xstate(),
-                          registers["rsp"], gadgets)
+        frame = frame_for(place.alone, tracee.signal_mask(), tracee.save_xstate(), place.registers["rsp"], gadgets)
         os.pwrite(memory, frame.data, frame.address)
+        # From anywhere, by the way back; at the entry to a system call, by another one that every seccomp filter lets
+        # pass.
+        back = {**place.registers, "rax": 0, "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2, "rsp": frame.back}
         try:
-            yield tracee, registers, frame
+            if place.entered:
+                tracee.set_registers(back)
+                tracee.next_syscall_stop(deadline)
+            yield tracee, place.registers, frame
         except BaseException:
-            # Somewhere in the function or in a call: from there by the way back.
-            tracee.stop()
-            tracee.set_registers({**registers, "rax": 0, "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2,
-                                  "rsp": frame.back})
+            # Somewhere in the function or in a call.
+            tracee.stop(deadline.after(ptrace.STOP_S))
+            tracee.set_registers(back)
             raise
         tracee.restore_xstate()
-        tracee.set_registers(_resumed(registers))
+        tracee.set_registers(place.resumed)
     except ProcessLookupError:
-        tracee.reap()
-        raise GputopError(f"thread {sleeper.tid} ended meanwhile", "Try again if the process is still there.") from None
+        tracee.reap(deadline.after(ptrace.STOP_S))
+        raise GputopError(f"thread {thread.tid} of process {pid} ended while gputop held it",
+                          "Capture again if the process is still there.") from None
     finally:
-        tracee.detach()
+        tracee.detach(deadline.after(ptrace.STOP_S))
+
+
+def _asleep(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: Deadline) -> _Place | None:
+    """Stop a thread in the system call that it sleeps in; None where it has left it."""
+    registers = tracee.registers() if tracee.interrupt(deadline.within(ptrace.STOP_S)) else None
+    if registers is None or _signed(registers["orig_rax"]) not in _RESTARTABLE or not (
+            _is_at_call(pid, memory, thread, registers)):
+        return None
+    return _Place(registers, _resumed(registers, alone=True), _resumed(registers))
+
+
+def _at_work(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: Deadline) -> _Place | None:
+    """Stop a thread that computes where it holds no lock that the function could wait for: at the entry to its next
+    system call, or in the code of a library of its framework. There the function is what a signal's handler would be:
+    it may come between any two instructions, and keeps off the red zone.
+
+    In Python's own code the thread may hold the lock of the pending calls, in the C library or the loader one of
+    theirs, and in code without a file a restartable sequence may be under way."""
+    code = [mapping for mapping in _mappings(pid) if _is_of_framework(mapping)]
+    looking = deadline.within(_AT_WORK_S)
+    if not tracee.interrupt(deadline.within(ptrace.STOP_S)):
+        return None
+    while True:
+        registers = tracee.registers()
+        if tracee.at_syscall:
+            if (_signed(registers["orig_rax"]) in _UNSUITABLE or _signed(registers["rax"]) != _AT_ENTRY
+                    or not _is_at_call(pid, memory, thread, registers)):
+                return None
+            again = {**registers, "rip": registers["rip"] - 2, "rax": registers["orig_rax"], "orig_rax": _MINUS_ONE}
+            return _Place(registers, again, again, entered=True)
+        if (tracee.interrupted and _signed(registers["orig_rax"]) < 0 and _is_usable(pid, thread, registers)
+                and any(m.start <= registers["rip"] < m.end for m in code)
+                and len(os.pread(memory, 1, registers["rip"])) == 1):
+            return _Place(registers, registers, registers)
+        if looking.over:
+            return None
+        with contextlib.suppress(TooLate):
+            tracee.next_syscall_stop(looking.within(_SLICE_S))
+        tracee.stop(deadline.after(ptrace.STOP_S))
+
+
+def _is_of_framework(mapping: Mapping) -> bool:
+    return mapping.permissions == "r-xp" and _FRAMEWORK_LIBRARY.search(mapping.path) is not None
+
+
+def _is_at_call(pid: int, memory: int, thread: _Thread, registers: Registers) -> bool:
+    """Return whether a thread is at a system call, and usable. The memory is that of the process as it was found. One
+    that has called exec, or another one that has got its number, does not have it."""
+    return _is_usable(pid, thread, registers) and (
+        os.pread(memory, 2, max(0, registers["rip"] - 2)) == _SYSCALL_CODE)
+
+
+def _is_usable(pid: int, thread: _Thread, registers: Registers) -> bool:
+    return (registers["cs"] == _USER64 and registers["rsp"] - thread.lowest >= _STACK_BYTES
+            and Path(f"/proc/{pid}/task/{thread.tid}").exists())
 
 
 def _resumed(registers: Registers, alone: bool = False) -> Registers:
@@ -160,14 +260,16 @@ def _resumed(registers: Registers, alone: bool = False) -> Registers:
 
 def _call(
     memory: int, tracee: Tracee, registers: Registers, frame: ReturnFrame, gadgets: Gadgets, call: _RemoteCall,
+    deadline: Deadline,
 ) -> int:
-    no_restart = {**registers, "orig_rax": _MINUS_ONE}
+    # As a handler of a signal is entered: a function may rely on the direction flag.
+    no_restart = {**registers, "orig_rax": _MINUS_ONE, "eflags": registers["eflags"] & ~_HANDLER_CLEARS}
     length = (len(call.text) + 1 + 4095) & ~4095
     # Anonymous, private, readable and writable (sys/mman.h).
     tracee.set_registers({**no_restart, "rip": gadgets.syscall, "rsp": frame.back, "rax": _MMAP, "rdi": 0,
                           "rsi": length, "rdx": 3, "r10": 0x22, "r8": _MINUS_ONE, "r9": 0})
-    _run_to_call(tracee, gadgets.syscall + 2, frame.back)
-    tracee.next_syscall_stop()
+    _run_to_call(tracee, gadgets.syscall + 2, frame.back, deadline)
+    tracee.next_syscall_stop(deadline)
     page = tracee.registers()["rax"]
     if _signed(page) < 0:
         raise GputopError(f"the process cannot get memory: {os.strerror(-_signed(page))}",
@@ -175,20 +277,20 @@ def _call(
     os.pwrite(memory, call.text + b"\0", page)
     tracee.set_registers({**no_restart, "rip": call.function, "rsp": frame.calls if gadgets.store else frame.back,
                           "rbx": frame.result, "rdi": call.first, "rsi": page, "rax": 0})
-    _run_to_call(tracee, gadgets.after_sigreturn, frame.context)
+    _run_to_call(tracee, gadgets.after_sigreturn, frame.context, deadline)
     # Another call in the place of rt_sigreturn, which every seccomp filter lets pass, and after it rt_sigreturn again.
     tracee.set_registers({**tracee.registers(), "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2,
                           "rsp": frame.back})
-    tracee.next_syscall_stop()
+    tracee.next_syscall_stop(deadline)
     result = int.from_bytes(os.pread(memory, 4, frame.result), "little", signed=True)  # 0 once the process has ended
     return 0 if result == NO_RESULT else result  # nowhere stored: whether it is called shows in time
 
 
-def _run_to_call(tracee: Tracee, instruction: int, stack: int) -> None:
-    """Continue to the entry to the system call before ``instruction``. Other system calls pass."""
+def _run_to_call(tracee: Tracee, instruction: int, stack: int, deadline: Deadline) -> None:
+    """Continue to the entry to the system call before ``instruction``. Other system calls pass. Raises TooLate."""
     entered = False
     while True:
-        tracee.next_syscall_stop()
+        tracee.next_syscall_stop(deadline)
         entered = not entered
         if entered:
             registers = tracee.registers()

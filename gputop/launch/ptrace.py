@@ -14,6 +14,7 @@ import struct
 import time
 
 from gputop.core.errors import GputopError
+from gputop.launch.deadline import Deadline, TooLate
 
 # sys/ptrace.h
 GETREGS, SETREGS, DETACH, SYSCALL = 12, 13, 17, 24
@@ -46,6 +47,7 @@ class Tracee:
     def __init__(self, tid: int) -> None:
         self.tid = tid
         self.held = self.stopped = False
+        self.at_syscall = self.interrupted = False  # what the thread has stopped for
         self._signal = 0  # one that the thread stopped for, and that has not been delivered to it
         self._ptrace = ctypes.CDLL(None, use_errno=True).ptrace
         self._ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
@@ -68,45 +70,41 @@ class Tracee:
                               "A debugger or strace may hold it; otherwise run gputop attach as root.") from None
         self.held = True
 
-    def interrupt(self) -> bool:
+    def interrupt(self, deadline: Deadline) -> bool:
         """Stop the thread; False where it is in a group stop (SIGSTOP, ctrl-z). Signals that arrive first are
-        delivered."""
+        delivered. Raises TooLate."""
         self.request(INTERRUPT)
         while True:
-            status = self._wait(STOP_S)
+            status = self._wait(deadline)
             if status >> 16 == _EVENT_STOP:
-                return os.WSTOPSIG(status) == signal.SIGTRAP
+                return self.interrupted
+            deadline.check()
             self._resume()
 
-    def stop(self) -> None:
-        """Stop the thread wherever it is, unless it is stopped."""
+    def stop(self, deadline: Deadline) -> None:
+        """Stop the thread wherever it is, unless it is stopped. Raises TooLate."""
         if not self.stopped:
             self.request(INTERRUPT)
-            self._wait(STOP_S)
+            self._wait(deadline)
 
-    def next_syscall_stop(self) -> None:
-        """Continue to the next entry to or exit from a system call. Signals meanwhile are delivered."""
-        deadline = time.monotonic() + CALL_S
-        self._resume()
+    def next_syscall_stop(self, deadline: Deadline) -> None:
+        """Continue to the next entry to or exit from a system call. Signals meanwhile are delivered. Raises TooLate."""
         while True:
-            try:
-                status = self._wait(deadline - time.monotonic())
-            except GputopError:
-                self.stop()  # its registers are to be restored
-                raise
-            if os.WSTOPSIG(status) == _AT_SYSCALL:
-                return
+            deadline.check()
             self._resume()
+            self._wait(deadline)
+            if self.at_syscall:
+                return
 
-    def detach(self) -> None:
+    def detach(self, deadline: Deadline) -> None:
         """Release the thread, with the signal it stopped for; one that runs is stopped first. A thread that does not
-        stop is released by the kernel when gputop ends."""
+        stop is released by the kernel when gputop ends. Raises TooLate."""
         if self.held:
             try:
-                self.stop()
+                self.stop(deadline)
                 self.request(DETACH, None, self._signal)
             except ProcessLookupError:
-                self.reap()
+                self.reap(deadline)
             self.held = self.stopped = False
 
     def registers(self) -> Registers:
@@ -135,9 +133,8 @@ class Tracee:
         self.stopped = False
         self.request(SYSCALL, None, number)
 
-    def _wait(self, timeout_s: float) -> int:
-        """Wait until the thread stops; its wait status. Raises ProcessLookupError where it has ended."""
-        deadline = time.monotonic() + timeout_s
+    def _wait(self, deadline: Deadline) -> int:
+        """Wait until the thread stops; its wait status. Raises TooLate, and ProcessLookupError where it has ended."""
         spin_until = time.monotonic() + _SPIN_S
         pause_s = _MIN_POLL_S
         while True:
@@ -150,20 +147,20 @@ class Tracee:
                     raise ProcessLookupError
                 self.stopped = True
                 number = os.WSTOPSIG(status)
+                self.at_syscall = number == _AT_SYSCALL
+                self.interrupted = status >> 16 == _EVENT_STOP and number == signal.SIGTRAP
                 self._signal = 0 if status >> 16 or number == _AT_SYSCALL else number
                 return status
             now = time.monotonic()
             if now < spin_until:
                 continue
-            if now > deadline:
-                raise GputopError(f"thread {self.tid} does not stop within {timeout_s:.0f} s",
-                                  "It is frozen or hangs in the kernel; gputop changed nothing.")
+            deadline.check()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_POLL_S)
 
-    def reap(self) -> None:
+    def reap(self, deadline: Deadline) -> None:
         """A thread that is killed while it is held stays a zombie until its holder has waited for it."""
         self.held = self.stopped = False
-        with contextlib.suppress(ProcessLookupError, GputopError):
+        with contextlib.suppress(ProcessLookupError, TooLate):
             while True:  # a stop may be waiting, too
-                self._wait(1.0)
+                self._wait(deadline)

@@ -88,7 +88,7 @@ def slot_at(memory: int, runtime: int) -> Slot | None:
         interpreter = 0
     thread = _word(memory, interpreter + offsets[_THREADS_MAIN]) if interpreter else 0
     if not thread:
-        raise GputopError("the job's interpreter is starting or ending", "Try again if the process is still there.")
+        raise GputopError("the job's interpreter is starting or ending", "Attach once the job trains.")
     if not _word(memory, interpreter + enabled, 4):
         raise GputopError("Python's remote execution is switched off in the job (PYTHON_DISABLE_REMOTE_DEBUG or "
                           "-X disable-remote-debug)", "Restart the job with gputop run.")
@@ -105,7 +105,8 @@ def request(memory: int, slot: Slot, script: Path) -> None:
         raise GputopError(f"{script} is too long a path for Python's remote execution", "")
     try:
         if _word(memory, slot.pending, 4):
-            raise GputopError("another tool's request is waiting in the job", "Try again when that request is done.")
+            raise GputopError("another tool's request is waiting in the job",
+                              "Its main thread serves that one first, once it runs Python.")
         os.pwrite(memory, path, slot.path)
         os.pwrite(memory, struct.pack("<i", 1), slot.pending)
         # Only the lowest byte, because the others hold a version. Other threads set bits in it at any time, and one

@@ -13,6 +13,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
 from gputop.core.proc import COMMAND_BYTES, read, read_maps, read_stat, stat_of, user_name
 from gputop.profiler import sockets
+from gputop.profiler.capture.limits import check_limits
 from gputop.ranks.tracing_rights import YAMA, check_rights
 from gputop.text import redaction
 from gputop.text.units import printable
@@ -84,6 +85,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
         raise GputopError(f"process {pid} ({command[:60]}) has {without} loaded",
                           "Give the Python process that trains, not its shell or launcher; or wait until it has "
                           "imported them.")
+    check_limits(pid, proc)
     same_network = True
     with contextlib.suppress(OSError):
         same_network = sockets.network_namespace(proc, pid) == sockets.network_namespace(proc, os.getpid())

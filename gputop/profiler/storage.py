@@ -28,6 +28,7 @@ from msgspec import Struct, field
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import (
     Folder,
+    Readable,
     copy_bounded,
     open_regular,
     remove_empty,
@@ -42,6 +43,7 @@ _RESERVE_BYTES = 64 * 1024
 # A server's own file is copied up to this size and up to the free space. TensorFlow up to 2.20 serializes its trace
 # into one protobuf message of at most 2 GiB.
 MAX_COPY_BYTES = 4 << 30
+_RESERVED_PARTS, _RESERVED_BYTES = 20, 1 << 30  # left free by what another node sends: 5% of a disk, or 1 GiB
 _COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 _REPORT_PERIOD_S = 0.125
 
@@ -184,6 +186,11 @@ class RunFolder(Struct):
         except OSError as error:
             raise GputopError(f"{path} cannot be read: {error.strerror or error}", "Check that file system.") from None
 
+    def receive(self, source: Readable, size: int) -> Path:
+        """Save what comes from ``source``, so many bytes, whole or not at all, and return where. Raises OSError, and
+        what ``source.read`` raises."""
+        return self._fill(source, size, _never)
+
     def open_trace(self) -> BinaryIO:
         """The trace after :meth:`adopt`, for reading; raises OSError."""
         return open_regular(self.name, follow_links=False, folder_fd=self.folder.fd)
@@ -204,10 +211,12 @@ class RunFolder(Struct):
         except FileNotFoundError:
             return False
 
-    def free_bytes(self) -> int:
-        """Number of bytes that its file system still takes. Raises OSError."""
+    def free_bytes(self, *, reserve: bool = False) -> int:
+        """Number of bytes that its file system still takes; with ``reserve``, so that others find room as well. Raises
+        OSError."""
         disk = os.fstatvfs(self.folder.fd)
-        return disk.f_bavail * disk.f_frsize
+        kept = min(disk.f_blocks * disk.f_frsize // _RESERVED_PARTS, _RESERVED_BYTES) if reserve else 0
+        return disk.f_bavail * disk.f_frsize - kept
 
     def _max_copy_bytes(self, source: BinaryIO) -> int:
         """Number of bytes that may be copied; raises OSError where ``source`` is larger."""
@@ -220,7 +229,7 @@ class RunFolder(Struct):
             raise OSError(errno.ENOSPC, f"{size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")
         return min(MAX_COPY_BYTES, free)
 
-    def _fill(self, source: BinaryIO, max_bytes: int, stopped: Callable[[], bool]) -> Path:
+    def _fill(self, source: Readable, max_bytes: int, stopped: Callable[[], bool]) -> Path:
         """Raises OSError, nothing partial left behind."""
         try:
             os.lseek(self._descriptor, 0, os.SEEK_SET)

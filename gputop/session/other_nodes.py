@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -25,7 +27,6 @@ from msgspec.structs import replace
 from gputop.cluster.ssh import NodeProblem, Ssh, by_cause
 from gputop.core.codec import convert, encode, parse
 from gputop.core.errors import GputopError, sentences
-from gputop.core.files import unnamed_file
 from gputop.launch.ranks import MAX_RANKS
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.outcomes import Outcome
@@ -41,13 +42,21 @@ SCHEMA = "gputop.ranks/1"
 MAX_NODES = 64
 _READY_TIMEOUT_S = 90.0  # switching on and probing: 30 s at most for a rank that does not answer, and some recordings
 _LINE_S = 0.5  # time for a line to get there
-_MAX_LEAD_S = 30.0
+_MAX_LEAD_S = 10.0
 _LEAST_S = 0.04  # length of a recording, less than any that gputop chooses: nothing would be left of all others
+# A node that can be recorded for less than this part of the median is left out: it would shorten all others.
+_FAR_BELOW = 0.25
 _MAX_OFFSET_S = 2e9  # offset of a node's clock, which may begin in 1970; a file of clocks holds no more
-_AFTER_S = 600.0  # time to build the traces there, and for them to come here
-_POLL_S = 0.1
+# After the recording: how long nothing may come (a node says every 5 s that it goes on), how long the traces may be
+# built, and how slowly they may come.
+_SILENT_S, _BUILD_S, _LEAST_BYTES_PER_S = 30.0, 240.0, 100_000
+ALIVE_PERIOD_S = 5.0
+_STOPPED_S = 5.0  # for what is on its way when the capture is stopped
+_POLL_S, _END_S = 0.05, 1.0
 _LINE_BYTES, _LINES_BEFORE = 1 << 20, 200  # a login may print more before
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES, _EDGE_BYTES = 1 << 18, 64
+_CHECK = "Check the version there: ssh NODE gputop --version"
+_NODE_BYTES = 8 << 30  # of all traces of a node
 
 T = TypeVar("T")
 
@@ -60,6 +69,13 @@ class Ready(Struct, frozen=True):
     seconds: float
     lead_s: float
     time_s: float
+
+
+class Alive(Struct, frozen=True):
+    """Message of a node that still records or builds its traces; gputop before this version leaves it out."""
+
+    schema: str
+    alive: bool = True
 
 
 class Start(Struct, frozen=True):
@@ -99,18 +115,19 @@ def write_line(out: IO[bytes], line: Struct) -> None:
     out.flush()
 
 
-def read_line(source: IO[bytes], kind: type[T]) -> T:
-    """The next line that is one of this kind; raises NodeProblem where none comes."""
+def read_line(source: IO[bytes], kind: type[T], came: Callable[[], None] = lambda: None) -> T:
+    """The next line that is one of this kind; raises NodeProblem where none comes. ``came`` is called at each line."""
     for _ in range(_LINES_BEFORE):
         line = source.readline(_LINE_BYTES)
         if not line:
             break
+        came()
         if line.startswith(b"{"):
             with contextlib.suppress(ValueError):
                 message = convert(parse(line), kind)
                 if getattr(message, "schema", SCHEMA) == SCHEMA:
                     return message
-    raise NodeProblem("gputop there ended without an answer", "Check the version there: ssh NODE gputop --version")
+    raise NodeProblem("gputop there ended without an answer", _CHECK)
 
 
 class _Node:
@@ -126,6 +143,54 @@ class _Node:
         self.problem: NodeProblem | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.thread: threading.Thread | None = None
+        self.due_s = self.latest_s = math.inf  # monotonic: when something must have come, and all of it
+        self.ended_s = math.inf  # monotonic: since when its end is waited for
+
+    def expect(self, seconds: float) -> None:
+        """All that is still to come must have come in so many seconds, and something of it soon."""
+        self.latest_s = time.monotonic() + seconds
+        self.due_s = min(self.latest_s, time.monotonic() + _SILENT_S)
+
+    def came(self) -> None:
+        """Note that something has come."""
+        self.due_s = min(self.latest_s, time.monotonic() + _SILENT_S)
+
+    def goes_on(self) -> bool:
+        """Return whether something may still come; a thread that does not end is left behind."""
+        return self.thread is not None and self.thread.is_alive() and time.monotonic() < self.ended_s + _END_S
+
+    def end(self, reason: str, fix: str = "") -> None:
+        """End the conversation; what has come is kept."""
+        if self.problem is None:
+            self.problem, self.ended_s = NodeProblem(reason, fix), time.monotonic()
+        if self.process is not None:
+            self.process.kill()
+
+
+class _Trace:
+    """A trace on its way from a node. ``room`` returns how many bytes may still be written here."""
+
+    def __init__(self, size: int, source: IO[bytes], came: Callable[[], None], room: Callable[[], int]) -> None:
+        self._left, self._source, self._came, self._room = size, source, came, room
+        self._last = b""
+
+    def read(self, most: int) -> bytes:
+        """The next piece, b"" at the end. Raises NodeProblem for what is not a trace, and OSError without room."""
+        if not self._left:
+            if not self._last.rstrip().endswith(b"}"):
+                raise NodeProblem("it sends what is not a trace", _CHECK)
+            return b""
+        if self._room() < min(self._left, _PIECE_BYTES):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        piece = self._source.read(min(most, _PIECE_BYTES, self._left))
+        if not piece:
+            raise NodeProblem("the connection broke off while its traces came", "")
+        if not self._last and (not piece.lstrip().startswith(b"{") or b'"traceEvents"' not in piece):
+            raise NodeProblem("it sends what is not a trace", _CHECK)
+        self._came()
+        self._left -= len(piece)
+        self._last = piece[-_EDGE_BYTES:]
+        return piece
 
 
 class OtherNodes:
@@ -165,6 +230,14 @@ class OtherNodes:
         while time.monotonic() < until_s and not self._stop.is_set() and any(
                 node.ready is None and node.problem is None for node in self._nodes):
             time.sleep(_POLL_S)
+        median_s = statistics.median([plan.chosen_s, *(
+            node.ready.seconds for node in self._nodes if node.ready is not None and node.problem is None)])
+        for node in self._nodes:
+            if node.ready is not None and node.problem is None and node.ready.seconds < _FAR_BELOW * median_s:
+                node.problem = NodeProblem(
+                    f"its ranks can be recorded for {node.ready.seconds:g} s, and half of all for {median_s:g} s or "
+                    "more: it is left out, so that it does not shorten the others",
+                    "Capture on that node: gputop capture PID.")
         ready = [(node, node.ready) for node in self._nodes if node.ready is not None and node.problem is None]
         for node, ready_node in ready:
             if ready_node.seconds < plan.chosen_s:
@@ -176,21 +249,28 @@ class OtherNodes:
             node.start = Start(start_s, plan.chosen_s, time.time(), node.low_s)
         for node in self._nodes:
             if node.ready is None and node.problem is None:
-                node.problem = NodeProblem("it was not ready in time", "")
+                node.end("it was not ready in time")
             node.answered.set()
         return plan, start_s
 
     def collect(self, run_dir: Path) -> tuple[tuple[Outcome, ...], tuple[str, ...]]:
-        """The traces of the other nodes, saved in a run folder, and why some are missing, in sentences. Blocks."""
+        """The traces of the other nodes, saved in a run folder, and why some are missing, in sentences. Blocks as long
+        as something comes; once the capture is stopped, for 5 s."""
         self._run = run_dir
         self._collecting.set()
-        until_s = time.monotonic() + _AFTER_S
-        for node in self._nodes:
-            assert node.thread is not None
-            while node.thread.is_alive() and time.monotonic() < until_s:
-                node.thread.join(_POLL_S)
-            if node.thread.is_alive() and node.problem is None:
-                node.problem = NodeProblem(f"its traces did not come within {_AFTER_S:.0f} s", "")
+        stopped_s = math.inf
+        while going := [node for node in self._nodes if node.goes_on()]:
+            now_s = time.monotonic()
+            stopped_s = min(stopped_s, now_s) if self._stop.is_set() else stopped_s
+            for node in going:
+                if now_s > stopped_s + _STOPPED_S:
+                    node.end("the capture was stopped before all its traces came")
+                elif now_s > node.due_s:
+                    node.end(*(("its traces come too slowly", "Check the network, and the load there.")
+                               if node.due_s == node.latest_s else
+                               (f"nothing came from it for {_SILENT_S:.0f} s",
+                                "Check whether it is up; its ranks may have been recorded in vain.")))
+            time.sleep(_POLL_S)
         problems = {node.name: node.problem for node in self._nodes if node.problem is not None}
         return (tuple(outcome for node in self._nodes for outcome in node.outcomes),
                 tuple(sentences(f"not captured: {one.message}", one.fix) for one in by_cause(problems)))
@@ -206,7 +286,7 @@ class OtherNodes:
                 node.problem = node.problem or self._ssh.problem_of(process, errors) or (
                     error if isinstance(error, NodeProblem) else NodeProblem("the connection broke off", ""))
             except GputopError as error:  # a trace could not be saved here
-                node.problem = NodeProblem(error.message, error.fix)
+                node.problem = node.problem or NodeProblem(error.message, error.fix)
             finally:
                 process.kill()
                 process.wait()
@@ -221,56 +301,54 @@ class OtherNodes:
         ready = read_line(from_node, Ready)
         least_s = min(_LEAST_S, request.seconds)
         if not (least_s <= ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
-            raise NodeProblem("gputop there reports an invalid length", "Check the version there: ssh NODE gputop "
-                                                                         "--version")
+            raise NodeProblem("gputop there reports an invalid length", _CHECK)
         node.low_s = _offset_s(ready.time_s)
         node.ready = ready
         node.answered.wait()
         if node.start is None:
             return
         sent_s = time.time()
+        recorded_s = max(0.0, node.start.start_s - sent_s) + node.start.seconds
+        node.expect(recorded_s + _BUILD_S)
+        node.due_s = min(node.latest_s, time.monotonic() + recorded_s + _SILENT_S)
         write_line(to_node, node.start)
-        last = read_line(from_node, Ranks)
+        last = read_line(from_node, Ranks, node.came)
         high_s = _offset_s(last.received_s, sent_s)
         clock = ClockBounds(min(node.low_s, high_s), max(node.low_s, high_s)).clock()
+        sizes = [rank.size for rank in last.ranks[:MAX_RANKS] if not rank.problem]
+        if any(not 0 < size <= MAX_COPY_BYTES for size in sizes) or sum(sizes) > _NODE_BYTES:
+            raise NodeProblem(f"it announces traces that are too large ({sum(sizes) / 1e9:,.1f} GB)", "")
+        node.due_s = node.latest_s = math.inf
         self._collecting.wait()  # until this node's own ranks are recorded
         if self._run is None:
             return
+        node.expect(2 * _SILENT_S + sum(sizes) / _LEAST_BYTES_PER_S)
         for rank in last.ranks[:MAX_RANKS]:
             outcome = Outcome(f"{node.name} {printable(rank.address)[:40]}", printable(rank.name)[:200], clock=clock)
             if rank.problem:
                 outcome = replace(outcome, error=GputopError(printable(rank.problem)[:500], printable(rank.fix)[:500]))
             else:
-                took_s = min(max(rank.took_s, 0.0), node.start.seconds + _AFTER_S)
+                took_s = min(max(rank.took_s, 0.0), node.start.seconds + _BUILD_S)
                 cost = Cost(took_s, min(took_s, node.start.seconds))
                 began_s = None if rank.began_s is None else sent_s + _offset_s(rank.began_s, sent_s) - (
                     clock.offset_ns / 1e9)
-                path = self._save(rank, from_node, request.logdir)
+                path = self._save(rank, from_node, request.logdir, node.came)
                 outcome = replace(outcome, name=path.name, cost=cost, began_s=began_s, result=CaptureResult(
                     outcome.address, path, path.parent, path.parent.name, node.start.seconds, took_s, rank.size, False,
                     "response"))
             node.outcomes.append(outcome)
 
-    def _save(self, rank: Rank, source: IO[bytes], logdir: Path) -> Path:
-        """Raises NodeProblem, or GputopError where it cannot be saved here."""
+    def _save(self, rank: Rank, source: IO[bytes], logdir: Path, came: Callable[[], None]) -> Path:
+        """Raises NodeProblem."""
         assert self._run is not None
-        if not 0 < rank.size <= MAX_COPY_BYTES:
-            raise NodeProblem("it announces a trace that is too large", "")
         try:
-            with (RunFolder.create(logdir, rank.name[:100], self._run.name, ENDING) as run,
-                  unnamed_file(self._run) as whole):
-                if rank.size > run.free_bytes():
+            with RunFolder.create(logdir, rank.name[:100], self._run.name, ENDING) as run:
+                def room() -> int:
+                    return run.free_bytes(reserve=True)
+
+                if rank.size > room():
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                left = rank.size
-                while left:
-                    piece = source.read(min(_PIECE_BYTES, left))
-                    if not piece:
-                        raise NodeProblem("the connection broke off while its traces came", "")
-                    whole.write(piece)
-                    left -= len(piece)
-                whole.flush()
-                whole.seek(0)
-                return run.adopt(whole, Path(f"{rank.name[:100]}{ENDING}"))
+                return run.receive(_Trace(rank.size, source, came, room), rank.size)
         except OSError as error:
             raise NodeProblem(f"its traces cannot be saved here: {error.strerror or error}",
                               "Make room or choose another --logdir.") from None

@@ -16,10 +16,12 @@ from pathlib import Path
 from gputop import cli
 from gputop.core.errors import GputopError
 from gputop.core.framework import framework_of
-from gputop.core.memory import left_in, memory_cgroups
+from gputop.core.job_limits import read_limits
+from gputop.core.memory import control_groups, left_in
 from gputop.core.proc import environ_of, mappings
 from gputop.launch import elf, remote_exec
 from gputop.profiler import discovery
+from gputop.profiler.capture.limits import need_of, shortage
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.workers import job_hosts
 from gputop.ranks import nccl_ras
@@ -103,6 +105,9 @@ def _status(folder: Path, data: bytes) -> None:
     proc_files.parse_io(data)
     _printed(proc_files.parse_status(data).cpus)
     discovery.effective_uid(7, proc)
+    (proc / "7" / "limits").write_bytes(data)
+    short = shortage(read_limits(7, proc=proc, root=folder), need_of("jax", 4, 1), 7)
+    _printed(*(() if short is None else (short.limit, short.fix)))
     TrainingProcesses(proc).find()
 
 
@@ -116,14 +121,16 @@ def _cgroup(folder: Path, data: bytes) -> None:
     root = folder / "cg"
     for group in (root / "memory", root / "system.slice" / "slurmstepd.scope", root / "docker"):
         group.mkdir(parents=True, exist_ok=True)
-        for name in ("cpu.max", "memory.max", "memory.current", "memory.stat", "cpu.stat", "cpuset.cpus.effective"):
+        for name in ("cpu.max", "memory.max", "memory.current", "memory.stat", "cpu.stat", "cpuset.cpus.effective",
+                     "pids.max", "pids.current"):
             (group / name).write_bytes(data)
     container = container_of(data)
     assert container is None or (container.isprintable() and len(container) < 100)
     cgroups = Cgroups(lambda: 0.0, folder)
     _printed(container, cgroups.read(data).name, *(reading.reason for reading in cgroups.read(data).readings.values()))
     cgroups.own()
-    for group in memory_cgroups(7, proc, root):
+    read_limits(7, proc=proc, root=root)
+    for group in control_groups(7, proc, root):
         assert root in (group, *group.parents)
         left_in(group)
 
@@ -234,6 +241,8 @@ def targets(recordings: Callable[[Path], list[bytes]], answers: Callable[[Path],
         Target("environ", "bytes", lambda _: [_ENVIRON], _environ),
         Target("status", "text", lambda _: [
             _STAT.encode(), b"Uid:\t1\t2\t3\t4\nNSpid:\t7\t1\nCpus_allowed_list:\t0-3,8\n",
+            b"Max processes             100                  unlimited            processes \n"
+            b"Max address space         2097152              2097152              bytes     \n",
             b"read_bytes: 1\nwrite_bytes: 2\n"], _status),
         Target("cgroup", "text", lambda _: [*_CGROUPS, b"max 100000\n", b"0-3,8\n"], _cgroup),
         Target("elf", "bytes", _elfs, _elf),

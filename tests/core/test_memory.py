@@ -114,4 +114,4 @@ def test_a_group_of_any_name_ends_no_capture(tmp_path, group):
     proc, root = _tree(tmp_path, "/job", {"job": 500_000})
     (proc / "7").mkdir()
     (proc / "7" / "cgroup").write_bytes(b"0::" + group + b"\nno group\n\n::\n")
-    assert memory.memory_cgroups(7, proc, root) == {root}
+    assert memory.control_groups(7, proc, root) == {root}

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.proc import read_stat
@@ -168,3 +169,18 @@ def test_where_remote_execution_is_switched_off_it_refuses(packages, options, en
             attach.start_server(_target(process))
         assert process.communicate() == ("", "")
     assert _scripts() == before
+
+
+@pytest.mark.parametrize(("state", "cpu_ns", "words"), [
+    ("R", (5_000_000, 47_000_000), "Its threads still run (42 ms of CPU time"),
+    ("S", (5, 5), "it waits or stands still. gputop cannot exclude that its request is the cause"),
+    ("S", (None, None), "The kernel does not show whether it still runs"),
+    ("T", (5, 5), "is stopped"),
+    ("Z", (5, None), "has ended since; if nothing else explains that, the request is the likely cause"),
+])
+def test_what_a_process_does_after_a_request_is_looked_at_before_it_is_told(monkeypatch, state, cpu_ns, words):
+    times = iter(cpu_ns)
+    stat = read_stat(os.getpid())
+    monkeypatch.setattr(attach, "cpu_time_ns", lambda pid: next(times))
+    monkeypatch.setattr(attach, "stat_of", lambda pid: replace(stat, state=state))
+    assert words in attach.what_it_does_now(1, 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.launch import ptrace
+from gputop.launch import inject, ptrace
 from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
 from gputop.launch.remote_exec import memory_of
@@ -85,11 +85,12 @@ def test_other_signals_arrive_meanwhile():
             assert process.stdout.readline() == f"{number}\n"
 
 
-def test_a_process_that_never_sleeps_is_refused(monkeypatch):
-    monkeypatch.setattr(ptrace, "STOP_S", 0.05)
+def test_a_process_that_computes_in_python_alone_is_told_what_it_needs(monkeypatch):
+    monkeypatch.setattr(inject, "LOOK_S", 0.1)
     with _python("print('ready', flush=True)\nwhile True: pass\n") as process:
-        with pytest.raises(GputopError, match=r"no thread of process \d+ sleeps"):
+        with pytest.raises(GputopError, match=r"process \d+ computes without a system call") as caught:
             _ask(process.pid, "print('asked')")
+        assert "gputop run" in caught.value.fix
         assert process.poll() is None
 
 
@@ -101,7 +102,7 @@ def test_a_call_that_does_not_return_is_given_up_and_the_thread_let_go(monkeypat
     with _python(code) as process:
         assert process.stdout is not None
         pause = int(process.stdout.readline())
-        with pytest.raises(GputopError, match="does not stop within"), memory_of(process.pid) as memory:
+        with pytest.raises(GputopError, match="did not let gputop finish in time"), memory_of(process.pid) as memory:
             call_with_text(process.pid, memory, pause, 0, b"")
         assert [process.stdout.readline() for _ in range(100)] == ["on\n"] * 100
         assert "TracerPid:\t0\n" in Path(f"/proc/{process.pid}/status").read_text()

@@ -1,7 +1,8 @@
 """What ends gputop, or the job, while gputop holds one of the job's threads.
 
 An attacker forks a gputop for each moment of the window and sends it a signal in that moment. The job watches its own
-state: sums, rounding mode and signal mask of the thread that is borrowed, the length of its sleeps.
+state: sums, rounding mode and signal mask of the thread that is borrowed, the length of its sleeps, the products of one
+that computes.
 """
 
 from __future__ import annotations
@@ -60,6 +61,21 @@ while True:
 """
 _SLEEPS = {"clock_nanosleep": "time.sleep(0.002)", "poll": "libc.poll(None, 0, 3)",
            "relative": "libc.nanosleep((ctypes.c_long * 2)(0, 3000000), None)"}
+# A single thread that computes in OpenBLAS, asks for its end by system calls that do not wait, and is borrowed at work.
+_AT_WORK = """
+import os, select, signal, sys
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+import numpy
+asked = 0
+values = numpy.random.default_rng(0).random((128, 128))
+expected = (values @ values).tobytes()
+print("ready", flush=True)
+while True:
+    if (values @ values).tobytes() != expected:
+        print("wrong product", flush=True)
+    if select.select([sys.stdin], [], [], 0)[0]:
+        os._exit(0)
+"""
 _FULL = -1  # 32 calls wait for the job's main thread, which a loaded machine lets run late
 _ATTACKER = """
 import os, signal, sys
@@ -92,8 +108,8 @@ def attach(moment):
                                      b"asked += 1")
 ends, held = set(), 0
 reading, writing = os.pipe()
-def detach(tracee, detach=ptrace.Tracee.detach):
-    detach(tracee)
+def detach(tracee, deadline, detach=ptrace.Tracee.detach):
+    detach(tracee, deadline)
     os.write(writing, b"d")
 ptrace.Tracee.detach = detach
 os.set_blocking(reading, False)
@@ -137,9 +153,9 @@ def call(process: subprocess.Popen[str], memory: int, code: str) -> None:
     assert result == 0
 
 
-@pytest.fixture(params=sorted(_SLEEPS))
+@pytest.fixture(params=[*sorted(_SLEEPS), "at work"])
 def job(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    code = "asked = 0\n" + _JOB.replace("SLEEP", _SLEEPS[request.param])
+    code = _AT_WORK if request.param == "at work" else "asked = 0\n" + _JOB.replace("SLEEP", _SLEEPS[request.param])
     with once_ready(sys.executable, "-c", code, stderr=subprocess.STDOUT) as process:
         yield process
 
@@ -164,7 +180,7 @@ def _unharmed(process: subprocess.Popen[str]) -> None:
 # Each signal in one kind of sleep and one signal in each: how a sleep is made again knows nothing of gputop's signals.
 @pytest.mark.parametrize(("job", "number"), [
     *(("clock_nanosleep", n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)),
-    ("poll", signal.SIGTERM), ("relative", signal.SIGTERM)], indirect=["job"])
+    *((kind, signal.SIGTERM) for kind in ("poll", "relative", "at work"))], indirect=["job"])
 def test_a_signal_ends_gputop_after_it_has_released_the_job(job, number):
     moments, held, *ends = _attack(job, number)
     assert (moments > 30, held, ends) == (True, 0, [-number, 3])  # before and after each request of the window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import tempfile
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from gputop.cluster import ssh
+from gputop.profiler import storage
 from gputop.profiler.capture.multi_worker import MultiWorkerCapture, capture_workers
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.kineto import recorder
 from gputop.profiler.storage import RunFolder
 from gputop.profiler.ways import recorder_of
+from gputop.session import other_nodes
 from gputop.session.other_nodes import OtherNodes
 from gputop.trace.readers.load import load
 from tests.profiler.kineto.jobs import fake_job
@@ -25,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 MEETING = "n1:29500"
 READY = '{"schema":"gputop.ranks/1","seconds":0.2,"lead_s":0.0,"time_s":1}'
 TRACE = '{"traceEvents": []}'
+ONE_RANK = ('{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1","name":"a",'
+            f'"size":{len(TRACE)}}}]}}')
 # kineto asks for work every five seconds, the jobs here twenty times a second: as long is waited for them.
 IMPATIENT = {"POLL_PERIOD_S": 0.1, "_LEAD_S": 0.3}
 
@@ -118,11 +123,26 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
      """[{"address":"pid:1","name":"a","size":5000000000000}]}'; cat""", "too large"),
     (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
-     """[{"address":"pid:1","name":"a","size":500}]}'; echo cut""", "broke off while its traces came"),
+     """[{"address":"pid:1","name":"a","size":500}]}'; echo '{"traceEvents": ['""", "broke off while its traces came"),
+    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
+     """[{"address":"pid:1","name":"a","size":500}]}'; head -c 500 /dev/zero; cat""", "sends what is not a trace"),
+    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
+     """[{"address":"pid:1","name":"a","size":19}]}'; printf '%s' '{"traceEvents": [], '; cat""",
+     "sends what is not a trace"),
+    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":["""
+     + ",".join(['{"address":"pid:1","name":"a","size":4000000000}'] * 3) + "]}'; cat", "too large (12.0 GB)"),
+    # One that goes silent once it is ready, one that says for ever that it goes on, one that sends too slowly.
+    (f"echo '{READY}'; read line; cat", "nothing came from it for"),
+    (f"""echo '{READY}'; read line; while echo '{{"schema":"gputop.ranks/1","alive":true}}'; do :; done""",
+     "ended without an answer"),
+    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
+     """[{"address":"pid:1","name":"a","size":500}]}'; printf '{"traceEvents": ['; cat""", "nothing came from it for"),
 ])
 def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(folder, tmp_path, monkeypatch, script, reason):
     if script.endswith("'; cat"):  # it goes on, however long its end is waited for
         monkeypatch.setattr(ssh, "_END_TIMEOUT_S", 0.1)
+    if "nothing came" in reason:
+        monkeypatch.setattr(other_nodes, "_SILENT_S", 0.5)
     _ssh(tmp_path, monkeypatch, script)
     with fake_job(folder) as here:
         captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
@@ -150,6 +170,53 @@ def test_the_shortest_plan_of_all_nodes_counts(folder, tmp_path, monkeypatch):
     assert captured.plan.chosen_s == 0.1 and '"seconds":0.1' in (tmp_path / "told").read_text()
 
 
+def test_a_node_far_below_the_median_is_left_out_and_named(folder, tmp_path, monkeypatch):
+    ready = {node: READY.replace("0.2", seconds) for node, seconds in (("n2", "0.3"), ("n3", "0.05"))}
+    _ssh(tmp_path, monkeypatch, f"case $node in n2) echo '{ready['n2']}';; n3) echo '{ready['n3']}';; esac; read line; "
+                                'echo "$node $line" >> told; '
+                                """echo '{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}'""")
+    with fake_job(folder) as here:
+        captured, _, (missing,) = _capture(here.pid, tmp_path, ["n2", "n3"], "gputop", 0.3)
+    assert captured.plan.chosen_s == 0.3
+    assert missing.startswith("not captured: n3: its ranks can be recorded for 0.05 s, and half of all for 0.3 s")
+    assert '"seconds":0.3' in (tmp_path / "told").read_text() and "n3 {" not in (tmp_path / "told").read_text()
+
+
+def test_a_stop_ends_the_wait_for_a_node_and_what_is_there_is_kept(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(other_nodes, "_STOPPED_S", 0.1)
+    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; case $node in n2) echo '{ONE_RANK}'; "
+                                f"printf '%s' '{TRACE}';; n3) cat;; esac")
+    request, stop = CaptureRequest(0.2, tmp_path / "logs", force=True), threading.Event()
+    others = OtherNodes(["n2", "n3"], MEETING, "gputop", stop)
+    with fake_job(folder) as here, others.running(request):
+        captured = capture_workers([recorder_of(f"pid:{here.pid}")], request, lambda _: None, lambda _: None, stop,
+                                   others.agree)
+        others._run = captured.run_dir
+        others._collecting.set()
+        others._nodes[0].thread.join(20)
+        stop.set()
+        outcomes, (missing,) = others.collect(captured.run_dir)
+    assert [outcome.name for outcome in outcomes] == ["a.pt.trace.json"]
+    assert missing.startswith("not captured: n3: the capture was stopped before all its traces came")
+
+
+def test_a_trace_that_would_take_the_reserve_of_the_disk_is_not_begun(folder, tmp_path, monkeypatch):
+    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{ONE_RANK}'; printf '%s' '{TRACE}'")
+    monkeypatch.setattr(storage, "_RESERVED_PARTS", 1)
+    monkeypatch.setattr(storage, "_RESERVED_BYTES", 1 << 60)
+    with fake_job(folder) as here:
+        captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
+    assert len(captured.captured) == 1 and outcomes == () and "No space left on device" in missing
+
+
+def test_a_node_that_builds_says_that_it_goes_on():
+    said = io.BytesIO(b'{"schema":"gputop.ranks/1","alive":true}\n' * 3
+                      + b'{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}\n')
+    came: list[int] = []
+    assert other_nodes.read_line(said, other_nodes.Ranks, lambda: came.append(1)).ranks == ()
+    assert len(came) == 4
+
+
 def test_a_trace_that_cannot_be_saved_here_is_a_problem_of_its_node(folder, tmp_path, monkeypatch):
     """Two ranks of one name: the second trace would replace the first."""
     rank = f'{{"address":"pid:1","name":"a","size":{len(TRACE)}}}'
@@ -171,7 +238,7 @@ def test_a_trace_larger_than_the_free_space_is_not_begun(folder, tmp_path, monke
     line = '{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1","name":"a","size":4000000000}]}'
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf begin; cat")
     monkeypatch.setattr(ssh, "_END_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(RunFolder, "free_bytes", lambda self: 3_000_000_000)
+    monkeypatch.setattr(RunFolder, "free_bytes", lambda self, reserve=False: 3_000_000_000)
     with fake_job(folder) as here:
         captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
     assert len(captured.captured) == 1 and outcomes == () and "No space left on device" in missing

@@ -7,8 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from gputop.core.memory import left_in, memory_cgroups
-from gputop.profiler.addresses import is_local, listening_pid
+from gputop.core.job_limits import LimitFacts, read_limits
+from gputop.core.memory import control_groups, left_in
+from gputop.profiler.addresses import is_local, listening_pid, process_of
 from gputop.profiler.capture.plan import FreeResources
 from gputop.profiler.discovery import is_training
 
@@ -32,14 +33,16 @@ def free_resources(address: str, pid: int | None, logdir: Path) -> FreeResources
         unknown.append(f"{address} is on another machine: whether its memory is enough for the capture is unknown")
     elif pid is None:
         unknown.append(f"the process that serves {address} cannot be seen: its own memory limit is unknown")
-    own_dirs = memory_cgroups(os.getpid())
-    job_dirs = memory_cgroups(pid) if pid is not None else own_dirs
+    own_dirs = control_groups(os.getpid())
+    job_dirs = control_groups(pid) if pid is not None else own_dirs
     node: float = psutil.virtual_memory().available
     shared, job_only, own_only = (
         min((left for d in dirs if (left := left_in(d)) is not None), default=None)
         for dirs in (own_dirs & job_dirs, job_dirs - own_dirs, own_dirs - job_dirs))
-    return FreeResources(min(node, shared) if shared is not None else node, job_only, own_only, free_disk_bytes(logdir),
-                here, tuple(unknown))
+    limits = read_limits(pid, Path("/tmp") if process_of(address) is not None else None) if pid else LimitFacts()
+    of_job = [float(part) for part in (job_only, limits.memory_left_bytes) if part is not None]
+    return FreeResources(min(node, shared) if shared is not None else node, min(of_job, default=None), own_only,
+                         free_disk_bytes(logdir), limits.disk_bytes, here, tuple(unknown))
 
 
 def free_disk_bytes(folder: Path) -> float | None:

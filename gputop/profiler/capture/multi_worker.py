@@ -23,6 +23,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.addresses import machine_name, split_address, unix_name
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import JobMemory, MemoryGrowthGuard, Watch, with_more
+from gputop.profiler.capture.limits import check_limits
 from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
 from gputop.profiler.capture.overview import record_overview
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
@@ -153,6 +154,7 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
         return chosen
 
     try:
+        _run_phase(threads, workers, lambda w: check_limits(w.recorder.pid, jobs=len(workers)))
         if request.force or not any(needs_probe(seconds, w.recorder.limits) for w in workers):
             chosen = record(full_length(request))
             return _finish(workers, chosen, run, chosen.chosen_s)
@@ -239,7 +241,7 @@ def per_worker(free: FreeResources, workers: int) -> FreeResources:
         return None if free is None else free / workers
 
     return replace(free, shared_bytes=part(free.shared_bytes), own_bytes=part(free.own_bytes),
-                   disk_bytes=part(free.disk_bytes))
+                   disk_bytes=part(free.disk_bytes), job_disk_bytes=part(free.job_disk_bytes))
 
 
 def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:

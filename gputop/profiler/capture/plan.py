@@ -93,7 +93,8 @@ class FreeResources(Struct, frozen=True):
 
     ``shared_bytes`` is the memory of the node, or of the container that job and gputop are both in;
     ``job_bytes`` and ``own_bytes`` are what is left of memory limits of only one of them;
-    ``disk_bytes`` is free in the logdir. ``job_here``: the job takes its memory from this node.
+    ``disk_bytes`` is free in the logdir, ``job_disk_bytes`` where the job writes its trace. ``job_here``: the job takes
+    its memory from this node.
     ``unknown`` says in words what could not be looked at.
     """
 
@@ -101,6 +102,7 @@ class FreeResources(Struct, frozen=True):
     job_bytes: float | None = None
     own_bytes: float | None = None
     disk_bytes: float | None = None
+    job_disk_bytes: float | None = None
     job_here: bool = True
     unknown: tuple[str, ...] = ()
 
@@ -271,6 +273,7 @@ def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorde
         (free.job_bytes, job_per_s, 0.0, "memory within the job's limit"),
         (free.own_bytes, own_per_s, _ANALYSIS_BASE_BYTES, "memory within gputop's limit"),
         (free.disk_bytes, trace_per_s, 0.0, "disk space in the logdir"),
+        (free.job_disk_bytes, trace_per_s, 0.0, "disk space in the job's /tmp"),
     )
     for free_bytes, per_s, base, what in limits:
         if free_bytes is None:
@@ -282,7 +285,7 @@ def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorde
                 f"too little {what} for a capture: {size(free_bytes)} free, and {least_s:g} s of it take about "
                 f"{size(least_s * per_s + base)} (probed for {probe.seconds:g} s, the job made "
                 f"{size(probe.bytes)} of trace{grew})",
-                f"Free some{', or choose another --logdir' if 'disk' in what else ''}; or force a short capture "
+                f"Free some{', or choose another --logdir' if 'logdir' in what else ''}; or force a short capture "
                 f"without probe and check: gputop capture --seconds 0.3 --force.{recorder.instead and ' Or: '}"
                 f"{recorder.instead}",
             )

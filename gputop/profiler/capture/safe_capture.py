@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, Watch, with_more
+from gputop.profiler.capture.limits import check_limits
 from gputop.profiler.capture.overview import record_overview
 from gputop.profiler.capture.plan import (
     PROBE_S,
@@ -46,6 +47,7 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
     the node lacks the memory or disk space for the shortest useful capture.
     """
     seconds, logdir = request.seconds, request.logdir
+    check_limits(recorder.pid)
     memory = JobMemory(recorder.pid, on_progress)
     if request.force or not needs_probe(seconds, recorder.limits):
         chosen = full_length(request)

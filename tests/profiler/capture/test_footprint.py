@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.memory import left_in, memory_cgroups, resident_bytes
+from gputop.core.memory import control_groups, left_in, resident_bytes
 from gputop.profiler.capture import footprint
 from gputop.profiler.capture.footprint import free_disk_bytes, free_resources, job_pid
 
@@ -40,13 +40,13 @@ def test_cgroups_of_a_process_reach_to_the_top(tmp_path):
     (proc / "7").mkdir(parents=True)
     inner = cgroup(root / "kube" / "pod", "1000")
     (proc / "7" / "cgroup").write_text("0::/kube/pod\n")
-    assert memory_cgroups(7, proc, root) == {root, root / "kube", inner}
+    assert control_groups(7, proc, root) == {root, root / "kube", inner}
     v1 = cgroup(root / "memory" / "slurm", "1000", version=1)
     (proc / "7" / "cgroup").write_text("9:cpu,cpuacct:/kube\n5:memory:/slurm\n")
-    assert memory_cgroups(7, proc, root) == {root / "memory", v1}
+    assert control_groups(7, proc, root) == {root / "memory", v1}
     (proc / "7" / "cgroup").write_text("0::/seen/from/outside\n")  # in a container: only its own end is mounted
-    assert memory_cgroups(7, proc, root) == {root}
-    assert memory_cgroups(8, proc, root) == frozenset()
+    assert control_groups(7, proc, root) == {root}
+    assert control_groups(8, proc, root) == frozenset()
 
 
 def test_limits_of_one_of_the_two_bind_only_that_one(tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_limits_of_one_of_the_two_bind_only_that_one(tmp_path, monkeypatch):
     job = cgroup(tmp_path / "job", "900", 800)
     own = cgroup(tmp_path / "own", "300", 100)
     groups = {os.getpid(): frozenset({both, own}), 4_000_000: frozenset({both, job})}
-    monkeypatch.setattr(footprint, "memory_cgroups", lambda pid: groups[pid])
+    monkeypatch.setattr(footprint, "control_groups", lambda pid: groups[pid])
     found = free_resources("127.0.0.1:6009", 4_000_000, tmp_path / "not" / "there")
     assert (found.shared_bytes, found.job_bytes, found.own_bytes) == (600, 100, 200)
     assert found.job_here and found.unknown == ()

@@ -1,0 +1,124 @@
+"""A job that plays along: it has the symbols that gputop looks for, and its code never returns, or its memory never
+answers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.launch import deadline, inject, ptrace
+from gputop.launch.elf import addresses_in
+from gputop.launch.remote_exec import memory_of
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None,
+                                reason="x86-64 and a compiler")
+
+_HOSTILE = """
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/time.h>
+#include <unistd.h>
+int Py_AddPendingCall(int (*call)(void *), void *argument) { for (;;) { LOOP; } }
+int PyRun_SimpleString(const char *text) { return 0; }
+static void ignored(int number) { (void)number; }
+static void *turning(void *unused) { for (;;) usleep(1000); return unused; }
+int main(void) {
+    pthread_t thread;
+    struct itimerval often = {{0, 300}, {0, 300}};
+    (void)often;
+    pthread_create(&thread, 0, turning, 0);
+    signal(SIGALRM, ignored);
+    STORM;
+    write(1, "ready\\n", 6);
+    while (read(0, &thread, 1) != 0) {}
+    return 7;
+}
+"""
+_KINDS = {"calls": ("getppid()", ""), "computes": ("__asm__ volatile(\"\")", ""), "waits": ("pause()", ""),
+          "signals": ("getppid()", "setitimer(ITIMER_REAL, &often, 0)")}
+_ATTACH = """
+import sys
+from gputop.launch import ptrace
+from gputop.launch.elf import addresses_in
+from gputop.launch.inject import call_with_text
+from gputop.launch.remote_exec import memory_of
+pid = int(sys.argv[1])
+functions = addresses_in(pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+next_stop = ptrace.Tracee.next_syscall_stop
+def told(tracee, deadline):
+    print("holds", flush=True)
+    ptrace.Tracee.next_syscall_stop = next_stop
+    next_stop(tracee, deadline)
+ptrace.Tracee.next_syscall_stop = told
+with memory_of(pid) as memory:
+    call_with_text(pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], b"")
+"""
+
+
+@pytest.fixture(params=sorted(_KINDS))
+def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    loop, storm = _KINDS[request.param]
+    (tmp_path / "job.c").write_text(_HOSTILE.replace("LOOP", loop).replace("STORM", storm))
+    subprocess.run(["gcc", "-O1", "-rdynamic", "-pthread", "-o", tmp_path / "job", tmp_path / "job.c"], check=True,
+                   capture_output=True)
+    with subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def _is_released(process: subprocess.Popen[bytes]) -> None:
+    """Nobody holds a thread of it, and it ends as it does alone."""
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        assert "TracerPid:\t0\n" in (task / "status").read_text()
+    process.communicate()
+    assert process.returncode == 7
+
+
+def test_a_call_that_never_returns_ends_at_the_deadline(hostile, monkeypatch):
+    monkeypatch.setattr(ptrace, "CALL_S", 0.2)
+    functions = addresses_in(hostile.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+    with memory_of(hostile.pid) as memory, pytest.raises(GputopError, match="did not let gputop finish in time"):
+        inject.call_with_text(hostile.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], b"")
+    _is_released(hostile)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_gputop_within_a_call_that_never_returns(hostile, number):
+    with subprocess.Popen([sys.executable, "-c", _ATTACH, str(hostile.pid)], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL) as gputop:
+        assert gputop.stdout is not None and gputop.stdout.readline() == b"holds\n"
+        gputop.send_signal(number)
+        assert gputop.wait(10) == -number
+    _is_released(hostile)
+
+
+def test_memory_that_never_answers_is_given_up(monkeypatch):
+    """As userfaultfd or FUSE make it: the read does not return."""
+    monkeypatch.setattr(deadline, "_RELEASE_S", 0.05)
+    reading, writing = os.pipe()
+    descriptors: list[int] = []
+
+    def read(own: int, _: deadline.Deadline) -> bytes:
+        descriptors.append(own)
+        return os.read(reading, 1)
+
+    try:
+        with memory_of(os.getpid()) as memory, pytest.raises(deadline.TooLate, match="does not answer"):
+            deadline.in_time(os.getpid(), memory, read, 0.05)
+        os.fstat(*descriptors)  # stays the thread's own until it has read
+    finally:
+        os.write(writing, b"x")
+        os.close(writing)
