@@ -25,6 +25,7 @@ from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
+from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.text.units import counted, seconds
@@ -213,8 +214,9 @@ def _notes(
             "surely repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
+        more = ("trace more runs, as a timeline holds one" if steps.times.anchor == SESSION_RUN else "capture longer")
         notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
-                                              "the window: take the numbers as an example, or capture longer."))
+                                              f"the window: take the numbers as an example, or {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)

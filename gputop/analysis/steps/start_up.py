@@ -18,7 +18,7 @@ from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtra
 from gputop.trace.lookups import COMPILE, host_rows, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.recorded import part_of
-from gputop.trace.threads import MAIN, lines_of
+from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING = "loading", "compilation", "tracing", "autotuning"
 TORCH_COMPILING = "torch_compilation"
@@ -159,8 +159,18 @@ def _set_up(trace: Trace) -> _Found:
 def _tried(trace: Trace) -> _Found:
     mask, device = name_mask(trace, TRIES, ("redzone",)), trace.device
     rows = np.flatnonzero(mask[device.name]) if mask.any() else np.empty(0, np.int64)
-    tried = joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS)
+    tried = merge(joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS), _chosen(trace))
     return tried.start, tried.end, np.full(len(tried.start), -1, np.int64)
+
+
+def _chosen(trace: Trace) -> Spans:
+    """Convolutions' ops on the host of a timeline of TensorFlow 1 that take far longer than a launch: cuDNN tries out
+    algorithms, whose kernels are not recorded."""
+    host = trace.host
+    rows = host_rows(trace, r".*:\w*Conv[23]D\w*$")
+    rows = rows[[trace.lines[line].name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in host.line[rows].tolist()]]
+    rows = rows[host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS]
+    return union(host.start_ns[rows], host.end_ns[rows])
 
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
@@ -226,6 +236,9 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     in_each = np.searchsorted(tries, bounds_ns[:, 1]) - np.searchsorted(tries, bounds_ns[:, 0])
     if (in_each > 0).all():
         return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
+    if (coverage(_chosen(trace), bounds_ns[:, 0], bounds_ns[:, 1]) > START_UP_SHARE * (
+            bounds_ns[:, 1] - bounds_ns[:, 0])).all():
+        return _TEXTS[AUTOTUNING]
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
         return "replicas that begin one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)

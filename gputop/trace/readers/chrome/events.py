@@ -384,6 +384,8 @@ def _op(args: dict[str, Any], builder: TraceBuilder) -> int:
     op, hlo, module = (str(args.get(k) or "") for k in ("tf_op", "hlo_op", "hlo_module"))
     if op and op != "XlaModule:":
         return builder.names[op]
+    if isinstance(args.get("op"), str) and "name" in args:  # a node of TensorFlow 1's graph
+        return builder.names[f"{args['name']}:{args['op']}"]
     if not hlo:
         hlo = kernel_names.op_of_annotation(str(args.get("annotation") or ""))
     return builder.names[f"{module}/{hlo}" if module else hlo] if hlo else -1
