@@ -121,14 +121,13 @@ def paced_by_input(facts: TraceFacts) -> float | None:
 def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culprit, ...]:
     """The slowest stage of tf.data, in its call that lies longest in waits; of PyTorch what runs in the waits."""
     trace, waits = facts.trace, waits_for_input(facts)
-    if facts.framework == "pytorch" or (not fix.stage and stage is None):
+    stage = fix.stage.rpartition("::")[2] if fix.stage else stage
+    if stage is None or facts.framework == "pytorch":
         of_loop = (MAIN,) if facts.framework == "pytorch" else (MAIN, EXECUTOR)
         time_by_name = work_in(trace, waits, lines_of(trace, *of_loop))[0]
         work = [item for item in ranked_work(time_by_name, facts.steps_or_window * max(len(facts.trace.hosts), 1))
                 if item.s_per_step * 1e9 * facts.steps_or_window >= _WORTH_NAMING * waits.total]
         return on_host(facts, work, waits)
-    if fix.stage:
-        stage = fix.stage.rpartition("::")[2]
     rows, path, paths = iterator_paths(trace)
     chosen = np.array([text == fix.stage if fix.stage else text.rpartition("::")[2] == stage for text in paths], bool)
     rows = rows[chosen[path]]

@@ -98,11 +98,13 @@ class HostCauses(Struct, frozen=True):
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
-    """Return whether the model itself runs op by op, and not only a callback."""
+    """Return whether the model itself runs op by op, and not only a callback: then no function is called, or the ops
+    are many in each step."""
     if ops is None or (ops.eager_share or 0.0) < EAGER_SHARE:
         return False
-    count = ops.eager_ops_per_step if ops.eager_ops_per_step is not None else sum(op.count for op in ops.eager)
-    return count >= EAGER_OPS
+    if ops.eager_share == 1.0 or ops.eager_ops_per_step is None:
+        return sum(op.count for op in ops.eager) >= EAGER_OPS
+    return ops.eager_ops_per_step >= EAGER_OPS
 
 
 def host_causes(
