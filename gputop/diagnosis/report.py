@@ -291,7 +291,7 @@ def limit_of(a: Analysis) -> str:
     if a.trace.is_damaged:
         return "No verdict: the file is damaged, and figures of what is left of it would be wrong."
     if a.steps is not None and a.steps.start_up:
-        return f"No verdict: the recording shows the job's start ({a.steps.start_up}), and no later step."
+        return f"No verdict: the recording shows the job's start and no later step: {a.steps.start_up}."
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     doubt = not_enough(a) if clean or not active else ""

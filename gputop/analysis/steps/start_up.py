@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, torch_builds
 from gputop.text.units import seconds
+from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, host_rows, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.recorded import part_of
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
-LOADING, COMPILING, TRACED, AUTOTUNING = "loading", "compilation", "tracing", "autotuning"
+LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
 TORCH_COMPILING = "torch_compilation"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
@@ -50,14 +51,14 @@ _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
     TORCH_COMPILING: "compilation by torch.compile",
-    AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms",
+    AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
 }
 
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
-    "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph) or "autotuning"; ``what`` is
-    the function or the call, "" where no name tells."""
+    "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph), "autotuning" or "graphs"
+    (CUDA's); ``what`` is the function or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -80,7 +81,8 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     if len(by_torch.start):  # parts of it are called as XLA's are
         compiled = _outside(compiled, by_torch)
     loaded = _joined(_loading(trace), _set_up(trace))
-    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (TORCH_COMPILING, _by_torch(trace, by_torch)),
+    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (GRAPHS, _found(_recorded(trace))),
+                        (TORCH_COMPILING, _by_torch(trace, by_torch)),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -160,7 +162,19 @@ def _tried(trace: Trace) -> _Found:
     mask, device = name_mask(trace, TRIES, ("redzone",)), trace.device
     rows = np.flatnonzero(mask[device.name]) if mask.any() else np.empty(0, np.int64)
     tried = merge(joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS), _chosen(trace))
-    return tried.start, tried.end, np.full(len(tried.start), -1, np.int64)
+    return _found(tried)
+
+
+def _found(spans: Spans) -> _Found:
+    return spans.start, spans.end, np.full(len(spans.start), -1, np.int64)
+
+
+def _recorded(trace: Trace) -> Spans:
+    """Recordings of graphs before the first one is launched: later ones may return."""
+    launches = trace.host.start_ns[host_rows(trace, GRAPH_LAUNCH)]
+    spans = recordings(trace)[0]
+    before = spans.end <= launches[0] if len(launches) else np.ones(len(spans.end), bool)
+    return Spans(spans.start[before], spans.end[before])
 
 
 def _chosen(trace: Trace) -> Spans:
@@ -198,7 +212,7 @@ def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
     """Compilations of torch.compile, unless it compiles a function again and again."""
     if any(built_again(trace, one) for one in torch_builds(trace, lines_of(trace, MAIN))):
         by_torch = EMPTY
-    return by_torch.start, by_torch.end, np.full(len(by_torch.start), -1, np.int64)
+    return _found(by_torch)
 
 
 def _outside(calls: _Found, spans: Spans) -> _Found:
@@ -236,16 +250,15 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     in_each = np.searchsorted(tries, bounds_ns[:, 1]) - np.searchsorted(tries, bounds_ns[:, 0])
     if (in_each > 0).all():
         return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
-    if (coverage(_chosen(trace), bounds_ns[:, 0], bounds_ns[:, 1]) > START_UP_SHARE * (
-            bounds_ns[:, 1] - bounds_ns[:, 0])).all():
-        return _TEXTS[AUTOTUNING]
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
         return "replicas that begin one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
-    rows = host_rows(trace, COMPILE) if may_be_first else np.empty(0, np.int64)
-    compiling = coverage(union(trace.host.start_ns[rows], trace.host.end_ns[rows]), bounds_ns[:, 0], bounds_ns[:, 1])
-    if (compiling > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
-        return f"compilation by XLA ({seconds(compiling.sum() / 1e9)})"
+    rows = host_rows(trace, COMPILE)
+    compiling = union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    for kind, spans in ((COMPILING, compiling), (AUTOTUNING, _chosen(trace)), (GRAPHS, _recorded(trace))):
+        time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
+        if may_be_first and (time > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
+            return f"{_TEXTS[kind]} ({seconds(time.sum() / 1e9)})"
     return ""
 
 
