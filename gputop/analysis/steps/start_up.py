@@ -16,7 +16,7 @@ from gputop.analysis.steps.torch_compilations import built_again, compiling, tor
 from gputop.text.units import seconds
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, host_rows, name_mask, numbered
+from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.recorded import part_of
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
@@ -38,13 +38,15 @@ _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices o
 # waits, too, but before any work it is the call by which many programs create the context.
 _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
-              r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Profiler)")
+              r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Reset|Release|Profiler)")
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
 _WORTH_SAYING = 0.05  # share of the recording
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
+_TEARS_DOWN = (r"(?:cuda|hip|cu)(?=[A-Z])\w*(?:Unload|Unregister|Destroy|Free|DeviceReset|CtxReset|CtxRelease)\w*$|"
+               r"(?:cudnn|cublas|cusolver|cusparse|cufft|nccl)\w*Destroy")
 _FEW_STEPS = 3  # of fewer each may be the first
 START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
@@ -285,6 +287,20 @@ def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
         if done >= _STARTS * (span.end_ns - begin):
             over = span.end_ns
     return over if over is not None and over - begin >= _WORTH_SAYING * (end - begin) else None
+
+
+def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
+    """Calls on these lines that free, unload and destroy after the last work of the GPUs: the program ends."""
+    rows = host_rows(trace, _TEARS_DOWN)
+    rows = rows[lines[trace.host.line[rows]] & (trace.host.start_ns[rows] >= after_ns)]
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+
+
+def end_start_ns(trace: Trace) -> int | None:
+    """When the program begins to end, after the last work of its GPUs; None where the recording does not show that."""
+    (begin, end), last = trace.window_ns, int(trace.device.end_ns.max(initial=-1))
+    took = tear_down(trace, np.ones(len(trace.lines), bool), last).total if last >= 0 else 0
+    return last if took >= max(_STARTS * (end - last), _WORTH_SAYING * (end - begin)) else None
 
 
 def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
