@@ -24,7 +24,7 @@ from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, K
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file, text_of
 from gputop.trace.readers.clock_file import HostClock, clocks_of
-from gputop.trace.readers.content import memory_limit, read_chunks
+from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks
 from gputop.trace.threads import GRAPH_EXECUTOR, NOT_NUMBERED
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
@@ -43,7 +43,7 @@ _NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 def read_files(files: Sequence[Path]) -> Trace:
     """The ranks of one job. Raises as :func:`read_chrome`, and GputopError for files that cannot be read."""
     damaged: set[str] = set()
-    return read_chrome([(str(file), read_chunks(file, damaged)) for file in files], damaged=damaged,
+    return read_chrome([(str(file), as_utf8(read_chunks(file, damaged))) for file in files], damaged=damaged,
                        limit_bytes=memory_limit(), known_clocks=clocks_of(files))
 
 
