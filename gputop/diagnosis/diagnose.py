@@ -24,7 +24,15 @@ from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
-from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
+from gputop.analysis.steps.start_up import (
+    StartUpSpan,
+    after_start,
+    end_start_ns,
+    start_end_ns,
+    start_up_spans,
+    what_started,
+)
+from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.text.units import counted, seconds
@@ -34,6 +42,7 @@ from gputop.trace.parallel import pool
 from gputop.trace.quality import is_cut_off
 from gputop.trace.readers.capture_file import capture_of
 from gputop.trace.readers.load import load
+from gputop.trace.recorded import part_of
 
 # How a profiler that recorded the host alone records its GPU, by format.
 _RECORD_GPU = {
@@ -85,6 +94,11 @@ def analyze_with_steps(
     recording = trace
     if over_ns is not None and steps is None:  # what follows the start is judged by itself
         trace = after_start(trace, over_ns)
+    if steps is None and (end_ns := end_start_ns(trace)) is not None:  # and what precedes the program's end
+        start_note = (*start_note, TraceNote("end", (
+            f"The recording ends with the program's end: for {seconds((trace.window_ns[1] - end_ns) / 1e9)} it mostly "
+            "unloads and frees what it had. gputop leaves that out.")))
+        trace = part_of(trace, 0, end_ns)
     with pool(trace.event_count) as threads:
         do = threads.submit
         of_host = do(host_ops, trace, steps)
@@ -213,8 +227,9 @@ def _notes(
             "surely repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
+        more = ("trace more runs, as a timeline holds one" if steps.times.anchor == SESSION_RUN else "capture longer")
         notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
-                                              "the window: take the numbers as an example, or capture longer."))
+                                              f"the window: take the numbers as an example, or {more}."))
     if steps is not None:
         notes += evaluation_note(steps.times) + accumulation_note(trace, steps)
         notes += _steps_that_are_none(trace, steps)

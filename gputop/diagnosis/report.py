@@ -247,7 +247,7 @@ def not_judged(a: Analysis) -> str:
 
 def _unexplained(a: Analysis, below: str = "“Gaps” below") -> str:
     """The largest idle part of the step that no finding names, where it is large; else nothing."""
-    if a.breakdown is None or not a.gpus:
+    if a.breakdown is None or not a.gpus or (a.steps is not None and a.steps.start_up):
         return ""
     parts, total = a.breakdown.known, a.breakdown.total
     named = {id_ for f in a.findings for id_ in f.ids}
@@ -290,6 +290,8 @@ def limit_of(a: Analysis) -> str:
     reason."""
     if a.trace.is_damaged:
         return "No verdict: the file is damaged, and figures of what is left of it would be wrong."
+    if a.steps is not None and a.steps.start_up:
+        return f"No verdict: the recording shows the job's start and no later step: {a.steps.start_up}."
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     doubt = not_enough(a) if clean or not active else ""

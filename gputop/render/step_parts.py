@@ -104,6 +104,7 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
     "between": ("between steps", "Between two steps or loops, while no GPU works: what the host did there."),
     "gpu_work": ("GPU work", "GPUs work, and the work belongs to no known step."),
     "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that held them."),
+    "end": ("end", "After the last work of the GPUs: the program unloads modules and frees what it had."),
     "open": ("unfinished step", "At the start or the end of the recording, longer than a usual step: a step or a wait "
                                 "that began before, or that did not end."),
     "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not spend otherwise."),

@@ -15,6 +15,7 @@ from gputop.core.findings import TraceNote
 from gputop.trace import limits
 from gputop.trace.derived_lines import stream_key
 from gputop.trace.eager_calls import add_eager_stats
+from gputop.trace.gpu_clocks import set_right
 from gputop.trace.model import (
     I64,
     AllocatorEvents,
@@ -136,6 +137,8 @@ class TraceBuilder(Struct):
             starts = [times for times in (device.start_ns, host.start_ns, allocator.time_ns) if len(times)]
             if not starts:
                 raise self._no_events(paths, empty_fix)
+            for message in set_right(device, host, self.names.list, self.gpus):
+                self.note("clock", message)
             first = min(int(times.min()) for times in starts)
             for times in (device.start_ns, device.end_ns, host.start_ns, host.end_ns, allocator.time_ns,
                           steps.start_ns, steps.end_ns):

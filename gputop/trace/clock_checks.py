@@ -1,6 +1,6 @@
-"""Times that cannot be right: of a GPU against its host and the other GPUs, and jumps of the clock.
+"""Times that cannot be right: of a GPU against the other GPUs, and jumps of the clock.
 
-Nothing is corrected. The notes say which figures rest on such times.
+Nothing is corrected here. The notes say which figures rest on such times.
 """
 
 from __future__ import annotations
@@ -11,15 +11,10 @@ import numpy as np
 
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
+from gputop.trace.gpu_clocks import MIN_EVENTS, OFF_NS, UNRELIABLE
 from gputop.trace.model import Kind, Trace
 
-# CUPTI converts a GPU's times to the host's clock with an error of microseconds. gputop's own figures.
-_JITTER_NS = 20_000
-_OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named
-_MIN_EVENTS = 10
-_MIN_SHARE = 0.01  # share of a GPU's events, which begin before their launches
 _JUMP_NS = 60 * 10**9  # a pause longer than this, and than all else in the trace, is no pause of a training job
-_UNRELIABLE = "Launch delays, causes of its idle time and its order among other GPUs are not reliable."
 _OFFSET_TOLERANCE = 0.2  # by which the offsets of single collectives may differ
 
 
@@ -29,33 +24,23 @@ def clock_notes(trace: Trace) -> list[TraceNote]:
 
 
 def _launches(trace: Trace) -> Iterator[str]:
-    """GPUs whose events begin before the calls that launched them, or long after although nothing held them up."""
+    """GPUs whose kernels begin long after the calls that launched them, although nothing held them up."""
     device = trace.device
     launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
     gpu_of = device.gpu[launched]
     shortest: dict[int, int] = {}
     for gpu in range(len(trace.gpus)):
         rows = launched[np.flatnonzero(gpu_of == gpu)]
-        if not len(rows):
-            continue
-        delay = device.start_ns[rows] - device.launch_ns[rows]
-        early = delay < -_JITTER_NS
-        if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(delay)):
-            yield (f"{int(early.sum()):,} of {len(delay):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
-                   f"call that launched them, by up to {seconds(-int(delay.min()) / 1e9)}: its clock and the host's "
-                   f"differ. {_UNRELIABLE}")
-            continue
         # Launched by a call before which everything earlier on that GPU had ended; events are in the order of starts.
-        reach = np.maximum.accumulate(device.end_ns[rows])
-        free = np.append(True, device.launch_ns[rows[1:]] > reach[:-1])
-        if free.sum() >= _MIN_EVENTS:
-            shortest[gpu] = int(np.percentile(delay[free], 5))
+        free = np.append(True, device.launch_ns[rows[1:]] > np.maximum.accumulate(device.end_ns[rows])[:-1])
+        if len(rows) and free.sum() >= MIN_EVENTS:
+            shortest[gpu] = int(np.percentile((device.start_ns - device.launch_ns)[rows[free]], 5))
     usual = min(shortest.values(), default=0)
     for gpu, least in shortest.items():
-        if len(shortest) > 1 and least > usual + _OFF_NS:
+        if len(shortest) > 1 and least > usual + OFF_NS:
             yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin {seconds(least / 1e9)} or more after their "
                    f"launches though it was idle, those of another GPU after {seconds(usual / 1e9)}: its clock is "
-                   f"probably {seconds((least - usual) / 1e9)} ahead. {_UNRELIABLE}")
+                   f"probably {seconds((least - usual) / 1e9)} ahead. {UNRELIABLE}")
 
 
 def _collectives(trace: Trace) -> Iterator[str]:
@@ -67,13 +52,13 @@ def _collectives(trace: Trace) -> Iterator[str]:
             rows = np.flatnonzero((device.gpu == gpu) & (device.kind == Kind.COLLECTIVE))
             if about.host == host and len(rows):
                 ends.append((gpu, np.sort(device.end_ns[rows])))
-        if len(ends) < 3 or len({len(end) for _, end in ends}) > 1 or len(ends[0][1]) < _MIN_EVENTS:
+        if len(ends) < 3 or len({len(end) for _, end in ends}) > 1 or len(ends[0][1]) < MIN_EVENTS:
             continue
         table = np.stack([end for _, end in ends])
         apart = table - np.median(table, axis=0)
         for (gpu, _), offsets in zip(ends, apart, strict=True):
             off = float(np.median(offsets))
-            if abs(off) > _OFF_NS and np.percentile(np.abs(offsets - off), 90) < _OFFSET_TOLERANCE * abs(off):
+            if abs(off) > OFF_NS and np.percentile(np.abs(offsets - off), 90) < _OFFSET_TOLERANCE * abs(off):
                 yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
                        f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time. A "
                        "collective ends on all GPUs together, so its clock is off by that time. Waiting in "

@@ -38,8 +38,9 @@ _COPIES = {
     "CopyHostToDevice": Kind.H2D, "CopyDeviceToHost": Kind.D2H, "CopyDeviceToDevice": Kind.D2D,
     "CopyPeerToPeer": Kind.P2P, "FillBuffer": Kind.MEMSET,
 }
-# Kineto and Nsight Systems: "Memcpy HtoD (Pageable -> Device)", "[CUDA memcpy Device-to-Host]".
-_SPELLED_COPY = re.compile(r"\[?(?:CUDA )?mem(?P<what>cpy|set)\b[ ]?(?P<way>HtoD|DtoH|DtoD|PtoP|"
+# Kineto, Nsight Systems and TensorFlow 1: "Memcpy HtoD (Pageable -> Device)", "[CUDA memcpy Device-to-Host]",
+# "MEMCPYHtoD".
+_SPELLED_COPY = re.compile(r"\[?(?:CUDA )?mem(?P<what>cpy|set)(?:\b[ ]?|(?=[HDP]to[HDP]\b))(?P<way>HtoD|DtoH|DtoD|PtoP|"
                            r"Host-to-Device|Device-to-Host|Device-to-Device|Peer-to-Peer)?", re.IGNORECASE)
 _WAYS = {"htod": Kind.H2D, "dtoh": Kind.D2H, "dtod": Kind.D2D, "ptop": Kind.P2P, "host-to-device": Kind.H2D,
          "device-to-host": Kind.D2H, "device-to-device": Kind.D2D, "peer-to-peer": Kind.P2P}

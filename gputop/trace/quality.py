@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from gputop.core.findings import TraceNote
 from gputop.trace.builder import TraceBuilder
+from gputop.trace.graph_captures import in_captures
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I32, I64, DeviceEvents, HostEvents, Kind, Trace
 
@@ -32,7 +32,6 @@ _CUPTI_RECORDS = 2 << 20
 _FULL_SHARE = 0.9
 _MISSING_TAIL_SHARE = 0.02  # share of the capture
 _KERNEL_LAUNCH = r"(?:cuda|cu|hip)(?:Module|Ext)?LaunchKernel"
-_BEGINS_CAPTURE, _ENDS_CAPTURE = r"(?:cuda|cu|hip)StreamBeginCapture", r"(?:cuda|cu|hip)StreamEndCapture"
 _MIN_LAUNCHES, _LOST_OF_THREAD, _LOST_SHARE = 20, 0.95, 0.05  # of a thread, and of all kernels. gputop's own figures
 _MIN_STREAM_KERNELS = 50  # so that no overlap with other streams' kernels is no coincidence
 
@@ -130,7 +129,7 @@ def leave_out_lost_kernels(trace: Trace) -> None:
     """
     host, device = trace.host, trace.device
     rows = host_rows(trace, _KERNEL_LAUNCH)
-    rows = rows[~_in_graph_captures(trace, rows)]
+    rows = rows[~in_captures(trace, rows)]
     kernels = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
     if not len(rows) or not len(kernels):
         return
@@ -150,17 +149,6 @@ def leave_out_lost_kernels(trace: Trace) -> None:
         f"The profiler lost the kernels of {missing:,} of {len(rows):,} launches: all that "
         f"{'one thread' if len(threads) == 1 else f'{len(threads)} threads'} of the job launched. So gputop leaves the "
         "GPU's events out and does not judge its idle time. Capture again.")))
-
-
-def _in_graph_captures(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
-    """Mask of these host events that lie in the capture of a CUDA graph on their thread: such launches run nothing."""
-    host, inside = trace.host, np.zeros(len(rows), bool)
-    begins, ends = host_rows(trace, _BEGINS_CAPTURE), host_rows(trace, _ENDS_CAPTURE)
-    for line in np.unique(host.line[begins]).tolist():
-        begun = np.searchsorted(host.start_ns[begins[host.line[begins] == line]], host.start_ns[rows])
-        ended = np.searchsorted(host.start_ns[ends[host.line[ends] == line]], host.start_ns[rows])
-        inside |= (host.line[rows] == line) & (begun > ended)
-    return inside
 
 
 def is_cut_off(trace: Trace) -> bool:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
+from gputop.trace.graph_captures import in_captures
 from gputop.trace.lookups import Mask, host_rows, name_mask
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Trace, column_names
 
@@ -45,7 +46,7 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
     """The trace without the time for which the file holds the host's launches but no event of a GPU any more.
 
     So end files that were cut off, and captures whose buffers ran full. As it is where the GPUs' events reach to the
-    end, and where the host launched next to nothing after them.
+    end, and where the host launched next to nothing after them that runs: what a graph records does not.
     """
     device, host = trace.device, trace.host
     if not len(device) or not len(host):
@@ -55,7 +56,8 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
     first = int(np.searchsorted(host.start_ns, last, side="right"))
     if missing_ns <= _MISSING_SHARE * (missing_ns + last - int(device.start_ns[0])):
         return trace
-    launches = int(name_mask(trace, _LAUNCH)[host.name[first:]].sum())
+    rows = first + np.flatnonzero(name_mask(trace, _LAUNCH)[host.name[first:]])
+    launches = int((~in_captures(trace, rows)).sum())
     if launches < _MIN_LAUNCHES:
         return trace
     note = TraceNote("clipped", (

@@ -12,6 +12,7 @@ from gputop.trace.model import Trace
 
 MAIN, EXECUTOR, INPUT, POOL = "main", "executor", "input", "pool"
 NOT_NUMBERED = "other Python threads"  # one line of kineto's for threads that it does not tell apart
+GRAPH_EXECUTOR = "executor of"  # and the device, in a timeline of TensorFlow 1: a line of it is no thread
 
 # TensorFlow names its pools "tf_<pool>/<id>" (tensorflow/core/platform/threadpool.cc); those of a GPU's own
 # launches are gpu_private_<n> (tensorflow/core/common_runtime/gpu/gpu_device.cc). XLA's clients call theirs
@@ -22,7 +23,7 @@ GLOBAL_POOL = re.compile(r"tf_Compute")
 _ROLES = (
     (INPUT, re.compile(r"tf_data_|pt_data_worker|data_loader", re.IGNORECASE)),
     (EXECUTOR, re.compile(rf"{GPU_PRIVATE.pattern}|{GPU_SHARED.pattern}|{GLOBAL_POOL.pattern}|"
-                          r"tf_XLA|tf_pjrt|py_xla_execute|(?:tf_)?inter_op")),
+                          rf"tf_XLA|tf_pjrt|py_xla_execute|(?:tf_)?inter_op|{GRAPH_EXECUTOR} ")),
     (POOL, re.compile(rf"tf_|{NOT_NUMBERED}$")),
 )
 

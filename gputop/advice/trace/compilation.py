@@ -174,6 +174,7 @@ _EAGER_CUSTOM = (
     "def train_step(x, y): ...\n"
     "# Keras: model.compile(..., run_eagerly=False)")
 
+_JIT_STEP = "step = jax.jit(step)  # in training gradients, the optimizer's update and metrics, in one function"
 _JIT_UPDATE = (
     "@jax.jit  # the whole update: one program\n"
     "def train_step(params, state, batch):\n"
@@ -325,14 +326,16 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
     """Each op outside of jax.jit is a program of its own."""
     ops = "Small jitted ops" if v.ops_per_step is None else f"{v.ops_per_step:.0f} small jitted ops per step"
     most = ", ".join(function_name(culprit.name) for culprit in v.culprits[:3])
-    waits = "the GPU waits for Python" if v.gpus else "Python takes"
+    waits, everything = "the GPU waits for Python" if v.gpus else "Python takes", v.eager_ratio == 1.0
     return Explanation(
         title=f"{ops} run one by one from Python: {percent(v.share)} of the {job.basis}",
         why=f"{ops} ({most}) run one by one from Python, each as a separate program; {waits} {percent(v.share)} of "
             f"the {job.basis}.",
         evidence=evidence,
-        action="Put the whole update into one jax.jit: gradients, the optimizer's update and apply_updates, metrics.",
-        snippet=_JIT_UPDATE,
+        action=("Put the whole function that the loop calls into one jax.jit. Now each of JAX's own ops is compiled "
+                "alone." if everything else "Put the whole update into one jax.jit: gradients, the optimizer's update "
+                "and apply_updates, metrics."),
+        snippet=_JIT_STEP if everything else _JIT_UPDATE,
         gain="at most: all of Python's time for these ops, if one program ran them",
         source=source("eager_execution.share"),
     )

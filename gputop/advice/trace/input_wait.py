@@ -24,13 +24,14 @@ from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.analysis.host.tf_data import iterator_paths, python_s
 from gputop.analysis.results import WallTime
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.training_loops import LOADER, training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage, intersect
 from gputop.trace.lookups import name_mask
-from gputop.trace.threads import MAIN, lines_of
+from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
@@ -65,7 +66,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s:
         return _open_wait(facts, wall, open_s)
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
-    if steps is not None and max(steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
+    if steps is not None and steps.times.anchor != SESSION_RUN and max(
+            steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
         return Missing("a second wait for a batch, because one can be chance: capture longer")
     if steps is not None and steps.inside and steps.call_ends_ns:  # predict() in each step waits for its own batches
         of_training = intersect(waits_for_input(facts), steps.call_spans)
@@ -119,15 +121,13 @@ def paced_by_input(facts: TraceFacts) -> float | None:
 def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culprit, ...]:
     """The slowest stage of tf.data, in its call that lies longest in waits; of PyTorch what runs in the waits."""
     trace, waits = facts.trace, waits_for_input(facts)
-    if facts.framework == "pytorch":
-        time_by_name = work_in(trace, waits, lines_of(trace, MAIN))[0]
+    stage = fix.stage.rpartition("::")[2] if fix.stage else stage
+    if stage is None or facts.framework == "pytorch":
+        of_loop = (MAIN,) if facts.framework == "pytorch" else (MAIN, EXECUTOR)
+        time_by_name = work_in(trace, waits, lines_of(trace, *of_loop))[0]
         work = [item for item in ranked_work(time_by_name, facts.steps_or_window * max(len(facts.trace.hosts), 1))
                 if item.s_per_step * 1e9 * facts.steps_or_window >= _WORTH_NAMING * waits.total]
         return on_host(facts, work, waits)
-    if fix.stage:
-        stage = fix.stage.rpartition("::")[2]
-    if stage is None:
-        return ()
     rows, path, paths = iterator_paths(trace)
     chosen = np.array([text == fix.stage if fix.stage else text.rpartition("::")[2] == stage for text in paths], bool)
     rows = rows[chosen[path]]

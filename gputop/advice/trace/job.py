@@ -6,6 +6,8 @@ from msgspec import Struct
 
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.analysis.host.host_causes import runs_eagerly
+from gputop.analysis.steps.jax_calls import own_ops
+from gputop.trace.graph_captures import uses_graphs
 from gputop.trace.lookups import PYTHON_FUNCTION, name_mask, optimizer_names
 
 # The styles of the training loop.
@@ -28,7 +30,6 @@ _SERVES = (r"(?i).*(?:paged_?(?:attention|kv)|reshape_and_cache|store_?kv_?cache
 _SERVES_WORDS = ("paged", "reshape_and_cache", "kvcache", "kv_cache", "decodewith", "prefillwith", "vllm",
                  "sglang", "flashinfer", "tensorrt_llm", "lmdeploy")
 _SERVERS = {"SGLang": r".*\bsglang(?:[/:]|_profiler)", "vLLM": r"(?:.*/)?vllm/|.*\bvllm::"}
-GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 
 
 class Job(Struct, frozen=True):
@@ -37,18 +38,19 @@ class Job(Struct, frozen=True):
     framework: str  # tensorflow, jax, pytorch or unknown
     loop: str  # how the training loop is written (:func:`training_loop`)
     gpus: tuple[int, ...]  # those that ran kernels
-    compiled: bool = False  # JAX: the loop calls jitted functions; PyTorch: torch.compile compiled a part of the model
+    compiled: bool = False  # JAX: the user jitted functions; PyTorch: torch.compile compiled a part of the model
     trains: bool | None = None  # False: it only runs a model; None: not known
-    graphs: bool = False  # CUDA graphs run
+    graphs: bool = False  # CUDA graphs run, or are recorded
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
 
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:
         calls = _COMPILED.get(facts.framework)
+        compiled = calls is not None and bool((name_mask(facts.trace, calls) & ~own_ops(facts.trace)).any())
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
-                   calls is not None and bool(name_mask(facts.trace, calls).any()), trains(facts),
-                   bool(name_mask(facts.trace, GRAPH_LAUNCH).any()), _strategy(facts), _server(facts))
+                   compiled, trains(facts),
+                   uses_graphs(facts.trace), _strategy(facts), _server(facts))
 
 
 @once_per_trace

@@ -19,8 +19,9 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
-from gputop.trace.lookups import by_line, host_rows, launching_lines, rows_of
+from gputop.trace.graph_captures import recordings
+from gputop.trace.intervals import Spans, coverage, intersect
+from gputop.trace.lookups import by_line, launching_lines, rows_of
 from gputop.trace.model import I64, Kind
 
 _SNIPPETS = {
@@ -280,8 +281,6 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
 
 # -- graph_recapture ----------------------------------------------------------------------------------
 
-_BEGIN = r"(?:cuda|cu|hip)StreamBeginCapture"
-_MADE = r"(?:cuda|cu|hip)GraphInstantiate"
 _ONCE = {
     "pytorch": "graph = torch.cuda.CUDAGraph()\n"
                "with torch.cuda.graph(graph):  # once, before the loop, on tensors that stay\n"
@@ -310,42 +309,23 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
         return None
     if steps.times.unit != "step":  # each layer may have a graph of its own
         return Missing("marked steps, to see whether the same graph is recorded again")
-    recordings, made_ns = _recordings(facts)
+    recorded, made_ns = recordings(facts.trace)
     in_step = step_of(made_ns, steps)
     in_step = in_step[in_step >= 0]
     if len(np.unique(in_step)) <= limit("graph_recapture.recurring") * steps.count:
         return None
-    idle = {timeline.gpu: intersect(intersect(timeline.gaps.spans, recordings), facts.analyzed_spans)
+    idle = {timeline.gpu: intersect(intersect(timeline.gaps.spans, recorded), facts.analyzed_spans)
             for timeline in facts.gpu_timelines}
     idle_s = sum(spans.total for spans in idle.values()) / max(len(idle), 1) / steps.count / 1e9
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("graph_recapture.share"):
         return None
-    recording_s = intersect(recordings, facts.analyzed_spans).total / steps.count / 1e9
+    recording_s = intersect(recorded, facts.analyzed_spans).total / steps.count / 1e9
     return GraphRecapture(
         gpus=facts.active_numbers, share=share, recorded=len(in_step) / steps.count,
         recording_s=recording_s, idle_s=idle_s,
         culprits=(Culprit("recording of CUDA graphs", "host", recording_s, facts.basis),),
         cure=Cure(host=idle, assumes="Each graph is recorded once, before these steps."))
-
-
-def _recordings(facts: TraceFacts) -> tuple[Spans, I64]:
-    """Spans from the begin of each capture to the end of the instantiation that follows on its thread, or of the
-    instantiation alone where nothing is captured; and when graphs were instantiated."""
-    host = facts.trace.host
-    begun, made = host_rows(facts.trace, _BEGIN), host_rows(facts.trace, _MADE)
-    spans = EMPTY
-    begun_on = {line: begun[rows] for line, rows in by_line(host.line[begun]).items()} if len(begun) else {}
-    for line, rows in (by_line(host.line[made]).items() if len(made) else ()):
-        made_on_line, starts = made[rows], host.start_ns[begun_on.get(line, begun[:0])]
-        ends = host.end_ns[made_on_line]
-        # The first capture after the instantiation before.
-        first = np.searchsorted(starts, np.concatenate(([np.iinfo(np.int64).min], ends[:-1])))
-        has_capture = first < len(starts)
-        start = host.start_ns[made_on_line].copy()
-        start[has_capture] = np.minimum(starts[first[has_capture]], start[has_capture])
-        spans = merge(spans, union(start, ends))
-    return spans, host.start_ns[made]
 
 
 def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:

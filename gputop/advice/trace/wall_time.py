@@ -62,11 +62,13 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
-    if steps is None and facts.hardly_any_kernels and all(part.kind in _UNNAMED for part in parts):
+    once = sum(part.count for part in parts) == 1
+    if steps is None and facts.hardly_any_kernels and (once or all(part.kind in _UNNAMED for part in parts)):
         return Missing("more work of the GPUs: they run hardly any kernel here; capture while the job trains")
     if steps is None and all(part.kind == "unknown" for part in parts):
         return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
-    once = sum(part.count for part in parts) == 1
+    if steps is None and facts.framework == "unknown":
+        return Missing("a training loop: neither steps nor a framework's work are in this trace")
     if steps is None and once and parts[0].longest_s < limit("time_outside_steps.once"):
         return Missing("a second pause of the GPUs of that length, because one can be chance: capture longer")
     others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)

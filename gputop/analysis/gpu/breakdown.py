@@ -35,6 +35,7 @@ from gputop.analysis.results import Breakdown, StepRuns, TypicalStep
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
+from gputop.trace.graph_captures import in_captures
 from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_rows, host_stat, rows_of
 from gputop.trace.model import F64, I64, Trace
@@ -218,6 +219,7 @@ def _process(trace: Trace, process: tuple[str, int]) -> _Process:
     start, end = host.start_ns[rows], host.end_ns[rows]
     waits, launches = (rows[of_process[host.line[rows]]] for rows in (
         host_rows(trace, _WAITS_FOR_ALL), host_rows(trace, _LAUNCHES)))
+    launches = launches[~in_captures(trace, launches)]
     return _Process(np.array([start[0], end.max()]) if len(start) else start[:0], host.end_ns[waits],
                     host.start_ns[launches])
 

@@ -98,11 +98,14 @@ class HostCauses(Struct, frozen=True):
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
-    """Return whether the model itself runs op by op, and not only a callback."""
+    """Return whether the model itself runs op by op, and not only a callback: then the ops are many in each step, or,
+    in JAX, no function is called beside them."""
     if ops is None or (ops.eager_share or 0.0) < EAGER_SHARE:
         return False
-    count = ops.eager_ops_per_step if ops.eager_ops_per_step is not None else sum(op.count for op in ops.eager)
-    return count >= EAGER_OPS
+    alone = ops.eager_share == 1.0 and all(op.name.startswith("PjitFunction(") for op in ops.eager)
+    if alone or ops.eager_ops_per_step is None:
+        return sum(op.count for op in ops.eager) >= EAGER_OPS
+    return ops.eager_ops_per_step >= EAGER_OPS
 
 
 def host_causes(

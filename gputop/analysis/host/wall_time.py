@@ -10,7 +10,8 @@ first and last event), in this order:
 3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
    steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
    line of the user's runs in it;
-4. the work of a start (:mod:`gputop.analysis.steps.start_up`) outside of both, as far as no step precedes it;
+4. the work of a start (:mod:`gputop.analysis.steps.start_up`) outside of both, as far as no step precedes it, and
+   what ends the program: calls that free and unload after the last work of the GPUs;
 5. before the first step or loop and after the last one: up to ``OPEN_STEPS`` usual steps are edges, what is longer is
    a step or a wait that had begun before the recording or had not ended with it. Events are written when they end, so
    such a step has none. Where a period is all that is known, which may be a layer, what is longer is other work;
@@ -46,6 +47,7 @@ from gputop.analysis.results import HostWork, RankWallTime, StackLine, StepSerie
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
+from gputop.analysis.steps.start_up import tear_down
 from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
@@ -289,6 +291,8 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         # Without a step of its own, where the other recording has some, all of it is an edge.
         first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
+    if len(rank.busy.end):
+        take("end", tear_down(trace, rank.lines, int(rank.busy.end[-1])))
     stretches = _stretches(left, rank, steps, (first, last))
     setups = _loop_setups(trace, stretches, divided, steps, rank)
     if len(setups.start):

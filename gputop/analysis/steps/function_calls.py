@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
-from gputop.analysis.steps.jax_calls import gradient_functions, marking_calls
+from gputop.analysis.steps.jax_calls import gradient_functions, marking_calls, own_ops
 from gputop.analysis.steps.loop_selection import (
     SelectedLoop,
     longest_function,
@@ -150,7 +150,8 @@ def jax_calls(trace: Trace) -> Anchors | None:
     """Calls from Python of the jitted function that takes most time, one that computes gradients before others
     (:mod:`gputop.analysis.steps.jax_calls`)."""
     rows = marking_calls(trace)
-    return repeating_calls(trace, rows, trace.host.name[rows], "calls of {}", gradient_functions(trace))
+    loop = "a loop of JAX's own ops" if own_ops(trace)[trace.host.name[rows]].any() else "calls of {}"
+    return repeating_calls(trace, rows, trace.host.name[rows], loop, gradient_functions(trace))
 
 
 def function_calls(trace: Trace) -> Anchors | None:

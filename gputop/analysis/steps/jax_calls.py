@@ -5,9 +5,9 @@ of them a step, and one ``add`` is no step. Which is:
 
 1. the user's function that takes most time marks the steps, of those that compute gradients where the trace shows
    it: a library's helper or the policy of a reinforcement learner may take more, called many times for one update;
-2. without one the period of the sequence of names; it begins with the function that takes most time of those called
-   once in a period. Where nothing repeats there is no step, nor where a shorter sequence repeats within a longer one:
-   an optimizer does the same for each parameter.
+2. without one the period of the sequence of names: the loop's, not that of an op; it begins with the function that
+   takes most time of those called once in a period. Where nothing repeats there is no step, nor where a shorter
+   sequence repeats within a longer one: an optimizer does the same for each parameter.
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ _OWN = re.compile(
     r"scatter(?:[_-]\w+)?|searchsorted|select(?:_n|_and_\w+)?|selu|sigmoid|sign(?:bit)?|silu|sin[ch]?|slice|soft(?:max|plus)|"
     r"soft_sign|solve|sort|split|sqrt|square|squeeze|stack|std|sub(?:tract)?|sum|swapaxes|take(?:_along_axis)?|tanh?|"
     r"tensordot|threefry\w*|tile|top_k|trace|transpose|trapezoid|tri[lu]|true_divide|trunc|uniform|unstack|var|vdot|"
-    r"where|xor|zeros(?:_like)?)$")
+    r"where|xor|zeros(?:_like)?|"
+    r"corrcoef|correlate|cov|det|eigvalsh?|fabs|fft|frexp|gcd|heaviside|imag|lcm|ldexp|lexsort|log(?:pdf|pmf|sf|cdf)|lu|"
+    r"matrix_(?:power|rank)|matvec|nancum(?:sum|prod)|nan(?:median|percentile|prod|quantile)|nextafter|partition|polyval|"
+    r"put_along_axis|qr|rad2deg|rot90|slogdet|sparse_(?:plus|sigmoid)|squareplus|svd|unwrap|vander|vecmat)$|"
+    r"_(?:bernoulli|beta|binomial|broadcast_arrays|categorical|cho_solve|conv|cumsum_with_promotion|dirichlet|"
+    r"exponential|gamma|gumbel|laplace|lu_solve|multivariate_normal|nanarg(?:max|min)|orthogonal|philox\w+|pinv|"
+    r"poisson\w*|ptp|rademacher|roll_(?:static|dynamic)|searchsorted_\w+|shuffle|solve_triangular|truncated_normal|"
+    r"unique_sorted_mask)$")
 
 
 _BACKWARD = "transpose(jvp("  # in the names of ops that jax.grad makes

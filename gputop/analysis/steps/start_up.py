@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, torch_builds
 from gputop.text.units import seconds
+from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, host_rows, name_mask, numbered
+from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.recorded import part_of
-from gputop.trace.threads import MAIN, lines_of
+from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
-LOADING, COMPILING, TRACED, AUTOTUNING = "loading", "compilation", "tracing", "autotuning"
+LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
 TORCH_COMPILING = "torch_compilation"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
@@ -37,27 +38,29 @@ _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices o
 # waits, too, but before any work it is the call by which many programs create the context.
 _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
-              r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Profiler)")
+              r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Reset|Release|Profiler)")
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
 _WORTH_SAYING = 0.05  # share of the recording
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
+_TEARS_DOWN = (r"(?:cuda|hip|cu)(?=[A-Z])\w*(?:Unload|Unregister|Destroy|Free|DeviceReset|CtxReset|CtxRelease)\w*$|"
+               r"(?:cudnn|cublas|cusolver|cusparse|cufft|nccl)\w*Destroy")
 _FEW_STEPS = 3  # of fewer each may be the first
 START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
     TORCH_COMPILING: "compilation by torch.compile",
-    AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms",
+    AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
 }
 
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
-    "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph) or "autotuning"; ``what`` is
-    the function or the call, "" where no name tells."""
+    "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph), "autotuning" or "graphs"
+    (CUDA's); ``what`` is the function or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -80,7 +83,8 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     if len(by_torch.start):  # parts of it are called as XLA's are
         compiled = _outside(compiled, by_torch)
     loaded = _joined(_loading(trace), _set_up(trace))
-    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (TORCH_COMPILING, _by_torch(trace, by_torch)),
+    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (GRAPHS, _found(_recorded(trace))),
+                        (TORCH_COMPILING, _by_torch(trace, by_torch)),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -159,8 +163,30 @@ def _set_up(trace: Trace) -> _Found:
 def _tried(trace: Trace) -> _Found:
     mask, device = name_mask(trace, TRIES, ("redzone",)), trace.device
     rows = np.flatnonzero(mask[device.name]) if mask.any() else np.empty(0, np.int64)
-    tried = joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS)
-    return tried.start, tried.end, np.full(len(tried.start), -1, np.int64)
+    tried = merge(joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS), _chosen(trace))
+    return _found(tried)
+
+
+def _found(spans: Spans) -> _Found:
+    return spans.start, spans.end, np.full(len(spans.start), -1, np.int64)
+
+
+def _recorded(trace: Trace) -> Spans:
+    """Recordings of graphs before the first one is launched: later ones may return."""
+    launches = trace.host.start_ns[host_rows(trace, GRAPH_LAUNCH)]
+    spans = recordings(trace)[0]
+    before = spans.end <= launches[0] if len(launches) else np.ones(len(spans.end), bool)
+    return Spans(spans.start[before], spans.end[before])
+
+
+def _chosen(trace: Trace) -> Spans:
+    """Convolutions' ops on the host of a timeline of TensorFlow 1 that take far longer than a launch: cuDNN tries out
+    algorithms, whose kernels are not recorded."""
+    host = trace.host
+    rows = host_rows(trace, r".*:\w*Conv[23]D\w*$")
+    rows = rows[[trace.lines[line].name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in host.line[rows].tolist()]]
+    rows = rows[host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS]
+    return union(host.start_ns[rows], host.end_ns[rows])
 
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
@@ -188,7 +214,7 @@ def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
     """Compilations of torch.compile, unless it compiles a function again and again."""
     if any(built_again(trace, one) for one in torch_builds(trace, lines_of(trace, MAIN))):
         by_torch = EMPTY
-    return by_torch.start, by_torch.end, np.full(len(by_torch.start), -1, np.int64)
+    return _found(by_torch)
 
 
 def _outside(calls: _Found, spans: Spans) -> _Found:
@@ -229,10 +255,12 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
         return "replicas that begin one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
-    rows = host_rows(trace, COMPILE) if may_be_first else np.empty(0, np.int64)
-    compiling = coverage(union(trace.host.start_ns[rows], trace.host.end_ns[rows]), bounds_ns[:, 0], bounds_ns[:, 1])
-    if (compiling > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
-        return f"compilation by XLA ({seconds(compiling.sum() / 1e9)})"
+    rows = host_rows(trace, COMPILE)
+    compiling = union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    for kind, spans in ((COMPILING, compiling), (AUTOTUNING, _chosen(trace)), (GRAPHS, _recorded(trace))):
+        time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
+        if may_be_first and (time > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
+            return f"{_TEXTS[kind]} ({seconds(time.sum() / 1e9)})"
     return ""
 
 
@@ -259,6 +287,20 @@ def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
         if done >= _STARTS * (span.end_ns - begin):
             over = span.end_ns
     return over if over is not None and over - begin >= _WORTH_SAYING * (end - begin) else None
+
+
+def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
+    """Calls on these lines that free, unload and destroy after the last work of the GPUs: the program ends."""
+    rows = host_rows(trace, _TEARS_DOWN)
+    rows = rows[lines[trace.host.line[rows]] & (trace.host.start_ns[rows] >= after_ns)]
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+
+
+def end_start_ns(trace: Trace) -> int | None:
+    """When the program begins to end, after the last work of its GPUs; None where the recording does not show that."""
+    (begin, end), last = trace.window_ns, int(trace.device.end_ns.max(initial=-1))
+    took = tear_down(trace, np.ones(len(trace.lines), bool), last).total if last >= 0 else 0
+    return last if took >= max(_STARTS * (end - last), _WORTH_SAYING * (end - begin)) else None
 
 
 def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:

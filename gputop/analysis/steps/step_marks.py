@@ -13,8 +13,9 @@ from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNO
 from gputop.trace.intervals import joined, union
 from gputop.trace.lookups import host_rows, host_stat
 from gputop.trace.model import I64, Trace
-from gputop.trace.threads import busiest_line
+from gputop.trace.threads import GRAPH_EXECUTOR, busiest_line
 
+SESSION_RUN = "session.run of TensorFlow 1"
 _PROFILER_STEP = r"ProfilerStep#\d+$"
 _KERAS2_MARKERS = {"train": TRAINING, "test": EVALUATION, "predict": PREDICTION}
 
@@ -26,6 +27,19 @@ def profiler_steps(trace: Trace) -> Anchors | None:
         return None
     start, end = steps_of_ranks(trace, rows)
     return Anchors("ProfilerStep# markers", "high", start, end, start)
+
+
+def session_run(trace: Trace) -> Anchors | None:
+    """The one ``session.run`` that a timeline of TensorFlow 1 holds; each of several, where files were joined into one:
+    the graph's source runs once in each."""
+    devices = [line.name.partition("/")[0] if line.name.startswith(GRAPH_EXECUTOR) else "" for line in trace.lines]
+    if not any(devices):
+        return None
+    (begin, end), sources = trace.window_ns, host_rows(trace, "_SOURCE:")
+    sources = sources[[devices[i] == devices[trace.host.line[sources[0]]] for i in trace.host.line[sources].tolist()]]
+    start = trace.host.start_ns[sources] if len(sources) > 1 else np.array([begin])
+    return Anchors(SESSION_RUN, "medium", start, start, start,
+                   bounds_ns=np.stack((start, np.append(start[1:], end)), axis=1))
 
 
 def step_markers(trace: Trace) -> Anchors | None:

@@ -43,7 +43,14 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import TRAINING, UNKNOWN, phases
 from gputop.analysis.steps.pytorch_loops import batch_steps, op_sequence, optimizer_steps
 from gputop.analysis.steps.start_up import past_start, start_up_in_all, start_up_spans
-from gputop.analysis.steps.step_marks import named_steps, numbered_steps, profiler_steps, step_markers, viewer_steps
+from gputop.analysis.steps.step_marks import (
+    named_steps,
+    numbered_steps,
+    profiler_steps,
+    session_run,
+    step_markers,
+    viewer_steps,
+)
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.analysis.steps.whole_steps import WholeSteps, whole_steps
 from gputop.trace.intervals import coverage, union
@@ -78,6 +85,8 @@ class StepDetector(Struct, frozen=True):
 # From the most trusted on. `make reference` makes a table of the docs from these rows.
 STEP_DETECTORS = (
     StepDetector("profiler steps", profiler_steps, "PyTorch: the loop calls `prof.step()`", "`ProfilerStep#N`",
+                 min_steps=1),
+    StepDetector("session.run", session_run, "TensorFlow 1: a timeline of `tf.RunMetadata`", "the executor of a device",
                  min_steps=1),
     StepDetector("step markers", step_markers, "TensorFlow, Keras 2, JAX: the loop marks its steps",
                  "events with `step_num`", min_steps=1),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import mmap
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,7 @@ from gputop.trace.parallel import pool
 
 Data = bytes | bytearray | mmap.mmap
 GZIP = b"\x1f\x8b"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CHUNK_BYTES = 1 << 18
 _PREFIX_BYTES = 1 << 16  # of a file, by which its format is known
 _PART_BYTES = 1 << 23  # part of a large file that one core reads
@@ -82,16 +84,16 @@ def _is_sparse(descriptor: int) -> bool:
 
 
 def read_prefix(path: Path) -> bytes:
-    """The first bytes of a file's content, decompressed."""
+    """The first bytes of a file's content, decompressed, and of text in UTF-8."""
     with open_trace(path) as file:
         begin = file.read(_PREFIX_BYTES)
     if not begin.startswith(GZIP):
-        return begin
+        return next(as_utf8([begin]))
     damaged: set[str] = set()
     out = next(_decompressed(begin, iter(()), path, damaged), b"")
     if not out and damaged:
         raise GputopError(f"{path} is damaged: its data cannot be decompressed.", "Copy it again.")
-    return out[:_PREFIX_BYTES]
+    return next(as_utf8([out[:_PREFIX_BYTES]]))
 
 
 def size_bytes(path: Path) -> int:
@@ -127,6 +129,15 @@ def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
         else:
             yield first
             yield from raw
+
+
+def as_utf8(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Text in UTF-8, also of a file in UTF-16, as Windows' shells write what they redirect."""
+    decoder = None
+    for number, piece in enumerate(pieces):
+        if not number and piece[:2] in _UTF16:
+            decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        yield piece if decoder is None else decoder.decode(piece).encode("utf-8", "replace")
 
 
 def read_all(path: Path, damaged: set[str], limit_bytes: float) -> Data:

@@ -17,7 +17,7 @@ from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
 from gputop.trace.readers.overview_file import overviews_of
-from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
+from gputop.trace.readers.registry import ACCEPTED, FORMATS, OTHER_FILES, Format
 from gputop.trace.readers.stacks_file import stacks_of
 from gputop.trace.recorded import up_to_end_mark
 
@@ -110,6 +110,9 @@ def _format_of(path: Path) -> Format:
     begin = read_prefix(path)
     if not begin:
         raise NoDataError(f"{path} is empty.", "The capture or the copy failed; make it again. " + ACCEPTED)
+    for other in OTHER_FILES:
+        if other.recognizes(path, begin):
+            raise GputopError(f"{path} is {other.what}.", other.fix)
     for format_ in FORMATS:
         if format_.recognizes(path, begin):
             return format_

@@ -353,7 +353,8 @@ class _Report:
 
 
 def _sane(start: I64, end: I64) -> npt.NDArray[np.bool_]:
-    return (start >= 0) & (end >= start) & (end < _MAX_NS)
+    """Mask of the events whose times are known. A GPU's clock may be behind the session's start."""
+    return (start > -_MAX_NS) & (start != -1) & (end >= start) & (end != -1) & (end < _MAX_NS)
 
 
 def _gpu(host: str, ordinal: int, rank: int, about: tuple[Any, ...] | None) -> TraceGpu:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gputop.trace.model import Trace
 
 _JSON_BLANKS = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, too
+_XPLANE_FIELDS = 6  # the number of the last field of a plane
 _XPLANES_FIELD = b"\x0a"  # an XSpace begins with its planes; JSON may begin with the same byte, a newline
 
 
@@ -53,6 +54,33 @@ def _is_sqlite(path: Path, begin: bytes) -> bool:
     return begin.startswith(b"SQLite format 3\0")
 
 
+def _is_perfetto(path: Path, begin: bytes) -> bool:
+    """Return whether the first message has fields that an XPlane does not: a number above 6, or numbers for lines."""
+    def number(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while at < len(begin) and shift < 64:
+            value |= (begin[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if begin[at - 1] < 0x80:
+                return value, at
+        raise IndexError
+
+    if begin[:1] != _XPLANES_FIELD or _is_json(path, begin):
+        return False
+    try:
+        length, at = number(1)
+        end = min(at + length, len(begin))
+        while at < end:
+            tag, at = number(at)
+            if tag >> 3 > _XPLANE_FIELDS or (tag >> 3 > 1 and tag & 7 != 2):
+                return bool(tag & 7 in (0, 1, 2, 5) and tag >> 3)
+            size, at = number(at)
+            at += size if tag & 7 == 2 else 0
+    except IndexError:
+        pass
+    return False
+
+
 def _is_json(path: Path, begin: bytes) -> bool:
     return begin.lstrip(_JSON_BLANKS)[:1] in (b"{", b"[")
 
@@ -69,6 +97,19 @@ def _is_other_json(path: Path, begin: bytes) -> bool:
         b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin)
 
 
+class OtherFile(NamedTuple):
+    """Files that are no trace gputop reads, though they look like one or stand for one."""
+
+    recognizes: Callable[[Path, bytes], bool]
+    what: str
+    fix: str
+
+
+OTHER_FILES = (
+    OtherFile(lambda path, begin: begin.startswith(b"version https://git-lfs.github.com/spec/"),
+              "a pointer of git-lfs, which stands for the file", "Get the file itself: git lfs pull"),
+    OtherFile(_is_perfetto, "a Perfetto trace", "Export it as Chrome JSON: traceconv json trace.pftrace trace.json"),
+)
 FORMATS = (
     Format(
         id="xspace", writer="TensorFlow/JAX profiler",
@@ -95,7 +136,8 @@ FORMATS = (
         pattern="*.sqlite", recognizes=_is_sqlite, reader="gputop.trace.readers.nsys",
         raw_endings=(".nsys-rep", ".qdrep"),
         raw_message=("an Nsight Systems report, which only Nsight Systems can open",
-                     "Export it: nsys export --type sqlite -o {stem}.sqlite {path}"),
+                     "Export it with the version that recorded it or a newer one, as older ones cannot open reports of "
+                     "2024 and later: nsys export --type sqlite -o {stem}.sqlite {path}"),
     ),
 )
 

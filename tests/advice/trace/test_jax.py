@@ -109,7 +109,24 @@ def test_one_op_of_jaxs_own_in_a_loop_is_its_step():
     for i in range(20):
         b.host("PjitFunction(matmul)", i * 1_000, 900)
     steps = find_steps(b.build())
-    assert steps is not None and steps.times.anchor == "calls of PjitFunction(matmul)" and steps.count == 19
+    assert steps is not None and steps.times.anchor == "a loop of JAX's own ops" and steps.count == 19
+
+
+@pytest.mark.parametrize(("jitted", "fires"), [(False, True), (True, False)])
+def test_a_loop_without_jit_is_told_whatever_the_number_of_its_ops(jitted, fires):
+    b = Builder()
+    for i in range(20):
+        for k, name in enumerate(("sin", "_cumsum_with_promotion", "add", "_where", "mean")):
+            at = 1000 * i + 100 * k
+            b.host(f"PjitFunction({name})", at, 90).run(0, at + 62, 9, launch=at + 55, thread="python")
+        if jitted:  # then the few ops beside it are a callback's
+            b.host("PjitFunction(train_step)", 1000 * i + 500, 400)
+            b.run(0, 1000 * i + 600, 350, launch=1000 * i + 590, thread="python")
+    result = found(b)
+    assert ("eager_execution" in result) == fires
+    if fires:
+        assert "jax.jit" in result["eager_execution"].action and "compiled already" not in str(result)
+        assert next(iter(result)) == "eager_execution"
 
 
 def test_a_jitted_step_beside_which_a_few_ops_run_stays_the_step():

@@ -34,6 +34,7 @@ _HOROVOD_NAME = "NEGOTIATE_"
 _EXAMPLE_CHARS = 48  # of a span's name
 _RECORD_AGAIN = "Record the job with the PyTorch profiler, or with `nsys profile --trace=cuda,nvtx`"
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
+_DECIMAL = re.compile(r"\s{0,8}-?[0-9]{1,24}(?:\.[0-9]{0,24})?(?:[eE][-+]?[0-9]{1,3})?\s{0,8}")
 _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
 # The surest first: a host may be called node03.
@@ -278,6 +279,8 @@ class _Events(Struct):
 
     def _complete(self, event: dict[str, Any]) -> None:
         ts, dur = event.get("ts"), event.get("dur", 0)
+        if isinstance(ts, str) or isinstance(dur, str):  # some programs write all numbers so
+            ts, dur = _number(ts), _number(dur)
         if not _finite(ts) or not _finite(dur) or dur < 0:
             return
         category, pid = str(event.get("cat", "")).lower(), hashable(event.get("pid"))
@@ -345,6 +348,11 @@ def text_of(value: Any) -> str:
     return encodable(str(value))
 
 
+def _number(value: Any) -> Any:
+    """The number that a text spells; what is none as it is."""
+    return float(value) if isinstance(value, str) and _DECIMAL.fullmatch(value) else value
+
+
 def _finite(value: Any) -> TypeGuard[float]:
     """Return whether a value is a number of µs that, with any offset, fits an int64 of nanoseconds."""
     return isinstance(value, (int, float)) and -2e15 < value < 2e15
@@ -384,6 +392,8 @@ def _op(args: dict[str, Any], builder: TraceBuilder) -> int:
     op, hlo, module = (str(args.get(k) or "") for k in ("tf_op", "hlo_op", "hlo_module"))
     if op and op != "XlaModule:":
         return builder.names[op]
+    if isinstance(args.get("op"), str) and "name" in args:  # a node of TensorFlow 1's graph
+        return builder.names[f"{args['name']}:{args['op']}"]
     if not hlo:
         hlo = kernel_names.op_of_annotation(str(args.get("annotation") or ""))
     return builder.names[f"{module}/{hlo}" if module else hlo] if hlo else -1

@@ -40,7 +40,8 @@ def read_list(
 
     Returns the other members named in ``keep``, whether there was such a list, and whether the text is damaged;
     what precedes the damage has been handed over. Missing and surplus commas between elements are accepted, because
-    programs write traces with either.
+    programs write traces with either. So is the end of the text behind an element of a document that is the list: the
+    format allows it, for programs that write until they are ended.
     """
     text = _Text(pieces)
     kept: dict[str, Any] = {}
@@ -50,7 +51,7 @@ def read_list(
         if first == "[":
             has_member = True
             text.skip()
-            text.elements(take)
+            text.elements(take, may_end=True)
         elif first == "{":
             text.skip()
             while (name := text.key()) is not None:
@@ -159,8 +160,8 @@ class _Text:
         self._text, self._at = spelled, 0
         return True
 
-    def elements(self, take: Callable[[Any], None]) -> None:
-        """Hand over the elements of a list and pass its end."""
+    def elements(self, take: Callable[[Any], None], *, may_end: bool = False) -> None:
+        """Hand over the elements of a list and pass its end, or the text's, if that ``may_end`` it."""
         scan, between = self._scan, _BETWEEN.match
         while True:
             text, pos, last = self._text, self._at, len(self._text) - _AHEAD
@@ -179,6 +180,8 @@ class _Text:
                 self.skip()
             if char == "]":
                 self.skip()
+                return
+            if not char and may_end:
                 return
             take(self.value())
 

@@ -24,11 +24,16 @@ from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, K
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file, text_of
 from gputop.trace.readers.clock_file import HostClock, clocks_of
-from gputop.trace.readers.content import memory_limit, read_chunks
-from gputop.trace.threads import NOT_NUMBERED
+from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks
+from gputop.trace.threads import GRAPH_EXECUTOR, NOT_NUMBERED
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
-_PROCESS_STREAM = re.compile(r"/stream:(\w+)")
+_PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
+# TensorFlow 1's timeline of one session.run: the ops of a device are run by one executor, and a tid is a row of the
+# drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
+_EXECUTOR = re.compile(r"/(?:device:)?([cg]pu:\d+) Compute$", re.IGNORECASE)
+_GET_NEXT = "IteratorGetNext"
+_REPEATED = frozenset(("stream all", "stream memcpy"))
 _AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
 _NO_THREAD = re.compile(r"thread 0 \(")  # where kineto writes the Python functions of threads that run no op
 _NS_PER_US = 1000
@@ -38,7 +43,7 @@ _NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 def read_files(files: Sequence[Path]) -> Trace:
     """The ranks of one job. Raises as :func:`read_chrome`, and GputopError for files that cannot be read."""
     damaged: set[str] = set()
-    return read_chrome([(str(file), read_chunks(file, damaged)) for file in files], damaged=damaged,
+    return read_chrome([(str(file), as_utf8(read_chunks(file, damaged))) for file in files], damaged=damaged,
                        limit_bytes=memory_limit(), known_clocks=clocks_of(files))
 
 
@@ -141,7 +146,11 @@ class _Rank:
         self._allocators()
         if len(host):
             start, end = self._ns(host)
-            events = HostEvents(self._lines(-1, host["row"]), host["name"].copy(), start, end)
+            nodes = np.isin(host["row"], [row for row, (pid, _) in enumerate(self._file.rows) if self._executor(pid)])
+            names = self._builder.names.list
+            batches = [i for i in np.unique(host["name"][nodes]).tolist() if names[i].startswith(_GET_NEXT)]
+            name = np.where(nodes & (host["tf_op"] >= 0) & ~np.isin(host["name"], batches), host["tf_op"], host["name"])
+            events = HostEvents(self._lines(-1, host["row"]), name, start, end)
             numbered = np.flatnonzero(host["step"] >= 0)
             if len(numbered):
                 events.stats["step_num"] = (numbered, host["step"][numbered])
@@ -158,6 +167,8 @@ class _Rank:
             self._builder.device.append(out)
             if len(host):
                 _join(out, self._builder.host[-1], host["correlation"].copy())
+            if len(host) and nodes.any():
+                _join_nodes(out, self._builder.host[-1])
 
     def _with_few_lines(self, ordinal: I64) -> I64:
         """Leave out the threads and streams with the fewest events, where the file has more than are read."""
@@ -235,7 +246,7 @@ class _Rank:
             pid, tid = self._file.rows[row]
             name = self._row_name(pid, tid)
             gpu = _GPU_PROCESS.search(self._file.processes.get(pid, ""))
-            if gpu is None:
+            if gpu is None or self._executor(pid):
                 out[row] = _ON_HOST
             elif name == STEPS:
                 out[row] = _STEPS
@@ -245,9 +256,14 @@ class _Rank:
             kept = streams(of_gpu)
             for name in kept:
                 out[of_gpu[name]] = ordinal
-            if of_gpu.keys() - kept:
-                self._builder.note_other_lines(self._file.host, ordinal, of_gpu.keys() - kept)
+            if left := of_gpu.keys() - kept - _REPEATED:
+                self._builder.note_other_lines(self._file.host, ordinal, left)
         return out
+
+    def _executor(self, pid: Any) -> str:
+        """The device, such as ``GPU:0``, whose ops this process of TensorFlow 1's timeline shows; "" of any other."""
+        match = _EXECUTOR.search(self._file.processes.get(pid, ""))
+        return match[1].upper() if match else ""
 
     def _ns(self, events: npt.NDArray[np.void]) -> tuple[I64, I64]:
         """Starts and ends. The first event's time is subtracted before the conversion to nanoseconds, because a
@@ -268,10 +284,12 @@ class _Rank:
         return self._gpus[ordinal]
 
     def _row_name(self, pid: Any, tid: Any) -> str:
+        if executor := self._executor(pid):
+            return f"{GRAPH_EXECUTOR} {executor}/{tid}"
         stream = _PROCESS_STREAM.search(self._file.processes.get(pid, ""))  # TensorFlow 1 makes each stream a process
         if (pid, tid) == (0, 0) and _NO_THREAD.match(self._file.threads.get((pid, tid), "")):
             return NOT_NUMBERED
-        return f"stream {stream[1]}" if stream else self._file.threads.get((pid, tid), "")
+        return f"stream {stream[1] or 'memcpy'}" if stream else self._file.threads.get((pid, tid), "")
 
     def _lines(self, gpu: int, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """New lines of the trace for the rows of the file, numbered as they first occur."""
@@ -289,3 +307,16 @@ def _join(device: DeviceEvents, host: HostEvents, correlation: I64) -> None:
     none = np.full(len(calls), -1, np.int64)
     call = Launches(correlation[calls], none, host.start_ns[calls], ()).find(device.correlation, device.correlation)
     set_launches(device, call, host.start_ns[calls], host.end_ns[calls], host.line[calls])
+
+
+def _join_nodes(device: DeviceEvents, host: HostEvents) -> None:
+    """Set the launches of a graph's kernels to their nodes' ops on the host, of those that ran once: within the op, or
+    at its end, as the launch itself is not recorded."""
+    nodes, first, count = np.unique(host.name, return_index=True, return_counts=True)
+    place = np.minimum(np.searchsorted(nodes, device.tf_op), len(nodes) - 1)
+    rows = np.flatnonzero((device.tf_op >= 0) & (nodes[place] == device.tf_op) & (count[place] == 1))
+    op = first[place[rows]]
+    started = device.start_ns[rows] >= host.start_ns[op]
+    rows, op = rows[started], op[started]
+    device.launch_ns[rows] = np.minimum(device.start_ns[rows], host.end_ns[op])
+    device.launch_end_ns[rows], device.launch_line[rows] = host.end_ns[op], host.line[op]

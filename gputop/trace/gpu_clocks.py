@@ -1,0 +1,107 @@
+"""The clock of a GPU against its host's: how far it is ahead, by what must be so.
+
+No event begins before the call that launched it, and a call that waited for the GPU returns right after the last event
+that its thread had launched. The one bounds a GPU's clock from above, the other from below. Without such calls the
+launches after which an idle GPU began must agree: an empty queue takes tens of microseconds. A deep queue is no offset:
+what it delays differs, and calls that wait return behind it all the same (docs/contributing/trace-notes.md, "Clocks").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gputop.text.units import seconds
+from gputop.trace.lookups import distinct
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, TraceGpu
+
+# CUPTI converts a GPU's times to the host's clock with an error of tens of microseconds; that is also by how much what
+# must be alike may differ, and a call this long has waited. gputop's own figures.
+JITTER_NS = 100_000
+OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named; delays of launches are shorter
+MIN_EVENTS = 10
+UNRELIABLE = "Launch delays, causes of its idle time and its order among other GPUs are not reliable."
+_EARLY_SHARE = 0.01  # of a GPU's launched events, which begin before their launches
+_OUTLIERS = 4  # launches that may be joined wrongly
+_IDLE_NS = 50_000  # a pause of the GPU
+_LAUNCH_NS = 5_000  # from a launching call to the event, at least
+_MIN_WAITS = 3  # that agree
+_WAITS = re.compile(r"(?:cuda|hip)(?:Device|(Stream))Synchronize|cuCtxSynchronize|cu(Stream)Synchronize|"
+                    r"((?:cuda|hip)Memcpy|cuMemcpyDtoH)(?:_v\d+)?$")
+
+
+def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus: Sequence[TraceGpu]) -> Iterator[str]:
+    """Move the events of each GPU whose clock differs from the host's by a constant; yields a note of each.
+
+    The events may be in any order. Where the evidence does not decide nothing is moved, and the note says so.
+    """
+    launched = np.flatnonzero(device.launch_line >= 0)
+    for gpu, about in enumerate(gpus):
+        rows = launched[np.flatnonzero(device.gpu[launched] == gpu)]
+        if len(rows) < MIN_EVENTS:
+            continue
+        delay = device.start_ns[rows] - device.launch_ns[rows]
+        highest = int(np.partition(delay, at := min(_OUTLIERS, len(delay) // 20))[at])
+        early = int((delay < -JITTER_NS).sum())
+        if highest <= OFF_NS and early < max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
+            continue
+        offset, why = _offset(device, rows, delay, highest, _wait_offsets(device, host, names, gpu))
+        if offset is None:
+            if highest < -JITTER_NS:
+                yield (f"{early:,} of {len(delay):,} events of GPU {about.ordinal} begin before the call that launched "
+                       f"them, by up to {seconds(-int(delay.min()) / 1e9)}: its clock and the host's differ. {why} "
+                       f"{UNRELIABLE}")
+        elif offset < -JITTER_NS or offset > OFF_NS:
+            of_gpu = np.flatnonzero(device.gpu == gpu)
+            device.start_ns[of_gpu] -= offset
+            device.end_ns[of_gpu] -= offset
+            yield (f"The clock of GPU {about.ordinal} is {seconds(abs(offset) / 1e9)} "
+                   f"{'ahead of' if offset > 0 else 'behind'} the host's: {why}. gputop has corrected that.")
+
+
+def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I64) -> tuple[int | None, str]:
+    """How far the GPU's clock is ahead (ns) and why; None where the evidence does not decide."""
+    if len(waits):
+        lowest = int(waits.max())
+        after = "calls that wait for the GPU return right after its last event"
+        if -JITTER_NS <= highest - lowest <= OFF_NS:
+            return (lowest + highest) // 2, f"by that time events begin right after their launches, and {after}"
+        if highest >= lowest - JITTER_NS and (waits > lowest - JITTER_NS).sum() >= _MIN_WAITS:
+            return lowest, f"by that time {after}"
+        return None, "Its launches and the calls that wait for it disagree on the size: nothing is corrected."
+    order = rows[np.argsort(device.start_ns[rows], kind="stable")]
+    idle_ns = np.append(0, device.start_ns[order[1:]] - np.maximum.accumulate(device.end_ns[order])[:-1])
+    first = order[idle_ns >= _IDLE_NS]  # after a pause
+    delays = device.start_ns[first] - device.launch_ns[first]
+    alike = np.abs(delays - highest) <= JITTER_NS
+    # Ahead: the GPU would have paused though the next work was in its queue.
+    likely = alike if highest < 0 else alike & (delays > idle_ns[idle_ns >= _IDLE_NS])
+    halves = np.array_split(likely, 2)
+    if len(first) >= MIN_EVENTS and all(half.mean() >= 0.5 for half in halves):
+        return highest - _LAUNCH_NS, "by that time an idle GPU begins right after each launch"
+    return None, "No call waits for the GPU, and delays of launches differ: nothing is corrected."
+
+
+def _wait_offsets(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpu: int) -> I64:
+    """Of each call that waited for all that its thread had launched on this GPU, and that launches on no other: by how
+    much (ns) the last of that ended after the call."""
+    kind = {i: match for i in distinct(host.name).tolist() if (match := _WAITS.match(names[i])) is not None}
+    calls = np.flatnonzero(np.isin(host.name, list(kind)) & (host.end_ns - host.start_ns >= JITTER_NS))
+    out = [np.empty(0, np.int64)]
+    for line in distinct(device.launch_line[device.gpu == gpu]).tolist() if len(calls) else ():
+        mine = np.flatnonzero(device.launch_line == line)
+        if line < 0 or (device.gpu[mine] != gpu).any():
+            continue
+        mine = mine[np.argsort(device.launch_ns[mine], kind="stable")]
+        reach, one_stream = np.maximum.accumulate(device.end_ns[mine]), len(distinct(device.line[mine])) == 1
+        for call in calls[host.line[calls] == line].tolist():
+            of_all, by_copy = not any(kind[host.name[call]].groups()), kind[host.name[call]][3] is not None
+            last = int(np.searchsorted(device.launch_ns[mine], host.start_ns[call], side="right")) - 1
+            if last < 0 or not (of_all or one_stream):
+                continue
+            if by_copy and (device.kind[mine[last]] != Kind.D2H or device.launch_ns[mine[last]] != host.start_ns[call]):
+                continue
+            out.append(reach[last:last + 1] - host.end_ns[call])
+    return np.concatenate(out)

@@ -1,0 +1,94 @@
+"""Timelines of TensorFlow 1 (``tf.RunMetadata``): one file is one ``session.run``, a tid is a row of the drawing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.report import short_report
+from gputop.trace.model import Kind, Trace
+from gputop.trace.readers.chrome.reader import read_chrome
+from gputop.trace.threads import EXECUTOR, role
+
+T0 = 1_500_000_000_000_000
+ALL, STREAM, COPIES, CPU, GPU = range(1, 6)
+PROCESSES = {ALL: "/device:GPU:0/stream:all Compute", STREAM: "/device:GPU:0/stream:13 Compute",
+             COPIES: "/device:GPU:0/memcpy Compute", CPU: "/job:localhost/replica:0/task:0/device:CPU:0 Compute",
+             GPU: "/job:localhost/replica:0/task:0/device:GPU:0 Compute"}
+
+
+class Timeline:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in PROCESSES.items()]
+
+    def op(self, pid: int, node: str, op: str, at: float, length: float, row: int = 0) -> Timeline:
+        self.events.append({"ph": "X", "cat": "Op", "name": op, "pid": pid, "tid": row, "ts": T0 + at, "dur": length,
+                            "args": {"name": node, "op": op, "input0": "before"}})
+        return self
+
+    def kernel(self, node: str, op: str, at: float, length: float) -> Timeline:
+        self.op(GPU, node, op, at - 30, 25, row=int(at) % 3)
+        return self.op(STREAM, node, op, at, length).op(ALL, node, op, at, length)
+
+    def model(self, at: float, layers: int = 40) -> Timeline:
+        for i in range(layers):
+            self.kernel(f"layer_{i}/Conv2D", "Conv2D", at + 300 * i, 290)
+        return self
+
+    def trace(self) -> Trace:
+        trace = read_chrome([("timeline.json", [json.dumps({"traceEvents": self.events}).encode()])])
+        trace.format = "chrome"
+        return trace
+
+
+def test_rows_are_of_the_executor_of_a_device_and_kernels_are_counted_once():
+    trace = Timeline().op(CPU, "_SOURCE", "NoOp", 0, 1).model(100).op(STREAM, "edge_1", "MEMCPYHtoD", 50, 20).op(
+        COPIES, "edge_1", "MEMCPYHtoD", 50, 20).trace()
+    assert trace.quality == [] and len(trace.device) == 41 and len(trace.gpus) == 1
+    assert trace.device.kind.tolist().count(Kind.H2D) == 1
+    threads = [line.name for line in trace.lines if line.gpu < 0]
+    assert {name.partition("/")[0] for name in threads} == {"executor of CPU:0", "executor of GPU:0"}
+    assert all(role(name) == EXECUTOR for name in threads)
+    assert trace.names[trace.device.tf_op[1]] == "layer_0/Conv2D:Conv2D"
+    convolutions = trace.device.kind == Kind.COMPUTE  # each is launched by its node
+    assert (trace.device.launch_line[convolutions] >= 0).all()
+
+
+def test_without_streams_what_the_gpus_executor_does_is_no_kernel():
+    timeline = Timeline()
+    for i in range(20):
+        timeline.op(GPU, f"layer_{i}/MatMul", "MatMul", 100 * i, 50)
+    assert len(timeline.trace().device) == 0
+
+
+def test_the_file_is_one_step_and_its_wait_for_a_batch_is_named():
+    trace = Timeline().op(CPU, "v0/IteratorGetNext", "IteratorGetNext", 0, 20_000).model(20_100).trace()
+    analysis = analyze_trace(trace)
+    assert analysis.steps is not None and analysis.steps.count == 1 and "session.run" in analysis.steps.anchor
+    first = analysis.findings[0]
+    assert first.id == "input_bound" and first.culprits[0].name == "IteratorGetNext"
+    assert abs(first.evidence["share_ratio"] - 20 / 32) < 0.02
+
+
+def test_a_batch_that_is_there_is_no_wait():
+    analysis = analyze_trace(Timeline().op(CPU, "IteratorGetNext", "IteratorGetNext", 0, 90).model(150).trace())
+    assert not {f.id for f in analysis.findings} & {"input_bound", "time_outside_steps"}
+
+
+def test_the_first_run_in_which_cudnn_chooses_is_a_start():
+    timeline = Timeline().model(460_000)
+    timeline.op(GPU, "conv-5/Conv2D", "Conv2D", 0, 440_000)
+    analysis = analyze_trace(timeline.trace())
+    assert analysis.steps is not None and "cuDNN tries out" in analysis.steps.start_up
+    assert not analysis.findings and "the recording shows the job's start and no later" in short_report(analysis)
+
+
+def test_runs_that_were_joined_into_one_file_are_steps():
+    timeline = Timeline()
+    for run in range(6):
+        timeline.op(CPU, "_SOURCE", "NoOp", run * 20_000, 1).op(GPU, "_SOURCE", "NoOp", run * 20_000 + 5, 1)
+        timeline.model(run * 20_000 + 200)
+    analysis = analyze_trace(timeline.trace())
+    assert analysis.steps is not None and analysis.steps.count == 6 and abs(analysis.steps.median_s - 0.02) < 1e-3
