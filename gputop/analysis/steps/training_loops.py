@@ -12,6 +12,7 @@ from gputop.trace.model import Trace
 # The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
 GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
 LOADER = r"enumerate\(DataLoader\)#"
+SINGLE_PROCESS = f"{LOADER}_SingleProcess"  # the loop's own thread loads, with num_workers=0
 BATCH_WAIT = f"{GET_NEXT}|{LOADER}"
 
 
