@@ -18,12 +18,13 @@ from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.results import Analysis, Breakdown, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.training_loops import training_loops
+from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Culprit, Severity
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
+from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Kind, Trace
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
@@ -191,6 +192,11 @@ def host_spans_of(facts: TraceFacts, rows: I64) -> Spans:
     """Spans of these events of the host."""
     host = facts.trace.host
     return union(host.start_ns[rows], host.end_ns[rows])
+
+
+def loads_itself(facts: TraceFacts) -> bool:
+    """Return whether the training loop's own thread runs what makes PyTorch's batches (num_workers=0)."""
+    return bool(name_mask(facts.trace, SINGLE_PROCESS).any())
 
 
 def share_of_steps(facts: TraceFacts, spans: Spans) -> float:

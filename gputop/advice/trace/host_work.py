@@ -117,7 +117,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     share = host.gap_s / facts.period_s
     if known_work(WORK, (*host.gap_main, *host.gap_executor), limit("step_gap_host.named") * host.gap_s) is None:
         silent = (host.gap_silent_s or 0.0) >= limit("step_gap_host.named") * host.gap_s
-        others = may_be_others(facts, share, silent=silent)
+        others = may_be_others(facts, share, silent=silent, least=limit("step_gap_host.share"))
         if others is not None:
             return Missing(others)
         if not facts.active and steps.times.unit == "period":

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
-from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
+from gputop.advice.trace.facts import TraceFacts, loads_itself, on_host, waits_for_input
 from gputop.advice.trace.input_fixes import (
     MOST_TO_EXPECT,
     InputFix,
@@ -25,12 +25,11 @@ from gputop.analysis.host.tf_data import iterator_paths, python_s
 from gputop.analysis.results import WallTime
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.step_marks import SESSION_RUN
-from gputop.analysis.steps.training_loops import LOADER, training_loops
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage, intersect
-from gputop.trace.lookups import name_mask
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
@@ -184,7 +183,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     cpus, pinned = facts.trace.job_cpus, ", pin_memory=True" if facts.trace.gpus else ""
     workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
     snippet = _LOADER.format(workers, pinned)
-    if name_mask(facts.trace, rf"{LOADER}_SingleProcess").any():
+    if loads_itself(facts):
         rows = _rows_per_batch(facts)
         if rows >= _MANY_ROWS:
             return InputFix(

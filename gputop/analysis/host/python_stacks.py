@@ -57,7 +57,8 @@ class PythonStacks(Struct, frozen=True):
 
     ``loop`` is the training loop's thread, ``others`` the rest. ``of_library``: whether a frame is not of the user's
     own code, None where its caller tells. ``rate_hz`` is how often each thread was looked at, infinite where every call
-    was recorded. ``loop_loads``: the loop itself runs the Python that it waits for, as of a DataLoader.
+    was recorded. ``loop_loads``: the loop itself runs the Python that it waits for, as of a DataLoader. Times may be
+    off by ``error_ns``.
     """
 
     frames: Sequence[StackFrame]
@@ -67,6 +68,7 @@ class PythonStacks(Struct, frozen=True):
     others: tuple[StackSpans, ...]
     rate_hz: float
     loop_loads: bool = False
+    error_ns: int = 0
 
     @property
     def exact(self) -> bool:
@@ -89,13 +91,13 @@ class PythonStacks(Struct, frozen=True):
                 and PurePosixPath(self.frames[inner].file).name in _WAITING)
 
 
-def sampled_stacks(samples: StackSamples, origin_ns: int) -> PythonStacks:
+def sampled_stacks(samples: StackSamples, origin_ns: int, loop_loads: bool = False) -> PythonStacks:
     loop = training_thread(samples)
     return PythonStacks(
         samples.frames, [is_library(frame.file) for frame in samples.frames], samples.stacks,
         stack_spans(samples, loop, origin_ns) if loop is not None else NO_SPANS,
         tuple(stack_spans(samples, thread, origin_ns, trusted_s=_TRUSTED_S) for thread in samples.threads
-              if thread is not loop), samples.rate_hz)
+              if thread is not loop), samples.rate_hz, loop_loads, round(samples.error_s * 1e9))
 
 
 def stack_spans(samples: StackSamples, thread: ThreadStacks, origin_ns: int, *, trusted_s: float = math.inf,

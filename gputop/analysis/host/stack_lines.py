@@ -4,7 +4,9 @@ functions that the profiler's own tracer recorded.
 Samples and trace have the Unix time of one machine. A gap counts as seen where a sampled stack changed in it or where
 it is so long that a sample fell into it with a probability of 95%, or where the stack that goes on in it is one of
 gaps: seen first in gaps, and hardly outside. Of other short gaps nothing is known: the stack of the step, which was
-seen before, would be charged with them. A tracer tells of every gap between its first call and its last.
+seen before, would be charged with them. Neither is anything known of gaps within twice the error of the samples' time,
+and a line that was seen first outside of gaps as often as in them is none of theirs. A tracer tells of every gap
+between its first call and its last.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.gpu.breakdown import parts_by_gpu
@@ -21,9 +24,10 @@ from gputop.analysis.host.python_stacks import PythonStacks, StackSpans, line_te
 from gputop.analysis.host.python_tracer import tells_lines, traced_stacks
 from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.training_loops import training_loops
+from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
 from gputop.core.host_stacks import StackFrame
 from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
+from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Trace
 
 INPUT_GAP, EAGER_GAP = "input", "eager"
@@ -36,7 +40,7 @@ TOP = 8
 _MOST_LINES = 4 * TOP
 _SCATTERED = 0.2  # share of the gaps' time: no line takes so much of it
 _MIN_SHARE = 0.01
-_FEW_GAPS = 3  # that were seen: of fewer no lines are told, unless there are no others
+_FEW_GAPS, _MOST = 3, 0.5  # that were seen: of fewer no lines are told, unless these are all, or most of the time
 _GAP_RATIO = 2.0
 _PASSES_ON = 0.98  # share of a line's time in the one line that it calls
 _FLAME_SHARE, _FLAME_NODES, _FLAME_DEPTH = 0.005, 400, 60
@@ -55,11 +59,18 @@ def seen_gaps(gaps: Spans, spans: StackSpans, rate_hz: float) -> Spans:
 
 class _Telling(Struct, frozen=True):
     """Indices by stack of the frame that says most, of the outermost one that could, and of the innermost one of all;
-    -1: the stack says nothing."""
+    -1: the stack says nothing. ``elsewhere``: by frame, whether the loop was seen to begin it outside of gaps as often
+    as in them, and to run it there as long."""
 
     line: I64
     outer: I64
     leaf: I64
+    elsewhere: npt.NDArray[np.bool_]
+
+    def by_line(self, of_stack: I64) -> I64:
+        """Figures of the stacks, added up by frame."""
+        known = self.line >= 0
+        return np.bincount(self.line[known], of_stack[known], len(self.elsewhere)).astype(np.int64)
 
 
 class Lines:
@@ -69,8 +80,16 @@ class Lines:
         """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
         self.python = python
         self._around = self._frames_around(outside)
-        self._of_gaps = self._stacks_of_gaps(gaps, outside)
+        loop, within = python.loop, (gaps, outside)
+        begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
+        # Those first seen in gaps at least so many times as often as outside of them.
+        self._of_gaps = np.flatnonzero((begun[0] > _GAP_RATIO * begun[1]) & (not python.exact))
         self._telling = {worker: self._frames_that_tell(worker, self._around) for worker in (False, True)}
+        if len(gaps.start) and not python.exact:
+            ran = [self._by_stack(coverage(spans, loop.start, loop.end)) for spans in within]
+            for telling in self._telling.values():
+                telling.elsewhere[:] = np.all([telling.by_line(in_steps) >= np.maximum(telling.by_line(in_gaps), 1)
+                                               for in_gaps, in_steps in (begun, ran)], axis=0)
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
         self._telling_of_ops = self._frames_that_tell(False, frozenset())
 
@@ -85,6 +104,9 @@ class Lines:
     def seen(self, gaps: Spans, kind: str = "gap") -> Spans:
         """Gaps that the stacks cover."""
         python = self.python
+        if kind != EAGER_GAP:
+            long = gaps.end - gaps.start >= 2 * python.error_ns
+            gaps = Spans(gaps.start[long], gaps.end[long])
         if python.exact or kind == EAGER_GAP:
             begin, end = python.loop.start[:1].min(initial=0), python.loop.end[-1:].max(initial=0)
             is_seen = ((gaps.end > begin) & (gaps.start < end) if python.exact else
@@ -101,14 +123,6 @@ class Lines:
         goes_on = contains(Spans(spans.start[of_gaps], spans.end[of_gaps]), middle)
         return Spans(gaps.start[goes_on], gaps.end[goes_on])
 
-    def _stacks_of_gaps(self, gaps: Spans, outside: Spans) -> I64:
-        """The stacks that were first seen in gaps at least so many times as often as outside of them."""
-        if self.python.exact:
-            return np.empty(0, np.int64)
-        loop = self.python.loop
-        counts = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in (gaps, outside)]
-        return np.flatnonzero(counts[0] > _GAP_RATIO * counts[1])
-
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
         count = len(self.python.stacks)
@@ -123,7 +137,8 @@ class Lines:
             spans, telling = whole.around(gaps), self._telling_of_ops if kind == EAGER_GAP else self._telling[worker]
             inside = coverage(gaps, spans.start, spans.end)
             with_stack = np.flatnonzero((inside > 0) & (spans.stack >= 0))
-            with_stack = with_stack[telling.line[spans.stack[with_stack]] >= 0]
+            line = telling.line[spans.stack[with_stack]]
+            with_stack = with_stack[(line >= 0) & ~(telling.elsewhere[line] & (whole is self.python.loop))]
             stack = spans.stack[with_stack]
             parts.append((telling.line[stack], telling.outer[stack], telling.leaf[stack], inside[with_stack],
                           spans.start[with_stack], spans.end[with_stack]))
@@ -153,7 +168,7 @@ class Lines:
             if stack and (users or not worker) and not (worker and python.waits(number)):
                 line[number], outer[number] = (users[-1], users[0]) if users else (stack[-1], stack[-1])
                 leaf[number] = stack[-1]
-        return _Telling(line, outer, leaf)
+        return _Telling(line, outer, leaf, np.zeros(len(python.frames), bool))
 
     def _frames_around(self, outside: Spans) -> frozenset[int]:
         """Lines that run while the step does: the call of the training loop and what calls it. Of samples only what was
@@ -231,7 +246,8 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
 def python_of(trace: Trace) -> list[PythonStacks]:
     """The Python of the trace's processes: as it was sampled, or else as the profiler's own tracer recorded it."""
     if trace.stacks:
-        return [sampled_stacks(samples, trace.origin_ns) for samples in trace.stacks] if trace.origin_ns else []
+        loads = bool(name_mask(trace, SINGLE_PROCESS).any())
+        return [sampled_stacks(samples, trace.origin_ns, loads) for samples in trace.stacks] if trace.origin_ns else []
     return traced_stacks(trace)
 
 
@@ -262,16 +278,17 @@ def gap_lines(kind: str, gaps: Spans, s_per_step: float, processes: Sequence[Lin
     """The mean of the processes; ``s_per_step`` is the time of all gaps of this kind."""
     shares: dict[tuple[str, str], tuple[float, str]] = {}
     traced = bool(processes) and processes[0].python.exact
-    seen = 0
+    seen, seen_ns = 0, 0
     for process in processes:
         covered = process.seen(gaps, kind)
-        seen = max(seen, len(covered.start))
+        seen, seen_ns = max(seen, len(covered.start)), max(seen_ns, covered.total)
         for frame, time, leaf in process.of(covered, kind):
             key = line_text(frame), frame.file
             before, inner = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf)))
             shares[key] = before + time / covered.total / len(processes), inner
     first = sorted(shares.items(), key=lambda item: (-item[1][0], item[0]))[:TOP]
-    return GapLines(kind, s_per_step, len(gaps.start), seen, () if seen < min(_FEW_GAPS, len(gaps.start)) else tuple(
+    few = seen < min(_FEW_GAPS, len(gaps.start)) and seen_ns < _MOST * gaps.total
+    return GapLines(kind, s_per_step, len(gaps.start), seen, () if few else tuple(
         StackLine(line, file, share * s_per_step, min(share, 1.0), inner, traced)
         for (line, file), (share, inner) in first if share >= _MIN_SHARE))
 

@@ -13,6 +13,7 @@ from gputop.trace.model import Trace
 # while a batch lies ready.
 GET_NEXT = r"(?:MultiDevice)?IteratorGetNext(?:\w*Op::DoCompute|Sync|V2)?$"
 LOADER = r"enumerate\(DataLoader\)#"
+SINGLE_PROCESS = f"{LOADER}_SingleProcess"  # the loop's own thread loads, with num_workers=0
 BATCH_WAIT = f"{GET_NEXT}|{LOADER}"
 
 

@@ -19,7 +19,7 @@ from gputop.analysis.what_if.dependencies import (
     HostLanes,
     Launches,
 )
-from gputop.analysis.what_if.host_waits import SYNCHRONIZE
+from gputop.analysis.what_if.host_waits import SYNCHRONIZE, waits_for_copy
 from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import detect_framework, host_rows, name_mask
 from gputop.trace.model import I64, Kind, Trace
@@ -114,7 +114,7 @@ def _synchronizations(trace: Trace, lanes: HostLanes) -> LaneTimes:
 def _held_launches(events: Events, launches: Launches) -> LaneTimes:
     """Launching calls that may have waited. One whose kernel ran meanwhile did not wait for room in the queue, it was
     slow by itself; one that copies from or to the host may wait for the copy."""
-    slow = (events.end <= launches.end) & (events.kind != Kind.H2D) & (events.kind != Kind.D2H)
+    slow = (events.end <= launches.end) & ~_with_host(events)
     held = np.flatnonzero(_held(launches) & ~slow & ~_lasts_as_its_copy(events, launches))
     return LaneTimes(launches.lane[held], launches.begin[held], launches.end[held])
 
@@ -141,11 +141,14 @@ def _held(launches: Launches) -> Flags:
 
 
 def _lasts_as_its_copy(events: Events, launches: Launches) -> Flags:
-    """Mask of the long copies with the host whose call ends with them and, by the clocks, some microseconds before
-    them: 4 µs with an H200."""
-    with_host = (events.kind == Kind.H2D) | (events.kind == Kind.D2H)
-    sooner = events.end - launches.end
-    return with_host & (sooner > 0) & (sooner <= np.minimum(events.work // 10, LATENCY_NS))
+    """Mask of the copies with the host whose call ends while they run, and waits for them
+    (:func:`~gputop.analysis.what_if.host_waits.waits_for_copy`)."""
+    return _with_host(events) & (events.end > launches.end) & waits_for_copy(
+        launches.begin, launches.end, events.start, events.end)
+
+
+def _with_host(events: Events) -> Flags:
+    return (events.kind == Kind.H2D) | (events.kind == Kind.D2H)
 
 
 def _batch_waits(trace: Trace, lanes: HostLanes, loops: Sequence[TrainingLoop], marks: StepMarks) -> LaneTimes:
@@ -165,7 +168,8 @@ def _pauses(lane: int, events: Events, lanes: HostLanes, launches: Launches, mar
             ) -> tuple[LaneTimes, Spans]:
     """Pauses in which a lane waits in calls that are not recorded; and those that may be such (ns).
 
-    1. A lane that launches nothing until all its GPUs' work is done has *drained* them.
+    1. A lane that launches nothing until all its GPUs' work is done has *drained* them; a wait for a copy may return
+       before.
     2. It waited for them where it then goes on soon.
     3. Where it goes on later, the pauses between the same two kernels tell: a host that waits goes on a steady time
        after the GPU, a busy one a steady time after its last launch. Where both are as steady it is ambiguous.
@@ -186,8 +190,10 @@ def _pauses(lane: int, events: Events, lanes: HostLanes, launches: Launches, mar
         edges = np.append(np.sort(marks.edges_ns), POS_INF)
         next_launch = np.minimum(next_launch, edges[np.searchsorted(edges, work_end)])
     since, wait = next_launch - work_end, work_end - called
+    copied = np.maximum.accumulate(np.where(_with_host(events)[launched], events.end[launched], NEG_INF))
+    sooner = np.where(copied == work_end, np.maximum(wait // 10, LATENCY_NS), LATENCY_NS)
 
-    drained = np.flatnonzero((since >= -LATENCY_NS) & (wait >= HELD_NS) & (next_launch < POS_INF))
+    drained = np.flatnonzero((since >= -sooner) & (wait >= HELD_NS) & (next_launch < POS_INF))
     may_wait, waited = _waited(since[drained], wait[drained], _kernel_pairs(events, launched, drained))
     unsure = drained[may_wait & ~waited]
     drained = drained[may_wait if ambiguous else waited]
@@ -230,7 +236,8 @@ def _spread(group: I64, value: I64) -> I64:
 
 
 def _ended_last(calls: LaneTimes, events: Events, lanes: HostLanes, launches: Launches) -> I64:
-    """Event of the lane's GPUs that ended last in each call, and was launched before it; -1: none."""
+    """Event of the lane's GPUs that ended last in each call, and was launched before it; else the copy with the host
+    that a call of :data:`HELD_NS` and more waited for, though by the clocks it still ran; -1: none."""
     out = np.full(len(calls.lane), -1, np.int64)
     for lane in np.unique(calls.lane).tolist():
         by_end = np.flatnonzero(np.isin(events.gpu, lanes.gpus(lane)) & (events.work > 0))
@@ -238,10 +245,17 @@ def _ended_last(calls: LaneTimes, events: Events, lanes: HostLanes, launches: La
         if not len(by_end):
             continue
         of_lane = np.flatnonzero(calls.lane == lane)
-        ended = np.searchsorted(events.end[by_end], calls.end[of_lane], side="right") - 1
+        begin, end = calls.begin[of_lane], calls.end[of_lane]
+        ended = np.searchsorted(events.end[by_end], end, side="right") - 1
         last = by_end[np.maximum(ended, 0)]
-        good = (ended >= 0) & (events.end[last] > calls.begin[of_lane]) & (launches.begin[last] <= calls.begin[of_lane])
+        good = (ended >= 0) & (events.end[last] > begin) & (launches.begin[last] <= begin)
         out[of_lane[good]] = last[good]
+        copies = by_end[_with_host(events)[by_end]]
+        if len(copies):
+            runs = copies[np.minimum(np.searchsorted(events.end[copies], end, side="right"), len(copies) - 1)]
+            held = ~good & (end - begin >= HELD_NS) & (events.end[runs] > end) & (launches.begin[runs] <= begin)
+            held &= waits_for_copy(begin, end, events.start[runs], events.end[runs])
+            out[of_lane[held]] = runs[held]
     return out
 
 

@@ -37,6 +37,53 @@ def test_a_call_that_lasts_as_long_as_its_pageable_copy_holds_the_host(sooner, s
     assert f.gain.by == "replay" and f.gain.step_time == pytest.approx(saved, abs=0.04)
 
 
+def batch_first(sooner: float, held: str) -> Builder:
+    """Eight steps of 70 ms begin with the batch's copy of 28 ms, nothing beside it and its memory not told; then run
+    kernels. Until ``sooner`` µs before its end the host is in the copy's call, or in a kernel's launch behind it, or in
+    nothing that is recorded (``held``: "copy", "launch", "pause")."""
+    b = Builder()
+    for i in range(8):
+        at, copy, kernel = 70_000.0 * i + 100, 28_000 + 37 * (i % 3), 600
+        end = at + 700 + copy
+        call = end - sooner - at if held == "copy" else 500.0
+        b.run(0, at + 700, copy, "MemcpyH2D", kind=Kind.H2D, launch=at, launch_length=call, size=96_000_000, stream=2)
+        launch = at + 600 if held == "launch" else end - sooner + 1
+        for k in range(68):
+            length = end - sooner - launch if held == "launch" and not k else 5
+            b.run(0, end + 5 + kernel * k, kernel - 5, KERNEL, launch=launch, launch_length=length)
+            launch += length + 1
+        b.host("EagerExecute", at - 90, 69_900, is_func=1, eager_op="__inference_one_step_on_iterator_7")
+    return b
+
+
+@pytest.mark.parametrize("held", ["copy", "launch", "pause"])
+@pytest.mark.parametrize("sooner", [6, 8, 20, 60, 140, 300])
+def test_the_host_waits_for_a_batch_whose_call_returns_before_its_end(held, sooner):
+    """The driver takes the last part of a copy and returns: 4 to 180 µs sooner in real traces."""
+    f = findings(batch_first(sooner, held))["copies_excessive"]
+    assert f.severity == "high" and f.gain.step_time == pytest.approx(0.4, abs=0.06)
+
+
+@pytest.mark.parametrize("call", [20, 90])
+def test_a_copy_beside_which_the_host_works_is_not_waited_for(call):
+    """Asynchronous, from pinned memory: the host needs the whole step for its launches and gains nothing without it."""
+    b = keras_steps(Builder(format="chrome"), STEPS, STEP, STEP - 50).host("aten::copy_", 0, 1)
+    for i in range(STEPS):
+        at = i * STEP + 50.0
+        b.run(0, at + call - 5, 8_000, "MemcpyH2D", kind=Kind.H2D, launch=at, launch_length=call, size=400_000_000,
+              src=MemoryKind.PINNED, dst=MemoryKind.DEVICE, stream=2)
+        for k in range(100):
+            b.run(0, at + 8_100 + 110 * k, 10, KERNEL, launch=at + 8_095 + 110 * k, launch_length=5)
+    assert not {"copies_excessive", "copies_pageable", "sync_copies"} & findings(b).keys()
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=NEEDS_SHARED)
+def test_a_blocking_copy_of_the_batch_leads():
+    (f,) = analyze(SHARED / "cases_more/tf_blocking_batch_copy.xplane.pb").findings
+    assert f.id == "copies_excessive" and f.severity == "high"
+    assert f.gain.step_time == pytest.approx(0.4, abs=0.01) and f.gain.by == "replay"
+
+
 def reading(values: int, kernels: int) -> Builder:
     """A step of 20 ms whose second half reads values, each of so many kernels, one every 40 µs or more."""
     b = job()

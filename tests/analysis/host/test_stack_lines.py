@@ -98,6 +98,51 @@ def test_a_finding_about_few_of_the_gaps_names_no_line_of_all_of_them(share, nam
     assert bool(lines) == named
 
 
+@pytest.mark.parametrize(("gap_s", "named"), [(0.0016, False), (0.007, False), (0.012, True)])
+def test_of_gaps_within_twice_the_error_of_the_samples_no_line_is_named(gap_s, named):
+    """The samples may be 4 ms off: what was seen in so short a gap may have run in the step."""
+    b = keras_steps(Builder(gpus=0), 60, 20_000, 20_000 - gap_s * 1e6)
+    trace = b.build()
+    trace.origin_ns = 1000 * 10 ** 9
+    changes = [(0.0, STEP)]
+    for i in range(60):
+        changes += [(0.02 * (i + 1) - 0.8 * gap_s, METRICS), (0.02 * (i + 1), STEP)]
+    trace.stacks = (sampled({"MainThread": changes[:-1]}, 1.2, rate_hz=1000.0),)
+    assert bool(gap(analyze_trace(trace)).lines) == named
+
+
+def test_a_line_that_begins_as_often_in_the_step_is_no_line_of_the_gaps():
+    """A loop without functions: the lines of a step are seen in its gaps, too, where the clocks differ."""
+    forward, backward, update, show = (f"train.py:{line} <module>" for line in (47, 48, 49, 50))
+    changes = []
+    for i in range(STEPS):
+        at = i * STEP_S
+        changes += [(at + 0.001, forward), (at + 0.02, backward), (at + 0.04, update)]
+        changes += [(at + CALL_S + 0.002, backward), (at + CALL_S + 0.02, show)]
+    named = [line.line for line in gap(analysis_of({"MainThread": changes})).lines]
+    assert named == ["train.py:50 <module>"]
+
+
+@pytest.mark.parametrize(("iterator", "named"), [("_SingleProcessDataLoaderIter", True),
+                                                 ("_MultiProcessingDataLoaderIter", False)])
+def test_the_loop_s_own_thread_is_named_where_it_makes_the_batches(iterator, named):
+    """With num_workers=0 the wait for a batch is the dataset's own Python; with workers the loop waits in a queue."""
+    b = Builder(gpus=0, format="chrome")
+    fetch = "train.py:9 <module> > torch/utils/data/dataloader.py:7 __next__ > data.py:6 Slow.__getitem__"
+    changes = []
+    for i in range(STEPS):
+        at = i * STEP_S
+        b.host(f"enumerate(DataLoader)#{iterator}.__next__", at * 1e6, 60_000)
+        b.host("aten::mm", at * 1e6 + 60_100, 39_000)
+        b.host("Optimizer.step#SGD.step", at * 1e6 + 99_200, 700)
+        changes += [(at + 0.002, fetch), (at + CALL_S + 0.01, "train.py:12 <module>")]
+    trace = b.build()
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = (sampled({"MainThread": changes}, STEPS * STEP_S),)
+    f = next(f for f in analyze_trace(trace).findings if f.id == "input_bound")
+    assert [c.name for c in f.culprits if c.kind == "line"] == (["data.py:6 Slow.__getitem__"] if named else [])
+
+
 def test_of_gaps_in_which_no_sample_fell_nothing_is_told():
     seldom = [(0.0, STEP), (0.55, METRICS), (0.561, STEP)]  # 5 samples a second
     found = gap(analysis_of({"MainThread": seldom}, rate_hz=5.0))
