@@ -14,6 +14,7 @@ Where nothing was seen in N recordings the odds are below 3/N (95% confidence: t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -84,8 +85,9 @@ class Job:
 
     def end(self) -> None:
         """Have it come to its own end."""
-        for log in self.logs:
-            Path(f"{log}.stop").touch()
+        with contextlib.suppress(FileNotFoundError):  # it has
+            for log in self.logs:
+                Path(f"{log}.stop").touch()
 
     def harm(self, reference: dict[str, str]) -> str:
         """What is wrong with how it ended, and with its losses; "" for nothing. Waits for its end."""

@@ -36,9 +36,8 @@ from typing import Any
 
 _FLAG = "KINETO_USE_DAEMON"
 _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
-_STATE = "_ZN5torch8profiler4impl17ProfilerStateBase"
-_GET, _GET_GLOBAL = f"{_STATE}3getEb", f"{_STATE}9getGlobalEv"  # before 2.15, and from then on
-_REMOVE = f"{_STATE}14removeCallbackEv"
+_IS_RECORDED = "_ZN2at18hasGlobalCallbacksEv"  # whether operators call somebody back on all threads
+_LOG_LEVEL, _ERRORS_ONLY = "FLAGS_caffe2_log_level", 2  # of c10
 _FOLDER = "/gputop-kineto-"  # the name of a folder that gputop made begins with this
 GUARD_PREFIX = "gputop-guard-"  # of the guard's socket in the folder, before the PID
 END_MARK = "gputop: end of recording"  # the annotation after which operators are no longer recorded
@@ -151,17 +150,9 @@ class _Guard:
     has no such functions, OSError where ``folder`` takes no socket."""
 
     def __init__(self, torch: Any, folder: str) -> None:
-        library = _library(torch, ctypes.PyDLL)  # keeps Python's lock: little comes between two calls
-        try:
-            get = getattr(library, _GET_GLOBAL)
-            get.argtypes = ()
-        except AttributeError:  # before 2.15
-            get = getattr(library, _GET)
-            get.argtypes = (ctypes.c_bool,)
-        get.restype = ctypes.c_void_p
-        self._remove = getattr(library, _REMOVE)
-        self._remove.restype, self._remove.argtypes = None, (ctypes.c_void_p,)
-        self._state = (lambda: get(True)) if get.argtypes else get
+        self._is_recorded = getattr(_library(torch, "torch_cpu"), _IS_RECORDED)
+        self._is_recorded.restype, self._is_recorded.argtypes = ctypes.c_bool, ()
+        self._toggle = torch._C._autograd._toggle_collection_dynamic
         self._torch, self._folder, self._pid = torch, folder, os.getpid()
         self.recorder: threading.Thread | None = None  # records itself, in the place of kineto
         self._ending, self._over = threading.Event(), threading.Event()
@@ -204,7 +195,7 @@ class _Guard:
             self._over.clear()
         try:
             with self._own_profiler_waits():
-                state, detail = _own_profiler(self._torch, seconds)
+                state, detail = ("observed", "") if self._is_recorded() else _own_profiler(self._torch, seconds)
                 _report(self._folder, token, state or "ready", detail)
                 if not state:
                     self._follow(seconds, float(request["rest_s"]), min(float(request["wait_s"]), _MAX_RECORDING_S))
@@ -239,7 +230,7 @@ class _Guard:
         than ``seconds``: no operator is recorded in the rest."""
         asked_s = idle_s = time.monotonic()
         given_up_s = asked_s + wait_s
-        while not self._state():
+        while not self._is_recorded():
             idle_s = time.monotonic()
             if self._ending.is_set() and given_up_s > idle_s + _BEGIN_S:  # what was not fetched is not fetched any more
                 given_up_s = idle_s + _BEGIN_S
@@ -255,14 +246,27 @@ class _Guard:
             self._receive(min(_PERIOD_S, left_s))
         with self._torch.autograd.profiler.record_function(END_MARK):
             pass
-        state = self._state()
-        # Kineto must not have let go of it meanwhile.
-        if state and time.monotonic() < self._ends_s - _LEAST_PERIOD_S:
-            self._remove(state)
+        # Kineto must not have let go of the callbacks meanwhile.
+        if self._is_recorded() and time.monotonic() < self._ends_s - _LEAST_PERIOD_S:
+            with self._without_warnings():  # of what this does to other kinds of recordings
+                self._toggle(False, {self._torch.profiler.ProfilerActivity.CPU})
         while time.monotonic() < self._ends_s + _WRITE_S and not os.path.exists(self._file):  # noqa: PTH110
             left_s = self._ends_s - time.monotonic()
             if self._receive(max(_LEAST_PERIOD_S, min(_PERIOD_S, left_s))) is not None and left_s < 0:
                 return  # gputop has fetched it
+
+    @contextlib.contextmanager
+    def _without_warnings(self) -> Any:
+        """Have torch say nothing in the job's stderr but errors."""
+        try:
+            level = ctypes.c_int.in_dll(_library(self._torch, "c10"), _LOG_LEVEL)
+        except (OSError, ValueError):  # a build with glog
+            level = ctypes.c_int()
+        before, level.value = level.value, _ERRORS_ONLY
+        try:
+            yield
+        finally:
+            level.value = before
 
     def _wait_at_exit(self) -> None:
         """Wait for the recording under way; bounded."""
@@ -303,10 +307,10 @@ def _own_profiler(torch: Any, seconds: float | None) -> tuple[str, str]:
     return ("profiling", "") if enabled else ("", "")
 
 
-def _library(torch: Any, kind: Any) -> Any:
-    """Torch's own library that this process has loaded, not a second copy. Raises OSError."""
-    return kind(f"{os.path.dirname(str(torch.__file__))}/lib/libtorch_cpu.so",  # noqa: PTH120
-                mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+def _library(torch: Any, name: str) -> Any:
+    """A library of torch's own that this process has loaded, not a second copy. Raises OSError."""
+    return ctypes.CDLL(f"{os.path.dirname(str(torch.__file__))}/lib/lib{name}.so",  # noqa: PTH120
+                       mode=os.RTLD_NOW | os.RTLD_NOLOAD)
 
 
 def _report(folder: str, token: str, state: str, detail: str = "") -> None:
@@ -399,7 +403,7 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
         own = _own_profiler(torch, None)
         if own[0]:
             return own
-        guard, library = _Guard(torch, folder), _library(torch, ctypes.CDLL)
+        guard, library = _Guard(torch, folder), _library(torch, "torch_cpu")
         is_set, init = getattr(library, _IS_SET), getattr(library, _INIT)
     except (AttributeError, OSError):  # before 2.6 the functions are not exported
         return "unsupported", version

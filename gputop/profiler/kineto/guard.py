@@ -134,6 +134,8 @@ def raise_unless(pid: int, expected: str, state: str, detail: str) -> None:
         "profiling": (f"torch.profiler records process {pid} now, for {detail} steps more", own_traces),
         "cycles": (f"process {pid} profiles itself in cycles: torch.profiler begins again in {detail} steps, and two "
                    "recordings at once would end the job", own_traces),
+        "observed": (f"another observer of PyTorch's operators is at work in process {pid}",
+                     "Such as an execution trace, or another recording. Capture when it has ended."),
         "ending": (f"process {pid} is ending", "Nothing was recorded."),
         "used": (f"process {pid} has used torch.profiler before: only torch.profiler can record it, and pauses the "
                  "job for half a second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
