@@ -120,6 +120,6 @@ def check_limits(pid: int | None, proc: Path = Path("/proc"), jobs: int = 1) -> 
     left, needed = (map(size, (max(0, short.left), short.needed)) if short.in_bytes
                     else (f"{max(0, short.left):,}", str(short.needed)))
     raise GputopError(
-        f"process {pid} has {left} left of {short.what}, and {LABELS[framework]} may need {needed} to be recorded: "
+        f"{LABELS[framework]} may need {needed} {short.what} to be recorded, and process {pid} has {left} left: "
         f"{short.limit}. At a limit the job could end or stand still, so gputop did not touch it",
         f"{short.fix}; or start the job with higher limits.")
