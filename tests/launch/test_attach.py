@@ -183,4 +183,4 @@ def test_what_a_process_does_after_a_request_is_looked_at_before_it_is_told(monk
     stat = read_stat(os.getpid())
     monkeypatch.setattr(attach, "cpu_time_ns", lambda pid: next(times))
     monkeypatch.setattr(attach, "stat_of", lambda pid: replace(stat, state=state))
-    assert words in attach.what_it_does_now(1, 0)
+    assert words in attach.state_now(1, 0)

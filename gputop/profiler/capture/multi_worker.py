@@ -196,6 +196,7 @@ def max_safe_duration(recorders: Sequence[Recorder], *, seconds: float, logdir: 
     """
     workers = _workers(recorders, lambda _progress: None)
     with ThreadPoolExecutor(len(workers), "gputop-worker") as threads, probe_logdir(logdir) as folder:
+        _run_phase(threads, workers, lambda w: check_limits(w.recorder.pid, jobs=len(workers)))
         _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop, seconds))
         _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, longest=True))
     errors = {w.address: w.error for w in workers if w.error is not None}
