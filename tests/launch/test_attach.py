@@ -3,6 +3,7 @@ asked in another way. With real frameworks: in test_real.py."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -169,6 +170,26 @@ def test_where_remote_execution_is_switched_off_it_refuses(packages, options, en
             attach.start_server(_target(process))
         assert process.communicate() == ("", "")
     assert _scripts() == before
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, SystemExit])
+def test_a_request_of_remote_execution_is_taken_back_whatever_ends_gputop(monkeypatch, ended):
+    """In memory of this process's own."""
+    block = ctypes.create_string_buffer(600)
+    at = ctypes.addressof(block)
+    slot = remote_exec.Slot(path=at, path_bytes=512, pending=at + 520, eval_breaker=at + 528)
+    monkeypatch.setattr(remote_exec, "find_slot", lambda pid, memory: slot)
+    own = Target(os.getpid(), "python", os.geteuid(), "ana", read_stat(os.getpid()).start, True)
+    before = _scripts()
+    with pytest.raises(ended), attach.running_in(own, "pass\n"):
+        assert block.raw[520] == 1 and _scripts() != before
+        raise ended
+    assert block.raw[520] == 0 and _scripts() == before
+
+    block[520] = b"\1"  # another tool's
+    with pytest.raises(GputopError, match="another tool's request"), attach.running_in(own, "pass\n"):
+        raise AssertionError
+    assert block.raw[520] == 1
 
 
 @pytest.mark.parametrize(("state", "cpu_ns", "words"), [
