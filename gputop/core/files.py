@@ -481,7 +481,7 @@ def remove_empty(folders: list[Path]) -> None:
 
 
 class Readable(Protocol):
-    """What bytes can be read from."""
+    """Source of bytes."""
 
     def read(self, size: int, /) -> bytes: ...
 

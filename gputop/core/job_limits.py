@@ -1,4 +1,4 @@
-"""What the kernel still lets a process take: threads, address space, open files, bytes of a file, disk.
+"""Limits of the kernel for a process, and what it has taken: threads, address space, open files, bytes of a file, disk.
 
 At a limit nothing more is given: a thread cannot be started, and a library aborts. So they are read before gputop has a
 job take more.
@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _LIMIT = re.compile(rb"^(Max [a-z ]*[a-z]) +(unlimited|\d+) ", re.MULTILINE)
 _CAP_SYS_RESOURCE, _CAP_SYS_ADMIN = 1 << 24, 1 << 21  # include/uapi/linux/capability.h
 FIRST_USER_NAMESPACE = "user:[4026531837]"  # PROC_USER_INIT_INO in include/linux/proc_ns.h: the host's
-_LIMITS_BYTES = 1 << 14
+_LIMITS_BYTES, _MAX_FILES = 1 << 14, 1 << 20  # more open files are as many
 # Names of proc_pid_limits
 PROCESSES, ADDRESS_SPACE, DATA, FILES, FILE_SIZE, STACK = (
     "Max processes", "Max address space", "Max data size", "Max open files", "Max file size", "Max stack size")
@@ -64,8 +65,8 @@ def read_limits(pid: int, folder: Path | None = None, proc: Path = _PROC, root: 
     except (OSError, KeyError, ValueError, IndexError):
         return LimitFacts()
     files = None
-    with contextlib.suppress(OSError):
-        files = len(os.listdir(proc / str(pid) / "fd"))  # noqa: PTH208
+    with contextlib.suppress(OSError), os.scandir(proc / str(pid) / "fd") as opened:
+        files = sum(1 for _ in islice(opened, _MAX_FILES))
     disk = None
     if folder is not None:
         with contextlib.suppress(OSError):
@@ -104,11 +105,12 @@ def _threads_of(uid: int, proc: Path) -> int | None:
 
 
 def _groups(pid: int, proc: Path, root: Path) -> list[tuple[str, int, int]]:
-    found = []
+    limited = []
     for group in control_groups(pid, proc, root, controller="pids"):
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            found.append((str(group), int((group / "pids.max").read_text()), int((group / "pids.current").read_text())))
-    return sorted(found)
+            most, now = (int((group / name).read_text()) for name in ("pids.max", "pids.current"))
+            limited.append((str(group), most, now))
+    return sorted(limited)
 
 
 def _kilobytes(status: Mapping[bytes, bytes], name: bytes) -> int | None:

@@ -31,7 +31,7 @@ from gputop.profiler.xprof.probe import probe
 
 ANSWER_TIMEOUT_S = 30.0  # the request lapses after this time
 _POLL_PERIOD_S = 0.3
-_LOOK_S = 1.0  # for whether a process runs: most jobs compute or poll more often
+_WATCH_S = 1.0  # for whether a process runs: most jobs compute or poll more often
 _SCRIPTS = Path("/tmp")  # in the job's root
 
 
@@ -73,14 +73,15 @@ def no_answer(pid: int, waited_s: float) -> GputopError:
     """The error of a process that has not run what it was requested to, with what it does now. Blocks for a second."""
     return GputopError(
         f"Process {pid} did not answer within {waited_s:.0f} s: its main thread runs native code or nothing at all, "
-        f"not Python, or the job may not open a socket (seccomp). {what_it_does_now(pid)}",
+        f"not Python, or the job may not open a socket (seccomp). {state_now(pid)}",
         f"py-spy dump --pid {pid} shows where it is. The request is no longer valid.")
 
 
-def what_it_does_now(pid: int, look_s: float = _LOOK_S) -> str:
-    """A sentence of whether a process still runs after a request, as far as CPU time shows it. Blocks for a second."""
+def state_now(pid: int, watched_s: float = _WATCH_S) -> str:
+    """Sentence that says whether a process still runs after a request, as far as CPU time shows it. Blocks for a
+    second."""
     before_ns = cpu_time_ns(pid)
-    time.sleep(look_s)
+    time.sleep(watched_s)
     now_ns, stat = cpu_time_ns(pid), stat_of(pid)
     if stat is None or stat.state in "ZX":
         return "The process has ended since; if nothing else explains that, the request is the likely cause."
@@ -89,9 +90,9 @@ def what_it_does_now(pid: int, look_s: float = _LOOK_S) -> str:
     if before_ns is None or now_ns is None:
         return "The kernel does not show whether it still runs; look at its log."
     if now_ns == before_ns:
-        return (f"None of its threads ran in the last {look_s:g} s: it waits or stands still. gputop cannot exclude "
+        return (f"None of its threads ran in the last {watched_s:g} s: it waits or stands still. gputop cannot exclude "
                 "that its request is the cause; look at the job's log.")
-    return f"Its threads still run ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {look_s:g} s)."
+    return f"Its threads still run ({(now_ns - before_ns) / 1e6:.0f} ms of CPU time in the last {watched_s:g} s)."
 
 
 def silent_text(source: str, name: str) -> str:
@@ -106,15 +107,15 @@ def running_in(process: target.Target, text: str) -> Iterator[None]:
     end of the block is withdrawn; a pending call cannot be withdrawn, but finds that it is too late."""
     with remote_exec.memory_of(process.pid) as memory:
         target.check_same(process)
-        slot = in_time(process.pid, memory, lambda own, _: remote_exec.find_slot(process.pid, own))
+        slot = in_time(process.pid, memory, lambda duplicate, _: remote_exec.find_slot(process.pid, duplicate))
         if slot is None:
             _add_pending_call(process, memory, text)
             yield
             return
         requested = threading.Event()
 
-        def request(own: int, _: Deadline) -> None:
-            remote_exec.request(own, slot, script)
+        def request(duplicate: int, _: Deadline) -> None:
+            remote_exec.request(duplicate, slot, script)
             requested.set()
 
         with _script(process, text) as script:
@@ -123,7 +124,7 @@ def running_in(process: target.Target, text: str) -> Iterator[None]:
                 yield
             finally:
                 if requested.is_set():
-                    in_time(process.pid, memory, lambda own, _: remote_exec.withdraw(own, slot))
+                    in_time(process.pid, memory, lambda duplicate, _: remote_exec.withdraw(duplicate, slot))
 
 
 @contextlib.contextmanager

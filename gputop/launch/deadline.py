@@ -65,15 +65,15 @@ def in_time(pid: int, memory: int, do: Callable[[int, Deadline], T], seconds: fl
     done = threading.Event()
     result: list[T] = []
     errors: list[BaseException] = []
-    own = os.dup(memory)  # open as long as the thread may use it, and no other file by then
+    duplicate = os.dup(memory)  # open as long as the thread may use it, and no other file by then
 
     def run() -> None:
         try:
-            result.append(do(own, deadline))
+            result.append(do(duplicate, deadline))
         except BaseException as error:  # noqa: BLE001  thread boundary: raised by the caller
             errors.append(error)
         finally:
-            os.close(own)
+            os.close(duplicate)
             done.set()
 
     with signals_held() as end_asked:

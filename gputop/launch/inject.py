@@ -42,12 +42,12 @@ _RESTART_ERRORS = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOH
 _RESTART_BLOCK_ERROR = -516  # ERESTART_RESTARTBLOCK
 _MINUS_ONE = (1 << 64) - 1  # in a register
 _PERIOD_S = 0.002
-LOOK_S = 3.0  # for a thread that can be used
+SEARCH_S = 3.0  # for a thread that can be used
 # A thread that works is let run for a slice to its next system call, and then looked at where it is.
 _SLICE_S, _AT_WORK_S = 0.02, 0.3
 _AT_ENTRY = -38  # ENOSYS: what a system call returns until it is made
 # At these the thread may have a handler's frame (rt_sigreturn, restart_syscall), come into two (clone, fork, vfork,
-# clone3), end (execve, exit, exit_group, execveat), or hold its place in a queue for a lock (futex).
+# clone3), end (execve, exit, exit_group, execveat), or hold its point in a queue for a lock (futex).
 _UNSUITABLE = frozenset((15, 219, 56, 57, 58, 435, 59, 60, 231, 322, 202, -1))
 _HANDLER_CLEARS = 1 << 8 | 1 << 10 | 1 << 16  # TF, DF and RF of eflags
 # Code that Python calls, and that does not call back while it holds a lock of Python's.
@@ -61,9 +61,10 @@ class _Thread(Struct, frozen=True):
     works: bool = False  # else it sleeps
 
 
-class _Place(Struct, frozen=True):
-    """Where a thread was stopped. ``alone`` are the registers with which it goes on by its way back, ``resumed`` those
-    with which gputop lets it go on; ``entered``: at the entry to a system call, which is made only then."""
+class _Point(Struct, frozen=True):
+    """Point at which a thread was stopped. ``alone`` are the registers with which it goes on by its way back,
+    ``resumed`` those with which gputop lets it go on; ``entered``: at the entry to a system call, which is made only
+    then."""
 
     registers: Registers
     alone: Registers
@@ -83,19 +84,19 @@ def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes
     Blocks, for :data:`~gputop.launch.deadline.MOST_S` at most; one thread is held for about a millisecond. Raises
     GputopError; the process goes on regardless."""
     call = _RemoteCall(function, first, text)
-    return in_time(pid, memory, lambda own, deadline: _call_on_some_thread(pid, own, call, deadline))
+    return in_time(pid, memory, lambda duplicate, deadline: _call_on_some_thread(pid, duplicate, call, deadline))
 
 
 def _call_on_some_thread(pid: int, memory: int, call: _RemoteCall, deadline: Deadline) -> int:
     _check_shadow_stack(pid)
     gadgets = gadgets_in(memory, _mappings(pid))
-    before_ns, looking = cpu_time_ns(pid), deadline.within(LOOK_S)
+    before_ns, search = cpu_time_ns(pid), deadline.within(SEARCH_S)
     while True:
         for thread in _threads(pid):
-            with _borrow(pid, memory, thread, gadgets, looking) as borrowed:
+            with _borrow(pid, memory, thread, gadgets, search) as borrowed:
                 if borrowed is not None:
                     return _call(memory, *borrowed, gadgets, call, deadline.within(ptrace.CALL_S))
-        if looking.over:
+        if search.over:
             deadline.check()
             raise _no_thread(pid, before_ns)
         time.sleep(_PERIOD_S)
@@ -105,8 +106,8 @@ def _no_thread(pid: int, before_ns: int | None) -> GputopError:
     """The error of a process of which no thread could be used, by what it did meanwhile."""
     now_ns = cpu_time_ns(pid)
     if now_ns is not None and now_ns == before_ns:
-        return GputopError(f"no thread of process {pid} has run for {LOOK_S:g} s, and none sleeps where gputop can use "
-                           "it", "It is frozen (a paused container?), or waits for something outside.")
+        return GputopError(f"no thread of process {pid} has run for {SEARCH_S:g} s, and none sleeps where gputop can "
+                           "use it", "It is frozen (a paused container?), or waits for something outside.")
     return GputopError(
         f"process {pid} computes without a system call and outside the libraries of its framework, so no moment is "
         "safe for gputop to use one of its threads", "Start the job with gputop run, which needs no such moment.")
@@ -160,28 +161,28 @@ def _borrow(
     tracee = Tracee(thread.tid)
     tracee.seize()
     try:
-        place = _at_work(pid, tracee, memory, thread, deadline) if thread.works else (
+        point = _at_work(pid, tracee, memory, thread, deadline) if thread.works else (
             _asleep(pid, tracee, memory, thread, deadline))
-        if place is None:
+        if point is None:
             yield None
             return
-        frame = frame_for(place.alone, tracee.signal_mask(), tracee.save_xstate(), place.registers["rsp"], gadgets)
+        frame = frame_for(point.alone, tracee.signal_mask(), tracee.save_xstate(), point.registers["rsp"], gadgets)
         os.pwrite(memory, frame.data, frame.address)
         # From anywhere, by the way back; at the entry to a system call, by another one that every seccomp filter lets
         # pass.
-        back = {**place.registers, "rax": 0, "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2, "rsp": frame.back}
+        back = {**point.registers, "rax": 0, "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2, "rsp": frame.back}
         try:
-            if place.entered:
+            if point.entered:
                 tracee.set_registers(back)
                 tracee.next_syscall_stop(deadline)
-            yield tracee, place.registers, frame
+            yield tracee, point.registers, frame
         except BaseException:
             # Somewhere in the function or in a call.
             tracee.stop(deadline.after(ptrace.STOP_S))
             tracee.set_registers(back)
             raise
         tracee.restore_xstate()
-        tracee.set_registers(place.resumed)
+        tracee.set_registers(point.resumed)
     except ProcessLookupError:
         tracee.reap(deadline.after(ptrace.STOP_S))
         raise GputopError(f"thread {thread.tid} of process {pid} ended while gputop held it",
@@ -190,16 +191,16 @@ def _borrow(
         tracee.detach(deadline.after(ptrace.STOP_S))
 
 
-def _asleep(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: Deadline) -> _Place | None:
+def _asleep(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: Deadline) -> _Point | None:
     """Stop a thread in the system call that it sleeps in; None where it has left it."""
     registers = tracee.registers() if tracee.interrupt(deadline.within(ptrace.STOP_S)) else None
     if registers is None or _signed(registers["orig_rax"]) not in _RESTARTABLE or not (
             _is_at_call(pid, memory, thread, registers)):
         return None
-    return _Place(registers, _resumed(registers, alone=True), _resumed(registers))
+    return _Point(registers, _resumed(registers, alone=True), _resumed(registers))
 
 
-def _at_work(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: Deadline) -> _Place | None:
+def _at_work(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: Deadline) -> _Point | None:
     """Stop a thread that computes where it holds no lock that the function could wait for: at the entry to its next
     system call, or in the code of a library of its framework. There the function is what a signal's handler would be:
     it may come between any two instructions, and keeps off the red zone.
@@ -207,7 +208,7 @@ def _at_work(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: D
     In Python's own code the thread may hold the lock of the pending calls, in the C library or the loader one of
     theirs, and in code without a file a restartable sequence may be under way."""
     code = [mapping for mapping in _mappings(pid) if _is_of_framework(mapping)]
-    looking = deadline.within(_AT_WORK_S)
+    search = deadline.within(_AT_WORK_S)
     if not tracee.interrupt(deadline.within(ptrace.STOP_S)):
         return None
     while True:
@@ -217,15 +218,15 @@ def _at_work(pid: int, tracee: Tracee, memory: int, thread: _Thread, deadline: D
                     or not _is_at_call(pid, memory, thread, registers)):
                 return None
             again = {**registers, "rip": registers["rip"] - 2, "rax": registers["orig_rax"], "orig_rax": _MINUS_ONE}
-            return _Place(registers, again, again, entered=True)
+            return _Point(registers, again, again, entered=True)
         if (tracee.interrupted and _signed(registers["orig_rax"]) < 0 and _is_usable(pid, thread, registers)
                 and any(m.start <= registers["rip"] < m.end for m in code)
                 and len(os.pread(memory, 1, registers["rip"])) == 1):
-            return _Place(registers, registers, registers)
-        if looking.over:
+            return _Point(registers, registers, registers)
+        if search.over:
             return None
         with contextlib.suppress(TooLate):
-            tracee.next_syscall_stop(looking.within(_SLICE_S))
+            tracee.next_syscall_stop(search.within(_SLICE_S))
         tracee.stop(deadline.after(ptrace.STOP_S))
 
 
@@ -278,7 +279,7 @@ def _call(
     tracee.set_registers({**no_restart, "rip": call.function, "rsp": frame.calls if gadgets.store else frame.back,
                           "rbx": frame.result, "rdi": call.first, "rsi": page, "rax": 0})
     _run_to_call(tracee, gadgets.after_sigreturn, frame.context, deadline)
-    # Another call in the place of rt_sigreturn, which every seccomp filter lets pass, and after it rt_sigreturn again.
+    # Another call in the point of rt_sigreturn, which every seccomp filter lets pass, and after it rt_sigreturn again.
     tracee.set_registers({**tracee.registers(), "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2,
                           "rsp": frame.back})
     tracee.next_syscall_stop(deadline)

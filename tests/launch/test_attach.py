@@ -3,6 +3,7 @@ asked in another way. With real frameworks: in test_real.py."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -171,6 +172,26 @@ def test_where_remote_execution_is_switched_off_it_refuses(packages, options, en
     assert _scripts() == before
 
 
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, SystemExit])
+def test_a_request_of_remote_execution_is_taken_back_whatever_ends_gputop(monkeypatch, ended):
+    """In memory of this process's own."""
+    block = ctypes.create_string_buffer(600)
+    at = ctypes.addressof(block)
+    slot = remote_exec.Slot(path=at, path_bytes=512, pending=at + 520, eval_breaker=at + 528)
+    monkeypatch.setattr(remote_exec, "find_slot", lambda pid, memory: slot)
+    own = Target(os.getpid(), "python", os.geteuid(), "ana", read_stat(os.getpid()).start, True)
+    before = _scripts()
+    with pytest.raises(ended), attach.running_in(own, "pass\n"):
+        assert block.raw[520] == 1 and _scripts() != before
+        raise ended
+    assert block.raw[520] == 0 and _scripts() == before
+
+    block[520] = b"\1"  # another tool's
+    with pytest.raises(GputopError, match="another tool's request"), attach.running_in(own, "pass\n"):
+        raise AssertionError
+    assert block.raw[520] == 1
+
+
 @pytest.mark.parametrize(("state", "cpu_ns", "words"), [
     ("R", (5_000_000, 47_000_000), "Its threads still run (42 ms of CPU time"),
     ("S", (5, 5), "it waits or stands still. gputop cannot exclude that its request is the cause"),
@@ -183,4 +204,4 @@ def test_what_a_process_does_after_a_request_is_looked_at_before_it_is_told(monk
     stat = read_stat(os.getpid())
     monkeypatch.setattr(attach, "cpu_time_ns", lambda pid: next(times))
     monkeypatch.setattr(attach, "stat_of", lambda pid: replace(stat, state=state))
-    assert words in attach.what_it_does_now(1, 0)
+    assert words in attach.state_now(1, 0)

@@ -1,5 +1,5 @@
-"""Whether a job has what a capture makes it take: threads, address space, open files, disk. Looked at before anything
-in it is touched: at a limit PyTorch aborts, and TensorFlow and JAX stand still for good.
+"""Check that a job has what a capture makes it take: threads, address space, open files, disk. Looked at before
+anything in it is touched: at a limit PyTorch aborts, and TensorFlow and JAX stand still for good.
 
 What is needed was measured on CPUs, from the request to the end of the second recording, and has a margin here: a GPU
 adds the threads of CUPTI.
@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 
 class Need(Struct, frozen=True):
-    """What a job may take for a capture: ``threads``, and besides their stacks address space and descriptors."""
+    """Needs of a job for a capture: ``threads``, and besides their stacks address space and descriptors."""
 
     threads: int
     bytes: int
@@ -31,8 +31,8 @@ class Need(Struct, frozen=True):
 
 
 def need_of(framework: str, cpus: int, threads: int) -> Need:
-    """What a job of a framework (:data:`~gputop.core.framework.LABELS`) with so many threads may take on a node with so
-    many CPUs.
+    """Needs of a job of a framework (:data:`~gputop.core.framework.LABELS`) with so many threads on a node with so many
+    CPUs.
 
     Measured: PyTorch 2.6 and 2.13 two threads and two descriptors. JAX 0.10 and TensorFlow 2.21 eight threads on 2
     CPUs, 20 on 64, as gRPC has up to 16 by the number of CPUs; eight descriptors. A new thread takes an arena of
@@ -64,17 +64,17 @@ def shortage(facts: LimitFacts, need: Need, pid: int, jobs: int = 1) -> Shortage
     """The first limit below which a job with these facts has less than it needs; None where it has enough of all that
     is known. So many ``jobs`` are recorded at once, and share what a user, a control group or a disk has. Pure."""
     limits, for_job = facts.limits, f"Raise it for the job: prlimit --pid {pid}"
-    found: list[Shortage] = []
+    shortages: list[Shortage] = []
     processes = limits.get(job_limits.PROCESSES)
     if processes is not None and facts.user_threads is not None:
-        found.append(Shortage(
+        shortages.append(Shortage(
             "threads", processes - facts.user_threads, jobs * need.threads,
             f"ulimit -u is {processes:,}, and user {facts.user} has {facts.user_threads:,} threads on this node",
             f"{for_job} --nproc={facts.user_threads + 2 * jobs * need.threads}: (as root above the hard limit), or end "
             "other programs of that user"))
     for path, most, now in facts.groups:
         raised = f"echo {now + 2 * jobs * need.threads} > {path}/pids.max"
-        found.append(Shortage("threads", most - now, jobs * need.threads,
+        shortages.append(Shortage("threads", most - now, jobs * need.threads,
                               f"pids.max of {path} is {most:,}, and {now:,} run in it",
                               f"Raise it as root: {raised} (Docker: --pids-limit)"))
     stacks_bytes = need.threads * min(limits.get(job_limits.STACK, _USUAL_STACK_BYTES), _USUAL_STACK_BYTES)
@@ -83,21 +83,21 @@ def shortage(facts: LimitFacts, need: Need, pid: int, jobs: int = 1) -> Shortage
             (job_limits.DATA, facts.data_bytes, "data", "data size (ulimit -d)")):
         most_bytes = limits.get(name)
         if most_bytes is not None and used is not None:
-            found.append(Shortage(what, most_bytes - used, need.bytes + stacks_bytes,
+            shortages.append(Shortage(what, most_bytes - used, need.bytes + stacks_bytes,
                                   f"the limit is {size(most_bytes)}, and the job has {size(used)}",
                                   f"{for_job} --{option}=unlimited: (as root above the hard limit)", in_bytes=True))
     files = limits.get(job_limits.FILES)
     if files is not None and facts.files is not None:
-        found.append(Shortage("file descriptors", files - facts.files, need.files,
+        shortages.append(Shortage("file descriptors", files - facts.files, need.files,
                               f"ulimit -n is {files:,}, and {facts.files:,} are open",
                               f"{for_job} --nofile={facts.files + 2 * need.files}: (as root above the hard limit)"))
     if (file_bytes := limits.get(job_limits.FILE_SIZE)) is not None and facts.folder:
-        found.append(Shortage("bytes in a file (ulimit -f)", file_bytes, _LEAST_FILE_BYTES,
+        shortages.append(Shortage("bytes in a file (ulimit -f)", file_bytes, _LEAST_FILE_BYTES,
                               "the job may not write a larger file", f"{for_job} --fsize=unlimited:", in_bytes=True))
     if facts.disk_bytes is not None:
-        found.append(Shortage(f"disk space in {facts.folder}", facts.disk_bytes, jobs * _LEAST_DISK_BYTES,
+        shortages.append(Shortage(f"disk space in {facts.folder}", facts.disk_bytes, jobs * _LEAST_DISK_BYTES,
                               "the job writes its trace there", "Make room there", in_bytes=True))
-    return next((one for one in found if one.left < one.needed), None)
+    return next((one for one in shortages if one.left < one.needed), None)
 
 
 def check_limits(pid: int | None, proc: Path = Path("/proc"), jobs: int = 1) -> None:
@@ -120,6 +120,6 @@ def check_limits(pid: int | None, proc: Path = Path("/proc"), jobs: int = 1) -> 
     left, needed = (map(size, (max(0, short.left), short.needed)) if short.in_bytes
                     else (f"{max(0, short.left):,}", str(short.needed)))
     raise GputopError(
-        f"process {pid} has {left} left of {short.what}, and {LABELS[framework]} may need {needed} to be recorded: "
+        f"{LABELS[framework]} may need {needed} {short.what} to be recorded, and process {pid} has {left} left: "
         f"{short.limit}. At a limit the job could end or stand still, so gputop did not touch it",
         f"{short.fix}; or start the job with higher limits.")
