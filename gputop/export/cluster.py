@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from gputop.cluster.model import brief
 from gputop.core.findings import ids_by_missing
 from gputop.core.version import __version__
+from gputop.export.page import header, page
 from gputop.render.evidence_words import evidence_label
 from gputop.render.palette import BLANK, SEVERITY_MARK
 from gputop.text.markup import esc, moment
@@ -276,30 +278,27 @@ table.fleet { border-collapse: collapse; width: 100%; } .fleet td, .fleet th { p
 
 def to_html(report: Report) -> str:
     """One page that loads nothing and runs nothing."""
-    from importlib import resources
-
     fleet = report.fleet
-    css = resources.files("gputop.export").joinpath("report.css").read_text("utf-8")
-    names = layout(_PAGE, fleet.jobs).names
+    head = header("gputop cluster", summary(fleet), [esc(fleet.source)], moment(fleet.time_s))
+    problems = "".join(f'<p class="bad">{esc(p.message)}</p><p>{esc(p.fix)}</p>' for p in fleet.problems)
+    parts = [head, problems, _html_jobs(report), _html_findings(report)]
+    return page(f"gputop cluster, {moment(fleet.time_s)}", parts,
+                [f"<footer>Written by gputop {esc(__version__)}.</footer>"], script="", style=_STYLE)
+
+
+def _html_jobs(report: Report) -> str:
+    jobs = report.fleet.jobs
+    names, span_s = layout(_PAGE, jobs).names, shown_span_s(jobs)
     heads = "".join(f"<th>{esc(COLUMNS[name].heading)}</th>" for name in names)
-    span_s = shown_span_s(fleet.jobs)
-    rows = "".join(_html_row(job, report, names, span_s) for job in fleet.jobs)
+    rows = "".join(_html_row(job, report, names, span_s) for job in jobs)
+    return (f"<section><h2>Jobs<small>{esc(span_text(span_s))}</small></h2>"
+            f'<table class="fleet"><tr>{heads}<th>history</th><th>finding</th></tr>{rows}</table></section>')
+
+
+def _html_findings(report: Report) -> str:
     findings = "".join(map(_html_finding, report.findings))
     missing = "".join(f"<p>{esc(sentence)}.</p>" for sentence in not_judged(report))
-    problems = "".join(f'<p class="bad">{esc(p.message)}</p><p>{esc(p.fix)}</p>' for p in fleet.problems)
-    return "\n".join((
-        "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; '
-        'base-uri \'none\'; form-action \'none\'">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>gputop cluster, {esc(moment(fleet.time_s))}</title>", f"<style>\n{css}{_STYLE}</style>", "</head>",
-        '<body><header class="top"><div><div class="brand">gputop cluster</div>'
-        f'<h1>{esc(summary(fleet))}</h1><div class="facts"><span>{esc(fleet.source)}</span></div></div>'
-        f'<div class="when">{esc(moment(fleet.time_s))}</div></header>{problems}',
-        f"<section><h2>Jobs<small>{esc(span_text(span_s))}</small></h2>"
-        f'<table class="fleet"><tr>{heads}<th>history</th><th>finding</th></tr>{rows}</table></section>',
-        f"<section><h2>Findings</h2>{findings or '<p>None.</p>'}{missing}</section>",
-        f"<footer>Written by gputop {esc(__version__)}.</footer>", "</body>", "</html>", ""))
+    return f"<section><h2>Findings</h2>{findings or '<p>None.</p>'}{missing}</section>"
 
 
 def _html_row(job: Job, report: Report, names: Sequence[str], span_s: float | None) -> str:
@@ -331,7 +330,5 @@ def _html_finding(finding: FleetFinding) -> str:
 def render(report: Report, form: str, width: int = 100) -> str:
     """Render as "text", "json" or "html"."""
     if form == "json":
-        import json
-
         return json.dumps(to_document(report), indent=1, allow_nan=False) + "\n"
     return to_html(report) if form == "html" else to_text(report, width)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from gputop.core.codec import to_document
-from gputop.export.html import BANNER, embedded, page
+from gputop.export.page import BANNER, embedded, header, page
 from gputop.goodput.model import (
     CHECKPOINT,
     IDLE,
@@ -76,9 +76,7 @@ def _header(report: Report) -> str:
     if gap_s:
         facts.append(f"not recorded {esc(duration(gap_s))}")
     facts.append(esc(energy_sentence(report)))
-    return (f'<header class="top"><div><div class="brand">gputop report</div><h1>{esc(report.host)}</h1>'
-            f'<div class="facts">{"".join(f"<span>{fact}</span>" for fact in facts)}</div></div>'
-            f'<div class="when">{esc(moment(report.begin_s))} – {esc(moment(report.end_s))}</div></header>')
+    return header("gputop report", report.host, facts, f"{moment(report.begin_s)} – {moment(report.end_s)}")
 
 
 def _total(report: Report) -> str:

@@ -6,13 +6,9 @@ to load anything and to run any script but the page's own, which copies snippets
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import math
 import time
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from typing import Any
 
 from gputop.analysis.results import Analysis
@@ -22,6 +18,7 @@ from gputop.core.samples import OK, GpuSample, Reading
 from gputop.core.version import __version__
 from gputop.diagnosis.report import limit_of, text_report
 from gputop.export import pictures, tables
+from gputop.export.page import BANNER, embedded, header, page
 from gputop.export.tables import step_of
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import NOTHING_FOUND, PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
@@ -33,45 +30,6 @@ from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import counted, percent, printable, ranges, reading, seconds
 
-_SCRIPT = """\
-for (const box of document.querySelectorAll(".code")) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = "Copy";
-  button.addEventListener("click", async () => {
-    const pre = box.querySelector("pre");
-    try {
-      await navigator.clipboard.writeText(pre.textContent);
-    } catch {
-      getSelection().selectAllChildren(pre);
-      document.execCommand("copy");
-    }
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  });
-  box.append(button);
-}
-for (const plate of document.querySelectorAll(".icicle")) {
-  const boxes = [...plate.children].map((box) => (
-    {box, x: parseFloat(box.style.left), w: parseFloat(box.style.width), y: parseFloat(box.style.top)}));
-  let alone = null;
-  plate.addEventListener("click", (event) => {
-    const hit = boxes.find((b) => b.box === event.target);
-    if (!hit) return;
-    alone = alone === hit ? null : hit;
-    const [x, w, y] = alone ? [hit.x, hit.w, hit.y] : [0, 100, -1];
-    for (const b of boxes) {
-      const inside = !alone || b === hit || (b.y > y && b.x > x - 0.002 && b.x + b.w < x + w + 0.002);
-      const above = alone && b.y < y && b.x < x + 0.002 && b.x + b.w > x + w - 0.002;
-      b.box.hidden = !inside && !above;
-      b.box.style.left = above ? "0%" : 100 * (b.x - x) / w + "%";
-      b.box.style.width = above ? "100%" : 100 * b.w / w + "%";
-    }
-  });
-}
-"""
-BANNER = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every value on this page '
-           "comes from gputop's simulated node.</span></div>")
 _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
 
@@ -100,37 +58,14 @@ def analysis_page(result: Analysis) -> str:
     return page(title, parts, (f"<footer>Written by gputop {esc(__version__)}.</footer>",))
 
 
-def page(title: str, parts: Iterable[str], end: Iterable[str]) -> str:
-    """A page of gputop: sections, and what follows them."""
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-    css = resources.files("gputop.export").joinpath("report.css").read_text("utf-8")
-    return "\n".join((
-        "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; '
-        f'script-src \'sha256-{digest}\'; base-uri \'none\'; form-action \'none\'">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="referrer" content="no-referrer">',
-        f"<title>{esc(title)}</title>", f"<style>\n{css}</style>", "</head>", "<body>",
-        *(part for part in parts if part), *end, f"<script>{_SCRIPT}</script>", "</body>", "</html>", ""))
-
-
-def embedded(document: Mapping[str, Any]) -> str:
-    """The document as JSON in which no text can end the script element around it."""
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _header(s: Snapshot) -> str:
     sample = s.sample
     source = sample.source.removeprefix("SIMULATED: ")  # the banner says it
-    facts = [f"<span><b>{esc(gpu_kinds(sample) or 'no GPU')}</b></span>", f"<span>{esc(source)}</span>",
-             f"<span>every {s.interval_s:g} s</span>"]
+    facts = [f"<b>{esc(gpu_kinds(sample) or 'no GPU')}</b>", esc(source), f"every {s.interval_s:g} s"]
     if s.capture is not None and s.capture.step_s is not None:
-        facts.insert(1, f"<span><b>{seconds(s.capture.step_s)}</b> a step</span>")
-    banner = BANNER if sample.simulated else ""
-    return (f'<header class="top"><div><div class="brand">gputop snapshot</div><h1>{esc(sample.host.hostname)}</h1>'
-            f'<div class="facts">{"".join(facts)}</div></div><div class="when">{esc(moment(sample.time_s))}</div>'
-            f"</header>{banner}")
+        facts.insert(1, f"<b>{seconds(s.capture.step_s)}</b> a step")
+    return (header("gputop snapshot", sample.host.hostname, facts, moment(sample.time_s))
+            + (BANNER if sample.simulated else ""))
 
 
 def _activity(s: Snapshot) -> str:

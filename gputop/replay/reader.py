@@ -8,24 +8,26 @@ import struct
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.files import open_regular
 from gputop.core.samples import NodeSample
-from gputop.replay.decode import Damaged, Decoder
+from gputop.replay import format_of_0_1_0
 from gputop.replay.format import (
-    DICTIONARY,
     HEADER,
     MAGIC,
     MAX_RECORD_BYTES,
     RECORD,
     SAMPLE,
-    SAMPLE_HEAD,
     SEGMENT,
     SYNC,
+    TIME,
     VERSION,
+    Damaged,
+    Decoder,
 )
 from gputop.text.local_time import clock_time
 from gputop.text.units import size
@@ -71,7 +73,8 @@ class Recording:
         self.notes: tuple[str, ...] = ()
         self._segments: array[int] = array("q")  # per sample: where its segment begins
         self._latest_s: array[float] = array("d")  # per sample: the latest time up to it; never falls
-        self._decoder = Decoder()
+        self._new_decoder: Callable[[], Decoder | format_of_0_1_0.Decoder] = Decoder  # of the file's version
+        self._decoder: Decoder | format_of_0_1_0.Decoder = self._new_decoder()
         self._at = -1  # the sample the decoder stands at
         self._next = 0  # where the record after that one begins
         with contextlib.ExitStack() as opened:
@@ -108,7 +111,8 @@ class Recording:
         segment = self._segments[index]
         try:
             if self._at < 0 or index < self._at or self._segments[self._at] != segment:
-                self._decoder, self._at, self._next = Decoder(), bisect_left(self._segments, segment) - 1, segment
+                self._at, self._next = bisect_left(self._segments, segment) - 1, segment
+                self._decoder = self._new_decoder()
             while self._at < index:
                 self._advance()
             return self._decoder.sample()
@@ -124,10 +128,7 @@ class Recording:
         """Bring the decoder to its next sample."""
         while True:
             kind, payload, self._next = self._read(self._next)
-            if kind == DICTIONARY:
-                self._decoder.learn(payload)
-            elif kind == SAMPLE:
-                self._decoder.advance(payload)
+            if self._decoder.take(kind, payload):
                 self._at += 1
                 return
 
@@ -163,6 +164,7 @@ class Recording:
         if version > VERSION:
             raise GputopError(f"{self.path} is of format {version}; this gputop reads up to {VERSION}",
                               "Replay it with the gputop that wrote it, or a newer one.")
+        self._new_decoder = format_of_0_1_0.Decoder if version == 1 else Decoder
 
     def _empty(self) -> NoDataError:
         return NoDataError(f"{self.path} holds no sample", "It was cut off at its start: record again.")
@@ -181,7 +183,7 @@ class Recording:
                 elif kind == SAMPLE:
                     if segment < 0:
                         raise Damaged("a sample outside of any segment")
-                    self._add(SAMPLE_HEAD.unpack_from(payload)[0], segment)
+                    self._add(TIME.unpack_from(payload)[0], segment)
                 offset = end
             except (Damaged, struct.error) as error:
                 segment = -1

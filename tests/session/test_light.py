@@ -1,4 +1,4 @@
-"""The monitor does without what is large: it is imported for the first capture, and not before."""
+"""The monitor and the recorder do without what is large: it is imported for the first capture, and not before."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from gputop.telemetry.step_period import estimate_step_period
 found = estimate_step_period(session.feed.history)
 assert found.reason or found.period_s
 sample, history = session.feed.sample, session.feed.history
+import gputop.commands.record, gputop.replay.record, gputop.sources.factory
+from gputop.replay.format import Encoder
+assert Encoder().encode(sample)
 assert history.lane(history.uuids[0], "sm_active", end_s=sample.time_s, slice_s=5.0, slices=10).count
 sys.exit(f"imported: {{large}}" if (large := [m for m in {_LARGE} if m in sys.modules]) else 0)
 """
