@@ -311,7 +311,8 @@ def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
 
 
 def end_start_ns(trace: Trace) -> int | None:
-    """When the program begins to end, after the last work of its GPUs; None where the recording does not show that."""
+    """Time (ns) of the last work of the GPUs, where the program's end follows; None where the recording shows no such
+    end."""
     (begin, end), last = trace.window_ns, int(trace.device.end_ns.max(initial=-1))
     took = tear_down(trace, np.ones(len(trace.lines), bool), last).total if last >= 0 else 0
     return last if took >= max(_STARTS * (end - last), _WORTH_SAYING * (end - begin)) else None

@@ -27,7 +27,7 @@ from gputop.trace.readers.clock_file import HostClock, clocks_of
 from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks
 from gputop.trace.threads import GRAPH_EXECUTOR, NOT_NUMBERED
 
-_GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
+_GPU_PROCESS = re.compile(r"/(?:device:GPU|gpu):(\d{1,3})(?!\d)")  # the second in early versions of TensorFlow 1
 _PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
 # TensorFlow 1's timeline of one session.run: the ops of a device are run by one executor, and a tid is a row of the
 # drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
@@ -313,9 +313,9 @@ def _join_nodes(device: DeviceEvents, host: HostEvents) -> None:
     """Set the launches of a graph's kernels to their nodes' ops on the host, of those that ran once: within the op, or
     at its end, as the launch itself is not recorded."""
     nodes, first, count = np.unique(host.name, return_index=True, return_counts=True)
-    place = np.minimum(np.searchsorted(nodes, device.tf_op), len(nodes) - 1)
-    rows = np.flatnonzero((device.tf_op >= 0) & (nodes[place] == device.tf_op) & (count[place] == 1))
-    op = first[place[rows]]
+    index = np.minimum(np.searchsorted(nodes, device.tf_op), len(nodes) - 1)
+    rows = np.flatnonzero((device.tf_op >= 0) & (nodes[index] == device.tf_op) & (count[index] == 1))
+    op = first[index[rows]]
     started = device.start_ns[rows] >= host.start_ns[op]
     rows, op = rows[started], op[started]
     device.launch_ns[rows] = np.minimum(device.start_ns[rows], host.end_ns[op])
