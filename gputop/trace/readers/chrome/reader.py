@@ -147,9 +147,11 @@ class _Rank:
         if len(host):
             start, end = self._ns(host)
             nodes = np.isin(host["row"], [row for row, (pid, _) in enumerate(self._file.rows) if self._executor(pid)])
-            names = self._builder.names.list
-            batches = [i for i in np.unique(host["name"][nodes]).tolist() if names[i].startswith(_GET_NEXT)]
-            name = np.where(nodes & (host["tf_op"] >= 0) & ~np.isin(host["name"], batches), host["tf_op"], host["name"])
+            names = self._builder.names
+            name = np.where(nodes & (host["tf_op"] >= 0), host["tf_op"], host["name"])
+            for op in np.unique(host["name"][nodes]).tolist():
+                if names.list[op].startswith(_GET_NEXT):  # as later versions call it
+                    name[nodes & (host["name"] == op)] = names[f"{names.list[op]}Op::DoCompute"]
             events = HostEvents(self._lines(-1, host["row"]), name, start, end)
             numbered = np.flatnonzero(host["step"] >= 0)
             if len(numbered):
