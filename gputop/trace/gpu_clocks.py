@@ -44,12 +44,12 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
             continue
         delay = device.start_ns[rows] - device.launch_ns[rows]
         highest = int(np.partition(delay, few := min(_OUTLIERS, len(delay) // 20))[few])
-        early = int((delay < -JITTER_NS).sum())
-        if highest <= OFF_NS and early < max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
+        if -JITTER_NS <= highest <= OFF_NS:
             continue
         offset, evidence = _offset(device, rows, delay, highest, _wait_offsets(device, host, names, gpu))
         if offset is None:
-            if highest < -JITTER_NS:
+            early = int((delay < -JITTER_NS).sum())
+            if early >= max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
                 yield (f"{early:,} of {len(delay):,} events of GPU {about.ordinal} begin before the call that launched "
                        f"them, by up to {seconds(-int(delay.min()) / 1e9)}: its clock and the host's differ. "
                        f"{evidence} {UNRELIABLE}")
