@@ -32,7 +32,7 @@ from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.results import Analysis, HostOps
 from gputop.analysis.steps.membership import WorkOfSteps
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.start_up import StartUpSpan
+from gputop.analysis.steps.start_up import UPLOAD, StartUpSpan
 from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import replay_window
 from gputop.trace.clock_checks import clock_notes
@@ -81,7 +81,10 @@ def _copies(given: Given) -> Any:
 
 def _wall_time(given: Given, python: Any) -> Any:
     of_recording = given.gpu_timelines if given.trace is given.recording else timelines(given.recording)
-    start_up = union([span.start_ns for span in given.started], [span.end_ns for span in given.started])
+    # Before the model is on the GPU everything is the start.
+    begin_ns = given.recording.window_ns[0]
+    start_up = union([begin_ns if span.kind == UPLOAD else span.start_ns for span in given.started],
+                     [span.end_ns for span in given.started])
     return wall_time(given.recording, of_recording, given.steps, python, start_up)
 
 

@@ -43,26 +43,26 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
         if len(rows) < MIN_EVENTS:
             continue
         delay = device.start_ns[rows] - device.launch_ns[rows]
-        highest = int(np.partition(delay, at := min(_OUTLIERS, len(delay) // 20))[at])
-        early = int((delay < -JITTER_NS).sum())
-        if highest <= OFF_NS and early < max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
+        highest = int(np.partition(delay, few := min(_OUTLIERS, len(delay) // 20))[few])
+        if -JITTER_NS <= highest <= OFF_NS:
             continue
-        offset, why = _offset(device, rows, delay, highest, _wait_offsets(device, host, names, gpu))
+        offset, evidence = _offset(device, rows, delay, highest, _wait_offsets(device, host, names, gpu))
         if offset is None:
-            if highest < -JITTER_NS:
+            early = int((delay < -JITTER_NS).sum())
+            if early >= max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
                 yield (f"{early:,} of {len(delay):,} events of GPU {about.ordinal} begin before the call that launched "
-                       f"them, by up to {seconds(-int(delay.min()) / 1e9)}: its clock and the host's differ. {why} "
-                       f"{UNRELIABLE}")
+                       f"them, by up to {seconds(-int(delay.min()) / 1e9)}: its clock and the host's differ. "
+                       f"{evidence} {UNRELIABLE}")
         elif offset < -JITTER_NS or offset > OFF_NS:
             of_gpu = np.flatnonzero(device.gpu == gpu)
             device.start_ns[of_gpu] -= offset
             device.end_ns[of_gpu] -= offset
             yield (f"The clock of GPU {about.ordinal} is {seconds(abs(offset) / 1e9)} "
-                   f"{'ahead of' if offset > 0 else 'behind'} the host's: {why}. gputop has corrected that.")
+                   f"{'ahead of' if offset > 0 else 'behind'} the host's: {evidence}. gputop has corrected that.")
 
 
 def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I64) -> tuple[int | None, str]:
-    """How far the GPU's clock is ahead (ns) and why; None where the evidence does not decide."""
+    """Offset by which the GPU's clock is ahead (ns) and its evidence; None where that does not decide."""
     if len(waits):
         lowest = int(waits.max())
         after = "calls that wait for the GPU return right after its last event"
@@ -85,8 +85,8 @@ def _offset(device: DeviceEvents, rows: I64, delay: I64, highest: int, waits: I6
 
 
 def _wait_offsets(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpu: int) -> I64:
-    """Of each call that waited for all that its thread had launched on this GPU, and that launches on no other: by how
-    much (ns) the last of that ended after the call."""
+    """Time (ns) from the end of each call that waited for all that its thread had launched on this GPU to the end of
+    the last of that. Threads that launch on several GPUs are left out."""
     kind = {i: match for i in distinct(host.name).tolist() if (match := _WAITS.match(names[i])) is not None}
     calls = np.flatnonzero(np.isin(host.name, list(kind)) & (host.end_ns - host.start_ns >= JITTER_NS))
     out = [np.empty(0, np.int64)]

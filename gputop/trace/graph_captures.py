@@ -47,6 +47,7 @@ def recordings(trace: Trace) -> tuple[Spans, I64]:
         spans = merge(spans, union(start, ends))
     for line, places in begun_on.items():
         starts, ends = host.start_ns[begun[places]], host.end_ns[ended[ended_on.get(line, [])]]
-        at = np.searchsorted(ends, starts)
-        spans = merge(spans, union(starts[at < len(ends)], ends[at[at < len(ends)]]))
+        next_end = np.searchsorted(ends, starts)
+        closed = next_end < len(ends)
+        spans = merge(spans, union(starts[closed], ends[next_end[closed]]))
     return spans, host.start_ns[made]

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gputop.trace.gpu_clocks import set_right
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
+from tests.diagnosis.real_traces import needs_data, trace_of
 from tests.trace.build import Builder
 
 AT_US = 1_000_000.0
@@ -128,6 +131,21 @@ def test_waiting_on_another_gpu_or_a_stream_of_several_says_nothing():
             b.host("cudaStreamSynchronize", free - 40_000, 500, "launch 0")
         free += length + (70 if i % 7 == 0 else 1)
     assert moved(b.build()) == ([], [0.0])
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["a100", "v100", "resnet50", "mfu", "dlrm"])
+@pytest.mark.parametrize("off_ns", [0, 330_000_000, -150_000_000, 3_000_000])
+def test_real_traces_that_are_moved_come_back(name, off_ns):
+    """Launch-bound, with a queue of 76 ms, with two GPUs, and with eight."""
+    trace = trace_of(name)
+    device = deepcopy(trace.device)
+    for times in (device.start_ns, device.end_ns):
+        times += off_ns
+    before = device.start_ns.copy()
+    notes = list(set_right(device, trace.host, trace.names, trace.gpus))
+    assert len(notes) == (len(trace.gpus) if off_ns else 0)
+    assert np.abs(before - device.start_ns - off_ns).max() < 50_000
 
 
 def test_a_kineto_trace_is_set_right_before_anything_looks_at_it(tmp_path: Path):

@@ -17,12 +17,12 @@ from gputop.text.units import seconds
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.model import I64, Kind, MemoryKind, Trace
 from gputop.trace.recorded import part_of
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
-TORCH_COMPILING = "torch_compilation"
+TORCH_COMPILING, UPLOAD = "torch_compilation", "upload"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
@@ -40,6 +40,7 @@ _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
               r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Reset|Release|Profiler)")
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
+_PARAMETERS = 20  # copies. gputop's own figure
 _REPEATED = 0.5  # share of the launches that are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
@@ -54,13 +55,14 @@ _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
     TORCH_COMPILING: "compilation by torch.compile",
     AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
+    UPLOAD: "copying of the model to the GPU",
 }
 
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
-    "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph), "autotuning" or "graphs"
-    (CUDA's); ``what`` is the function or the call, "" where no name tells."""
+    "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph), "autotuning", "graphs"
+    (CUDA's) or "upload" (of the model); ``what`` is the function or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -83,8 +85,8 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     if len(by_torch.start):  # parts of it are called as XLA's are
         compiled = _outside(compiled, by_torch)
     loaded = _joined(_loading(trace), _set_up(trace))
-    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (GRAPHS, _found(_recorded(trace))),
-                        (TORCH_COMPILING, _by_torch(trace, by_torch)),
+    for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _tried(trace)),
+                        (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -169,6 +171,18 @@ def _tried(trace: Trace) -> _Found:
 
 def _found(spans: Spans) -> _Found:
     return spans.start, spans.end, np.full(len(spans.start), -1, np.int64)
+
+
+def _uploads(trace: Trace) -> _Found:
+    """Copies from pageable memory before a GPU's first kernel, if they are many: parameters, one by one."""
+    device, spans = trace.device, EMPTY
+    for gpu in range(len(trace.gpus)):
+        mine = np.flatnonzero(device.gpu == gpu)  # in order of time
+        before = mine[np.cumsum(device.kind[mine] <= Kind.COLLECTIVE) == 0]
+        before = before[(device.kind[before] == Kind.H2D) & (device.src[before] == MemoryKind.PAGEABLE)]
+        if len(before) >= _PARAMETERS:
+            spans = merge(spans, union(device.start_ns[before], device.end_ns[before]))
+    return _found(joined(spans, _WORTH_NAMING_NS))
 
 
 def _recorded(trace: Trace) -> Spans:
@@ -276,7 +290,7 @@ def _one_after_the_other(trace: Trace, begin_ns: int, end_ns: int) -> bool:
 def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
     """End of the start with which the recording begins; None where it does not begin with one.
 
-    From the recording's begin to there such work takes half of the time or more.
+    From the recording's begin to there such work takes half of the time or more, or the model comes to the GPUs then.
     """
     if past_start(trace):
         return None
@@ -284,7 +298,7 @@ def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
     done, over = 0, None
     for span in spans:
         done += span.end_ns - span.start_ns
-        if done >= _STARTS * (span.end_ns - begin):
+        if span.kind == UPLOAD or done >= _STARTS * (span.end_ns - begin):  # no loop runs before the model is there
             over = span.end_ns
     return over if over is not None and over - begin >= _WORTH_SAYING * (end - begin) else None
 
@@ -297,7 +311,8 @@ def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
 
 
 def end_start_ns(trace: Trace) -> int | None:
-    """When the program begins to end, after the last work of its GPUs; None where the recording does not show that."""
+    """Time (ns) of the last work of the GPUs, where the program's end follows; None where the recording shows no such
+    end."""
     (begin, end), last = trace.window_ns, int(trace.device.end_ns.max(initial=-1))
     took = tear_down(trace, np.ones(len(trace.lines), bool), last).total if last >= 0 else 0
     return last if took >= max(_STARTS * (end - last), _WORTH_SAYING * (end - begin)) else None

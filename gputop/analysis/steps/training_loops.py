@@ -9,9 +9,8 @@ from gputop.trace.intervals import Spans, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import Trace
 
-# The step's own wait, also as TensorFlow 1's timelines name it. tf.data's stages run on other threads and cost nothing
-# while a batch lies ready.
-GET_NEXT = r"(?:MultiDevice)?IteratorGetNext(?:\w*Op::DoCompute|Sync|V2)?$"
+# The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
+GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
 LOADER = r"enumerate\(DataLoader\)#"
 SINGLE_PROCESS = f"{LOADER}_SingleProcess"  # the loop's own thread loads, with num_workers=0
 BATCH_WAIT = f"{GET_NEXT}|{LOADER}"

@@ -27,9 +27,10 @@ from gputop.trace.occupancy import sm_count, theoretical_occupancy
 from gputop.trace.quality import note_messages
 from gputop.trace.readers.content import MemoryWatch, listed, memory_limit, open_trace, too_big
 
-_KERNELS, _COPIES, _MEMSETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+_KERNELS, _COPIES, _MEMSETS, _GRAPHS = (
+    f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
-_ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _CALLS, "NVTX_EVENTS")
+_ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _GRAPHS, _CALLS, "NVTX_EVENTS")
 _TABLES = frozenset((*_ACTIVITIES, "StringIds", "ThreadNames", "DIAGNOSTIC_EVENT", "ENUM_CUDA_MEM_KIND",
                      "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
                      "TARGET_INFO_SESSION_START_TIME"))
@@ -204,12 +205,14 @@ class _Report:
         kernel = self._integers(_KERNELS, (*common, "demangledName", "shortName", *_SHAPE))
         copy = self._integers(_COPIES, (*common, "bytes", "copyKind", "srcKind", "dstKind"))
         memset = self._integers(_MEMSETS, (*common, "bytes", "memKind"))
-        kernel, copy, memset = (
+        graph = self._integers(_GRAPHS, common)
+        kernel, copy, memset, graph = (
             rows[_sane(rows[:, 0], rows[:, 1]) & (rows[:, 2] >= 0) & (rows[:, 2] < MAX_GPUS)]
-            for rows in (kernel, copy, memset))
+            for rows in (kernel, copy, memset, graph))
         names, memory = self._builder.names, self._memory_kinds()
-        out = DeviceEvents.empty(len(kernel) + len(copy) + len(memset))
         a, b = len(kernel), len(kernel) + len(copy)
+        c = b + len(memset)
+        out = DeviceEvents.empty(c + len(graph))
         has_name = np.isin(kernel[:, 6], np.fromiter(self._strings, np.int64, len(self._strings)))
         out.name[:a] = self._names_of(np.where(has_name, kernel[:, 6], kernel[:, 7]))
         distinct, which = np.unique(out.name[:a], return_inverse=True)
@@ -219,12 +222,17 @@ class _Report:
         for kind in np.unique(out.kind[a:b]).tolist():
             out.name[a:b][out.kind[a:b] == kind] = names[_COPY_NAMES[Kind(kind)]]
         if len(memset):
-            out.name[b:], out.kind[b:] = names[_COPY_NAMES[Kind.MEMSET]], Kind.MEMSET
-        out.bytes[a:b], out.bytes[b:] = copy[:, 6], memset[:, 6]
-        out.src[a:b], out.dst[a:b], out.dst[b:] = memory(copy[:, 8]), memory(copy[:, 9]), memory(memset[:, 7])
+            out.name[b:c], out.kind[b:c] = names[_COPY_NAMES[Kind.MEMSET]], Kind.MEMSET
+        if len(graph):
+            out.name[c:] = names["CUDA graph"]
+            self._builder.note("whole_graphs", (
+                f"The report has {len(graph):,} launches of CUDA graphs as a whole, without their kernels. Record with "
+                "--cuda-graph-trace=node to see them."))
+        out.bytes[a:b], out.bytes[b:c] = copy[:, 6], memset[:, 6]
+        out.src[a:b], out.dst[a:b], out.dst[b:c] = memory(copy[:, 8]), memory(copy[:, 9]), memory(memset[:, 7])
         migrated = a + np.flatnonzero(np.isin(copy[:, 7], _MIGRATIONS))
         out.src[migrated] = out.dst[migrated] = MemoryKind.MANAGED
-        rows = np.concatenate([kernel[:, :6], copy[:, :6], memset[:, :6]])
+        rows = np.concatenate([kernel[:, :6], copy[:, :6], memset[:, :6], graph])
         out.start_ns, out.end_ns, out.correlation = (rows[:, i].copy() for i in (0, 1, 4))
         if len(out):
             self._place(out, rows, host)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -56,26 +56,26 @@ def _is_sqlite(path: Path, begin: bytes) -> bool:
 
 def _is_perfetto(path: Path, begin: bytes) -> bool:
     """Return whether the first message has fields that an XPlane does not: a number above 6, or numbers for lines."""
-    def number(at: int) -> tuple[int, int]:
+    def number(position: int) -> tuple[int, int]:
         value = shift = 0
-        while at < len(begin) and shift < 64:
-            value |= (begin[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if begin[at - 1] < 0x80:
-                return value, at
+        while position < len(begin) and shift < 64:
+            value |= (begin[position] & 0x7F) << shift
+            position, shift = position + 1, shift + 7
+            if begin[position - 1] < 0x80:
+                return value, position
         raise IndexError
 
     if begin[:1] != _XPLANES_FIELD or _is_json(path, begin):
         return False
     try:
-        length, at = number(1)
-        end = min(at + length, len(begin))
-        while at < end:
-            tag, at = number(at)
+        length, position = number(1)
+        end = min(position + length, len(begin))
+        while position < end:
+            tag, position = number(position)
             if tag >> 3 > _XPLANE_FIELDS or (tag >> 3 > 1 and tag & 7 != 2):
                 return bool(tag & 7 in (0, 1, 2, 5) and tag >> 3)
-            size, at = number(at)
-            at += size if tag & 7 == 2 else 0
+            size, position = number(position)
+            position += size if tag & 7 == 2 else 0
     except IndexError:
         pass
     return False
@@ -97,7 +97,7 @@ def _is_other_json(path: Path, begin: bytes) -> bool:
         b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin)
 
 
-class OtherFile(NamedTuple):
+class OtherFile(Struct, frozen=True):
     """Files that are no trace gputop reads, though they look like one or stand for one."""
 
     recognizes: Callable[[Path, bytes], bool]

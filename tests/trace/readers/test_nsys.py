@@ -70,6 +70,21 @@ def test_any_table_may_be_missing(tmp_path, missing):
     assert (trace.device.kind <= Kind.COLLECTIVE).sum() == 2
 
 
+def test_graphs_that_are_recorded_as_a_whole_are_work_of_the_gpu(tmp_path):
+    path = report(tmp_path / "r.sqlite")
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER, "
+                     "streamId INTEGER, correlationId INTEGER, globalPid INTEGER, graphId INTEGER)")
+    database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1500, 9500, 0, 7, 7, {PROCESS[0]}, 3)")
+    database.commit()
+    database.close()
+    trace = read_nsys(path)
+    graph = [i for i, name in enumerate(trace.device.name) if trace.names[name] == "CUDA graph"]
+    assert len(graph) == 1 and trace.device.kind[graph[0]] == Kind.COMPUTE and trace.device.launch_line[graph[0]] >= 0
+    assert trace.device.end_ns[graph[0]] - trace.device.start_ns[graph[0]] == 8000
+    assert [note.id for note in trace.quality] == ["whole_graphs"]
+
+
 def test_the_file_is_left_alone(tmp_path):
     path = report(tmp_path / "r.sqlite")
     before = path.read_bytes()

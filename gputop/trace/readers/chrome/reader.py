@@ -27,7 +27,7 @@ from gputop.trace.readers.clock_file import HostClock, clocks_of
 from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks
 from gputop.trace.threads import GRAPH_EXECUTOR, NOT_NUMBERED
 
-_GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
+_GPU_PROCESS = re.compile(r"/(?:device:GPU|gpu):(\d{1,3})(?!\d)")  # the second in early versions of TensorFlow 1
 _PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
 # TensorFlow 1's timeline of one session.run: the ops of a device are run by one executor, and a tid is a row of the
 # drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
@@ -147,9 +147,11 @@ class _Rank:
         if len(host):
             start, end = self._ns(host)
             nodes = np.isin(host["row"], [row for row, (pid, _) in enumerate(self._file.rows) if self._executor(pid)])
-            names = self._builder.names.list
-            batches = [i for i in np.unique(host["name"][nodes]).tolist() if names[i].startswith(_GET_NEXT)]
-            name = np.where(nodes & (host["tf_op"] >= 0) & ~np.isin(host["name"], batches), host["tf_op"], host["name"])
+            names = self._builder.names
+            name = np.where(nodes & (host["tf_op"] >= 0), host["tf_op"], host["name"])
+            for op in np.unique(host["name"][nodes]).tolist():
+                if names.list[op].startswith(_GET_NEXT):  # as later versions call it
+                    name[nodes & (host["name"] == op)] = names[f"{names.list[op]}Op::DoCompute"]
             events = HostEvents(self._lines(-1, host["row"]), name, start, end)
             numbered = np.flatnonzero(host["step"] >= 0)
             if len(numbered):
@@ -313,9 +315,9 @@ def _join_nodes(device: DeviceEvents, host: HostEvents) -> None:
     """Set the launches of a graph's kernels to their nodes' ops on the host, of those that ran once: within the op, or
     at its end, as the launch itself is not recorded."""
     nodes, first, count = np.unique(host.name, return_index=True, return_counts=True)
-    place = np.minimum(np.searchsorted(nodes, device.tf_op), len(nodes) - 1)
-    rows = np.flatnonzero((device.tf_op >= 0) & (nodes[place] == device.tf_op) & (count[place] == 1))
-    op = first[place[rows]]
+    index = np.minimum(np.searchsorted(nodes, device.tf_op), len(nodes) - 1)
+    rows = np.flatnonzero((device.tf_op >= 0) & (nodes[index] == device.tf_op) & (count[index] == 1))
+    op = first[index[rows]]
     started = device.start_ns[rows] >= host.start_ns[op]
     rows, op = rows[started], op[started]
     device.launch_ns[rows] = np.minimum(device.start_ns[rows], host.end_ns[op])

@@ -68,7 +68,7 @@ def test_the_file_is_one_step_and_its_wait_for_a_batch_is_named():
     analysis = analyze_trace(trace)
     assert analysis.steps is not None and analysis.steps.count == 1 and "session.run" in analysis.steps.anchor
     first = analysis.findings[0]
-    assert first.id == "input_bound" and first.culprits[0].name == "IteratorGetNext"
+    assert first.id == "input_bound" and first.culprits[0].name == "IteratorGetNextOp::DoCompute"
     assert abs(first.evidence["share_ratio"] - 20 / 32) < 0.02
 
 
