@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.cluster import slurm
 from gputop.cluster.model import (
@@ -221,8 +224,15 @@ class FleetBuilder:
             peers={name: value for name in ("sm_clock_hz", "pcie_width", "power_limit_w")
                    if (value := upper_median(gpu.figures.get(name) for gpu in gpus)) is not None},
             history=_history(pasts, self._view, self._now_s),
-            idle_history=_history(pasts, self._view, self._now_s, idle=self._limits.idle) if whole else None,
+            **(self._idle_history(pasts) if whole else {}),
             each=tuple(nodes) if mapped_job.id in self._view.open_jobs else ())
+
+    def _idle_history(self, pasts: Sequence[GpuPast]) -> dict[str, Any]:
+        idle = _history(pasts, self._view, self._now_s, idle=self._limits.idle)
+        measured = _history(pasts, self._view, self._now_s, idle=inf)
+        return {"idle_history": idle, "busy_history": replace(idle, values=tuple(
+            None if all_ is None or of_idle is None else all_ - of_idle
+            for all_, of_idle in zip(measured.values, idle.values, strict=True)))}
 
     def _low_clocks(self, mapped_job: _Job, gpus: Sequence[Gpu]) -> tuple[LowClock, ...]:
         """The busy GPUs of a job whose clocks are low among those of their model."""
