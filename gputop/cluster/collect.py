@@ -93,6 +93,7 @@ class Collector:
         try:
             if self._metrics is None or abs(now_s - self._discovered_s) >= REDISCOVER_S:
                 self._metrics, self._discovered_s = find_metrics(self._client), now_s
+                self._figures.alone = False
             left = QUERIES - (cost.queries - before.queries) - 1
             is_first = self._series is None
             self._ask_figures()
@@ -215,6 +216,10 @@ class Collector:
 
     def _length_problems(self, queries: int) -> list[Problem]:
         """Says why a refresh had so many queries, and what it lacks."""
+        too_slow, self._figures.too_slow = sorted(self._figures.too_slow), set()
+        if too_slow:
+            return [Problem(f"Prometheus did not answer in time about {', '.join(too_slow)}: this is what has come",
+                            "gputop cluster --timeout S waits longer; --refresh 60 spares the server.")]
         left_out, self._figures.left_out = sorted(self._figures.left_out), set()
         if self._figures.max_bytes is None or (queries <= QUERIES and not left_out):
             return []

@@ -75,6 +75,10 @@ class QueryRefused(GputopError):
     """The server answered that it cannot do this query; another may do."""
 
 
+class QueryTooSlow(GputopError):
+    """The server did not answer in time; a smaller query may be answered."""
+
+
 class QueryTooLong(QueryRefused):
     """The server takes shorter queries: of ``max_bytes`` at most, where it names a limit."""
 
@@ -218,11 +222,15 @@ class Client:
                 connection.sock = context.wrap_socket(connection.sock, server_hostname=to.host)
         return connection
 
+    def _too_slow(self) -> QueryTooSlow:
+        return QueryTooSlow(f"{self.endpoint.url} did not answer within {self._timeout_s:.0f} s",
+                            "The server is overloaded, or something on the way drops packets. gputop cluster "
+                            "--timeout S waits longer.")
+
     def _unreachable(self, error: Exception) -> GputopError:
         url = self.endpoint.url
         if isinstance(error, TimeoutError):
-            return GputopError(f"{url} did not answer within {self._timeout_s:.0f} s",
-                               "The server is overloaded, or something on the way drops packets.")
+            return self._too_slow()
         if isinstance(error, TooManyBytes):
             return GputopError(f"the answer of {url} is larger than {MAX_BYTES >> 20} MB", _SMALLER)
         if isinstance(error, http.client.IncompleteRead):
@@ -236,9 +244,9 @@ class Client:
 
 @contextlib.contextmanager
 def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None], *,
-              may_ask: bool = False) -> Iterator[Client]:
+              may_ask: bool = False, timeout_s: float = TIMEOUT_S) -> Iterator[Client]:
     """A client of the Prometheus at ``url``, through ssh where the address says so. ``settings`` name its credentials;
-    ``may_ask``: ssh may ask for a password on the terminal. Raises GputopError."""
+    ``may_ask``: ssh may ask for a password on the terminal; ``timeout_s``: for each answer. Raises GputopError."""
     from gputop.cluster.endpoint import Tunnel, credentials, parse_endpoint
 
     endpoint = parse_endpoint(url)
@@ -251,7 +259,7 @@ def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None]
         tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
         if tunnel is not None:
             tunnel.path(may_ask=may_ask)
-        yield parts.enter_context(contextlib.closing(Client(endpoint, access, tunnel)))
+        yield parts.enter_context(contextlib.closing(Client(endpoint, access, tunnel, timeout_s)))
 
 
 def _unix_socket(path: str, timeout_s: float) -> socket.socket:
@@ -292,6 +300,8 @@ def _decoded(status: int, body: bytes | bytearray, client: Client) -> Any:
                 limit = refusal[-1]["limit"]
                 raise QueryTooLong(f"{url} refuses a query: it is too long", int(limit) if limit else None)
             raise QueryRefused(f"{url} refuses a query: {reason}", "It may be older than Prometheus 2.20.")
+        if document.get("errorType") == "timeout":
+            raise client._too_slow()
         raise GputopError(f"{url} cannot answer now: {reason}", "gputop asks again.")
     warnings = document.get("warnings")
     client.warnings = [printable(str(w))[:_MESSAGE_CHARS] for w in warnings[:5]] if isinstance(warnings, list) else []
