@@ -144,7 +144,7 @@ def _print(report: Report, args: argparse.Namespace) -> int:
     from gputop.core.files import write_file
     from gputop.export.cluster import render, to_document
 
-    if args.output is not None:
+    if args.output is not None and str(args.output) != "-":
         form = {".json": "json", ".html": "html", ".htm": "html"}.get(args.output.suffix.lower(), "text")
         write_file(args.output, render(report, form).encode(), devices=True)
         say(f"wrote {args.output}")
