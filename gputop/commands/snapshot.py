@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="html: one page for a ticket; node: the little that gputop cluster --nodes asks for; "
                              "default: by FILE's ending (.json, .svg, .html), otherwise "
                              "text")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to this file instead of stdout; - is stdout")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE",
+                        help="write to this file instead of stdout; - is stdout")
     parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to sample (2)")
 
 

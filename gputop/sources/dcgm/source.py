@@ -326,4 +326,5 @@ def _is_of_this_machine(gpus: Sequence[EngineGpu], root: Path) -> bool:
             uuids.add(match[1])
         else:
             buses.add(folder.name.casefold())
-    return not (uuids or buses) or any(gpu.uuid in uuids or gpu.pci_bus_id.casefold().removeprefix("0000") in buses for gpu in gpus)
+    return not (uuids or buses) or any(
+        gpu.uuid in uuids or gpu.pci_bus_id.casefold().removeprefix("0000") in buses for gpu in gpus)
