@@ -15,6 +15,8 @@ one of them knows its job and another does not, the job is that of the GPU.
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -50,6 +52,7 @@ _RECENT_S = 300.0  # the window of a group's present figures
 _SCRAPES = 2.5  # between which a GPU that misses one is still there
 _GAP_S = 120.0  # a GPU may be away for as long, as when a scrape fails
 _SINCE_PARTS = 3  # of the time for which a GPU must have been there: none longer than the 5 min that a sample stays
+_FIRST_MATCHER = re.compile(r'(?P<matcher>(?P<label>\w+)=~?"(?:[^"\\]|\\.)*")(?:, )?')
 _OF_JOBS = ("slurm_job_id", "exported_namespace", "exported_pod", "namespace", "pod")  # of gputop_gpu_job_info
 
 
@@ -169,13 +172,18 @@ class GpuValues:
         if one_of:  # its series may differ in more: take one of them, with its labels
             kept = (*metrics.uuid_labels, *UUID_LABELS, *metrics.labels_of_job, "model")
             labels = dict.fromkeys(label for label in labels if label in kept)
+        of_job = ""
+        if schema.jobs in metrics.series and (match := _FIRST_MATCHER.match(reading.where)) and (
+                match["label"] in metrics.labels_of_job):
+            # The metric does not have the label by which its job is asked for.
+            of_job, reading = match["matcher"], replace(reading, where=reading.where[match.end():])
         values = []
         for name in metrics.spellings(schema, figure):
             value = f"{_measured(name, reading)} {_plausible(figure)}"
             if reading.model:
                 value = with_copied_label(_with_label_of(schema, value, schema.model, schema.info) if schema.info
                                           else value, "model", schema.model)
-            value = self._identified(self._with_job(schema, value, reading), schema)
+            value = self._identified(self._with_job(schema, value, reading, of_job), schema)
             values.append(f"topk by ({', '.join(labels)}) (1, {value})" if one_of else grouped("max", labels, value))
         return either(values, self._or)
 
@@ -195,16 +203,17 @@ class GpuValues:
                 value = with_copied_uuid(value, UUID_LABELS[0], label)
         return with_uuid(value, UUID_LABELS[0], ("instance", *GPU_LABELS)) if metrics.nameless else value
 
-    def _with_job(self, schema: Schema, value: str, reading: Reading) -> str:
+    def _with_job(self, schema: Schema, value: str, reading: Reading, of_job: str) -> str:
         """Return the value with the job's label, of exporters that name jobs in a metric of its own; GPUs of no job
-        stay."""
+        stay, unless those ``of_job`` are asked for."""
         if schema.jobs not in self._metrics.series:
             return value
         labels = [label for label in self._metrics.labels_of_job if label in _OF_JOBS] or ["slurm_job_id"]
-        then = f"{reading.over}({schema.jobs}[{reading.window}] offset {reading.ago_s:g}s)"
-        jobs = then if reading.ago_s else schema.jobs
+        jobs = selector(schema.jobs, of_job)
+        if reading.ago_s:
+            jobs = f"{reading.over}({jobs}[{reading.window}] offset {reading.ago_s:g}s)"
         joined = _with_label_of(schema, value, ", ".join(labels), jobs)
-        return f"{joined} or on ({', '.join(schema.join)}) ({value})"
+        return joined if of_job else f"{joined} or on ({', '.join(schema.join)}) ({value})"
 
 
 def _measured(name: Name, reading: Reading) -> str:

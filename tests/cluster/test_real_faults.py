@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import pytest
 from msgspec import Struct
@@ -248,3 +249,28 @@ def test_pods_of_one_job_are_one_row_where_a_label_joins_them() -> None:
                                         'training_kubeflow_org_job_name="train"').page for node in NODES}
     (job,) = seen(pages).fleet.jobs
     assert (job.id, job.gpus, job.nodes) == ("team/train", 24, 3)
+
+
+def test_some_jobs_of_gputops_own_exporter_are_asked_for_by_the_metric_that_names_them() -> None:
+    """The figures themselves have no label of a job: what is asked of two of the three jobs comes all the same."""
+    def level(job: str, gpu: int, ago_s: float) -> float:
+        held = job == "1" and ago_s < 2400
+        return 0.0 if held else 0.5 if job == "2" and gpu == 5 else 0.9
+
+    now_s, activity, jobs = time.time(), [], []
+    pages: dict[str, Page] = {}
+    for job in ("1", "2", "3"):
+        own = [f'gpu="{i}",uuid="GPU-{job}-{i}"' for i in range(8)]
+        scraped = f',instance="n{job}:9400",job="dcgm"'
+        for ago_s in seconds(3):
+            at = f"{now_s - ago_s:.3f}"
+            activity += [f"gputop_gpu_sm_active_ratio{{{gpu}{scraped}}} {level(job, i, ago_s)} {at}\n"
+                         for i, gpu in enumerate(own)]
+            jobs += [f'gputop_gpu_job_info{{{gpu}{scraped},slurm_job_id="{job}"}} 1 {at}\n' for gpu in own]
+        lines = [f"gputop_gpu_sm_active_ratio{{{gpu}}} {level(job, i, 0)}" for i, gpu in enumerate(own)]
+        lines += [f'gputop_gpu_job_info{{{gpu},slurm_job_id="{job}"}} 1' for gpu in own]
+        pages[f"n{job}"] = partial("\n".join([*lines, ""]).encode)
+    found = {finding.job: finding for finding in seen(pages, [*activity, *jobs]).findings}
+    assert {job: finding.id for job, finding in found.items()} == {"1": "held_idle", "2": "straggler_gpu"}
+    assert found["1"].since_exact and found["1"].evidence["lasts_s"] / 60 == pytest.approx(40, abs=3)
+    assert found["2"].places == ("n2:5",)
