@@ -14,6 +14,7 @@ from msgspec import Struct
 from benchmarks.cluster_lab import Page, scraping, wait_for
 from gputop.advice.fleet.advise import asked_limits
 from gputop.advice.fleet.report import Report, report_of
+from gputop.cli import main
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.prometheus import Client
@@ -274,3 +275,24 @@ def test_some_jobs_of_gputops_own_exporter_are_asked_for_by_the_metric_that_name
     assert {job: finding.id for job, finding in found.items()} == {"1": "held_idle", "2": "straggler_gpu"}
     assert found["1"].since_exact and found["1"].evidence["lasts_s"] / 60 == pytest.approx(40, abs=3)
     assert found["2"].places == ("n2:5",)
+
+
+def test_the_report_of_a_job_that_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """It ended ten minutes ago, after two hours; two of its GPUs did nothing, and another job runs."""
+    def level(gpu: int, ago_s: float) -> float | None:
+        return None if ago_s < 600 or ago_s > 7800 else 0.0 if gpu >= 6 else 0.8
+
+    ended = [Exporter(node, "4711", level=level) for node in ("n1", "n2")]
+    now_s = time.time()
+    past = [line for one in ended for line in one.past(f"{one.node}:9400", seconds(4), now_s)]
+    with scraping({"n3": Exporter("n3", "9").page}, past=openmetrics(past)) as address:
+        wait_for(address, "count(DCGM_FI_PROF_SM_ACTIVE)", 8)
+        assert main(["report", "--job", "4711", "--prometheus", address]) == 0
+        text = capsys.readouterr().out
+        assert main(["report", "--job", "12", "--prometheus", address]) == 3
+    held, worked = 16 * 2, 16 * 2 * 0.8 * 12 / 16
+    said = dict(line.split(None, 1) for line in text.splitlines() if line)
+    assert text.startswith("Job 4711: 2 nodes, 16 GPUs, 2.0 h") and len(text.splitlines()) <= 20
+    first, second, *_ = (float(word) for word in said["GPU"].split() if word.replace(".", "").isdecimal())
+    assert first == pytest.approx(held, rel=0.03) and second == pytest.approx(worked, rel=0.03)
+    assert said["idle"].startswith("4 of 16 GPUs did nothing all the time: n1:6, n1:7, n2:6, n2:7")
