@@ -4,8 +4,8 @@
 
 A Prometheus (Debian: prometheus) scrapes the nodes of benchmarks/cluster_lab.py, with three hours of history. Measured
 are the refreshes until everything is there, and ten more: queries, bytes as they come (compressed), time of the
-answers, CPU and memory of gputop. Beside each, in the same run: six figures asked for raw, a series a GPU, as a page
-that aggregates by itself would. Prints a row of a table for each size.
+answers, CPU of Prometheus and of gputop, and memory of gputop. Beside each, in the same run: six figures asked for
+raw, a series a GPU, as a page that aggregates by itself would. Prints a row of a table for each size.
 """
 
 from __future__ import annotations
@@ -38,19 +38,28 @@ def cpu_s() -> float:
     return times.user + times.system
 
 
+def server_cpu_s() -> float:
+    """The CPU time of the Prometheus that this process has started: its scrapes are in it."""
+    times = [child.cpu_times() for child in psutil.Process().children() if child.name() == "prometheus"]
+    return sum(each.user + each.system for each in times)
+
+
 def measure(nodes: int) -> str:
     with running(nodes, 5 if nodes <= 200 else 30) as address:
         endpoint = parse_endpoint(address)
         collector = Collector(Client(endpoint, Credentials(), timeout_s=120.0), asked_limits())
         view = View(open_jobs=("4001",), open_nodes=(("4001", "n004"),))
-        first = []
+        began_s, server_s = time.monotonic(), server_cpu_s()
+        first = [collector.refresh(view)]
+        first_s, first_server_s = time.monotonic() - began_s, server_cpu_s() - server_s
         while not collector.settled:
             first.append(collector.refresh(view))
-        later, began_cpu_s = [], cpu_s()
+        whole_server_s = server_cpu_s() - server_s
+        later, began_cpu_s, server_s = [], cpu_s(), server_cpu_s()
         for _ in range(10):
             later.append(collector.refresh(view))
             fleet_advice(later[-1])
-        own_cpu_s = (cpu_s() - began_cpu_s) / 10
+        own_cpu_s, later_server_s = (cpu_s() - began_cpu_s) / 10, (server_cpu_s() - server_s) / 10
         raw = Client(endpoint, Credentials(), timeout_s=120.0)
         began_s = time.monotonic()
         for name in RAW:
@@ -58,7 +67,8 @@ def measure(nodes: int) -> str:
         raw_s = time.monotonic() - began_s
         middle_s = statistics.median(fleet.seconds for fleet in later)
         rss_bytes = psutil.Process().memory_info().rss
-        return (f"| {nodes} | {sum(f.queries for f in first)} in {len(first)} | "
+        return (f"| {nodes} | {first_s:.1f} s, {first_server_s:.2f} | {whole_server_s:.1f} | {later_server_s:.2f} | "
+                f"{sum(f.queries for f in first)} in {len(first)} | "
                 f"{sum(f.bytes for f in first) / 1e3:.0f} | {max(f.queries for f in later)} | "
                 f"{max(f.bytes for f in later) / 1e3:.1f} | {1e3 * middle_s:.0f} | "
                 f"{1e3 * own_cpu_s:.0f} | {rss_bytes / 1e6:.0f} | {raw.cost.bytes / 1e3:.0f} "
@@ -68,9 +78,10 @@ def measure(nodes: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000])
-    print("| nodes | queries of the first picture | its kB | queries of a refresh | its kB, most | ms of the answers | "
+    print("| nodes | first answer, s CPU of Prometheus | s for the first picture | for a refresh | "
+          "queries of the first picture | its kB | queries of a refresh | its kB, most | ms of the answers | "
           "ms CPU of gputop | MB | kB raw (unpacked) | raw takes … times as long |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for nodes in parser.parse_args().nodes:
         print(measure(nodes), flush=True)
 

@@ -34,7 +34,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -189,7 +189,9 @@ class _Exporters(http.server.BaseHTTPRequestHandler):
 _CONFIG = """\
 global: {{scrape_interval: {interval}s, scrape_timeout: {interval}s}}
 scrape_configs:
-  - job_name: dcgm
+"""
+_SCRAPE_JOB = """\
+  - job_name: {name}
     static_configs: [{{targets: [{targets}]}}]
     relabel_configs:
       - {{source_labels: [__address__], regex: "(.*)", target_label: __metrics_path__, replacement: "/$1/metrics"}}
@@ -221,16 +223,19 @@ def running(nodes: int, interval_s: int = 5, *, history: bool = True, engine: st
 
 @contextlib.contextmanager
 def scraping(pages: Mapping[str, Page], interval_s: int = 1, past: Iterable[str] = (), engine: str = "prometheus",
-             ) -> Iterator[str]:
+             jobs: Mapping[str, Collection[str]] | None = None) -> Iterator[str]:
     """Exporters, by the names of their targets, and a Prometheus, or ``engine="victoria-metrics"``, that scrapes them;
-    gives its address. ``past`` are lines of OpenMetrics, labeled as if they had been scraped."""
+    gives its address. ``past`` are lines of OpenMetrics, labeled as if they had been scraped. ``jobs``: the targets of
+    each scrape job; one may be in several."""
     handler = type("Exporters", (_Exporters,), {"pages": pages})
     with (tempfile.TemporaryDirectory(prefix="gputop-lab-") as place,
           http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server):
         folder = Path(place)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        (folder / "prom.yml").write_text(_CONFIG.format(
-            interval=interval_s, targets=", ".join(f'"{name}"' for name in pages), port=server.server_address[1]))
+        (folder / "prom.yml").write_text(_CONFIG.format(interval=interval_s) + "".join(
+            _SCRAPE_JOB.format(name=name, targets=", ".join(f'"{target}"' for target in targets),
+                               port=server.server_address[1])
+            for name, targets in (jobs or {"dcgm": list(pages)}).items()))
         if past and engine == "prometheus":
             with (folder / "past.om").open("w") as file:
                 file.writelines(past)

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from gputop.cluster.discovery import AvailableMetrics
 from gputop.cluster.model import Gpu, Group, Node, fields_of
-from gputop.cluster.prometheus import Series
-from gputop.cluster.promql import FIGURE, matchers
+from gputop.cluster.prometheus import Series, figure_of
+from gputop.cluster.promql import matchers
+from gputop.cluster.queries import LEVELS
 from gputop.cluster.schemas import CLUSTER_LABEL, NODE_LABELS, UUID_LABELS, gpu_of, job_of, node_of
 from gputop.cluster.series_store import SeriesStore
 from gputop.cluster.slurm_nodes import SlurmNodes
@@ -26,6 +27,7 @@ MOST_LOW_GPUS = 12  # that are looked at
 _MAX_GPUS = 10**7  # that are counted, whatever a server says
 _CLOCK_FIGURES = ("clock_median", "clock_mad", "clocks", "low_clocks")
 _PEER = "peer_"
+_IDLE = ("idle:1", "idle:0")
 
 Key = tuple[str, str]  # of a group: its label and value; of a node: "" and its name
 Selection = tuple[tuple[str, str], ...]  # labels and their values, by which GPUs are asked for
@@ -38,6 +40,7 @@ class GroupFigures(Struct, frozen=True):
     labels: Mapping[str, str]  # by which it is asked for; {} where they are not known
     kind: str  # of its activity; "mixed"
     values: Mapping[tuple[str, str], float]
+    levels: Mapping[str, Mapping[int, float]] = {}  # by kind: how many GPUs have which level of activity
 
     def value(self, figure: str) -> float | None:
         """A figure that has no kinds."""
@@ -49,11 +52,24 @@ class GroupFigures(Struct, frozen=True):
         has_gpus = any(name == "gpus" for name, _ in self.values)
         return bounded(sum(counts)) if counts or has_gpus else None
 
+    @property
+    def quiet(self) -> int:
+        """Return how many GPUs do nothing of late."""
+        return bounded(sum(counts.get(0, 0.0) for counts in self.levels.values()))
+
     def has_low_gpu(self, below: float) -> bool:
-        """Return whether a GPU may be ``below`` the median, so that it is worth a question."""
-        # The median of a group with GPUs that are low is above its mean, by how much is not known here.
-        return any(value < self.values.get(("activity", kind), 0.0) - below / 2
-                   for (name, kind), value in self.values.items() if name == "lowest")
+        """Return whether a GPU that works may be ``below`` the median of these, so that it is worth a question."""
+        for counts in self.levels.values():
+            working = sorted((level, count) for level, count in counts.items() if level > 0)
+            half, passed = sum(count for _, count in working) / 2, 0.0
+            for level, count in working:
+                passed += count
+                if passed > half:
+                    # A level is a step of activity: the median is at most its upper end, the lowest at least its lower.
+                    if level - working[0][0] + 1 > below * LEVELS:
+                        return True
+                    break
+        return False
 
     def group(self, kind: str) -> Group:
         """Return the group with the mean of its kinds' activity, by their GPUs."""
@@ -70,6 +86,16 @@ class GroupFigures(Struct, frozen=True):
                      memory_total_bytes=total, power_w=self.value("power_w"))
 
 
+class Idleness(Struct, frozen=True):
+    """GPUs of a group: that did nothing in the idle window, of those that were there all that time for the same job,
+    that were there whoever held them, and that do nothing now."""
+
+    idle: int
+    watched: int
+    seen: int
+    quiet: int
+
+
 class Outliers(Struct, frozen=True):
     """Outliers among the GPUs and nodes of a group, and the targets that do not answer."""
 
@@ -78,7 +104,9 @@ class Outliers(Struct, frozen=True):
     low_nodes: tuple[Series, ...]
     low_clocks: tuple[Series, ...]  # busy GPUs, the lowest first
     node_clocks: Mapping[tuple[Key, str], float]  # the median of a group's busy GPUs, by model
-    target_counts: Mapping[str, float]  # "targets" and "down"
+    idle: Mapping[Key, Mapping[str, float]]  # of the groups that were asked for: did nothing, or did; "seen"
+    idle_gpus: tuple[Series, ...]
+    target_counts: Mapping[str, float]  # "targets", "targets_before" and "down"
     down_targets: tuple[str, ...]  # nodes of some that do not answer
     empty_targets: tuple[str, ...]  # and of some that answer with no activity
 
@@ -106,6 +134,7 @@ class FleetSeries(Struct, frozen=True, dict=True):
     time_s: float  # by Prometheus's clock
     figure_series: Sequence[Series] = ()
     outlier_series: Sequence[Series] = ()
+    idle_keys: frozenset[Key] = frozenset()  # the groups that it was asked of whether they are idle
     gpu_series: Sequence[Series] = ()
     node_series: Sequence[Series] = ()
     past: SeriesStore = field(default_factory=SeriesStore)
@@ -161,19 +190,34 @@ class FleetSeries(Struct, frozen=True, dict=True):
     def outliers(self) -> Outliers:
         """Return what stands out."""
         middles: dict[Key, dict[str, float]] = {}
+        idle: dict[Key, dict[str, float]] = {}
         for series in self.outlier_series:
             if (figure := figure_of(series)) in ("median", "mad", "node_median"):
                 middles.setdefault(self.key(series.labels), {})[figure] = series.value
+            elif figure in (*_IDLE, "seen"):  # of each kind
+                counts = idle.setdefault(self.key(series.labels), {})
+                counts[figure] = counts.get(figure, 0.0) + series.value
         low_clocks = {gpu_id(series.labels): series for series in self._named("low_clock")}
         return Outliers(
             middles=middles, low_gpus=tuple(sorted(self._named("low_gpu"), key=attrgetter("value"))),
-            low_nodes=tuple(self._named("low_node")),
+            low_nodes=tuple(self._named("low_node")), idle=idle, idle_gpus=tuple(self._named("idle_gpu")),
             low_clocks=tuple(sorted(low_clocks.values(), key=attrgetter("value"))[:MOST_LOW_GPUS]),
             node_clocks={(self.key(series.labels), series.labels.get("model", "")): series.value
                          for series in self._named("node_clock")},
             target_counts={figure: series.value for series in self.outlier_series
-                           if (figure := figure_of(series)) in ("targets", "down")},
+                           if (figure := figure_of(series)) in ("targets", "targets_before", "down")},
             down_targets=self._targets("down_target"), empty_targets=self._targets("empty_target"))
+
+    def idleness(self, key: Key) -> Idleness | None:
+        """Return how many GPUs of a group are idle. None: it was not asked, or the group is not there."""
+        figures = self.groups.get(key)
+        if figures is None or (gpus := figures.count("gpus")) is None:
+            return None
+        if not figures.quiet:
+            return Idleness(0, gpus, gpus, 0)
+        counts = self.outliers.idle.get(key, {})
+        idle, busy, seen = (bounded(counts.get(figure, 0.0)) for figure in (*_IDLE, "seen"))
+        return Idleness(idle, idle + busy, seen, figures.quiet) if key in self.idle_keys else None
 
     @cached_property
     def gpus(self) -> GpuDetails:
@@ -200,14 +244,20 @@ class FleetSeries(Struct, frozen=True, dict=True):
     def _figures_of(self, answer: Sequence[Series]) -> GroupFigures:
         labels: Mapping[str, str] = {}
         kinds = set()
-        values = {}
+        values: dict[tuple[str, str], float] = {}
+        levels: dict[str, dict[int, float]] = {}
         for series in answer:
             figure, kind = figure_of(series), series.labels.get("kind", "")
+            name, _, level = figure.partition(":")
+            if name == "levels":
+                values["gpus", kind] = values.get(("gpus", kind), 0.0) + series.value
+                levels.setdefault(kind, {})[_level(level)] = series.value
+                continue
             values[figure, kind] = series.value
             if figure == "activity":
                 labels = series.labels
                 kinds.add(kind or self.kind)
-        return GroupFigures(labels, kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "", values)
+        return GroupFigures(labels, kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "", values, levels)
 
     def _named(self, figure: str) -> list[Series]:
         """The outliers of groups that have a name."""
@@ -219,11 +269,6 @@ class FleetSeries(Struct, frozen=True, dict=True):
                                      if self.metrics.clusters or name != CLUSTER_LABEL}) for labels in targets))
 
 
-def figure_of(series: Series) -> str:
-    """The figure that a series of an answer is."""
-    return series.labels.get(FIGURE, "")
-
-
 def gpu_id(labels: Mapping[str, str]) -> str:
     """A GPU's UUID, a MIG instance's with its number; without one, node and number."""
     uuid = next((labels[label] for label in UUID_LABELS if labels.get(label)), "")
@@ -233,7 +278,9 @@ def gpu_id(labels: Mapping[str, str]) -> str:
 
 def gpu_selection(labels: Mapping[str, str]) -> Selection:
     """Return what selects this GPU; () without a UUID."""
-    return tuple((label, labels[label]) for label in UUID_LABELS if labels.get(label))[:1]
+    # The first one may be a copy, to compare exporters by; the last is what the exporter wrote.
+    own = [(label, labels[label]) for label in UUID_LABELS if labels.get(label)][-1:]
+    return () if own and ";" in own[0][1] else tuple(own)
 
 
 def node_selection(labels: Mapping[str, str]) -> Selection:
@@ -259,6 +306,14 @@ def conditions(selections: Iterable[Selection]) -> list[str]:
         elif selection:
             several.append(matchers({label: [text] for label, text in selection}))
     return [*(matchers({label: of_label}) for label, of_label in texts.items()), *dict.fromkeys(several)]
+
+
+def _level(text: str) -> int:
+    """A level that a server says."""
+    try:
+        return max(0, min(LEVELS, int(float(text))))
+    except (ValueError, OverflowError):
+        return LEVELS
 
 
 def bounded(count: float) -> int:

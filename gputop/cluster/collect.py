@@ -24,12 +24,12 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from gputop.cluster import slurm
-from gputop.cluster.answers import FleetSeries, figure_of
+from gputop.cluster.answers import FleetSeries
 from gputop.cluster.discovery import AvailableMetrics, find_metrics
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet
-from gputop.cluster.prometheus import Client
+from gputop.cluster.prometheus import Client, figure_of
 from gputop.cluster.queries import Queries
 from gputop.cluster.series_store import Grid, PastQuestion
 from gputop.cluster.view import FleetCollector, Limits, View
@@ -42,6 +42,7 @@ QUERIES = 4  # of a refresh, at most, of a server that takes queries of any leng
 REDISCOVER_S = 600.0
 _REFRESHES = 30  # of a complete fleet, at most; one of 1,500 nodes under Slurm needs as many
 _SKEW_S = 60.0  # between the clocks: below it, it may be the time that an answer took
+_LONG_S = 2.0
 _NEVER = -1e9
 
 _NO_JOBS = Problem("gputop sees no job: the metrics have no job label, and there is no squeue here",
@@ -92,8 +93,12 @@ class Collector:
         try:
             if self._metrics is None or abs(now_s - self._discovered_s) >= REDISCOVER_S:
                 self._metrics, self._discovered_s = find_metrics(self._client), now_s
+                self._figures.alone = False
             left = QUERIES - (cost.queries - before.queries) - 1
+            is_first = self._series is None
             self._ask_figures()
+            if is_first and cost.seconds - before.seconds > _LONG_S:
+                left = 0  # a slow server: what has come is shown first
             self._ask_more(view, left, problems)
         except GputopError as error:
             if self._series is None:
@@ -140,6 +145,7 @@ class Collector:
         """Ask for what stands out, and for what is wanted most of the rest; by ``left`` questions at most."""
         in_turn: dict[str, Callable[[Wanted], bool]] = {
             "group_past": lambda wanted: self._ask_past(wanted.group_past(), view),
+            "idle_past": lambda wanted: self._ask_past(wanted.idle_past(), view),
             "gpus": self._ask_gpus, "nodes": self._ask_nodes,
             "gpu_past": lambda wanted: self._ask_past(wanted.gpu_past(), view),
             "node_past": lambda wanted: self._ask_past(wanted.node_past(), view)}
@@ -178,7 +184,8 @@ class Collector:
 
     def _ask_outliers(self, wanted: Wanted) -> bool:
         before, jobs = self._answers, self._slurm.jobs
-        self._series = after = replace(before, outlier_series=self._figures.instant(wanted.outliers()))
+        self._series = after = replace(before, outlier_series=self._figures.instant(wanted.outliers()),
+                                       idle_keys=frozenset(wanted.quiet))
         if before.outlier_series and not set(after.outliers.empty_targets).issubset(before.outliers.empty_targets):
             self._discovered_s = _NEVER  # these may have other metrics than before
         if low_clock_nodes(after, jobs) != low_clock_nodes(before, jobs):
@@ -209,6 +216,10 @@ class Collector:
 
     def _length_problems(self, queries: int) -> list[Problem]:
         """Says why a refresh had so many queries, and what it lacks."""
+        too_slow, self._figures.too_slow = sorted(self._figures.too_slow), set()
+        if too_slow:
+            return [Problem(f"Prometheus did not answer in time about {', '.join(too_slow)}: this is what has come",
+                            "gputop cluster --timeout S waits longer; --refresh 60 spares the server.")]
         left_out, self._figures.left_out = sorted(self._figures.left_out), set()
         if self._figures.max_bytes is None or (queries <= QUERIES and not left_out):
             return []

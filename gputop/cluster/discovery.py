@@ -1,48 +1,57 @@
-"""Finds out which metrics of GPUs a Prometheus has, by two queries.
+"""Finds out which metrics of GPUs a Prometheus has, by one list of names and two queries.
 
-1. Count the series of each metric that an exporter of :mod:`gputop.cluster.schemas` writes, by name and scrape job.
-2. Count which of the labels the metrics of activity have: those that name a job, a cluster, a MIG instance, and the
-   mark of simulated figures.
+1. List the names of all metrics, and take those that an exporter of :mod:`gputop.cluster.schemas` writes.
+2. Count the series of those that show how much a GPU works, by name and scrape job.
+3. Count which of the labels these have: those that name a job, a node, a cluster, a MIG instance, and the mark of
+   simulated figures; and find out whether a GPU is scraped twice, and how often targets are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.cluster.prometheus import LARGEST, Client
-from gputop.cluster.promql import FIGURE, any_name, by_figure, grouped, has, matchers
+from gputop.cluster.promql import FIGURE, all_of, any_name, by_figure, either, grouped, has, lacks, matchers, regex
 from gputop.cluster.schemas import (
     ACTIVITY,
     CLUSTER_LABEL,
+    FOREIGN,
+    HOST_LABELS,
     JOB_LABELS,
-    NAMESPACE_OF,
-    NODE_LABELS,
-    PATTERN,
+    JOINING_LABELS,
+    MIG_LABELS,
+    NAMESPACE_LABELS,
+    POD_LABELS,
     SCHEMAS,
+    UUID_LABELS,
     Name,
     Schema,
 )
 from gputop.core.errors import EXIT_NO_DATA, GputopError
 
-# Without what DCGM prints in place of a missing value: a GPU with that alone has another figure.
-METRIC_COUNTS = f'count by (__name__, job) ({{__name__=~"{PATTERN}"}} < {LARGEST:g})'
-_METRICS = frozenset(
-    {name.name for schema in SCHEMAS for names in schema.figures.values() for name in names}
-    | {schema.jobs for schema in SCHEMAS if schema.jobs})
+_COUNTED = (*ACTIVITY, "memory_used_bytes")  # of a GPU without activity, memory says that it is there
+_SCRAPES_S = 1200.0  # in which scrapes are counted
+_NAMED = 4  # scrape jobs and metrics in a sentence
 
 
 class AvailableMetrics(Struct, frozen=True):
-    """Metrics that a Prometheus has. ``series``: how many by metric name; ``scrape_jobs``: where they come from."""
+    """Metrics that a Prometheus has. ``series``: how many by metric name, of those that were counted; ``scrape_jobs``:
+    where they come from."""
 
     series: Mapping[str, int]
     scrape_jobs: tuple[str, ...] = ()
     job_labels: tuple[str, ...] = ()  # those of JOB_LABELS that are there
+    hosts: tuple[str, ...] = HOST_LABELS[:1]  # those of HOST_LABELS that are there
     clusters: frozenset[str] = frozenset()  # by their label; empty where there is only one
     divided: bool = False  # gputop export reports GPUs next to their MIG instances
     simulated: bool = False
+    scattered: bool = False  # series of one GPU name its node in different ways, or in none
+    nameless: bool = False  # series without a UUID: node and number stand for it
+    split: bool = False  # of one GPU some series have a job and others have none
+    scrape_s: float = 0.0  # between two samples, at most
 
     @property
     def by_job(self) -> bool:
@@ -51,14 +60,21 @@ class AvailableMetrics(Struct, frozen=True):
 
     @property
     def node_labels(self) -> tuple[str, ...]:
-        """The labels that say which node a GPU is on."""
-        return (*NODE_LABELS, *(() if self.by_job else self._cluster_label))
+        """The labels that say which node a GPU is on, once :mod:`gputop.cluster.gpu_values` has made them alike."""
+        return (*(("instance",) if self.scattered else self.hosts), *(() if self.by_job else self._cluster_label))
 
     @property
-    def gpu_labels(self) -> tuple[str, ...]:
-        """The labels that say which GPU a series is of, and on which node."""
-        of_schemas = (label for schema in self.schemas() for label in (*schema.gpu_labels, *schema.mig_labels))
-        return (*dict.fromkeys(of_schemas), *self.node_labels)
+    def uuid_labels(self) -> tuple[str, ...]:
+        """The labels that say which GPU a series is of: its UUID, wherever it was scraped."""
+        labels = {label for schema in self.schemas() for label in schema.gpu_labels}
+        own = tuple(label for label in UUID_LABELS if label in labels)
+        several = len(self.schemas()) > 1 or self.nameless
+        return (*(UUID_LABELS[:1] if several else own), *self.mig_labels, *self._cluster_label)
+
+    @property
+    def mig_labels(self) -> tuple[str, ...]:
+        """The labels that say which instance of a GPU a series is of."""
+        return tuple(dict.fromkeys(label for schema in self.schemas() for label in schema.mig_labels))
 
     @property
     def group_labels(self) -> tuple[str, ...]:
@@ -68,7 +84,10 @@ class AvailableMetrics(Struct, frozen=True):
     @property
     def labels_of_job(self) -> tuple[str, ...]:
         """The labels that say which job a GPU is held by."""
-        namespaces = (NAMESPACE_OF[label] for label in self.job_labels if label in NAMESPACE_OF)
+        pods = [label for label in self.job_labels if label in POD_LABELS]
+        joining = any(label in JOINING_LABELS for label in self.job_labels)
+        namespaces = (name for name, label in zip(NAMESPACE_LABELS, POD_LABELS, strict=True)
+                      if label in pods or (joining and not pods))
         return (*self.job_labels, *namespaces, *(self._cluster_label if self.by_job else ()))
 
     @property
@@ -87,9 +106,8 @@ class AvailableMetrics(Struct, frozen=True):
 
     def kinds(self, schema: Schema) -> tuple[str, ...]:
         """The figures of activity that are needed so that each GPU has one, the best first."""
-        # The GPUs of a cluster may spell a figure in two ways; those that have both limits of power have one only once.
-        counts = {figure: sum(self.series[n.name] for n in self.spellings(schema, figure))
-                  for figure in schema.figures if figure != "power_limit_w"}
+        # The GPUs of a cluster may spell a figure in two ways.
+        counts = {figure: sum(self.series[n.name] for n in self.spellings(schema, figure)) for figure in _COUNTED}
         gpus = max(counts.values())
         needed = []
         for kind in ACTIVITY:
@@ -104,38 +122,93 @@ class AvailableMetrics(Struct, frozen=True):
         kinds = {kind for schema in self.schemas() for kind in self.kinds(schema)}
         return kinds.pop() if len(kinds) == 1 else ""
 
+    def activity_names(self) -> list[str]:
+        """The metrics of which each GPU has one."""
+        return sorted({name.name for schema in self.schemas() for kind in self.kinds(schema)
+                       for name in self.spellings(schema, kind)})
+
 
 def find_metrics(client: Client) -> AvailableMetrics:
     """Return what this Prometheus has; raises GputopError, also where it has no activity of GPUs."""
+    names = client.metric_names()
+    known = {name.name: figure for schema in SCHEMAS for figure, each in schema.figures.items() for name in each}
+    counted = sorted(names & {name for name, figure in known.items() if figure in _COUNTED})
     counts: dict[str, int] = {}
     scrape_jobs: dict[str, None] = {}
-    for series in client.instant(METRIC_COUNTS):
+    for series in client.instant(metric_counts(counted)) if counted else ():
         name = series.labels.get("__name__", "")
-        if name in _METRICS and series.value >= 1:
+        if series.value >= 1:
             counts[name] = counts.get(name, 0) + int(series.value)
             scrape_jobs[series.labels.get("job", "")] = None
-    metrics = AvailableMetrics(counts, tuple(job for job in scrape_jobs if job))
+    others = names & ({name for name in known if name not in counted} | {schema.jobs for schema in SCHEMAS})
+    metrics = AvailableMetrics({**dict.fromkeys(others, 0), **counts}, tuple(job for job in scrape_jobs if job))
     if not metrics.schemas():
-        raise GputopError(
-            f"{client.endpoint.url} has no metrics of GPUs",
-            "It must scrape dcgm-exporter, gputop export, nvitop-exporter or all-smi on the nodes.", EXIT_NO_DATA)
-    counted = client.instant(label_counts(metrics))
-    labels = {series.labels.get(FIGURE, "") for series in counted}
-    clusters = {s.labels.get(CLUSTER_LABEL, "") for s in counted if s.labels.get(FIGURE) == "cluster"}
-    if "exported_pod" in labels:
-        labels.discard("pod")  # then it is the exporter's own
+        raise _none_there(client, names)
+    answer = client.instant(label_counts(metrics))
+    found = {series.labels.get(FIGURE, ""): series.value for series in answer}
+    clusters = {s.labels.get(CLUSTER_LABEL, "") for s in answer if s.labels.get(FIGURE) == "cluster"}
+    if "exported_pod" in found:
+        found.pop("pod", None)  # then it is the exporter's own
+    job_labels = tuple(label for label in JOB_LABELS if label in found)
     return replace(
-        metrics, job_labels=tuple(label for label in JOB_LABELS if label in labels), divided="divided" in labels,
-        clusters=frozenset(clusters if len(clusters) > 1 else ()), simulated="simulated" in labels)
+        metrics, job_labels=job_labels, divided="divided" in found,
+        hosts=tuple(label for label in HOST_LABELS if label in found) or ("instance",),
+        clusters=frozenset(clusters if len(clusters) > 1 else ()), simulated="simulated" in found,
+        scattered="places" in found or "nameless" in found or ("hostless" in found and any(
+            label in found for label in HOST_LABELS)), nameless="nameless" in found,
+        split=bool(job_labels) and ("split" in found or len(metrics.schemas()) > 1),
+        # Of a Prometheus that is young it is too much, and at most what a newest sample stays for.
+        scrape_s=_SCRAPES_S / max(4.0, found.get("scrapes", _SCRAPES_S)))
+
+
+def metric_counts(names: Sequence[str]) -> str:
+    """Count the series of metrics by name and scrape job."""
+    # Without what DCGM prints in place of a missing value: a GPU with that alone has another figure.
+    return f"count by (__name__, job) ({any_name(names)} < {LARGEST:g})"
 
 
 def label_counts(metrics: AvailableMetrics) -> str:
     """Say how many series of activity have which of the labels; by cluster, where that is a label."""
-    names = sorted({name.name for schema in metrics.schemas() for kind in ACTIVITY
-                    for name in metrics.spellings(schema, kind)})
-    names += [schema.jobs for schema in metrics.schemas() if schema.jobs in metrics.series]
+    names = metrics.activity_names()
+    with_jobs = names + [schema.jobs for schema in metrics.schemas() if schema.jobs in metrics.series]
+    of_gpu = (*UUID_LABELS, *MIG_LABELS, CLUSTER_LABEL)
+    place = grouped("group", (*of_gpu, *HOST_LABELS), any_name(names))
+    no_job = grouped("group", of_gpu, any_name(names, all_of(*map(lacks, JOB_LABELS))))
+    held = (grouped("group", of_gpu, any_name(names, has(label))) for label in JOB_LABELS)
+    scrapes = (f"max by (job) (count_over_time({name}[{_SCRAPES_S:g}s]))" for name in names)
     return by_figure({
-        **{label: f"count({any_name(names, has(label))})" for label in JOB_LABELS},
+        **{label: f"count({any_name(with_jobs, has(label))})" for label in JOB_LABELS},
+        **{label: f"count({any_name(names, has(label))})" for label in HOST_LABELS},
         "divided": f"count({any_name(names, has('mig'))})",
         "cluster": grouped("count", (CLUSTER_LABEL,), any_name(names)),
-        "simulated": f"count({any_name(names, matchers({'simulated': ['true']}))})"})
+        "simulated": f"count({any_name(names, matchers({'simulated': ['true']}))})",
+        "hostless": f"count({any_name(names, all_of(*map(lacks, HOST_LABELS)))})",
+        "nameless": f"count({any_name(names, all_of(*map(lacks, UUID_LABELS)))})",
+        "places": f"count({grouped('count', of_gpu, place)} > 1)",
+        "split": f"count(({' or '.join(held)}) and {no_job})",
+        "scrapes": f"min({either(scrapes)})"})
+
+
+def selector_of_targets(scrape_jobs: Sequence[str]) -> str:
+    """Select the targets of these."""
+    return f'up{{job=~"{"|".join(map(regex, scrape_jobs))}"}}'
+
+
+def _none_there(client: Client, names: frozenset[str]) -> GputopError:
+    """Return why there is no activity of GPUs."""
+    url = client.endpoint.url
+    counts: dict[str, dict[str, int]] = {"targets": {}, "down": {}}
+    for series in client.instant(by_figure({"targets": "count by (job) (up)", "down": "count by (job) (up == 0)"})):
+        counts[series.labels.get(FIGURE, "")][series.labels.get("job", "")] = int(series.value)
+    dead = [f"{count} of scrape job {job}" for job, count in sorted(counts["down"].items())
+            if count == counts["targets"].get(job)]
+    if dead:
+        return GputopError(f"{url} has no metrics of GPUs now, because exporters do not answer (up == 0): all "
+                           f"{', '.join(dead[:_NAMED])}",
+                           "On a node: systemctl status nvidia-dcgm-exporter, or the pod's log.", EXIT_NO_DATA)
+    foreign = sorted(name for name in names if name.startswith(FOREIGN))[:_NAMED]
+    unread = f"; it has {', '.join(foreign)}, which gputop does not read" if foreign else ""
+    return GputopError(
+        f"{url} has no metrics of GPUs{unread}",
+        "It must scrape dcgm-exporter, gputop export, nvitop-exporter, nvidia_gpu_exporter or all-smi on the nodes.",
+        EXIT_NO_DATA)

@@ -8,13 +8,16 @@ of gputop's own exporter exceed.
    and ask again by as few queries as have room for all figures. The limit holds for all further questions.
 3. A figure that has no room alone is left out of the present figures and noted. A question about the past raises
    instead: it can be asked for fewer subjects (:mod:`gputop.cluster.series_store`).
+4. If the answer about the present does not come in time, ask for each figure alone, the most wanted first, until one of
+   them does not come in time either: what has come is shown, and the rest is noted. For some minutes all questions are
+   asked so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gputop.cluster.prometheus import Client, QueryTooLong, Series
+from gputop.cluster.prometheus import Client, QueryTooLong, QueryTooSlow, Series
 from gputop.cluster.promql import queries_by_figure
 
 _ATTEMPTS = 5  # of a question: each halves the length of a server that does not name its limit, or not the truth
@@ -29,10 +32,27 @@ class FigureClient:
         self._client = client
         self.max_bytes: int | None = None  # of a query; None: none was too long
         self.left_out: set[str] = set()  # figures without room; whoever reports them clears it
+        self.too_slow: set[str] = set()  # figures that did not come in time; likewise
+        self.alone = False  # ask for each present figure alone
 
     def instant(self, figures: Figures) -> list[Series]:
-        """The present figures, as far as they have room. Raises GputopError."""
-        return self._ask(figures, self._client.instant, leave_out=True)
+        """The present figures, as far as they have room and come in time. Raises GputopError."""
+        if not self.alone:
+            try:
+                return self._ask(figures, self._client.instant, leave_out=True)
+            except QueryTooSlow:
+                self.alone = True
+        series: list[Series] = []
+        wanted = [name for name, value in figures.items() if value]
+        for i, name in enumerate(wanted):
+            try:
+                series += self._ask({name: figures[name]}, self._client.instant, leave_out=True)
+            except QueryTooSlow:
+                if not series:
+                    raise
+                self.too_slow.update(wanted[i:])
+                break
+        return series
 
     def range(self, figures: Figures, begin_s: float, end_s: float, step_s: float) -> list[Series]:
         """Answer as :meth:`Client.range` does. Raises GputopError, of which QueryTooLong if a figure has no room."""

@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.cluster.answers import FleetSeries, Key, Selection, bounded, gpu_id, gpu_selection, node_selection
+from gputop.cluster.answers import FleetSeries, Idleness, Key, Selection, bounded, gpu_id, gpu_selection, node_selection
 from gputop.cluster.model import (
     NO_JOB,
     Fleet,
@@ -38,7 +39,7 @@ from gputop.cluster.series_store import Grid
 from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.view import View
 from gputop.cluster.wanted import ACTIVITY as GPU_ACTIVITY
-from gputop.cluster.wanted import CLOCK, GPUS, GROUPS
+from gputop.cluster.wanted import CLOCK, GPUS, GROUPS, IDLE
 
 NO_GROUP: Key = ("", "")  # of the GPUs that no job holds
 _MAX_ON_NODE = 1000  # GPUs that are counted one by one, whatever a server says
@@ -63,6 +64,7 @@ def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: View) ->
     return Fleet(
         time_s=series.time_s, source=", ".join(schema.title for schema in metrics.schemas()), jobs=jobs, free=free,
         free_nodes=free_nodes, gpus=sum(group.count(count) or 0 for group in groups.values()),
+        has_past=bool(series.outliers.target_counts.get("targets_before", not series.outlier_series)),
         simulated=metrics.simulated, kinds=tuple(kind for kind in ACTIVITY if kind in kinds),
         problems=tuple(target_problems(series)))
 
@@ -89,14 +91,14 @@ class _Parts(Struct, frozen=True):
             number="" if slurm_job is None else slurm_job.id if slurm_job.id != number else slurm_job.number,
             nodes=None if (count := figures.value("nodes")) is None else bounded(count),
             node_names=tuple(node.name for node in nodes),
-            idle_gpus=figures.count("idle_gpus"), watched_gpus=figures.count("watched_gpus"),
+            **self._idleness([key]), idle_names=self._idle_names({key}),
             median=middles.get("median") if group.kind != "mixed" else None, mad=middles.get("mad"),
             low_gpus=self._low_gpus({key}), low_clocks=self._low_clocks({key}),
             node_median=middles.get("node_median"),
             low_nodes=tuple(Node(gpus=0, activity=node.value, name=node_of(node.labels), labels=node.labels)
                             for node in outliers.low_nodes if self.series.key(node.labels) == key),
-            peers=self.series.gpus.peers.get(key, {}), history=self._history([key], "activity"),
-            idle_history=self._history([key], "idle_gpus"), each=nodes)
+            peers=self.series.gpus.peers.get(key, {}), history=self._history([key]), **self._idle_history([key]),
+            each=nodes)
 
     def job_of_nodes(self, job: SlurmJob) -> Job | None:
         """A job of Slurm on nodes that have figures; it holds what is on its node where nobody else does. None: no
@@ -108,13 +110,13 @@ class _Parts(Struct, frozen=True):
         alone = all(self.series.nodes[node].gpus <= gpus for node, gpus in held.items())
         mapped: Mapped = "node" if alone else "shared node"
         keys = [("", node) for node in sorted(held)]
-        nodes = [replace(self.series.nodes[key[1]], history=_since(self._history([key], "activity"), job.start_s))
+        nodes = [replace(self.series.nodes[key[1]], history=_since(self._history([key]), job.start_s))
                  for key in keys]
         each = tuple(self._with_gpus(node, job.id, None) for node in nodes) if job.id in self.view.open_jobs else ()
         of_nodes = Job(
             **{**fields_of(together(nodes)), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number,
             mapped=mapped, name=job.name, user=job.user, start_s=job.start_s, nodes=len(job.gpus),
-            node_names=tuple(job.gpus), history=_since(self._history(keys, "activity"), job.start_s), each=each)
+            node_names=tuple(job.gpus), history=_since(self._history(keys), job.start_s), each=each)
         return self._compared(of_nodes, nodes, keys) if alone else of_nodes
 
     def _compared(self, job: Job, nodes: Sequence[Node], keys: Sequence[Key]) -> Job:
@@ -126,14 +128,22 @@ class _Parts(Struct, frozen=True):
                    for _ in range(min(series.nodes[key[1]].gpus, _MAX_ON_NODE))] if one_kind else []
         peers = {figure: upper_median(series.gpus.peers.get(key, {}).get(figure) for key in keys)
                  for figure in COMPARED}
-        idle, watched = (sum(series.groups[key].count(figure) or 0 for key in keys)
-                         for figure in ("idle_gpus", "watched_gpus"))
         return replace(
-            job, idle_gpus=idle, watched_gpus=watched, median=upper_median(middles), node_median=node_median,
-            low_gpus=self._low_gpus(set(keys)), low_clocks=self._low_clocks(set(keys)),
+            job, **self._idleness(keys), idle_names=self._idle_names(set(keys)), median=upper_median(middles),
+            node_median=node_median, low_gpus=self._low_gpus(set(keys)), low_clocks=self._low_clocks(set(keys)),
             low_nodes=less_active(nodes, None if node_median is None else node_median - series.limits.below),
             peers={figure: value for figure, value in peers.items() if value is not None},
-            idle_history=_since(self._history(keys, "idle_gpus"), job.start_s))
+            **{name: _since(history, job.start_s) for name, history in self._idle_history(keys).items()})
+
+    def _idleness(self, keys: Sequence[Key]) -> dict[str, Any]:
+        """Return how many GPUs of these groups are idle, as the fields of a job; unknown unless it is of all."""
+        known = [idleness for key in keys if (idleness := self.series.idleness(key)) is not None]
+        return {f"{name}_gpus": sum(getattr(each, name) for each in known) if len(known) == len(keys) else None
+                for name in Idleness.__struct_fields__}
+
+    def _idle_names(self, keys: set[Key]) -> tuple[str, ...]:
+        return tuple(f"{node_of(gpu.labels)}:{gpu_of(gpu.labels)}" for gpu in self.series.outliers.idle_gpus
+                     if self.series.key(gpu.labels) in keys)
 
     def _slurm_job(self, key: Key, labels: Mapping[str, str]) -> tuple[SlurmJob | None, str]:
         """Slurm's job of this label, and the number that the label names it by."""
@@ -147,7 +157,7 @@ class _Parts(Struct, frozen=True):
 
     def free_node(self, node: Node) -> Node:
         """A node of no job."""
-        return self._with_gpus(replace(node, history=self._history([("", node.name)], "activity")), NO_JOB, None)
+        return self._with_gpus(replace(node, history=self._history([("", node.name)])), NO_JOB, None)
 
     def _node_of_job(self, node: Node, key: Key) -> Node:
         points = self.series.past.points("node_activity", (key, node.name))
@@ -207,20 +217,31 @@ class _Parts(Struct, frozen=True):
         is_known = self.series.past.is_known(GPUS, [(GPU_ACTIVITY, asked)])
         return self._of_points(points) if points or is_known else None
 
-    def _history(self, keys: Sequence[Key], figure: str) -> History | None:
-        """Return the history of a figure, of several groups the mean by their GPUs, or the sum of what is counted; None
-        where it was not asked for."""
+    def _history(self, keys: Sequence[Key]) -> History | None:
+        """Return the activity, of several groups the mean by their GPUs; None where it was not asked for."""
         past = self.series.past
         if not past.is_known(GROUPS, keys):
             return None
         activity = [past.points("activity", key) for key in keys]
-        if figure == "activity":
-            weights = [self.series.groups[key].count("gpus") or 1 if key in self.series.groups else 1 for key in keys]
-            return self._grid().history(lambda slot: _mean(activity, weights, slot))
-        # A count of nothing is no sample at all: it is 0 where there was activity to count.
-        counts = [past.points(figure, key) for key in keys]
-        return self._grid().history(lambda slot: _sum(
-            count.get(slot, 0.0) for count, measured in zip(counts, activity, strict=True) if slot in measured))
+        weights = [self.series.groups[key].count("gpus") or 1 if key in self.series.groups else 1 for key in keys]
+        return self._grid().history(lambda slot: _mean(activity, weights, slot))
+
+    def _idle_history(self, keys: Sequence[Key]) -> dict[str, Any]:
+        """Return how many GPUs did nothing, and how many did something, as the fields of a job; None where it was not
+        asked for."""
+        past = self.series.past
+        asked = [key for key in keys if past.is_known(IDLE, [key])]
+        if not asked:
+            return {}
+        idle, busy = ([past.points(figure, key) for key in asked] for figure in ("idle:1", "idle:0"))
+
+        def count(of: Sequence[Mapping[int, float]]) -> History:
+            # A count of nothing is no sample at all: it is 0 where there was anything to count.
+            return self._grid().history(lambda slot: _sum(
+                each.get(slot, 0.0) for each, *both in zip(of, idle, busy, strict=True)
+                if any(slot in points for points in both)))
+
+        return {"idle_history": count(idle), "busy_history": count(busy)}
 
     def _of_points(self, points: Mapping[int, float]) -> History:
         return self._grid().history(points.get)
@@ -232,7 +253,7 @@ class _Parts(Struct, frozen=True):
 def target_problems(series: FleetSeries) -> list[Problem]:
     """Exporters that do not answer: what is missing of the fleet."""
     outliers = series.outliers
-    problems = []
+    problems: list[Problem] = []
     if down := int(outliers.target_counts.get("down", 0)):
         problems.append(Problem(
             f"{down} of {outliers.target_counts.get('targets', 0):.0f} exporters "

@@ -1,30 +1,59 @@
 """The PromQL for one value of each GPU, whatever exporters there are. Pure.
 
+A GPU is its UUID, with its MIG instance and its cluster: scraped twice, or by two releases of an exporter, it is one.
 Of one figure of one exporter:
 
-1. Read the metric: its newest value, or what it was over a window; only of series that are still there, and have been
-   for as long as the reading asks.
+1. Read the metric: its newest value, or what it was over a window.
 2. Bring it to the base unit, and leave out what the figure cannot be.
-3. Join what another metric of the exporter says of the GPU: its model, its job.
-4. Take a GPU that MIG or time-slicing lists several times once in each group: the largest value of its UUID.
+3. Where series of one GPU name its node in different ways, make one label of these.
+4. Join what another metric of the exporter says of the GPU: its model, its job.
+5. Of a GPU that has several series take the largest value, once in each group.
 
-The spellings of a figure are joined by ``or``, and then the exporters: of a GPU that two report, the first counts.
+The spellings of a figure are joined by ``or``, and then the exporters: of a GPU that two report, the first counts. If
+one of them knows its job and another does not, the job is that of the GPU.
 """
 
 from __future__ import annotations
+
+import re
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.cluster.discovery import AvailableMetrics
 from gputop.cluster.prometheus import LARGEST
-from gputop.cluster.promql import all_of, any_name, either, grouped, has, lacks, selector, with_copied_label, with_label
-from gputop.cluster.schemas import COUNTERS, LIMITS, UUID_LABELS, Name, Schema
+from gputop.cluster.promql import (
+    all_of,
+    any_name,
+    either,
+    grouped,
+    has,
+    lacks,
+    selector,
+    with_copied_label,
+    with_copied_uuid,
+    with_first_label,
+    with_label,
+    with_uuid,
+    without_label,
+)
+from gputop.cluster.schemas import (
+    COUNTERS,
+    GPU_LABELS,
+    JOINING_LABELS,
+    LIMITS,
+    POD_LABELS,
+    UUID_LABELS,
+    Name,
+    Schema,
+)
 
-RECENT = "5m"  # the window of a group's present figures
+_RECENT_S = 300.0  # the window of a group's present figures
+_SCRAPES = 2.5  # between which a GPU that misses one is still there
+_GAP_S = 120.0  # a GPU may be away for as long, as when a scrape fails
 _SINCE_PARTS = 3  # of the time for which a GPU must have been there: none longer than the 5 min that a sample stays
+_FIRST_MATCHER = re.compile(r'(?P<matcher>(?P<label>\w+)=~?"(?:[^"\\]|\\.)*")(?:, )?')
 _OF_JOBS = ("slurm_job_id", "exported_namespace", "exported_pod", "namespace", "pod")  # of gputop_gpu_job_info
-_SINCE_GAP = "2m"  # a GPU may be away for as long, as when a scrape fails
 
 
 class Reading(Struct, frozen=True):
@@ -33,9 +62,10 @@ class Reading(Struct, frozen=True):
     where: str = ""
     window: str = ""  # "": the newest value
     over: str = "avg_over_time"  # the function of the window
-    still: bool = True  # of a window: only GPUs that are there now, …
-    since_s: float = 0.0  # … and have been for so long, with the same job
+    still: bool = True  # of a window: only series that are there now
+    ago_s: float = 0.0  # as it was so long ago
     instances: bool = True  # each MIG instance; False: the whole GPU, once
+    place: bool = True  # with the labels of its number and its node
     model: bool = False  # with the label "model"; GPUs whose model is not known are left out
 
 
@@ -46,12 +76,15 @@ class GpuValues:
         self._metrics = metrics
         self._schemas = metrics.schemas()
         self._several_kinds = not metrics.common_kind()
+        self._or = f"or on ({', '.join(metrics.uuid_labels)})"
+        self.recent = f"{max(_RECENT_S, _SCRAPES * metrics.scrape_s):g}s"
 
     def figure(self, figure: str, reading: Reading) -> str:
         """A figure of each GPU in its base unit; of a counter its increase of late."""
         if figure in COUNTERS:
-            reading = replace(reading, window=RECENT, over="increase")
-        return self._of_first_exporter([self._of_exporter(schema, figure, reading) for schema in self._schemas])
+            reading = replace(reading, window=self.recent, over="increase")
+        return self._with_holder(self._of_first_exporter([self._of_exporter(schema, figure, reading)
+                                                          for schema in self._schemas]), reading)
 
     def activity(self, reading: Reading) -> str:
         """Return how much each GPU works, 0-1: the best figure that it has, named by the label "kind" if they
@@ -60,21 +93,62 @@ class GpuValues:
         for schema in self._schemas:
             by_kind = {kind: self._of_exporter(schema, kind, reading) for kind in self._metrics.kinds(schema)}
             by_exporter.append(either((with_label(value, "kind", kind) if self._several_kinds else value
-                                       for kind, value in by_kind.items()), "or ignoring (kind)"))
-        return self._of_first_exporter(by_exporter)
+                                       for kind, value in by_kind.items()), self._or))
+        return self._with_holder(self._of_first_exporter(by_exporter), reading)
 
-    def busy_clock(self, busy: float, where: str = "") -> str:
+    def over(self, step_s: float, where: str = "", *, place: bool = False) -> str:
+        """Return the mean activity over a step of the history, also of GPUs that are gone since."""
+        window_s = max(step_s, _SCRAPES * self._metrics.scrape_s / 2)
+        return self.activity(Reading(where, f"{window_s:g}s", still=False, place=place))
+
+    def most_since(self, since_s: float, where: str = "") -> str:
+        """The most that each GPU did since then; only of GPUs that were there all that time, for the same job."""
+        place = not self._metrics.by_job
+        most, now = (self.activity(replace(reading, where=where, place=place)) for reading in (
+            Reading(window=f"{since_s:g}s", over="max_over_time", still=False), Reading()))
+        on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
+        return f"({f' and on ({on}) '.join([most, now, *self._then(since_s, where)])})"
+
+    def seen_since(self, since_s: float, where: str = "") -> str:
+        """The GPUs that were there all the time since then, whoever held them."""
+        now = self.activity(Reading(where, place=not self._metrics.by_job))
+        on = ", ".join(self._metrics.uuid_labels)
+        return f"({f' and on ({on}) '.join([now, *self._then(since_s, '')])})"
+
+    def _then(self, since_s: float, where: str) -> list[str]:
+        """The GPUs that were there at some times since then: at none of them was one away for longer than a gap."""
+        gap = f"{max(_GAP_S, _SCRAPES * self._metrics.scrape_s):g}s"
+        return [self.activity(Reading(where, gap, "last_over_time", still=False, place=False,
+                                      ago_s=since_s * part / _SINCE_PARTS)) for part in range(1, _SINCE_PARTS + 1)]
+
+    def busy_clock(self, busy: float, where: str = "", *, place: bool = True) -> str:
         """The mean SM clock of late of each GPU that is more active than ``busy``, with its model."""
-        clock = self.figure("sm_clock_hz", Reading(where, RECENT, model=True))
-        active = f"{self.activity(Reading(where, RECENT))} > {busy:g}"
-        return clock and f"({clock} and ignoring (model, kind) ({active}))"
+        clock = self.figure("sm_clock_hz", Reading(where, self.recent, model=True, place=place))
+        active = f"{self.activity(Reading(where, self.recent, place=False))} > {busy:g}"
+        on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
+        return clock and f"({clock} and on ({on}) ({active}))"
 
     def _of_first_exporter(self, by_exporter: list[str]) -> str:
         present = [value for value in by_exporter if value]
-        if len(present) > 1:
-            for label in UUID_LABELS[1:]:
-                present = [with_copied_label(value, UUID_LABELS[0], label) for value in present]
         return either(present, f"or on ({UUID_LABELS[0]})")
+
+    def _with_holder(self, value: str, reading: Reading) -> str:
+        """Return the values, those without a job with the job that other series of the GPU have."""
+        metrics = self._metrics
+        if not (value and metrics.split):
+            return value
+        names = sorted({name.name for schema in self._schemas for figures in schema.figures.values() for name in figures
+                        if metrics.series.get(name.name)})
+        jobs = [label for label in metrics.labels_of_job if label not in metrics.uuid_labels]
+        held = either(self._identified(any_name(names, all_of(reading.where, has(label))))
+                      for label in metrics.job_labels)
+        on = ", ".join(metrics.uuid_labels)
+        more = [*(["kind"] if self._several_kinds else []), *(["model"] if reading.model else []),
+                *([*GPU_LABELS, *metrics.node_labels] if reading.place else [])]
+        own = [label for label in dict.fromkeys(more) if label not in (*metrics.uuid_labels, *jobs)]
+        holders = grouped("group", (*metrics.uuid_labels, *jobs), held)
+        return (f"({holders} * on ({on}) group_left ({', '.join(own)}) topk by ({on}) (1, {value}) "
+                f"or on ({on}) {value})")
 
     def _of_exporter(self, schema: Schema, figure: str, reading: Reading) -> str:
         if not (self._metrics.divided and schema.jobs and reading.instances):
@@ -83,45 +157,72 @@ class GpuValues:
         whole, parts = (self._of_spellings(schema, figure, replace(reading, where=all_of(reading.where, condition)))
                         for condition in (lacks("mig"), has("mig")))
         names = [name.name for name in self._metrics.spellings(schema, figure)]
-        return parts and f"({whole} unless on (instance, uuid) {any_name(names, has('mig'))} or {parts})"
+        return parts and f"({whole} unless on (uuid) {any_name(names, has('mig'))} or {parts})"
 
     def _of_spellings(self, schema: Schema, figure: str, reading: Reading) -> str:
+        metrics = self._metrics
         if reading.model and not schema.info:
             reading = replace(reading, where=all_of(reading.where, has(schema.model)))
-        labels = [*schema.gpu_labels, *(schema.mig_labels if reading.instances else ()), *self._metrics.node_labels,
-                  *self._metrics.labels_of_job, *(["model"] if reading.model else [])]
+        labels = dict.fromkeys([
+            *(UUID_LABELS[:1] if UUID_LABELS[0] in metrics.uuid_labels else ()),
+            *(label for label in schema.gpu_labels if label in UUID_LABELS or reading.place),
+            *(schema.mig_labels if reading.instances else ()), *metrics.labels_of_job,
+            *(metrics.node_labels if reading.place else ()), *(["model"] if reading.model else [])])
+        one_of = metrics.scattered and reading.place
+        if one_of:  # its series may differ in more: take one of them, with its labels
+            kept = (*metrics.uuid_labels, *UUID_LABELS, *metrics.labels_of_job, "model")
+            labels = dict.fromkeys(label for label in labels if label in kept)
+        of_job = ""
+        if schema.jobs in metrics.series and (match := _FIRST_MATCHER.match(reading.where)) and (
+                match["label"] in metrics.labels_of_job):
+            # The metric does not have the label by which its job is asked for.
+            of_job, reading = match["matcher"], replace(reading, where=reading.where[match.end():])
         values = []
-        for name in self._metrics.spellings(schema, figure):
+        for name in metrics.spellings(schema, figure):
             value = f"{_measured(name, reading)} {_plausible(figure)}"
             if reading.model:
                 value = with_copied_label(_with_label_of(schema, value, schema.model, schema.info) if schema.info
                                           else value, "model", schema.model)
-            values.append(grouped("max", labels, self._with_job(schema, value, reading.since_s)))
-        return either(values)
+            value = self._identified(self._with_job(schema, value, reading, of_job), schema)
+            values.append(f"topk by ({', '.join(labels)}) (1, {value})" if one_of else grouped("max", labels, value))
+        return either(values, self._or)
 
-    def _with_job(self, schema: Schema, value: str, since_s: float) -> str:
+    def _identified(self, value: str, *schemas: Schema) -> str:
+        """Return the series with one label of their UUID, and of their node, where exporters differ; and without that
+        of their pod where another joins the pods of a job."""
+        metrics = self._metrics
+        for joining in (label for label in metrics.job_labels if label in JOINING_LABELS):
+            for pod in (label for label in metrics.job_labels if label in POD_LABELS):
+                value = without_label(value, pod, joining)
+        if metrics.scattered:
+            value = with_first_label(value, "instance", (*metrics.hosts, "instance"))
+        if UUID_LABELS[0] not in metrics.uuid_labels:
+            return value
+        for label in UUID_LABELS[1:]:
+            if any(label in schema.gpu_labels for schema in schemas or self._schemas):
+                value = with_copied_uuid(value, UUID_LABELS[0], label)
+        return with_uuid(value, UUID_LABELS[0], ("instance", *GPU_LABELS)) if metrics.nameless else value
+
+    def _with_job(self, schema: Schema, value: str, reading: Reading, of_job: str) -> str:
         """Return the value with the job's label, of exporters that name jobs in a metric of its own; GPUs of no job
-        stay."""
+        stay, unless those ``of_job`` are asked for."""
         if schema.jobs not in self._metrics.series:
             return value
-        jobs = f"({schema.jobs} and {schema.jobs} offset {since_s:g}s)" if since_s else schema.jobs
         labels = [label for label in self._metrics.labels_of_job if label in _OF_JOBS] or ["slurm_job_id"]
+        jobs = selector(schema.jobs, of_job)
+        if reading.ago_s:
+            jobs = f"{reading.over}({jobs}[{reading.window}] offset {reading.ago_s:g}s)"
         joined = _with_label_of(schema, value, ", ".join(labels), jobs)
-        return f"{joined} or on ({', '.join(schema.join)}) ({value})"
+        return joined if of_job else f"{joined} or on ({', '.join(schema.join)}) ({value})"
 
 
 def _measured(name: Name, reading: Reading) -> str:
     """A metric in its base unit."""
     now = selector(name.name, reading.where)
-    conditions = [f"{reading.over}({now}[{reading.window}])" if reading.window else now]
+    offset = f" offset {reading.ago_s:g}s" if reading.ago_s else ""
+    value = f"{reading.over}({now}[{reading.window}]{offset})" if reading.window else now + offset
     if reading.window and reading.still:
-        conditions.append(now)
-    for part in range(1, _SINCE_PARTS + 1) if reading.since_s else ():
-        # A scrape that failed ends a series: one that was there shortly before each of these times was there between,
-        # but for a scrape or two.
-        then_s = reading.since_s * part / _SINCE_PARTS
-        conditions.append(f"present_over_time({now}[{_SINCE_GAP}] offset {then_s:g}s)")
-    value = f"({' and '.join(conditions)})" if len(conditions) > 1 else conditions[0]
+        value = f"({value} and {now})"
     return value if name.factor == 1.0 else f"{value} * {name.factor:.17g}"
 
 

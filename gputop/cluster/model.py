@@ -102,7 +102,10 @@ class Job(Group, frozen=True, kw_only=True):
     nodes: int | None = None
     node_names: tuple[str, ...] = ()  # where they are known
     idle_gpus: int | None = None  # that have done nothing over the idle window and were there before it
-    watched_gpus: int | None = None  # that were there all that time, idle or not: of the others it is not known
+    watched_gpus: int | None = None  # that were there all that time with this job, idle or not
+    seen_gpus: int | None = None  # that were there all that time, whoever held them: of the others it is not known
+    quiet_gpus: int | None = None  # that do nothing now
+    idle_names: tuple[str, ...] = ()  # some of these
     median: float | None = None  # of the activity of its GPUs; only asked for where they differ
     mad: float | None = None  # median absolute deviation from it
     low_gpus: tuple[Gpu, ...] = ()  # the GPUs far below the median, the lowest first
@@ -112,6 +115,7 @@ class Job(Group, frozen=True, kw_only=True):
     peers: Mapping[str, float] = field(default_factory=dict)  # medians of what may tell why a GPU is slow
     history: History | None = None  # activity
     idle_history: History | None = None  # GPUs that did nothing
+    busy_history: History | None = None  # GPUs that did something: one without samples is in neither
     each: tuple[Node, ...] = ()  # its nodes, where they were asked for
     number: str = ""  # of Slurm's two names, "10" and "3_0" or "4+1", that which is not ``id``
 
@@ -137,6 +141,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     queries: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    has_past: bool = True  # there are samples of the begin of the idle window
     figures_s: float | None = None  # when the figures are from; None: there are none
 
 

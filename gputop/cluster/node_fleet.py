@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.cluster import slurm
 from gputop.cluster.model import (
@@ -26,18 +29,14 @@ from gputop.cluster.model import (
     together,
     upper_median,
 )
+from gputop.cluster.node_answer import Holder, NodeAnswer, NodeGpu
 from gputop.cluster.ssh import NodeProblem
 from gputop.cluster.view import Limits, View
-from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.text.units import printable
 
 MEAN_S = 300.0
 _ENOUGH_SAMPLES = 5  # of a mean that is compared with others
 _PROGRAM_CHARS = 60
-
-_FIGURES = ("tensor_active", "memory_used_bytes", "memory_total_bytes", "power_w", "power_limit_w", "sm_clock_hz",
-            "temperature_c", "memory_temperature_c", "pcie_width", "ecc_uncorrected")
-_OTHER_NAMES = {"row_remap_failed": "rows_remap_failed"}
 
 
 class GpuPast(Struct):
@@ -59,37 +58,35 @@ class Watched(Struct):
     asked_s: float = -1e9
     problem: NodeProblem | None = None
     running: bool = False  # it is being asked
-    sample: NodeSample | None = None
+    answer: NodeAnswer | None = None
     got_s: float = 0.0  # when it was given, by this machine's clock
     gpus: dict[str, GpuPast] = field(default_factory=dict)  # by UUID
 
-    def remember(self, sample: NodeSample, now_s: float, view: View, limits: Limits, gap_s: float) -> None:
+    def remember(self, answer: NodeAnswer, now_s: float, view: View, limits: Limits, gap_s: float) -> None:
         """``gap_s``: not seen for longer, what was before says nothing of the time between."""
-        self.sample, self.got_s = sample, now_s
+        self.answer, self.got_s = answer, now_s
         oldest = int(now_s // view.step_s) - int(view.span_s // view.step_s)
-        for uuid in self.gpus.keys() - {gpu.info.uuid for gpu in sample.gpus}:
+        for uuid in self.gpus.keys() - {gpu.uuid for gpu in answer.gpus}:
             del self.gpus[uuid]
-        for gpu in sample.gpus:
-            metric, activity = gpu.activity()
-            past = self.gpus.get(gpu.info.uuid)
+        for gpu in answer.gpus:
+            past = self.gpus.get(gpu.uuid)
             if past is None or now_s - past.seen_s > gap_s:
                 slots, clock_slots = ({}, {}) if past is None else (past.slots, past.clock_slots)
-                past = self.gpus[gpu.info.uuid] = GpuPast(now_s, now_s, now_s, slots=slots, clock_slots=clock_slots)
-            if activity.value is None:
+                past = self.gpus[gpu.uuid] = GpuPast(now_s, now_s, now_s, slots=slots, clock_slots=clock_slots)
+            if gpu.activity is None:
                 continue
-            kind = "sm_active" if metric == "sm_active" else "util"
-            if kind != past.kind:
-                past.kind = kind
+            if gpu.kind != past.kind:
+                past.kind = gpu.kind
                 past.newest.clear()
             past.seen_s = now_s
-            if activity.value > limits.idle:
+            if gpu.activity > limits.idle:
                 past.busy_s = now_s
-            past.newest.append((now_s, float(activity.value)))
+            past.newest.append((now_s, gpu.activity))
             slot = int(now_s // view.step_s) + 1  # which ends after it
-            _add(past.slots, slot, float(activity.value), oldest)
-            if (clock := gpu["sm_clock_hz"].value) is not None:
-                past.clocks.append((now_s, float(clock)))
-                _add(past.clock_slots, slot, float(clock), oldest)
+            _add(past.slots, slot, gpu.activity, oldest)
+            if (clock := gpu.figures.get("sm_clock_hz")) is not None:
+                past.clocks.append((now_s, clock))
+                _add(past.clock_slots, slot, clock, oldest)
 
 
 def _add(slots: dict[int, tuple[float, int]], slot: int, value: float, oldest: int) -> None:
@@ -109,14 +106,12 @@ class FleetBuilder:
         """Return the kinds of activity."""
         return tuple(sorted({past.kind for node in self._nodes.values() for past in node.gpus.values() if past.kind}))
 
-    def _all(self) -> list[tuple[str, GpuSample]]:
-        """Every GPU once, with the name of its node: a node may have been named twice, and a GPU that is divided
-        into MIG instances has its work in them."""
-        out: dict[str, tuple[str, GpuSample]] = {}
+    def _all(self) -> list[tuple[str, NodeGpu]]:
+        """Every GPU once, with the name of its node: a node may have been named twice."""
+        out: dict[str, tuple[str, NodeGpu]] = {}
         for name, node in self._nodes.items():
-            for gpu in node.sample.gpus if node.sample is not None else ():
-                if not gpu.info.mig_mode:
-                    out.setdefault(gpu.info.uuid, (name, gpu))
+            for gpu in node.answer.gpus if node.answer is not None else ():
+                out.setdefault(gpu.uuid, (name, gpu))
         return list(out.values())
 
     def fleet(self, running: Sequence[slurm.SlurmJob]) -> tuple[tuple[Job, ...], Group | None, tuple[Node, ...], int]:
@@ -126,34 +121,27 @@ class FleetBuilder:
         taken: set[str] = set()
         for mapped_job in self._of_slurm(gpus, running):
             jobs[mapped_job.id] = mapped_job
-            taken |= {gpu.info.uuid for _, gpu in mapped_job.gpus}
+            taken |= {gpu.uuid for _, gpu in mapped_job.gpus}
         for name, gpu in gpus:
-            for process in self._processes(name, gpu) if gpu.info.uuid not in taken else ():
-                mapped_job = _of_process(process)
+            for holder in gpu.holders[:1] if gpu.uuid not in taken else ():
+                mapped_job = _of_holder(holder)
                 job = jobs.setdefault(mapped_job.id, mapped_job)
                 job.gpus.append((name, gpu))
-                job.start_s = min((s for s in (job.start_s, process.started_s) if s is not None), default=None)
-                taken.add(gpu.info.uuid)
-                break
-        free = [self._gpu(name, gpu) for name, gpu in gpus if gpu.info.uuid not in taken]
+                job.start_s = min((s for s in (job.start_s, holder.started_s) if s is not None), default=None)
+                taken.add(gpu.uuid)
+        free = [self._gpu(name, gpu) for name, gpu in gpus if gpu.uuid not in taken]
         nodes = tuple(self._node(NO_JOB, name, node_gpus) for name, node_gpus in _by_node(free).items())
         built = tuple(self._job(mapped_job) for mapped_job in jobs.values())
         return built, _group(free) if free else None, nodes, len(gpus)
 
-    def _processes(self, node: str, gpu: GpuSample) -> list[ProcessSample]:
-        sample = self._nodes[node].sample
-        return [] if sample is None else [
-            p for p in sample.processes if (held := p.gpus.get(gpu.info.index)) is not None and "C" in held.kind
-            and held.mig in (None, gpu.info.mig)]
-
-    def _of_slurm(self, gpus: Sequence[tuple[str, GpuSample]], running: Sequence[slurm.SlurmJob]) -> list[_Job]:
+    def _of_slurm(self, gpus: Sequence[tuple[str, NodeGpu]], running: Sequence[slurm.SlurmJob]) -> list[_Job]:
         """Slurm's jobs: by the control groups of their processes where these account for all their GPUs, else by
         node."""
-        by_node: dict[str, list[tuple[str, GpuSample]]] = {}
+        by_node: dict[str, list[tuple[str, NodeGpu]]] = {}
         for name, gpu in gpus:
-            sample = self._nodes[name].sample
+            answer = self._nodes[name].answer
             for alias in {slurm.short_name(name.rpartition("@")[2]),
-                          slurm.short_name(sample.host.hostname) if sample is not None else ""}:
+                          slurm.short_name(answer.hostname) if answer is not None else ""}:
                 by_node.setdefault(alias, []).append((name, gpu))
         out = []
         for job in running:
@@ -161,7 +149,7 @@ class FleetBuilder:
             if not held:
                 continue
             job_gpus = {node: [(name, gpu) for name, gpu in node_gpus
-                               if any(p.container == f"slurm {job.number}" for p in self._processes(name, gpu))]
+                               if any(holder.container == f"slurm {job.number}" for holder in gpu.holders)]
                         for node, node_gpus in held.items()}
             mapped: Mapped = "label"
             if any(len(job_gpus[node]) != job.gpus[node] for node in held):
@@ -171,21 +159,13 @@ class FleetBuilder:
                             sum(job.gpus.values()), len(job.gpus)))
         return out
 
-    def _gpu(self, node: str, gpu: GpuSample) -> Gpu:
-        past = self._nodes[node].gpus[gpu.info.uuid]
+    def _gpu(self, node: str, gpu: NodeGpu) -> Gpu:
+        past = self._nodes[node].gpus[gpu.uuid]
         now_s = self._nodes[node].got_s
         recent = [value for at_s, value in past.newest if at_s > now_s - MEAN_S]
-        figures = {name: float(value) for name in _FIGURES if (value := gpu[name].value) is not None}
-        for name, other in _OTHER_NAMES.items():
-            if (value := gpu[name].value) is not None:
-                figures[other] = float(value)
-        if (bits := gpu.clock_event_bits) is not None:
-            figures["clock_reasons"] = float(bits)
-        if gpu.xids:
-            figures["xid"] = float(gpu.xids[-1].xid)
-        return Gpu(node=node, gpu=gpu.info.label, uuid=gpu.info.uuid,
-                   activity=sum(recent) / len(recent) if recent and gpu.state == OK else None, kind=past.kind,
-                   figures=figures, history=_history([past], self._view, self._now_s))
+        known = recent and gpu.activity is not None
+        return Gpu(node=node, gpu=gpu.label, uuid=gpu.uuid, activity=sum(recent) / len(recent) if known else None,
+                   kind=past.kind, figures=gpu.figures, history=_history([past], self._view, self._now_s))
 
     def _past(self, gpu: Gpu) -> GpuPast:
         return self._nodes[gpu.node].gpus[gpu.uuid]
@@ -221,17 +201,24 @@ class FleetBuilder:
             peers={name: value for name in ("sm_clock_hz", "pcie_width", "power_limit_w")
                    if (value := upper_median(gpu.figures.get(name) for gpu in gpus)) is not None},
             history=_history(pasts, self._view, self._now_s),
-            idle_history=_history(pasts, self._view, self._now_s, idle=self._limits.idle) if whole else None,
+            **(self._idle_history(pasts) if whole else {}),
             each=tuple(nodes) if mapped_job.id in self._view.open_jobs else ())
+
+    def _idle_history(self, pasts: Sequence[GpuPast]) -> dict[str, Any]:
+        idle = _history(pasts, self._view, self._now_s, idle=self._limits.idle)
+        measured = _history(pasts, self._view, self._now_s, idle=inf)
+        return {"idle_history": idle, "busy_history": replace(idle, values=tuple(
+            None if all_ is None or of_idle is None else all_ - of_idle
+            for all_, of_idle in zip(measured.values, idle.values, strict=True)))}
 
     def _low_clocks(self, mapped_job: _Job, gpus: Sequence[Gpu]) -> tuple[LowClock, ...]:
         """The busy GPUs of a job whose clocks are low among those of their model."""
         by_model: dict[str, list[tuple[float, Gpu]]] = {}
-        for (_, sample), gpu in zip(mapped_job.gpus, gpus, strict=True):
+        for (_, answer), gpu in zip(mapped_job.gpus, gpus, strict=True):
             past = self._past(gpu)
             recent = [hz for at_s, hz in past.clocks if at_s > self._nodes[gpu.node].got_s - MEAN_S]
-            if len(recent) >= _ENOUGH_SAMPLES and (gpu.activity or 0.0) > self._limits.busy and sample.info.name:
-                by_model.setdefault(sample.info.name, []).append((sum(recent) / len(recent), gpu))
+            if len(recent) >= _ENOUGH_SAMPLES and (gpu.activity or 0.0) > self._limits.busy and answer.model:
+                by_model.setdefault(answer.model, []).append((sum(recent) / len(recent), gpu))
         out = []
         for clocks in by_model.values():
             median = upper_median(hz for hz, _ in clocks)
@@ -251,22 +238,20 @@ class _Job(Struct):
     user: str | None
     start_s: float | None
     number: str
-    gpus: list[tuple[str, GpuSample]]  # with their nodes
+    gpus: list[tuple[str, NodeGpu]]  # with their nodes
     held: int = 0  # GPUs, as Slurm counts them; 0: those that are seen
     nodes: int = 0  # likewise
 
 
-def _of_process(process: ProcessSample) -> _Job:
+def _of_holder(holder: Holder) -> _Job:
     """Return the job of a process: by its control group a job of Slurm; else what the same user runs by the same
     program."""
-    runtime, _, number = (process.container or "").partition(" ")
-    user = printable(process.user) if process.user else None
+    runtime, _, number = (holder.container or "").partition(" ")
+    user = printable(holder.user) if holder.user else None
     if runtime == "slurm" and number:
         number = printable(number)[:_PROGRAM_CHARS]
         return _Job(number, "slurm_job_id", "label", "", user, None, number, [])
-    words = (process.command or "").split()
-    program = next((word for word in words if word.endswith(".py")), words[0] if words else "?")
-    name = printable(program.rpartition("/")[2])[:_PROGRAM_CHARS]
+    name = printable(holder.program)[:_PROGRAM_CHARS]
     return _Job(f"{user or '?'}/{name}", "", "process", name, user, None, "", [])
 
 

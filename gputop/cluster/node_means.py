@@ -37,7 +37,7 @@ def node_means(client: Client, window: str) -> dict[str, dict[str, float]]:
 
 def _figures(metrics: AvailableMetrics, window: str) -> dict[str, str]:
     """Return the queries for each node's mean activity of its GPUs, and their mean power."""
-    node = (*NODE_LABELS, *((CLUSTER_LABEL,) if metrics.clusters else ()))
+    node = tuple(dict.fromkeys((*metrics.node_labels, *((CLUSTER_LABEL,) if metrics.clusters else ()))))
     kind = () if metrics.common_kind() else ("kind",)
     values = GpuValues(metrics)
     power = values.figure("power_w", Reading(window=window, instances=False))

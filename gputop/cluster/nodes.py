@@ -9,12 +9,12 @@ from queue import Empty, SimpleQueue
 
 from gputop.cluster import slurm
 from gputop.cluster.model import Fleet
+from gputop.cluster.node_answer import NodeAnswer
 from gputop.cluster.node_fleet import FleetBuilder, Watched
 from gputop.cluster.ssh import AT_ONCE, NodeProblem, Ssh, answer_of, by_cause
 from gputop.cluster.view import Limits, View
 from gputop.core.errors import EXIT_FAILED, GputopError
 from gputop.core.findings import Problem
-from gputop.core.samples import NodeSample
 from gputop.text.units import seconds
 
 WAIT_S = 3.0  # of a refresh: what has not come by then comes with one of the next
@@ -24,7 +24,7 @@ _GAP_S = 120.0  # not seen for longer: what was before says nothing of the time 
 class NodesCollector:
     """Satisfies what the screen asks of a :class:`gputop.cluster.collect.Collector`. From one thread."""
 
-    def __init__(self, names: Sequence[str], ssh: Ssh[NodeSample], limits: Limits,
+    def __init__(self, names: Sequence[str], ssh: Ssh[NodeAnswer], limits: Limits,
                  squeue: Callable[[], bytes] | None = None, period_s: float = 15.0,
                  clock: Callable[[], float] = time.time, wait_s: float = WAIT_S) -> None:
         """A node is asked again after ``period_s``. ``squeue`` as of the other collector."""
@@ -32,7 +32,7 @@ class NodesCollector:
         self._period_s, self._wait_s, self._gap_s = period_s, wait_s, max(_GAP_S, 3 * period_s)
         self._nodes = {name: Watched() for name in names}
         self._wanted: SimpleQueue[str | None] = SimpleQueue()
-        self._answers: SimpleQueue[tuple[str, NodeSample | NodeProblem, int]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[str, NodeAnswer | NodeProblem, int]] = SimpleQueue()
         self._workers = 0
         self._began_s = clock()
         self._slurm = slurm.JobQueue(squeue)
@@ -59,7 +59,7 @@ class NodesCollector:
         self._slurm.update(began_s)
         came = self._take(view)
         self.settled = not any(node.running for node in self._nodes.values())
-        answered = [node for node in self._nodes.values() if node.sample is not None]
+        answered = [node for node in self._nodes.values() if node.answer is not None]
         problems = self._problems()
         if not answered and self.settled:
             first = problems[0] if problems else Problem("no node was asked")
@@ -71,13 +71,13 @@ class NodesCollector:
             time_s=now_s, source=f"{len(answered)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free,
             free_nodes=free_nodes, gpus=gpus,
             kinds=builder.kinds(),
-            simulated=any(node.sample.simulated for node in answered if node.sample is not None),
+            simulated=any(node.answer.simulated for node in answered if node.answer is not None),
             problems=tuple(problems), figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
             seconds=now_s - began_s)
 
     def _figures_s(self, now_s: float) -> float | None:
         """Now, as long as any node answers in its turn."""
-        newest_s = max((node.got_s for node in self._nodes.values() if node.sample is not None), default=None)
+        newest_s = max((node.got_s for node in self._nodes.values() if node.answer is not None), default=None)
         return now_s if newest_s is not None and now_s - newest_s <= 2 * self._period_s else newest_s
 
     def _work(self) -> None:
@@ -97,7 +97,7 @@ class NodesCollector:
             if isinstance(answer, NodeProblem):
                 node.problem = answer
                 if self._clock() - node.got_s > self._gap_s:
-                    node.sample = None  # too old to be taken for now
+                    node.answer = None  # too old to be taken for now
             else:
                 node.problem = None
                 node.remember(answer, self._clock(), view, self._limits, self._gap_s)
@@ -106,9 +106,9 @@ class NodesCollector:
     def _problems(self) -> list[Problem]:
         """Nodes with one cause together; then what a node says of itself."""
         problems = {name: node.problem for name, node in self._nodes.items() if node.problem is not None}
-        problems |= {name: NodeProblem(f"it has no GPU: {node.sample.source}", "ssh NODE gputop doctor")
+        problems |= {name: NodeProblem(f"it has no GPU: {node.answer.source}", "ssh NODE gputop doctor")
                      for name, node in self._nodes.items()
-                     if node.problem is None and node.sample is not None and not node.sample.gpus}
+                     if node.problem is None and node.answer is not None and not node.answer.gpus}
         out = by_cause(problems)
         if self._slurm.problem is not None:
             out.append(self._slurm.problem)

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 from msgspec import Struct
 
+from gputop.cluster.promql import FIGURE, VALUE
 from gputop.core.bounded_http import Connection, SecureConnection, TooManyBytes
 from gputop.core.errors import GputopError
 from gputop.core.version import __version__
@@ -33,6 +34,7 @@ MAX_VALUES = 2_000_000  # names, texts and numbers
 MAX_SERIES = 50_000
 _MIN_PLAIN_BYTES = 1 << 20  # that any answer may have
 _FRAME_BYTES = 1 << 20  # for headers and the sizes of chunks
+_NAMES_S = 3600.0  # a metric that has had no sample for longer is not there
 _LAST_TIME_S = 4e9  # the year 2096
 _CHUNK = 1 << 16
 _LABEL_CHARS = 200
@@ -54,6 +56,12 @@ class Series(NamedTuple):
         return self.points[-1][1]
 
 
+def figure_of(series: Series) -> str:
+    """The figure that a series of an answer is; of what was counted with the value that was: "idle:1"."""
+    value = series.labels.get(VALUE)
+    return series.labels.get(FIGURE, "") + (f":{value}" if value else "")
+
+
 class Cost(Struct):
     """Cost of what was asked of the server."""
 
@@ -65,6 +73,10 @@ class Cost(Struct):
 
 class QueryRefused(GputopError):
     """The server answered that it cannot do this query; another may do."""
+
+
+class QueryTooSlow(GputopError):
+    """The server did not answer in time; a smaller query may be answered."""
 
 
 class QueryTooLong(QueryRefused):
@@ -106,40 +118,52 @@ class Client:
         return [Series(labels, in_range) for labels, points in answer
                 if (in_range := [point for point in points if begin_s - step_s < point[0] < end_s + step_s])]
 
+    def metric_names(self) -> frozenset[str]:
+        """Return the names of all metrics of late. Raises GputopError."""
+        names = self._answer("/api/v1/label/__name__/values", {"start": f"{time.time() - _NAMES_S:.0f}"}, "GET")
+        if not isinstance(names, list):
+            raise GputopError(f"{self.endpoint.url} answers in a form that is not Prometheus's", "Check the address.")
+        return frozenset(printable(name)[:_LABEL_CHARS] for name in names if isinstance(name, str))
+
     def _ask(self, path: str, form: dict[str, str], kind: str) -> list[Series]:
+        return _series_in(self._answer(path, form), kind, self.endpoint.url)
+
+    def _answer(self, path: str, form: dict[str, str], method: str = "POST") -> Any:
+        """The data of an answer. Raises GputopError."""
         began_s = time.monotonic()
         try:
-            status, body = self._post(path, urlencode({**form, "timeout": f"{self._timeout_s:g}s"}).encode())
+            status, body = self._send(method, path, urlencode({**form, "timeout": f"{self._timeout_s:g}s"}))
         finally:
-            self.cost.queries += 1
+            self.cost.queries += method == "POST"  # a list of names is none
             self.cost.seconds += time.monotonic() - began_s
         self.cost.plain_bytes += len(body)
-        return _decoded(status, body, kind, self)
+        return _decoded(status, body, self)
 
-    def _post(self, path: str, form: bytes) -> tuple[int, bytearray]:
+    def _send(self, method: str, path: str, form: str) -> tuple[int, bytearray]:
         """Status and unpacked body. A kept connection that the server has closed meanwhile is opened again."""
         deadline_s = time.monotonic() + self._timeout_s
         kept = self._connection is not None
         try:
             try:
-                return self._exchange(path, form, deadline_s)
+                return self._exchange(method, path, form, deadline_s)
             except (http.client.BadStatusLine, ConnectionError):
                 self.close()
                 if not kept:
                     raise
-                return self._exchange(path, form, deadline_s)
+                return self._exchange(method, path, form, deadline_s)
         except BaseException as error:
             self.close()
             if isinstance(error, (OSError, http.client.HTTPException)):
                 raise self._unreachable(error) from error
             raise
 
-    def _exchange(self, path: str, form: bytes, deadline_s: float) -> tuple[int, bytearray]:
+    def _exchange(self, method: str, path: str, form: str, deadline_s: float) -> tuple[int, bytearray]:
         if self._connection is None:
             self._connection = self._connect(deadline_s)
         connection = self._connection
         connection.bound(deadline_s, MAX_BYTES + _FRAME_BYTES)
-        connection.request("POST", self.endpoint.prefix + path, form, {
+        where, body_sent = (f"{path}?{form}", None) if method == "GET" else (path, form.encode())
+        connection.request(method, self.endpoint.prefix + where, body_sent, {
             "Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json",
             "Accept-Encoding": "gzip", "User-Agent": f"gputop/{__version__}", **self._credentials.headers()})
         answer = connection.getresponse()
@@ -198,11 +222,15 @@ class Client:
                 connection.sock = context.wrap_socket(connection.sock, server_hostname=to.host)
         return connection
 
+    def _too_slow(self) -> QueryTooSlow:
+        return QueryTooSlow(f"{self.endpoint.url} did not answer within {self._timeout_s:.0f} s",
+                            "The server is overloaded, or something on the way drops packets. gputop cluster "
+                            "--timeout S waits longer.")
+
     def _unreachable(self, error: Exception) -> GputopError:
         url = self.endpoint.url
         if isinstance(error, TimeoutError):
-            return GputopError(f"{url} did not answer within {self._timeout_s:.0f} s",
-                               "The server is overloaded, or something on the way drops packets.")
+            return self._too_slow()
         if isinstance(error, TooManyBytes):
             return GputopError(f"the answer of {url} is larger than {MAX_BYTES >> 20} MB", _SMALLER)
         if isinstance(error, http.client.IncompleteRead):
@@ -216,9 +244,9 @@ class Client:
 
 @contextlib.contextmanager
 def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None], *,
-              may_ask: bool = False) -> Iterator[Client]:
+              may_ask: bool = False, timeout_s: float = TIMEOUT_S) -> Iterator[Client]:
     """A client of the Prometheus at ``url``, through ssh where the address says so. ``settings`` name its credentials;
-    ``may_ask``: ssh may ask for a password on the terminal. Raises GputopError."""
+    ``may_ask``: ssh may ask for a password on the terminal; ``timeout_s``: for each answer. Raises GputopError."""
     from gputop.cluster.endpoint import Tunnel, credentials, parse_endpoint
 
     endpoint = parse_endpoint(url)
@@ -231,7 +259,7 @@ def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None]
         tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
         if tunnel is not None:
             tunnel.path(may_ask=may_ask)
-        yield parts.enter_context(contextlib.closing(Client(endpoint, access, tunnel)))
+        yield parts.enter_context(contextlib.closing(Client(endpoint, access, tunnel, timeout_s)))
 
 
 def _unix_socket(path: str, timeout_s: float) -> socket.socket:
@@ -245,7 +273,7 @@ def _unix_socket(path: str, timeout_s: float) -> socket.socket:
     return connection
 
 
-def _decoded(status: int, body: bytes | bytearray, kind: str, client: Client) -> list[Series]:
+def _decoded(status: int, body: bytes | bytearray, client: Client) -> Any:
     from gputop.core import codec
 
     url = client.endpoint.url
@@ -272,10 +300,15 @@ def _decoded(status: int, body: bytes | bytearray, kind: str, client: Client) ->
                 limit = refusal[-1]["limit"]
                 raise QueryTooLong(f"{url} refuses a query: it is too long", int(limit) if limit else None)
             raise QueryRefused(f"{url} refuses a query: {reason}", "It may be older than Prometheus 2.20.")
+        if document.get("errorType") == "timeout":
+            raise client._too_slow()
         raise GputopError(f"{url} cannot answer now: {reason}", "gputop asks again.")
     warnings = document.get("warnings")
     client.warnings = [printable(str(w))[:_MESSAGE_CHARS] for w in warnings[:5]] if isinstance(warnings, list) else []
-    data = document.get("data")
+    return document.get("data")
+
+
+def _series_in(data: Any, kind: str, url: str) -> list[Series]:
     if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
         raise GputopError(f"{url} answers in a form that is not Prometheus's", "Check the address.")
     if len(data["result"]) > MAX_SERIES:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 _OR = " or "
+VALUE = "value"  # the label of :func:`counted`
 FIGURE = "figure"  # the label that says which expression of :func:`by_figure` a series of the answer is of
 
 
@@ -50,6 +51,11 @@ def grouped(function: str, labels: Iterable[str], value: str) -> str:
     return f"{function} by ({', '.join(labels)}) ({value})"
 
 
+def counted(labels: Iterable[str], value: str) -> str:
+    """Return how many series of each group have a value, by the label :data:`VALUE`."""
+    return f'count_values by ({", ".join(labels)}) ("{VALUE}", {value})'
+
+
 def median(labels: Iterable[str], value: str) -> str:
     """The median of each group."""
     return f"quantile by ({', '.join(labels)}) (0.5, {value})"
@@ -66,10 +72,12 @@ def deviation(labels: Iterable[str], value: str) -> str:
     return median(labels, f"abs({value} - on ({by}) group_left () {median(labels, value)})")
 
 
-def below_median(labels: Iterable[str], value: str, *, ratio: float = 1.0, distance: float = 0.0) -> str:
-    """Select what is below the ``ratio`` of its group's median, or below it by more than a ``distance``."""
+def below_median(labels: Iterable[str], value: str, *, ratio: float = 1.0, distance: float = 0.0,
+                 peers: str = "") -> str:
+    """Select what is below the ``ratio`` of its group's median, or below it by more than a ``distance``. ``peers``: the
+    same values with fewer labels, of which a server makes the median with less work."""
     by = ", ".join(labels)
-    limit = median(labels, value)
+    limit = median(labels, peers or value)
     limit = f"{limit} - {distance:g}" if distance else f"{ratio:g} * {limit}"
     return f"({value} < on ({by}) group_left () ({limit}))"
 
@@ -88,6 +96,28 @@ def with_label(value: str, label: str, text: str) -> str:
 def with_copied_label(value: str, label: str, source: str) -> str:
     """The same series; those that have the label ``source`` have its text as ``label``, too."""
     return f'label_replace({value}, "{label}", "$1", "{source}", "(.+)")'
+
+
+def without_label(value: str, label: str, condition: str) -> str:
+    """The same series; those that have the label ``condition`` lose ``label``."""
+    return f'label_replace({value}, "{label}", "", "{condition}", ".+")'
+
+
+def with_copied_uuid(value: str, label: str, source: str) -> str:
+    """The same series; those that have the label ``source`` have its UUID as ``label``, too, with GPU- before it."""
+    return f'label_replace({value}, "{label}", "GPU-$1", "{source}", "(?:GPU-)?(.+)")'
+
+
+def with_uuid(value: str, label: str, sources: Iterable[str]) -> str:
+    """The same series; those that lack the ``label`` have the texts of ``sources`` in its place, after a semicolon."""
+    joined = ", ".join(f'"{source}"' for source in (label, *sources))
+    return f'label_replace(label_join({value}, "{label}", ";", {joined}), "{label}", "$1", "{label}", "([^;]+);.*")'
+
+
+def with_first_label(value: str, label: str, sources: Iterable[str]) -> str:
+    """The same series, each with the text of the first of the labels ``sources`` that it has as ``label``."""
+    joined = ", ".join(f'"{source}"' for source in sources)
+    return f'label_replace(label_join({value}, "{label}", ";", {joined}), "{label}", "$1", "{label}", ";*([^;]+).*")'
 
 
 def by_figure(expressions: Mapping[str, str]) -> str:

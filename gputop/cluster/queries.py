@@ -9,26 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gputop.cluster.discovery import AvailableMetrics
-from gputop.cluster.gpu_values import RECENT, GpuValues, Reading
-from gputop.cluster.promql import (
-    below_median,
-    deviation,
-    either,
-    grouped,
-    lowest,
-    median,
-    regex,
-)
+from msgspec.structs import replace
+
+from gputop.cluster.discovery import AvailableMetrics, selector_of_targets
+from gputop.cluster.gpu_values import GpuValues, Reading
+from gputop.cluster.promql import below_median, counted, deviation, either, grouped, lowest, median
 from gputop.cluster.schemas import COUNTERS
 from gputop.cluster.view import Limits
 
 OUTLIERS = 4  # GPUs and nodes of each group that are asked for by name
 _TARGETS = 8  # targets without an answer that are asked for by name
-SUMMED = ("memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes", "power_w")
-DETAILS = ("tensor_active", "memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes",
-           "power_w", "power_limit_w", "sm_clock_hz", "temperature_c", "memory_temperature_c", "pcie_width", "xid",
-           "rows_remap_failed", "ecc_uncorrected", "clock_reasons", *COUNTERS)
+LEVELS = 20  # steps of activity, by which GPUs are counted
+SUMMED = ("memory_used_bytes", "memory_free_bytes", "memory_total_bytes", "power_w")
+DETAILS = ("tensor_active", *SUMMED, "memory_reserved_bytes", "power_limit_w", "sm_clock_hz", "temperature_c",
+           "memory_temperature_c", "pcie_width", "xid", "rows_remap_failed", "ecc_uncorrected", "clock_reasons",
+           *COUNTERS)
 COMPARED = ("sm_clock_hz", "pcie_width", "temperature_c", "power_limit_w")  # of the peers' too, as their median
 
 Where = Sequence[str]
@@ -45,25 +40,34 @@ class Queries:
         self._kind = () if metrics.common_kind() else ("kind",)
 
     def figures(self) -> Figures:
-        """The present figures of all groups: activity, GPUs, how many of them were idle, and what sums up."""
-        group, of_kind, limits = self._group, (*self._group, *self._kind), self._limits
-        now = self._values.activity(Reading())
-        most = self._values.activity(Reading(window=f"{limits.idle_s:g}s", over="max_over_time", since_s=limits.idle_s))
-        figures = {**self._activity(of_kind, ""),
-                   "idle_gpus": grouped("count", of_kind, f"{most} < {limits.idle:g}"),
-                   "watched_gpus": grouped("count", of_kind, most),
-                   "lowest": grouped("min", of_kind, self._recent(""))}
+        """The present figures of all groups: activity, how many GPUs have which level of it, and what sums up."""
+        group, of_kind = self._group, (*self._group, *self._kind)
+        now = Reading(place=not self._metrics.by_job)
+        # Level 0: a GPU that does nothing; the others are steps above that.
+        level = f"ceil(({self._recent('')} - {self._limits.idle:g}) * {LEVELS})"
+        all_gpus = grouped("group", self._metrics.uuid_labels, self._values.activity(replace(now, place=False)))
+        figures = {"activity": grouped("avg", of_kind, self._recent("")), "levels": counted(of_kind, level),
+                   "all_gpus": f"count({all_gpus})"}
         if self._metrics.by_job:
-            node = (*group, *self._metrics.node_labels)
-            figures |= {"all_gpus": f"count({grouped('count', self._metrics.gpu_labels, now)})",
-                        "nodes": grouped("count", group, grouped("count", node, now))}
+            node = dict.fromkeys((*group, *self._metrics.node_labels))
+            figures["nodes"] = grouped("count", group, grouped("group", node, self._values.activity(Reading())))
         return {**figures, **self._sums(group, "")}
+
+    def idle(self, where: Where) -> Figures:
+        """How many GPUs of these groups did nothing in the idle window, of those that were there all that time; and how
+        many were there, whoever held them."""
+        group, limits = (*self._group, *self._kind), self._limits
+        return _merged({
+            "idle": counted(group, f"{self._values.most_since(limits.idle_s, condition)} < bool {limits.idle:g}"),
+            "seen": grouped("count", group, self._values.seen_since(limits.idle_s, condition))} for condition in where)
 
     def nodes(self, where: Where) -> Figures:
         """The present figures of each node, apart for each job."""
-        node = (*self._metrics.node_labels, *self._metrics.labels_of_job)
-        return _merged({**self._activity((*node, *self._kind), condition), **self._sums(node, condition)}
-                       for condition in where)
+        node = tuple(dict.fromkeys((*self._metrics.node_labels, *self._metrics.labels_of_job)))
+        by = (*node, *self._kind)
+        return _merged({"activity": grouped("avg", by, self._recent(condition, place=True)),
+                        "gpus": grouped("count", by, self._values.activity(Reading(condition))),
+                        **self._sums(node, condition)} for condition in where)
 
     def outliers(self, where: Where, low_nodes: Where = (), *, node_clocks: bool = False) -> Figures:
         """Write the figures of what stands out. Of the groups that match the median, the deviation from it, and the
@@ -78,43 +82,43 @@ class Queries:
         return {**_merged(map(self._clock_spread, clock_peers)), **_merged(map(self._peer_medians, peers)),
                 **_merged(map(self._details, where))}
 
-    def group_history(self, step: str, where: Where) -> Figures:
-        """Write the figures of a range query: the activity of the groups that match, and how many of their GPUs were
-        idle."""
-        return _merged({
-            "activity": grouped("avg", self._group, self._past(step, condition)),
-            "idle_gpus": grouped("count", self._group, f"{self._past(step, condition)} < {self._limits.idle:g}"),
-        } for condition in where)
+    def group_history(self, step_s: float, where: Where) -> Figures:
+        """Write the figures of a range query: the activity of the groups that match."""
+        return _merged({"activity": grouped("avg", self._group, self._past(step_s, condition))} for condition in where)
 
-    def node_history(self, step: str, where: Where) -> Figures:
+    def idle_history(self, step_s: float, where: Where) -> Figures:
+        """Write the figures of a range query: how many GPUs of the groups that match were idle, and how many not."""
+        return _merged({"idle": counted(self._group, f"{self._past(step_s, condition)} < bool {self._limits.idle:g}")}
+                       for condition in where)
+
+    def node_history(self, step_s: float, where: Where) -> Figures:
         """Write the figures of a range query: the activity of each node, apart for each job."""
-        node = (*self._metrics.node_labels, *self._metrics.labels_of_job)
-        return _merged({"node_activity": grouped("avg", node, self._past(step, condition))} for condition in where)
+        node = dict.fromkeys((*self._metrics.node_labels, *self._metrics.labels_of_job))
+        return _merged({"node_activity": grouped("avg", node, self._values.over(step_s, condition, place=True))}
+                       for condition in where)
 
-    def gpu_history(self, step: str, where: Where, clocks_where: Where) -> Figures:
+    def gpu_history(self, step_s: float, where: Where, clocks_where: Where) -> Figures:
         """Write the figures of a range query: the activity of each GPU that matches, and the SM clock of those of
         ``clocks_where``."""
-        clocks = (Reading(condition, step, still=False) for condition in clocks_where)
-        return {"gpu_activity": either(self._past(step, condition) for condition in where),
+        clocks = (Reading(condition, f"{step_s:g}s", still=False) for condition in clocks_where)
+        return {"gpu_activity": either(self._values.over(step_s, condition, place=True) for condition in where),
                 "gpu_clock": either(self._values.figure("sm_clock_hz", reading) for reading in clocks)}
 
     # -- parts of the queries -----------------------------------------------------------------------
 
-    def _recent(self, where: str) -> str:
-        return self._values.activity(Reading(where, RECENT))
+    def _recent(self, where: str, *, place: bool = False) -> str:
+        """The activity of each GPU of late; with its place where groups are nodes."""
+        return self._values.activity(Reading(where, self._values.recent, place=place or not self._metrics.by_job))
 
-    def _past(self, step: str, where: str) -> str:
-        """The activity of each GPU over a step of the history, also of GPUs that are gone since."""
-        return self._values.activity(Reading(where, step, still=False))
-
-    def _activity(self, by: Sequence[str], where: str) -> Figures:
-        return {"activity": grouped("avg", by, self._recent(where)),
-                "gpus": grouped("count", by, self._values.activity(Reading(where)))}
+    def _past(self, step_s: float, where: str) -> str:
+        return self._values.over(step_s, where, place=not self._metrics.by_job)
 
     def _sums(self, by: Sequence[str], where: str) -> Figures:
-        tensor = self._values.figure("tensor_active", Reading(where))
+        place = tuple(by) != self._metrics.labels_of_job
+        tensor = self._values.figure("tensor_active", Reading(where, place=place))
         # Of a GPU that is divided into instances, each reports the power of the whole.
-        sums = {figure: self._values.figure(figure, Reading(where, instances=figure != "power_w")) for figure in SUMMED}
+        sums = {figure: self._values.figure(figure, Reading(where, instances=figure != "power_w", place=place))
+                for figure in SUMMED}
         return {"tensor_active": tensor and grouped("avg", by, tensor),
                 **{figure: value and grouped("sum", by, value) for figure, value in sums.items()}}
 
@@ -123,32 +127,36 @@ class Queries:
         clock = self._values.busy_clock(busy)
         if not clock:
             return {}
-        candidates = [below_median(of_model, clock, ratio=self._limits.clock),
+        peers = self._values.busy_clock(busy, place=not self._metrics.by_job)
+        candidates = [below_median(of_model, clock, ratio=self._limits.clock, peers=peers),
                       *(self._values.busy_clock(busy, condition) for condition in low_nodes)]
         return {"low_clock": either(lowest(OUTLIERS, group, candidate) for candidate in candidates),
-                "node_clock": median(of_model, clock) if node_clocks else ""}
+                "node_clock": median(of_model, peers) if node_clocks else ""}
 
     def _low_activity(self, where: Where) -> Figures:
         by = (*self._group, *self._kind)
         figures = []
         for condition in where:
-            gpu = self._recent(condition)
-            node = grouped("avg", (*self._group, *self._metrics.node_labels, *self._kind), gpu)
+            # Those that do nothing are no peers of those that work: the median is of these.
+            gpu, idle = (f"({self._recent(condition, place=True)} {than} {self._limits.idle:g})" for than in (">", "<"))
+            node = grouped("avg", dict.fromkeys((*self._group, *self._metrics.node_labels, *self._kind)), gpu)
             low_gpu, low_node = (lowest(OUTLIERS, by, below_median(by, value, distance=self._limits.below))
                                  for value in (gpu, node))
-            figures.append({"median": median(by, gpu), "mad": deviation(by, gpu), "low_gpu": low_gpu}
+            figures.append({"median": median(by, gpu), "mad": deviation(by, gpu), "low_gpu": low_gpu,
+                            "idle_gpu": lowest(OUTLIERS, by, idle)}
                            | ({"node_median": median(by, node), "low_node": low_node} if self._metrics.by_job else {}))
         return _merged(figures)
 
     def _targets(self) -> Figures:
-        """The targets of the exporters: how many there are, and which do not answer, or answer with nothing."""
-        up = f'up{{job=~"{"|".join(map(regex, self._metrics.scrape_jobs))}"}}'
+        """The targets of the exporters: how many there are, and were at the begin of the idle window; and which do not
+        answer, or answer with nothing."""
+        up = selector_of_targets(self._metrics.scrape_jobs)
         figures = {"down": f"count({up} == 0)", "targets": f"count({up})",
+                   "targets_before": f"count({up} offset {self._limits.idle_s:g}s)",
                    "down_target": f"topk({_TARGETS}, {up} == 0)"}
         first, *others = self._metrics.schemas()
         if not others and first.id != "all-smi":  # whose "instance" may replace Prometheus's
-            present = " or ".join(name.name for kind in self._metrics.kinds(first)
-                                  for name in self._metrics.spellings(first, kind))
+            present = " or ".join(self._metrics.activity_names())
             figures["empty_target"] = f"topk({_TARGETS}, {up} == 1 unless on (job, instance) ({present}))"
         return figures
 
@@ -164,7 +172,7 @@ class Queries:
         return {f"peer_{figure}": value and median(self._group, value) for figure, value in values.items()}
 
     def _details(self, where: str) -> Figures:
-        return {"activity": self._recent(where),
+        return {"activity": self._recent(where, place=True),
                 **{figure: self._values.figure(figure, Reading(where)) for figure in DETAILS}}
 
 

@@ -3,7 +3,7 @@
 Sources: dcgm-exporter (NVIDIA/dcgm-exporter, etc/default-counters.csv, internal/pkg/rendermetrics) up to 4.8, and 4.9,
 which names its metrics as DCGM 4.7 does, in base units; gputop's own (`gputop export`), nvitop-exporter 1.5
 and 1.7 (prometheus_client adds the unit to each name), all-smi up to 0.25 (src/api/metrics/gpu.rs and mig.rs; 0.21
-renamed its labels).
+renamed its labels), nvidia_gpu_exporter (utkuozdemir/nvidia_gpu_exporter, docs/METRICS.md).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "power_violation": _either("DCGM_FI_DEV_POWER_VIOLATION", "DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL"),
     }),
     Schema("gputop", "gputop export", model="name", gpu_labels=("uuid", "gpu"), mig_labels=("mig",),
-           info="gputop_gpu_info", jobs="gputop_gpu_job_info", join=("instance", "uuid", "mig"), figures={
+           info="gputop_gpu_info", jobs="gputop_gpu_job_info", join=("uuid", "mig"), figures={
         "sm_active": _either("gputop_gpu_sm_active_ratio"),
         "gr_active": _either("gputop_gpu_gr_active_ratio"),
         "util": _either("gputop_gpu_util_ratio"),
@@ -112,6 +112,19 @@ SCHEMAS: tuple[Schema, ...] = (
         "temperature_c": _either("all_smi_gpu_temperature_celsius"),
         "pcie_width": _either("all_smi_gpu_pcie_width_current"),
     }),
+    # Its UUIDs have no "GPU-" before them.
+    Schema("nvidia-smi", "nvidia_gpu_exporter", model="name", gpu_labels=("uuid",), info="nvidia_smi_gpu_info",
+           join=("uuid",), figures={
+        "util": _either("nvidia_smi_utilization_gpu_ratio"),
+        "memory_used_bytes": _either("nvidia_smi_memory_used_bytes"),
+        "memory_total_bytes": _either("nvidia_smi_memory_total_bytes"),
+        "power_w": _either("nvidia_smi_power_draw_watts"),
+        "power_limit_w": _either("nvidia_smi_enforced_power_limit_watts", "nvidia_smi_power_limit_watts"),
+        "sm_clock_hz": _either("nvidia_smi_clocks_current_sm_clock_hz"),
+        "temperature_c": _either("nvidia_smi_temperature_gpu"),
+        "pcie_width": _either("nvidia_smi_pcie_link_width_current"),
+        "clock_reasons": _either("nvidia_smi_clocks_event_reasons_active", "nvidia_smi_clocks_throttle_reasons_active"),
+    }),
 )
 # The least and the most that a figure can be, in its base unit: beyond it a metric has another unit than its name says,
 # as a ratio of 97 or a clock of 1,900 Hz. Wide: they catch what cannot be, not what is rare.
@@ -123,16 +136,21 @@ LIMITS: Mapping[str, tuple[float | None, float]] = {
 }
 # Time that a limit held the clocks down, in a unit that releases disagree on: only that it grows says anything.
 COUNTERS = ("thermal_violation", "power_violation")
-# The metrics by which it is asked what is there.
-PATTERN = "DCGM_FI_(DEV|PROF)_.+|gputop_gpu_.+|gpu_.+_(Percentage|MiB|W|MHz|C)|all_smi_gpu_.+|all_smi_mig_instance_.+"
+# What metrics of GPUs may begin with that no schema reads.
+FOREIGN = ("DCGM_FI_", "nvidia_", "gpu_", "nvml_", "amd_gpu_", "amdgpu_", "rocm_")
 
 # Labels that name the node, the best first. dcgm-exporter writes Hostname, newer ones hostname; the last is
-# Prometheus's own, with a port.
-NODE_LABELS = ("Hostname", "hostname", "node", "instance")
+# Prometheus's own, with a port: it counts where there is no other.
+HOST_LABELS = ("Hostname", "hostname", "node")
+NODE_LABELS = (*HOST_LABELS, "instance")
 # Labels that name the job, the best first. Behind a Prometheus without honor_labels the pod that holds the GPU is
-# exported_pod, and pod is the exporter's own.
-JOB_LABELS = ("hpc_job", "slurm_job_id", "exported_pod", "pod")
-NAMESPACE_OF = {"exported_pod": "exported_namespace", "pod": "namespace"}
+# exported_pod, and pod is the exporter's own. Labels of pods (dcgm-exporter --kubernetes-enable-pod-labels) join those
+# of one job.
+POD_LABELS = ("exported_pod", "pod")
+JOINING_LABELS = ("jobset_sigs_k8s_io_jobset_name", "training_kubeflow_org_job_name", "volcano_sh_job_name",
+                  "ray_io_cluster", "leaderworkerset_sigs_k8s_io_name", "batch_kubernetes_io_job_name")
+JOB_LABELS = ("hpc_job", "slurm_job_id", *JOINING_LABELS, *POD_LABELS)
+NAMESPACE_LABELS = ("exported_namespace", "namespace")
 UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
 GPU_LABELS = ("gpu_index", "index", "gpu")  # all-smi's "gpu" is the name of the model
 MIG_LABELS = ("GPU_I_ID", "mig", "mig_instance")
@@ -173,7 +191,10 @@ def job_of(labels: Mapping[str, str]) -> tuple[str, str]:
     """
     for label in JOB_LABELS:
         text = labels.get(label, "")
-        if text and not (label in NAMESPACE_OF and "exporter" in text):
-            namespace = labels.get(NAMESPACE_OF.get(label, ""), "")
+        if text and not (label in POD_LABELS and "exporter" in text):
+            # The namespace of "pod", where there is no "exported_pod", is beside it.
+            namespaces = NAMESPACE_LABELS if label in JOINING_LABELS else (
+                NAMESPACE_LABELS[POD_LABELS.index(label):] if label in POD_LABELS else ())
+            namespace = next((labels[name] for name in namespaces if labels.get(name)), "")
             return label, _in_cluster(labels, f"{namespace}/{text}" if namespace else text)
     return "", ""

@@ -23,8 +23,7 @@ from msgspec import Struct
 
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.model import History
-from gputop.cluster.prometheus import QueryTooLong, Series
-from gputop.cluster.promql import FIGURE
+from gputop.cluster.prometheus import QueryTooLong, Series, figure_of
 from gputop.cluster.view import View
 
 SUBJECTS_AT_ONCE = 60
@@ -87,7 +86,7 @@ class SeriesStore:
         span = (first * grid.step_s, grid.last * grid.step_s, grid.step_s)
         asked, answer = _answer(client, question, subjects, span)
         for series in answer or ():
-            slots = self._points.setdefault((series.labels.get(FIGURE, ""), question.series_id(series.labels)), {})
+            slots = self._points.setdefault((figure_of(series), question.series_id(series.labels)), {})
             slots.update((slot, value) for time_s, value in series.points
                          if first <= (slot := round(time_s / grid.step_s)) <= grid.last)
         self._known_to.update({(question.topic, subject): grid.last for subject in asked})

@@ -106,11 +106,12 @@ class Ssh(Generic[T]):
     """
 
     def __init__(self, command: str, read: Callable[[bytes], T], *, shared: bool, seconds: int = 1,
-                 options: Sequence[str] = ()) -> None:
+                 options: Sequence[str] = (), forms: Sequence[str] = ("json",)) -> None:
         """``command`` starts gputop there, as a shell reads it. ``read`` makes what is wanted of a snapshot that took
-        ``seconds``; it raises GputopError."""
+        ``seconds``; it raises GputopError. ``forms`` of it: the last one of a gputop that knows none before."""
         self._command, self._read, self._options = command, read, list(options)
-        self._asked = f"{command} snapshot --format json --seconds {seconds}"
+        self._asked, *self._older = (f"{command} snapshot --format {form} --seconds {seconds}" for form in forms)
+        self._asked_of: dict[str, str] = {}  # by node, of an older gputop
         self._folder = (tempfile.TemporaryDirectory(prefix="gputop-ssh-", dir=temporary_place())  # of this user alone
                         if shared else None)
         self._kept: dict[str, list[str]] = {}  # by node: the options that share its connection
@@ -121,7 +122,12 @@ class Ssh(Generic[T]):
 
     def ask(self, node: str) -> tuple[T, int]:
         """Return what was read of the node's snapshot, and the bytes that came. Raises :class:`NodeProblem`."""
-        ended = self._run([*self._words(node), "--", node, self._asked])
+        words = [*self._words(node), "--", node]
+        ended = self._run([*words, self._asked_of.get(node, self._asked)])
+        for asked in self._older if ended.status == EXIT_USAGE and node not in self._asked_of else ():
+            ended = self._run([*words, asked])
+            if ended.status == 0:
+                self._asked_of[node] = asked
         if ended.status == 0 and ended.in_bounds:
             try:
                 return self._read(document_in(ended.out)), len(ended.out)

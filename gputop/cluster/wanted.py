@@ -26,7 +26,7 @@ from gputop.cluster.series_store import PastQuestion
 from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.view import View
 
-GROUPS, GPUS, NODES = "groups", "gpus", "nodes"  # the topics of the past
+GROUPS, IDLE, GPUS, NODES = "groups", "idle", "gpus", "nodes"  # the topics of the past
 ACTIVITY, CLOCK = "gpu_activity", "gpu_clock"  # the figures of a GPU's past
 _PEER_NODES = 32  # of a job, that a node of it is compared with
 
@@ -41,7 +41,6 @@ class Wanted:
         self.view = view
         self._series, self._jobs = series, jobs
         self._queries = Queries(series.metrics, series.limits)
-        self._step = f"{view.step_s:g}s"
 
     # -- now ----------------------------------------------------------------------------------------
 
@@ -49,10 +48,16 @@ class Wanted:
         """Write the figures of what stands out in the groups whose GPUs differ, and among the clocks of all."""
         series = self._series
         differing = [key for key, figures in series.jobs.items() if figures.has_low_gpu(series.limits.below)]
-        low_nodes = conditions(self._selections(low_clock_nodes(series, self._jobs)))
+        low_nodes = self._conditions(self._selections(low_clock_nodes(series, self._jobs)))
         several_nodes = any(len(job.gpus) > 1 for job in self._jobs)
-        return self._queries.outliers(self._where(differing), low_nodes,
-                                      node_clocks=not series.metrics.by_job and several_nodes)
+        return {**self._queries.outliers(self._where(differing), low_nodes,
+                                         node_clocks=not series.metrics.by_job and several_nodes),
+                **self._queries.idle(self._where(self.quiet))}
+
+    @property
+    def quiet(self) -> list[Key]:
+        """The groups of jobs that have GPUs that do nothing."""
+        return [key for key in self._groups_of_jobs() if key in self._series.groups and self._series.groups[key].quiet]
 
     def gpus(self) -> Figures:
         """Everything of the GPUs that stand out, and of those of the nodes that are open."""
@@ -60,7 +65,7 @@ class Wanted:
         outliers = self._series.outliers
         slow, low = ({self._series.key(gpu.labels) for gpu in gpus}
                      for gpus in (outliers.low_clocks, outliers.asked_gpus))
-        return self._queries.gpus(conditions(selections), self._where(self._with_peers(low)),
+        return self._queries.gpus(self._conditions(selections), self._where(self._with_peers(low)),
                                   self._where(self._with_peers(slow))) if selections else {}
 
     def nodes(self) -> Figures:
@@ -74,21 +79,27 @@ class Wanted:
         """The past of all jobs, those on the screen first; where groups are nodes, that of the nodes of jobs."""
         return PastQuestion(
             GROUPS, self._past_groups(),
-            lambda keys: self._queries.group_history(self._step, self._where(keys)), self._series.key)
+            lambda keys: self._queries.group_history(self.view.step_s, self._where(keys)), self._series.key)
+
+    def idle_past(self) -> PastQuestion:
+        """The past of the jobs that have GPUs that do nothing: how many of these did."""
+        return PastQuestion(
+            IDLE, self.quiet, lambda keys: self._queries.idle_history(self.view.step_s, self._where(keys)),
+            self._series.key)
 
     def gpu_past(self) -> PastQuestion:
         """The past of the GPUs that stand out, and of those of the nodes that are open."""
         def figures(subjects: Sequence[GpuSubject]) -> Figures:
-            where, clocks_where = (conditions(selection for figure, selection in subjects if figure == wanted)
+            where, clocks_where = (self._conditions(selection for figure, selection in subjects if figure == wanted)
                                    for wanted in (ACTIVITY, CLOCK))
-            return self._queries.gpu_history(self._step, where, clocks_where)
+            return self._queries.gpu_history(self.view.step_s, where, clocks_where)
 
         return PastQuestion(GPUS, self._gpu_subjects(), figures, gpu_id)
 
     def node_past(self) -> PastQuestion:
         """The past of the nodes of the open jobs; where groups are nodes, :meth:`group_past` has it."""
         return PastQuestion(
-            NODES, self._open_jobs(), lambda keys: self._queries.node_history(self._step, self._where(keys)),
+            NODES, self._open_jobs(), lambda keys: self._queries.node_history(self.view.step_s, self._where(keys)),
             lambda labels: (self._series.key(labels), node_of(labels)))
 
     # -- which --------------------------------------------------------------------------------------
@@ -98,6 +109,12 @@ class Wanted:
             return sorted(self._series.jobs, key=lambda key: key[1] not in self.view.jobs)
         if NO_JOB in self.view.open_jobs:
             return [("", node) for node in self._series.nodes]
+        return self._groups_of_jobs()
+
+    def _groups_of_jobs(self) -> list[Key]:
+        """The groups that jobs are made of: these themselves, or the nodes of Slurm's jobs."""
+        if self._series.metrics.by_job:
+            return list(self._series.jobs)
         return [("", node) for node in self._series.slurm_nodes.held_by(self._jobs)]
 
     def _open_jobs(self) -> list[Key]:
@@ -127,7 +144,15 @@ class Wanted:
 
     def _where(self, keys: Sequence[Key]) -> list[str]:
         """Matchers for the GPUs of these groups."""
-        return [""] if keys and len(keys) >= len(self._series.jobs) else conditions(self._selections(keys))
+        return [""] if keys and len(keys) >= len(self._series.jobs) else self._conditions(self._selections(keys))
+
+    def _conditions(self, selections: Iterable[Selection]) -> list[str]:
+        """Matchers for these; where one label of the answers stands for several, for each of them."""
+        metrics = self._series.metrics
+        labels = (*metrics.hosts, "instance") if metrics.scattered else ()
+        return conditions(
+            ((label, text), *rest) for (first, text), *rest in filter(None, selections)
+            for label in (labels if first == "instance" and labels else (first,)))
 
     def _selections(self, keys: Iterable[Key]) -> list[Selection]:
         groups = self._series.groups

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gputop.commands.arguments import add_shared, cluster_options, screen_options
 from gputop.commands.common import preferences_of, width
-from gputop.commands.option_types import hours, refresh_s
+from gputop.commands.option_types import hours, positive_seconds, refresh_s
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="folder for the snapshots of the key s (./gputop-traces)")
     parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="hours of history (3)")
+    parser.add_argument("--timeout", type=positive_seconds, default=20.0, metavar="S",
+                        help="how long to wait for an answer of Prometheus (20)")
     parser.add_argument("--refresh", type=refresh_s, default=None, metavar="S",
                         help="seconds between samples (15; with --nodes 30)")
 
@@ -101,12 +103,14 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
 
 def _of_nodes(args: argparse.Namespace) -> NodesCollector:
     from gputop.advice.fleet.advise import asked_limits
+    from gputop.cluster.node_answer import FORMAT, read_answer
     from gputop.cluster.nodes import NodesCollector
     from gputop.cluster.ssh import Ssh, parse_nodes
     from gputop.replay.snapshot import from_json
 
     once = args.once or args.json or args.output is not None
-    ssh = Ssh(args.remote_command, lambda document: from_json(document).sample, shared=not once)
+    ssh = Ssh(args.remote_command, lambda data: read_answer(data, lambda old: from_json(old).sample), shared=not once,
+              forms=(FORMAT, "json"))
     return NodesCollector(parse_nodes(args.nodes), ssh, asked_limits(), _squeue(), args.refresh)
 
 
@@ -123,7 +127,7 @@ def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
                           "gputop cluster --prometheus http://HOST:9090, or the setting prometheus; without one "
                           "gputop cluster --nodes n[01-16] asks the nodes themselves.", EXIT_USAGE)
     settings = {name: str(config[name]) for name in PROMETHEUS_CREDENTIALS}
-    with connected(url, settings, say, may_ask=os.isatty(0)) as client:
+    with connected(url, settings, say, may_ask=os.isatty(0), timeout_s=args.timeout) as client:
         endpoint = client.endpoint
         port = "" if endpoint.login_port is None else f":{endpoint.login_port}"
         yield Collector(client, asked_limits(), _squeue(endpoint.login, endpoint.login_port)), endpoint.login + port
@@ -140,7 +144,7 @@ def _print(report: Report, args: argparse.Namespace) -> int:
     from gputop.core.files import write_file
     from gputop.export.cluster import render, to_document
 
-    if args.output is not None:
+    if args.output is not None and str(args.output) != "-":
         form = {".json": "json", ".html": "html", ".htm": "html"}.get(args.output.suffix.lower(), "text")
         write_file(args.output, render(report, form).encode(), devices=True)
         say(f"wrote {args.output}")

@@ -10,14 +10,18 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gputop.commands.arguments import add_shared, rules_options, watch_options
 from gputop.commands.common import options_of, source_of, start
 from gputop.commands.option_types import positive_seconds
-from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_NO_DATA, EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.samples import FAILED
 from gputop.text import console
 from gputop.text.console import say
+
+if TYPE_CHECKING:
+    from gputop.session.session import Session
 
 # Text under such a name would be opened by what cannot show it.
 _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))
@@ -35,10 +39,12 @@ class _TooLong(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, watch_options, rules_options)
-    parser.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
-                        help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), otherwise "
+    parser.add_argument("--format", choices=("json", "text", "svg", "html", "node"), default=None,
+                        help="html: one page for a ticket; node: the little that gputop cluster --nodes asks for; "
+                             "default: by FILE's ending (.json, .svg, .html), otherwise "
                              "text")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE",
+                        help="write to this file instead of stdout; - is stdout")
     parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to sample (2)")
 
 
@@ -54,6 +60,12 @@ def run(args: argparse.Namespace) -> int:
     session = Session(source_of(args), options_of(args))
     with contextlib.closing(session):
         start(session, args.seconds)
+        if args.format == "node":
+            from gputop.cluster.node_answer import encode
+
+            assert session.feed.sample is not None
+            console.write_document(encode(session.feed.sample))
+            return EXIT_OK
         if not session.watch.servers_known or args.attach:
             try:
                 _within(SERVERS_S, "looking for profiler servers", session.watch.update)
@@ -68,13 +80,22 @@ def run(args: argparse.Namespace) -> int:
         except _TooLong as error:
             raise GputopError(f"no snapshot: {error}", "See with top whether the node has a free CPU; try --format "
                               f"{'json' if kind == 'text' else 'text'}. Otherwise report it with this line.") from error
-    if args.output is None:
+    if args.output is None or str(args.output) == "-":
         console.write_document(text)
     else:
         replaces = args.output.is_file()
         write_file(args.output, text.encode(), devices=True)
         say(f"wrote {args.output}{', and replaced the old file' if replaces else ''}")
-    return EXIT_OK
+    return _status(session)
+
+
+def _status(session: Session) -> int:
+    """Return that of a snapshot without data where no GPU has given any, as of an engine that ended meanwhile."""
+    sample = session.feed.sample
+    if sample is None or not sample.gpus or any(gpu.state != FAILED for gpu in sample.gpus):
+        return EXIT_OK
+    say(f"no GPU gave values: {sample.gpus[0].message}")
+    return EXIT_NO_DATA
 
 
 def _within(limit_s: float, what: str, work: Callable[[], _T]) -> _T:

@@ -42,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gputop.core.proc import process_ids
     from gputop.ranks.debug_server import ask as ask_servers
     from gputop.ranks.debug_server import compared, read_stacks
     from gputop.ranks.flight_recorder_report import lines as report_lines
     from gputop.ranks.flight_recorder_report import server_lines
+    from gputop.ranks.halts import ended_siblings
     from gputop.ranks.processes import local_addresses, training_processes
     from gputop.ranks.stack_groups import jobs, report
     from gputop.ranks.stacks_document import StacksDocument
@@ -53,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.flight_recorder and not args.pids:
         return _only_dumps(args.flight_recorder, args.json)
     pids = args.pids or training_processes()
+    pids = [*pids, *(ended_siblings(pids, process_ids()) if pids and not args.pids else ())]
     if not pids:
         raise NoDataError("no process of this node that you may read has loaded TensorFlow, JAX or CUDA",
                           "Name the process: gputop stacks PID; with sudo if it belongs to another user.")

@@ -254,7 +254,8 @@ def to_text(report: Report, width: int) -> str:
             lines += wrap(f"{hours}{since}.", width, "  ")
         lines += wrap(finding.action, width, "  → ", "    ")
     if not report.findings and fleet.jobs:
-        lines += ["", "No findings: gputop sees no job that wastes its GPUs."]
+        judged = not report.abstained and not fleet.problems
+        lines += ["", f"No findings{': gputop sees no job that wastes its GPUs' if judged else ' so far'}."]
     for sentence in not_judged(report):
         lines += wrap(sentence, width, "· ")
     lines += ["", f"{fleet.queries} queries, {fleet.bytes:,} bytes, {fleet.seconds:.2f} s"]

@@ -45,6 +45,7 @@ from gputop.core.proc import read
 from gputop.profiler import sockets
 from gputop.ranks import stacks
 from gputop.ranks.flight_recorder import Dump, Dumps, dumps_by_rank, jobs_of, rank_of_process, read_dump
+from gputop.ranks.halts import halt_of
 from gputop.ranks.processes import command_line, environment, rank_label
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
 from gputop.text.units import printable, ranges
@@ -122,7 +123,8 @@ def read_stacks(pids: Iterable[int], *, native: bool = False, proc: Path = _PROC
         processes = stacks.read_all(pids, native=native)
     except GputopError as error:
         problem = error
-        processes = tuple(ProcessStacks(pid, rank_label(pid, proc), command_line(pid, proc), problem=error)
+        processes = tuple(ProcessStacks(pid, rank_label(pid, proc), command_line(pid, proc), problem=error,
+                                        halt=halt_of(pid, proc))
                           for pid in list(dict.fromkeys(pids))[:stacks.MAX_PROCESSES])
 
     def by_server(process: ProcessStacks) -> ProcessStacks:

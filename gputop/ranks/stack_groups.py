@@ -20,6 +20,12 @@ from gputop.text.units import counted, fit, ranges
 _FUNCTION_COLUMNS, _COMMAND_CHARS = 34, 100
 _MAX_LABELED = 4  # of more processes that stand alike the numbers alone are told
 # Code that is not the program's own, by its file: installed packages, Python's library, code without a file.
+_IMPORTING = "<frozen importlib"
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
+# Functions in which a rank waits for the others, by name, of any framework; and PyTorch's module of them.
+_COLLECTIVE = re.compile(
+    r"all_?(?:reduce|gather|to_?all)|reduce_scatter|broadcast|barrier|collective|sync_global_devices", re.IGNORECASE)
+_COLLECTIVE_FILE = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|^<")
 
 
@@ -31,10 +37,15 @@ class StackGroup(Struct, frozen=True):
     line: Frame | None
     calls: tuple[str, ...]
     stack: ThreadStack
+    halted: str = ""  # how these are kept from running: "stopped"
 
     @property
     def place(self) -> str:
-        """ "all_reduce at train.py:112"."""
+        """ "all_reduce at train.py:112"; of those that do not run, "all_reduce at train.py:112 (stopped)"."""
+        return f"{self._stands}{f' ({self.halted})' if self.halted else ''}"
+
+    @property
+    def _stands(self) -> str:
         named = [call for call in self.calls if "<" not in call] or list(self.calls)  # not a wrapper's <locals>
         called = " → ".join(dict.fromkeys(named[:1] + named[-1:]))
         if self.line is None:
@@ -44,12 +55,16 @@ class StackGroup(Struct, frozen=True):
 
 def group(processes: Sequence[ProcessStacks]) -> tuple[StackGroup, ...]:
     """Largest group first. Processes without a main thread that could be read are left out."""
-    members: dict[tuple[Frame | None, tuple[str, ...]], list[tuple[ProcessStacks, ThreadStack]]] = defaultdict(list)
+    members: dict[tuple[Frame | None, tuple[str, ...], str], list[tuple[ProcessStacks, ThreadStack]]] = (
+        defaultdict(list))
     for process in processes:
         if (main := process.main) is not None:
-            members[_place(main)].append((process, main))
-    return tuple(StackGroup(tuple(process for process, _ in processes_there), line, calls, processes_there[0][1])
-                 for (line, calls), processes_there in sorted(members.items(), key=lambda item: -len(item[1])))
+            halted = process.halt.state if process.halt is not None else ""
+            line, calls = _place(main)
+            members[line, calls, halted].append((process, main))
+    return tuple(
+        StackGroup(tuple(process for process, _ in processes_there), line, calls, processes_there[0][1], halted)
+        for (line, calls, halted), processes_there in sorted(members.items(), key=lambda item: -len(item[1])))
 
 
 def _place(thread: ThreadStack) -> tuple[Frame | None, tuple[str, ...]]:
@@ -57,7 +72,11 @@ def _place(thread: ThreadStack) -> tuple[Frame | None, tuple[str, ...]]:
     index = next((i for i, frame in enumerate(python) if not is_library(frame.file)), None)
     if index is None:
         return None, tuple(frame.function for frame in reversed(python))
-    return python[index], tuple(frame.function for frame in reversed(python[:index]))
+    calls = list(reversed(python[:index]))
+    if calls and calls[0].file.startswith(_IMPORTING):
+        loaded = next((match[1] for frame in calls if (match := _PACKAGE.search(frame.file))), "")
+        return python[index], (f"import of {loaded}" if loaded else "import",)
+    return python[index], tuple(frame.function for frame in calls)
 
 
 def sentence(groups: Sequence[StackGroup]) -> str:
@@ -70,21 +89,35 @@ def sentence(groups: Sequence[StackGroup]) -> str:
 
 
 def odd_ones(groups: Sequence[StackGroup]) -> tuple[ProcessStacks, ...]:
-    """Processes that stand elsewhere than most; none where there is no majority, as of two."""
+    """Processes that most are likely to wait for: those that do not run; else those that stand elsewhere than most;
+    where there is no majority, as of two, those outside of the collective that the others are in."""
+    if halted := [process for stack_group in groups if stack_group.halted for process in stack_group.processes]:
+        return tuple(halted)
     if len(groups) < 2:
         return ()
     total = sum(len(stack_group.processes) for stack_group in groups)
     if len(groups[0].processes) * 2 <= total:
-        return ()
+        outside = [stack_group for stack_group in groups if not _in_collective(stack_group.stack)]
+        return tuple(process for stack_group in outside for process in stack_group.processes) if (
+            0 < len(outside) < len(groups)) else ()
     return tuple(process for stack_group in groups[1:] for process in stack_group.processes)
 
 
+def _in_collective(thread: ThreadStack) -> bool:
+    return any(_COLLECTIVE.search(frame.function) or _COLLECTIVE_FILE.search(frame.file) for frame in thread.frames
+               if not frame.native)
+
+
 def jobs(processes: Sequence[ProcessStacks]) -> list[list[ProcessStacks]]:
-    """The processes by job: those of one run one command, but for numbers. The largest job first."""
+    """The processes by job: those of one run one command, but for numbers. The largest job first; those that have
+    ended have no command any more, and are with it."""
     by_command: dict[str, list[ProcessStacks]] = defaultdict(list)
+    ended = [process for process in processes if process.halt is not None and process.halt.state == "ended"]
     for process in processes:
-        by_command[re.sub(r"\d+", "#", process.command)].append(process)
-    return sorted(by_command.values(), key=len, reverse=True)
+        if process not in ended:
+            by_command[re.sub(r"\d+", "#", process.command)].append(process)
+    first, *others = sorted(by_command.values(), key=len, reverse=True) or [[]]
+    return [job for job in ([*first, *ended], *others) if job]
 
 
 def report(by_job: Sequence[Sequence[ProcessStacks]], *, threads: bool = False) -> Iterator[str]:
@@ -99,11 +132,21 @@ def report(by_job: Sequence[Sequence[ProcessStacks]], *, threads: bool = False) 
 
 def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
     groups = group(processes)
+    halted: dict[str, list[ProcessStacks]] = defaultdict(list)
+    for process in processes:
+        if process.halt is not None:
+            halted[process.halt.text.replace(str(process.pid), "PID")].append(process)
+    for each in halted.values():
+        yield from (f"{process.label} {process.halt.text}." for process in each[:_MAX_LABELED] if process.halt)
+        if len(each) > _MAX_LABELED:
+            yield f"So {_labels(each[_MAX_LABELED:])}."
     if groups:
         yield f"{sentence(groups)}."
-    if odd := odd_ones(groups):
+    odd = odd_ones(groups)
+    if odd and not halted:
         whom = "it" if len(odd) == 1 else "them"
-        yield f"Look at {_labels(odd)} first: most ranks are elsewhere, and may wait for {whom}."
+        where = "most ranks are elsewhere" if len(odd) * 2 < len(processes) else "the others are in a collective"
+        yield f"Look at {_labels(odd)} first: {where}, and may wait for {whom}."
     for stack_group in reversed(groups) if odd else groups:
         yield ""
         yield f"{_labels(stack_group.processes)}: {stack_group.place}"
@@ -116,7 +159,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
     for process in processes:
         if process.problem is not None:
             yield f"{process.label}: {process.problem.message}. {process.problem.fix}".rstrip()
-        elif process.main is None:
+        elif process.main is None and (process.halt is None or process.halt.state != "ended"):
             yield f"{process.label}: its main thread runs no Python."
 
 
@@ -139,6 +182,8 @@ def _other_threads(processes: Sequence[ProcessStacks]) -> Iterator[str]:
 
 def _frames(thread: ThreadStack, line: Frame | None) -> Iterator[str]:
     for frame in thread.frames:
+        if frame.file.startswith(_IMPORTING):
+            continue  # five frames of Python's own for each module
         yield f"  {'→' if frame == line else ' '} {fit(frame.function, _FUNCTION_COLUMNS)} {_where(frame)}"
 
 

@@ -22,6 +22,7 @@ from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.extras import install_command
 from gputop.core.proc import owner
+from gputop.ranks.halts import Halt, halt_of
 from gputop.ranks.processes import command_line, rank_label
 from gputop.ranks.tracing_rights import check_rights
 from gputop.text.programs import Ended, run_program
@@ -59,6 +60,7 @@ class ThreadStack(Struct, frozen=True):
 class ProcessStacks(Struct, frozen=True):
     """``rank`` is its place in the job, "" where that is not known; ``problem`` says why there are no threads.
     ``command`` has its secrets hidden. ``note``: why another witness than py-spy shows the threads, "" if py-spy does.
+    ``halt``: what keeps the process from running, None where nothing does.
     """
 
     pid: int
@@ -67,6 +69,7 @@ class ProcessStacks(Struct, frozen=True):
     threads: tuple[ThreadStack, ...] = ()
     problem: GputopError | None = None
     note: str = ""
+    halt: Halt | None = None
 
     @property
     def main(self) -> ThreadStack | None:
@@ -105,11 +108,17 @@ def read_all(pids: Iterable[int], *, native: bool = False) -> tuple[ProcessStack
     program = py_spy()
 
     def read(pid: int) -> ProcessStacks:
-        process = ProcessStacks(pid, rank_label(pid), command_line(pid))
+        before = halt_of(pid)
+        process = ProcessStacks(pid, rank_label(pid), command_line(pid), halt=before)
+        if before is not None and before.state == "ended":
+            return process
         try:
-            return replace(process, threads=read_stacks(pid, native=native, program=program))
+            process = replace(process, threads=read_stacks(pid, native=native, program=program))
         except GputopError as error:
-            return replace(process, problem=error)
+            process = replace(process, problem=error)
+        # A process that waits for a disk for a moment is not held up.
+        return replace(process, halt=after if (after := halt_of(pid)) == before or (before is None and after is not None
+                       and after.state != "waiting") else None)
 
     with ThreadPoolExecutor(_AT_ONCE, "gputop-stacks") as threads:
         return tuple(threads.map(read, list(dict.fromkeys(pids))[:MAX_PROCESSES]))

@@ -160,10 +160,11 @@ class StacksJob(Struct, frozen=True):
 
 class StacksProcess(Struct, frozen=True):
     """The threads of a process, or the ``problem`` of reading them. ``note``: why PyTorch's debug server shows the
-    threads; null: py-spy does."""
+    threads; null: py-spy does. ``state``: "stopped", "frozen", "waiting" (in the kernel) or "ended"; null: it runs."""
 
     pid: int
     rank: str | None
+    state: str | None
     problem: str | None
     note: str | None
     threads: tuple[ThreadStack, ...]
@@ -171,6 +172,7 @@ class StacksProcess(Struct, frozen=True):
     @classmethod
     def of(cls, process: ProcessStacks) -> StacksProcess:
         return document_of(cls, process, rank=process.rank or None, note=process.note or None,
+                           state=process.halt and process.halt.state,
                            problem=process.problem and process.problem.message)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from gputop.core.samples import OK
 from gputop.text.units import printable, seconds
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class News:
         self._last_s: dict[tuple[Kind, str], float] = {}
         self._recent: deque[float] = deque(maxlen=MOST_AN_HOUR)
         self._left_out = 0
+        self._gone: set[str] = set()  # UUIDs of GPUs that were told to be lost
         self._events_s = session.feed.clock()
         self._capture_s = 0.0
         self._ended: object = None
@@ -110,7 +112,14 @@ class News:
         for event in self._session.results.events.between(self._events_s, now_s + 1):
             if event.kind in _FAULTS and event.begin_s > self._events_s:
                 yield "fault", f"GPU {event.gpu}: {event.text}", f"{event.uuid}"
+                if event.kind == "lost":
+                    self._gone.add(event.uuid)
         self._events_s = now_s
+        sample = self._session.feed.sample
+        for gpu in sample.gpus if sample is not None and self._gone else ():
+            if gpu.info.uuid in self._gone and gpu.state == OK:
+                self._gone.discard(gpu.info.uuid)
+                yield "fault", f"GPU {gpu.info.label}: is back", gpu.info.uuid
 
     def _job(self) -> Iterator[tuple[Kind, str, str]]:
         ended = self._session.watch.ended_server

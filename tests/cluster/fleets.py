@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import Any
 
-from gputop.cluster.discovery import METRIC_COUNTS
 from gputop.cluster.endpoint import parse_endpoint
 from gputop.cluster.model import Fleet, Gpu, History, Job, Node
 from gputop.cluster.prometheus import Cost, Series
+from gputop.cluster.queries import LEVELS
+from gputop.cluster.schemas import HOST_LABELS
 from gputop.cluster.view import Limits, View
 from gputop.core.errors import GputopError
 from tests.records import replace
@@ -36,18 +38,40 @@ class CannedClient:
 
     def instant(self, query: str, at_s: float | None = None) -> list[Series]:
         self._count(query)
-        if query == METRIC_COUNTS:
-            return [Series({"__name__": name, "job": "dcgm"}, [(NOW, float(n))]) for name, n in self._names.items()]
-        if query.startswith("label_replace(count({__name__"):
+        if query.startswith("count by (__name__, job)"):
+            return [Series({"__name__": name, "job": "dcgm"}, [(NOW, float(n))]) for name, n in self._names.items()
+                    if name in query]
+        if '"figure", "scrapes"' in query:
             clusters = [Series({"figure": "cluster", "cluster": name}, [(NOW, 1.0)]) for name in self._clusters]
-            return [*clusters, *(Series({"figure": label}, [(NOW, 1.0)]) for label in self._labels)]
+            return [*clusters, *(Series({"figure": label}, [(NOW, 1.0)]) for label in (*self._labels, *HOST_LABELS))]
+        arms = {"targets_before": self.arms.get("targets", ()), **self.arms, **self._counts()}
         return [Series({**labels, "figure": figure}, [(NOW, value)]) for figure in self._figures(query)
-                for labels, value in self.arms.get(figure, ())]
+                for labels, value in arms.get(figure, ())]
+
+    def metric_names(self) -> frozenset[str]:
+        return frozenset(self._names)
+
+    def _counts(self) -> dict[str, Rows]:
+        """The arms "gpus", "lowest" and "idle_gpus" as the server counts them: how many GPUs have which value."""
+        values = {name: {str(dict(labels)): value for labels, value in rows} for name, rows in self.arms.items()}
+        levels, idle, seen = [], [], []
+        for labels, gpus in self.arms.get("gpus", ()):
+            group = str(dict(labels))
+            activity = values.get("activity", {}).get(group, 0.0)
+            still = values.get("idle_gpus", {}).get(group, 0.0)
+            low = values.get("lowest", {}).get(group, activity)
+            for level, count in ((0, still), (ceil((low - LIMITS.idle) * LEVELS), 1),
+                                 (ceil((activity - LIMITS.idle) * LEVELS), gpus - still - 1)):
+                if count > 0:
+                    levels.append(({**labels, "value": str(max(0, level))}, count))
+            idle += [({**labels, "value": "1"}, still), ({**labels, "value": "0"}, gpus - still)]
+            seen.append((labels, gpus))
+        return {"levels": levels, "idle": [row for row in idle if row[1]], "seen": seen}
 
     def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
         self._count(query)
         times = [begin_s + i * step_s for i in range(round((end_s - begin_s) / step_s) + 1)]
-        rows = {"gpu_activity": self.arms.get("low_gpu", ()), **self.arms, "idle_gpus": ()}
+        rows = {"gpu_activity": self.arms.get("low_gpu", ()), **self.arms, "idle": ()}
         return [Series({**labels, "figure": figure}, [(t, self.history(labels, t)) for t in times])
                 for figure in self._figures(query) for labels, _ in rows.get(figure, ())]
 
@@ -89,10 +113,15 @@ def job(**changes: object) -> Job:
                   label="hpc_job", nodes=4, idle_gpus=0, median=0.9, mad=0.02, node_median=0.9,
                   history=past((180, 0.9)), idle_history=past((180, 0.0)))
     own = replace(healthy, **changes)  # type: ignore[arg-type]
-    if "idle_history" in changes or own.history is None:
-        return own if own.history is not None else replace(own, idle_history=None)
-    idle = (None if value is None else float(own.gpus * (value <= LIMITS.idle)) for value in own.history.values)
-    return replace(own, idle_history=replace(own.history, values=tuple(idle)))
+    if own.history is None:
+        return replace(own, idle_history=None)
+    if "idle_history" not in changes:
+        idle = (None if value is None else float(own.gpus * (value <= LIMITS.idle)) for value in own.history.values)
+        own = replace(own, idle_history=replace(own.history, values=tuple(idle)))
+    if own.idle_history is None or "busy_history" in changes:
+        return own
+    busy = (None if value is None else own.gpus - value for value in own.idle_history.values)
+    return replace(own, busy_history=replace(own.idle_history, values=tuple(busy)))
 
 
 def gpu(activity: float, name: str = "n4:3", history: History | None = None, **figures: float) -> Gpu:

@@ -206,7 +206,7 @@ def test_before_the_first_answer_a_fault_is_an_error_and_after_it_the_rest_stays
         own.refresh(View())
     client.fails.clear()
     assert own.refresh(View()).figures_s == NOW
-    client.fails['"idle_gpus"'] = GputopError("401", "a token")
+    client.fails['"levels"'] = GputopError("401", "a token")
     fleet = own.refresh(View())
     assert len(fleet.jobs) == 2 and ("401", "a token") in [(p.message, p.fix) for p in fleet.problems]
     client.fails = {'"mad"': GputopError("refused")}

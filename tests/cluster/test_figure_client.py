@@ -8,10 +8,10 @@ import pytest
 
 from gputop.cluster.collect import QUERIES, Collector, complete_fleet
 from gputop.cluster.figure_client import FigureClient
-from gputop.cluster.prometheus import QueryTooLong, Series
+from gputop.cluster.prometheus import QueryTooLong, QueryTooSlow, Series
 from gputop.cluster.view import View
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
-from tests.cluster.stragglers import DCGM, JOB, LOW, NODE_1, NODE_2
+from tests.cluster.stragglers import DCGM, JOB, LOW, NODE_1, NODE_2, by_label
 
 FIGURES = {name: f'{name}{{long="{"x" * 100}"}}' for name in ("a", "b", "c", "d")}
 
@@ -23,11 +23,11 @@ class Limited(CannedClient):
 
     def _count(self, query: str) -> None:
         super()._count(query)
-        if len(query.encode()) > self.most:
+        if len(query.encode()) > self.most and '"scrapes"' not in query:
             raise QueryTooLong("too long", self.said or None)
 
     def taken(self) -> list[str]:
-        return [query for query in self.queries if len(query.encode()) <= self.most]
+        return [query for query in self.queries if len(query.encode()) <= self.most or '"scrapes"' in query]
 
 
 def limited(most: int, said: int) -> Limited:
@@ -99,8 +99,19 @@ def test_a_figure_without_room_is_named() -> None:
     client = cluster()
     collector = Collector(client, LIMITS, clock=lambda: NOW)  # type: ignore[arg-type]
     collector.refresh(View())
-    client.most = client.said = 420
+    client.most = client.said = 700
     fleet = collector.refresh(View())
     (problem,) = (p for p in fleet.problems if "had no room" in p.message)
     assert re.search(r"has sent \d+, instead of at most 4; low_clock had no room$", problem.message)
     assert fleet.jobs[0].activity is not None
+
+
+def test_what_comes_in_time_is_shown_and_the_rest_is_named() -> None:
+    client = by_label()
+    client.fails['"power_w"'] = QueryTooSlow("did not answer within 20 s")
+    collector = Collector(client, LIMITS, clock=lambda: NOW)  # type: ignore[arg-type]
+    fleet = collector.refresh(View())
+    assert fleet.gpus == 56 and {job.id: job.activity for job in fleet.jobs} == {"7": 0.9, "8": 0.5}
+    assert any("did not answer in time about power_w" in problem.message for problem in fleet.problems)
+    client.fails['"activity"'] = QueryTooSlow("did not answer within 20 s")
+    assert any("within 20 s" in problem.message for problem in collector.refresh(View()).problems)

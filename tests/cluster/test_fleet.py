@@ -14,7 +14,7 @@ from gputop.cluster.prometheus import Series
 from gputop.cluster.series_store import Grid, PastQuestion, SeriesStore
 from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.view import View
-from gputop.cluster.wanted import ACTIVITY, CLOCK, GPUS, GROUPS, NODES
+from gputop.cluster.wanted import ACTIVITY, CLOCK, GPUS, GROUPS, IDLE, NODES
 from tests.cluster.fleets import LIMITS, NOW
 from tests.records import replace
 
@@ -65,8 +65,11 @@ def line(figure: str, *levels: float | None, **labels: str) -> Series:
 
 def test_the_groups_are_jobs_and_the_rest_is_free() -> None:
     fleet = fleet_of(of(BY_JOB, ("activity", 0.9, JOB), ("activity", 0.5, OTHER), ("activity", 0.0), ("gpus", 32, JOB),
-                        ("gpus", 8, OTHER), ("gpus", 16), ("nodes", 4, JOB), ("power_w", 2e4, JOB), ("all_gpus", 55),
-                        ("idle_gpus", 3, OTHER), ("memory_used_bytes", 3e9, JOB), ("memory_free_bytes", 1e9, JOB)),
+                        ("levels:0", 3, OTHER), ("levels:10", 5, OTHER), ("gpus", 16), ("nodes", 4, JOB),
+                        ("power_w", 2e4, JOB), ("all_gpus", 55),
+                        ("memory_used_bytes", 3e9, JOB), ("memory_free_bytes", 1e9, JOB),
+                        outlier_series=said(("idle:1", 3, OTHER), ("idle:0", 5, OTHER), ("seen", 8, OTHER)),
+                        idle_keys=frozenset({("hpc_job", OTHER["hpc_job"])})),
                      [running({"elsewhere": 8})], VIEW)
     job, other = fleet.jobs
     assert (job.id, job.label, job.gpus, job.nodes, job.activity, job.kind, job.mapped) == (
@@ -130,14 +133,16 @@ def test_the_past_of_a_job_and_of_what_is_open() -> None:
                 node_series=said(("activity", 0.9, JOB | N2), ("gpus", 8, JOB | N2), ("activity", 0.8, JOB | N1),
                                  ("gpus", 8, JOB | N1), ("power_w", 800.0, JOB | N1)))
     job_key = ("hpc_job", "7")
-    with_past(series.past, GROUPS, [job_key], line("activity", 0.5, 0.9, 0.9, hpc_job="7"),
-              line("idle_gpus", 2.0, hpc_job="7"))
+    with_past(series.past, GROUPS, [job_key], line("activity", 0.5, 0.9, 0.9, hpc_job="7"))
+    with_past(series.past, IDLE, [job_key], line("idle:0", 2.0, 2.0, hpc_job="7"),
+              line("idle:1", 2.0, hpc_job="7"))
     with_past(series.past, NODES, [job_key], line("node_activity", 0.3, 0.4, hpc_job="7", Hostname="n1.site"))
     with_past(series.past, GPUS, [(ACTIVITY, (("Hostname", "n1.site"),))])
     view = replace(VIEW, open_jobs=("7",), open_nodes=(("7", "n1.site"),))
     job, other = fleet_of(series, [], view).jobs
     assert job.history is not None and job.history.values == (None, None, 0.5, 0.9, 0.9)
-    assert job.idle_history is not None and job.idle_history.values == (None, None, 0.0, 0.0, 2.0)
+    assert job.idle_history is not None and job.idle_history.values == (None, None, None, 0.0, 2.0)
+    assert job.busy_history is not None and job.busy_history.values == (None, None, None, 2.0, 2.0)
     assert other.history is None and other.each == ()
     first, second = job.each
     assert (first.name, first.power_w, second.name, second.each) == ("n1.site", 800.0, "n2.site", ())
@@ -151,7 +156,7 @@ def test_the_past_of_a_job_and_of_what_is_open() -> None:
 def nodes(*levels: float) -> FleetSeries:
     figures = [row for labels, level in zip((N1, N2, N3), levels, strict=False)
                for row in (("activity", level, labels), ("gpus", 8, labels))]
-    return of(BY_NODE, *figures, ("idle_gpus", 8, N3))
+    return of(BY_NODE, *figures)
 
 
 def test_without_labels_a_job_of_slurm_has_its_nodes_and_the_rest_is_free() -> None:
@@ -182,6 +187,7 @@ def test_before_a_job_began_its_nodes_were_others() -> None:
     keys = [("", f"n{i}.site") for i in (1, 2, 3)]
     with_past(series.past, GROUPS, keys, *(line("activity", 0.2, 0.4, 0.6, level, Hostname=f"n{i}.site")
                                            for i, level in ((1, 0.8), (2, 0.6), (3, 0.0))))
+    with_past(series.past, IDLE, keys[:2], *(line("idle:0", 8.0, 8.0, 8.0, 8.0, Hostname=f"n{i}.site") for i in (1, 2)))
     start_s = 120.0 * (Grid.of(VIEW, NOW).last - 2)
     (job,) = fleet_of(series, [running({"n1": 8, "n2": 8}, start_s=start_s)], VIEW).jobs
     assert job.history is not None and job.history.values == (None, None, None, 0.6, pytest.approx(0.7))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
+from gputop.cluster.node_answer import NodeAnswer, encode, read_answer
 from gputop.cluster.nodes import NodesCollector
-from gputop.cluster.ssh import NodeProblem
+from gputop.cluster.ssh import NodeProblem, Ssh
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuSample, NodeSample, Reading
@@ -20,6 +22,10 @@ from tests.records import replace
 
 VIEW = View(span_s=3600.0, step_s=60.0)
 Work = Callable[[str, int, float], float]
+
+
+def no_snapshot(data: bytes) -> NodeSample:
+    raise AssertionError(data)
 
 
 class Cluster:
@@ -37,7 +43,7 @@ class Cluster:
     def __call__(self) -> float:
         return self.now_s
 
-    def ask(self, node: str) -> tuple[NodeSample, int]:
+    def ask(self, node: str) -> tuple[NodeAnswer, int]:
         if node in self.problems:
             raise self.problems[node]
 
@@ -49,7 +55,8 @@ class Cluster:
 
         sample = node_sample(0, change=change)
         process = replace(sample.processes[0], **self.changes)
-        return replace(sample, host=replace(sample.host, hostname=f"{node}.cluster"), processes=(process,)), 1000
+        sample = replace(sample, host=replace(sample.host, hostname=f"{node}.cluster"), processes=(process,))
+        return read_answer(encode(sample).encode(), no_snapshot), 1000
 
     def close(self) -> None:
         self.closed = True
@@ -171,7 +178,7 @@ def test_an_answer_that_cannot_be_read_ends_nothing() -> None:
     cluster = Cluster(slow_gpu, container="slurm 7\x1b[2J")
     ask = cluster.ask
 
-    def odd(node: str) -> tuple[NodeSample, int]:
+    def odd(node: str) -> tuple[NodeAnswer, int]:
         if node == "n2":
             raise RecursionError
         return ask(node)
@@ -196,3 +203,34 @@ def test_a_node_that_is_named_twice_counts_once() -> None:
     cluster.ask = lambda node: ask("n1")  # type: ignore[method-assign]
     fleet = watch(cluster, collector(cluster, ["n1", "n1.cluster"]), 0)
     assert fleet.gpus == 8 and fleet.jobs[0].nodes == 1
+
+
+def test_a_node_answers_with_two_kilobytes_of_what_the_columns_need() -> None:
+    sample = node_sample(0, gpus=8)
+    text = encode(sample)
+    assert len(sample.gpus) == 8 and len(text.encode()) < 2500 and text.startswith("{") and text.endswith("\n}\n")
+    answer = read_answer(text.encode(), no_snapshot)
+    assert answer == read_answer(b"{}", lambda data: sample)
+    for own, gpu in zip(answer.gpus, sample.gpus, strict=True):
+        metric, activity = gpu.activity()
+        assert (own.uuid, own.label, own.model, own.kind) == (gpu.info.uuid, gpu.info.label, gpu.info.name, metric)
+        assert own.activity == pytest.approx(activity.value, rel=1e-4)
+        for name in ("power_w", "memory_used_bytes", "sm_clock_hz", "tensor_active"):
+            assert own.figures.get(name) == (None if gpu[name].value is None else pytest.approx(
+                gpu[name].value, rel=1e-4))
+    with pytest.raises(GputopError, match="it cannot be read"):
+        read_answer(text.replace("[[", "[[[").encode(), no_snapshot)
+
+
+def test_a_node_with_an_older_gputop_is_asked_for_the_whole_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text(f"""#!/bin/sh
+echo x >> {tmp_path}/asked
+case "$*" in *"-G"*) exit 0;; *"--format node"*) echo "invalid choice: 'node'" >&2; exit 2;; esac
+echo '{{"whole": 1'; echo '}}'
+""")
+    (tmp_path / "ssh").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        ssh = Ssh("gputop", lambda data: data, shared=False, forms=("node", "json"))
+        assert [ssh.ask("n1")[0] for _ in range(2)] == [b'{"whole": 1\n}'] * 2
+    assert len((tmp_path / "asked").read_text().split()) == 3  # the second time it is known

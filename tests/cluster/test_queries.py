@@ -46,20 +46,20 @@ def test_the_best_figure_of_activity_that_each_gpu_has(names: dict[str, int], ki
 
 def test_a_fall_back_is_told_apart_and_scaled() -> None:
     text = values(**{SM: 4, UTIL: 8}).activity(Reading())
-    assert '"kind", "sm_active"' in text and " or ignoring (kind) " in text and f"{UTIL} * 0.01" in text
+    assert '"kind", "sm_active"' in text and " or on (UUID, GPU_I_ID) " in text and f"{UTIL} * 0.01" in text
     assert text.index(SM) < text.index(UTIL)
     assert GR not in values(**{SM: 8, GR: 8}).activity(Reading(window="5m"))
 
 
 def test_a_gpu_of_two_exporters_is_taken_once() -> None:
     text = values(**{SM: 8, "gputop_gpu_sm_active_ratio": 8}).activity(Reading())
-    assert text.count(" or on (UUID) ") == 1 and '"UUID", "$1", "uuid", "(.+)"' in text
+    assert text.count(" or on (UUID) ") == 1 and '"UUID", "GPU-$1", "uuid", "(?:GPU-)?(.+)"' in text
 
 
 def test_a_gpu_beside_its_instances_is_left_out() -> None:
     names = {"gputop_gpu_sm_active_ratio": 8, "gputop_gpu_power_watts": 8}
     own = GpuValues(AvailableMetrics(names, divided=True))
-    assert 'mig=""} <= 1.05) unless on (instance, uuid) {__name__=~"gputop_gpu_sm_active_ratio", mig!=""} or ' in (
+    assert 'mig=""} <= 1.05) unless on (uuid) {__name__=~"gputop_gpu_sm_active_ratio", mig!=""} or ' in (
         own.activity(Reading()))
     # What selects the GPUs may have a name like that of the label.
     assert " unless on " in own.activity(Reading('Hostname="migrate"'))
@@ -69,18 +69,18 @@ def test_a_gpu_beside_its_instances_is_left_out() -> None:
 
 def test_jobs_of_gputops_own_exporter_are_joined() -> None:
     own = metrics("slurm_job_id", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
-    assert ("group_left (slurm_job_id) topk by (instance, uuid, mig) (1, gputop_gpu_job_info)"
+    assert ("group_left (slurm_job_id) topk by (uuid, mig) (1, gputop_gpu_job_info)"
             in GpuValues(own).activity(Reading()))
     assert "gputop_gpu_job_info" in label_counts(own)
     pods = metrics("exported_pod", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
-    assert ("group_left (exported_pod, exported_namespace) topk by (instance, uuid, mig) (1, gputop_gpu_job_info)"
+    assert ("group_left (exported_pod, exported_namespace) topk by (uuid, mig) (1, gputop_gpu_job_info)"
             in GpuValues(pods).activity(Reading()))
     other = metrics("hpc_job", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
     assert "group_left (slurm_job_id)" in GpuValues(other).activity(Reading())
 
 
 def test_groups_are_jobs_where_labels_name_them_else_nodes() -> None:
-    for labels, by in (("hpc_job", "hpc_job"), ("", "Hostname, hostname, node, instance"),
+    for labels, by in (("hpc_job", "hpc_job"), ("", "Hostname"),
                        ("exported_pod", "exported_pod, exported_namespace")):
         figures = queries(*filter(None, [labels]), **{SM: 8}).figures()
         assert figures["activity"].startswith(f"avg by ({by}) (")
@@ -151,9 +151,10 @@ def test_the_text_of_all_queries(name: str, request: pytest.FixtureRequest) -> N
     questions = [(Queries.figures, written.figures()), (Queries.nodes, written.nodes([job])),
                  (Queries.outliers, written.outliers([job], ['Hostname="n3"'], node_clocks=True)),
                  (Queries.gpus, written.gpus([gpu], [job], [job])),
-                 (Queries.group_history, written.group_history("120s", [job])),
-                 (Queries.node_history, written.node_history("120s", [job])),
-                 (Queries.gpu_history, written.gpu_history("120s", [gpu], [gpu]))]
+                 (Queries.group_history, written.group_history(120.0, [job])),
+                 (Queries.idle, written.idle([job])), (Queries.idle_history, written.idle_history(120.0, [job])),
+                 (Queries.node_history, written.node_history(120.0, [job])),
+                 (Queries.gpu_history, written.gpu_history(120.0, [gpu], [gpu]))]
     text = "\n".join(section(question.__name__, inspect.getdoc(question) or "", figures)
                      for question, figures in questions)
     file = FOLDER / f"{name}.txt"

@@ -137,9 +137,9 @@ def test_gputops_own_exporter_has_questions_longer_than_victoria_metrics_takes(e
         wait_for(address, "count(up == 1)", 4)
         with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
             sent: list[int] = []
-            send = client._post
-            client._post = lambda path, form: (sent.append(len(parse_qs(form.decode())["query"][0])),  # type: ignore
-                                               send(path, form))[1]
+            send = client._send
+            client._send = lambda method, path, form: (  # type: ignore[method-assign]
+                sent.extend(map(len, parse_qs(form).get("query", []))), send(method, path, form))[1]
             collector = Collector(client, asked_limits())
             view = View(open_jobs=("7",), open_nodes=tuple(("7", node) for node in nodes))
             fleet = complete_fleet(collector, view)

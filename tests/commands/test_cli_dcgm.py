@@ -9,8 +9,31 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
+from gputop.commands.snapshot import _status
+from gputop.core.errors import EXIT_NO_DATA, EXIT_OK
+from gputop.core.samples import FAILED
 from tests.commands.run_gputop import gputop
 from tests.dcgm_double import PROFILING, install
+from tests.fakes import StillSession, node_sample
+from tests.records import replace
+
+
+def test_a_snapshot_in_which_no_gpu_gave_a_value_has_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    session = StillSession(4)
+    assert _status(session) == EXIT_OK
+    failed = tuple(replace(gpu, state=FAILED, message="the connection was lost", readings={})
+                   for gpu in node_sample(0).gpus)
+    session.feed.sample = replace(node_sample(0), gpus=(failed[0], *node_sample(0).gpus[1:]))
+    assert _status(session) == EXIT_OK, "the others gave theirs"
+    session.feed.sample = replace(node_sample(0), gpus=failed)
+    assert _status(session) == EXIT_NO_DATA and "the connection was lost" in capsys.readouterr().err
+
+
+def test_a_dash_is_standard_output(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["snapshot", "--demo", "--seconds", "0.1", "--format", "json", "-o", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "gputop.snapshot/1" and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", [["snapshot"], ["snapshot", "--source", "dcgm"], ["doctor"]])
@@ -53,7 +76,7 @@ def test_a_snapshot_of_a_host_engine_alone(tmp_path: Path) -> None:
                            "LD_LIBRARY_PATH": str(next(tmp_path.rglob("libdcgm.so.4")).parent)})
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["source"].startswith("DCGM 4.6 host engine on another machine")
+    assert document["source"].startswith("DCGM 4.6 host engine at 127.0.0.1")
     gpu = document["gpus"][0]
     assert gpu["readings"]["sm_active"]["value"] == 0.5 and gpu["readings"]["power_w"]["value"] == 300.0
-    assert document["host"]["readings"]["cpu_ratio"]["value"] is None
+    assert document["host"]["readings"]["memory_total_bytes"]["value"]

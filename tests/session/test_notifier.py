@@ -24,7 +24,7 @@ from gputop.session import notifications, notifier
 from gputop.session.notifications import HOLD_S, REPEAT_S, News, Notification
 from gputop.session.notifier import Notifier, Ways, parse_ways, post, run_command
 from tests.dripping import DRIPS, dripping
-from tests.fakes import StillSession
+from tests.fakes import StillSession, node_sample
 from tests.records import replace
 from tests.tui.found import HEAVY
 
@@ -236,3 +236,19 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("GPUTOP_WEBHOOK_TOKEN", "s3cret")
     assert parse_ways(["bell", "webhook", "command:logger -t gputop"]) == Ways(
         True, (("logger", "-t", "gputop"),), "https://hooks.example/x", "s3cret")
+
+
+def test_a_gpu_that_is_lost_is_told_once_and_that_it_is_back() -> None:
+    session = Told()
+
+    def sample(state: str) -> None:
+        session.now_s += 1
+        first, *others = node_sample(0).gpus
+        session.feed.sample = replace(node_sample(0), time_s=session.now_s, gpus=(replace(first, state=state), *others))
+        session.results.events.note_sample(session.feed.sample)
+
+    told = []
+    for state in ("ok", "failed", "failed", "lost", "lost", "ok", "ok"):
+        sample(state)
+        told.append(session.after(0))
+    assert told == [[], [], [], ["GPU 0: lost"], [], ["GPU 0: is back"], []]

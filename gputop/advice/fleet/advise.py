@@ -19,6 +19,7 @@ _NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs of the same nodes, an
 # What a user runs by one program may be several jobs: their GPUs need not do the same.
 _NOT_ONE_JOB = ("GPUs that surely belong to one job: Slurm names no job here, and several jobs can have the same user "
                 "and program")
+_NO_PAST = "samples of a quarter of an hour ago: this Prometheus has none"
 _COMPARE_PEERS = ("slow_node", "straggler_gpu", "low_clock_gpu")
 
 
@@ -46,6 +47,8 @@ def fleet_advice(fleet: Fleet) -> tuple[tuple[FleetFinding, ...], tuple[Abstaine
     """The findings, those that lost most GPU hours first among equals; and what could not be judged, and why."""
     findings: list[FleetFinding] = []
     missing: Counter[tuple[str, str]] = Counter()
+    if fleet.jobs and not fleet.has_past:
+        missing.update((id_, _NO_PAST) for id_ in ("held_idle", "partly_used_job"))
     for job in fleet.jobs:
         for outcome in _of_job(job, fleet):
             if isinstance(outcome, Abstained):

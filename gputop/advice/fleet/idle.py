@@ -16,14 +16,13 @@ from gputop.advice.fleet.job_view import (
 )
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Missing
+from gputop.cluster.model import Job
 from gputop.text.units import percent, seconds
 
 _SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; gputop's own limits"
 _NOTHING_YET = Missing("activity of all GPUs of the job")
 _GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: some GPUs have no samples for a "
-                "part of it, and the others have been idle")
-_SOME_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: some GPUs have no samples for "
-                     "a part of it, so the number that the job uses is unknown")
+                "part of it, and do nothing now")
 
 
 class HeldIdle(FleetVerdict, frozen=True, kw_only=True):
@@ -38,9 +37,9 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
     if _is_young(view):
         return None
     if job.idle_gpus < job.gpus:
-        return _GAPS if 0 < job.idle_gpus == job.watched_gpus else None
-    # The mean of a large job would hide that one of its GPUs worked.
-    known_s, seen = view.lasts_s(view.past(job.idle_history), lambda _, value: value >= job.gpus)
+        return _GAPS if _has_gaps(job) else None
+    # The mean of a large job would hide that one of its GPUs worked; of one without samples nobody knows.
+    known_s, seen = view.lasts_s(view.past(job.busy_history), lambda _, busy: busy <= 0)
     lasts_s = max(window_s, known_s)
     lost = job.gpus * lasts_s / HOUR_S
     used, whole = job.memory_used_bytes, job.memory_total_bytes
@@ -52,7 +51,14 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
 
 def _is_young(view: JobView) -> bool:
     """Return whether the job is younger than the window: its nodes may have been idle before it started."""
-    return view.age_s is not None and view.age_s < limit("held_idle.window_s")
+    start_s = view.job.start_s
+    return start_s is not None and view.now_s - start_s < limit("held_idle.window_s")
+
+
+def _has_gaps(job: Job) -> bool:
+    """Return whether GPUs do nothing now of which it is not known whether they did in the window."""
+    return (job.quiet_gpus is not None and job.quiet_gpus > (job.idle_gpus or 0)
+            and job.seen_gpus is not None and job.seen_gpus < job.gpus)
 
 
 def describe_held_idle(v: HeldIdle) -> FleetWords:
@@ -79,18 +85,21 @@ def judge_partly_used_job(view: JobView) -> PartlyUsed | Missing | None:
     if job.idle_gpus is None or not job.gpus:
         return _NOTHING_YET
     idle = job.idle_gpus
-    if not 0 < idle < job.gpus or _is_young(view):
+    if idle >= job.gpus or _is_young(view):
         return None
-    if job.watched_gpus is not None:
-        if idle == job.watched_gpus:
-            return _GAPS  # nobody knows of one that worked
-        if job.watched_gpus < job.gpus:
-            return _SOME_GAPS
-    known_s, seen = view.lasts_s(view.past(job.idle_history), lambda _, value: value >= idle)
+    if _has_gaps(job):
+        return _GAPS
+    if not idle:
+        return None
+    past = view.past(job.busy_history)
+    measured = dict(view.past(job.idle_history))
+    gpus = max((busy + measured.get(time_s, 0.0) for time_s, busy in past), default=0.0)
+    known_s, seen = view.lasts_s(past, lambda _, busy: busy <= gpus - idle)
     lasts_s = max(limit("held_idle.window_s"), known_s)
-    low = [gpu.name for gpu in job.low_gpus if (gpu.activity or 0.0) <= limit("held_idle.activity")]
+    low = job.idle_names or tuple(gpu.name for gpu in job.low_gpus
+                                  if (gpu.activity or 0.0) <= limit("held_idle.activity"))
     return PartlyUsed(
-        gpus=(), job=job.id, count=job.gpus, idle_count=idle, places=tuple(low), lasts_s=lasts_s,
+        gpus=(), job=job.id, count=job.gpus, idle_count=idle, places=low, lasts_s=lasts_s,
         since_exact=seen and known_s >= lasts_s, gpu_hours_lost=idle * lasts_s / HOUR_S,
         severity="high" if idle / job.gpus >= limit("partly_used_job.high") else "medium")
 

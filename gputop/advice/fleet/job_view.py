@@ -12,7 +12,7 @@ from gputop.cluster.model import History, Job
 from gputop.text.units import seconds
 
 HOUR_S = 3600.0
-_GAP_STEPS = 3  # slices of the history without a measurement are bridged up to here
+_GAP_STEPS, _GAP_S = 3, 300.0  # slices of the history without a measurement are bridged up to the longer of these
 
 
 class JobView(Struct):
@@ -48,7 +48,7 @@ class JobView(Struct):
                 seen = True
                 break
             begin_s = past[i - 1][0] if i else past[i][0]
-            if i and past[i][0] - begin_s > _GAP_STEPS * step_s:
+            if i and past[i][0] - begin_s > max(_GAP_STEPS * step_s, _GAP_S):
                 begin_s = past[i][0] - step_s
                 break  # nothing was measured before
         if not past or begin_s >= self.now_s:

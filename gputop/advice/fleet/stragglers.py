@@ -35,8 +35,10 @@ def _threshold(median: float, mad: float | None) -> float:
 
 
 def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, bool]:
-    """Seconds for which these have been below the mean of the job."""
-    of_job = dict(view.past(view.job.history))
+    """Seconds for which these have been below the mean of those GPUs of the job that worked."""
+    idle, busy = (dict(view.past(history)) for history in (view.job.idle_history, view.job.busy_history))
+    of_job = {time_s: value * (1 + idle.get(time_s, 0.0) / busy[time_s] if busy.get(time_s) else 1.0)
+              for time_s, value in view.past(view.job.history)}
     values_at: dict[float, list[float]] = {}
     for history in histories:
         for time_s, value in view.past(history):
@@ -44,6 +46,17 @@ def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, b
     past = sorted((time_s, of_job[time_s] - sum(values) / len(values)) for time_s, values in values_at.items()
                   if time_s in of_job)
     return view.lasts_s(past, lambda _, below: below >= limit("straggler_gpu.leave"))
+
+
+def _is_young(view: JobView) -> bool:
+    """Return whether means may still be of the time before the job, or its ranks still start up."""
+    start_s = view.job.start_s
+    return start_s is not None and view.now_s - start_s < limit("straggler_gpu.age_s")
+
+
+def _is_old(view: JobView) -> bool:
+    """Return whether it is known that they are not."""
+    return view.age_s is not None and view.age_s >= limit("straggler_gpu.age_s")
 
 
 # -- slow_node --------------------------------------------------------------------------------------
@@ -61,15 +74,13 @@ def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
         return _ONE_KIND
     if job.nodes is None or job.nodes < limit("slow_node.nodes") or job.node_median is None:
         return None
-    if view.age_s is None:
-        return NO_PAST
-    if view.age_s < limit("straggler_gpu.age_s"):
-        return None  # its means are still of the time before it, or its ranks still start up
     most = job.node_median - limit("straggler_gpu.below")
     low = [node for node in job.low_nodes
            if node.activity is not None and limit("held_idle.activity") < node.activity < most]
-    if not low or 2 * len(low) >= job.nodes:
+    if not low or 2 * len(low) >= job.nodes or _is_young(view):
         return None
+    if not _is_old(view):
+        return NO_PAST
     worst = min(low, key=lambda node: node.activity or 0.0)
     names = tuple(node.name for node in sorted(low, key=lambda node: node.activity or 0.0))
     on_it = [gpu for gpu in job.low_gpus if gpu.node in names]
@@ -115,17 +126,16 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
     job = view.job
     if job.kind == "mixed":
         return _ONE_KIND
-    if job.median is None or job.gpus <= limit("straggler_gpu.peers"):
+    peers = job.gpus - (job.quiet_gpus or 0)  # a GPU that does nothing is no peer of those that work
+    if job.median is None or peers <= limit("straggler_gpu.peers"):
         return None
-    if view.age_s is None:
-        return NO_PAST
-    if view.age_s < limit("straggler_gpu.age_s"):
-        return None  # its means are still of the time before it, or its ranks still start up
     most = _threshold(job.median, job.mad)
     low = [gpu for gpu in job.low_gpus if gpu.node not in view.explained and gpu.activity is not None
            and limit("held_idle.activity") < gpu.activity < most]
-    if not low or 2 * len(low) >= job.gpus:
+    if not low or 2 * len(low) >= peers or _is_young(view):
         return None
+    if not _is_old(view):
+        return NO_PAST
     worst = low[0]
     lasts_s, seen = _lasts(view, [worst.history])
     missing = sum(job.median - (gpu.activity or 0.0) for gpu in low)
@@ -251,14 +261,14 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
         return None
     if job.kind == "mixed":
         return _ONE_KIND
-    if view.age_s is None:
-        return NO_PAST
-    if view.age_s < limit("straggler_gpu.age_s"):
+    if _is_young(view):
         return None  # its means are still of the time before it, or its ranks still start up
     low = [low_clock for low_clock in job.low_clocks if _is_low(low_clock, job)
            and view.explained.isdisjoint((low_clock.gpu.node, low_clock.gpu.name))]
     if not low:
         return None
+    if not _is_old(view):
+        return NO_PAST
     worst = min(low, key=lambda low_clock: low_clock.clock_hz / low_clock.median_hz)
     if worst.mad_hz > limit("low_clock_gpu.spread") * worst.median_hz \
             or worst.low > limit("low_clock_gpu.share") * worst.gpus:

@@ -67,8 +67,8 @@ class EngineReader:
                 blank = frozenset(i for i, value in of_gpu.items() if value.code == fields.NO_DATA)
                 sources |= self._judge(gpu, of_gpu, now_s, wall_s, interval_s)
                 self._lost.suspect(engine, gpu, of_gpu, blank, now_s)
-            if (code := self._lost.code(gpu)) is not None:
-                of_gpu = dict.fromkeys(of_gpu, FieldValue(None, fields.meaning(code), 0, code))
+            if (code := self._lost.code(gpu, now_s)) is not None:
+                of_gpu = _without_values(of_gpu, code)
             values[gpu.uuid] = of_gpu
         return Snapshot(None, "", engine.version, self._local, engine.gpus, engine.instances,
                         frozenset(gpu.uuid for gpu in devices), values, sources, now_s, wall_s)
@@ -110,6 +110,14 @@ class EngineReader:
             elif value.code == fields.NO_DATA:
                 values[i] = self._staleness.blank(gpu.uuid, i, value, *pace)
         return sources
+
+
+def _without_values(values: Mapping[int, FieldValue], code: int) -> dict[int, FieldValue]:
+    """Return the fields of a GPU that is lost or silent: the reason in place of each value, but for its last Xid."""
+    stale = [values[i].reason for i in fields.FAST_METRIC_IDS if i in values and values[i].code == fields.STALE_DATA]
+    since = next((reason for reason in stale if "since" in reason and "yet" not in reason), "no value")
+    gone = FieldValue(None, since if code == fields.SILENT else fields.meaning(code), 0, code)
+    return {i: value if i == fields.XID and value.value is not None else gone for i, value in values.items()}
 
 
 def _ids_of(instance: bool, ids: Iterable[int]) -> tuple[int, ...]:

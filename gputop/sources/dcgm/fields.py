@@ -42,6 +42,8 @@ MODULE_NOT_LOADED = -33
 IN_USE = -34
 PROFILING_NOT_SUPPORTED = -36
 
+SILENT = 1  # gputop's own: no field has a value, and the engine has no code for that
+
 # The connection is of no use any more: a new handle is needed, and groups and watches with it.
 CONNECTION_GONE = frozenset((CONNECTION_NOT_VALID, TIMEOUT, UNINITIALIZED))
 

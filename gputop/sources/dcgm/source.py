@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.metrics import GPU_METRICS
+from gputop.core.metrics import BYTES, GPU_METRICS
 from gputop.core.samples import (
     FAILED,
     LOST,
@@ -65,6 +65,7 @@ class DcgmSource:
         self._watch = watch
         self._root = root
         self._make_host = host
+        self._profiled: list[str] | None = None  # those whose profiling fields are watched; None: nobody consented
         self.gpus: tuple[_DcgmGpu, ...] = ()
         self.gpus_present: int | None = None
         self._host: HostProbe | None = None
@@ -97,10 +98,11 @@ class DcgmSource:
         self.gpus_present = len(snapshot.gpus)
         chosen = select_gpus(self._wanted, infos)
         self.gpus = tuple(
-            _DcgmGpu(client, info, keys[info], _divided_reason(info, infos), _xid(snapshot, keys[info]))
+            _DcgmGpu(client, info, keys[info], _divided_reason(info, infos), _xid(snapshot, keys[info]),
+                     self._follow_gpm)
             for info in chosen)
         wanted = [keys[info] for info in chosen]
-        profiled = wanted if self._watch else _read_through_gpm(snapshot, wanted)
+        profiled = self._profiled = wanted if self._watch else _read_through_gpm(snapshot, wanted)
         if profiled or len(chosen) < len(infos):
             # Profiling watches can take counters from others: only those of the GPUs that are asked for.
             client.choose(wanted, profiled)
@@ -109,6 +111,16 @@ class DcgmSource:
         # A local port may lead to a tunnel; a socket in the file system is the engine's own.
         self._local = snapshot.local and (bool(client.address.path) or _is_of_this_machine(snapshot.gpus, self._root))
         self._host = self._host_probe()
+
+    def _follow_gpm(self, snapshot: Snapshot) -> None:
+        """Have the profiling fields of GPUs watched that have shown only now that the engine reads them through GPM:
+        one that was lost when gputop started, and has come back."""
+        wanted = [gpu.key for gpu in self.gpus]
+        if self._profiled is None or len(self._profiled) == len(wanted):
+            return
+        if more := [key for key in _read_through_gpm(snapshot, wanted) if key not in self._profiled]:
+            self._profiled = [*self._profiled, *more]
+            self._client.choose(wanted, self._profiled)
 
     def _host_probe(self) -> HostProbe:
         if not self._local:
@@ -139,11 +151,12 @@ class DcgmSource:
 class _DcgmGpu:
     """One GPU of the host engine. All of them are served by one answer per tick."""
 
-    def __init__(self, client: DcgmClient, info: GpuInfo, key: str, divided: str,
-                 xid: fields.FieldValue | None) -> None:
+    def __init__(self, client: DcgmClient, info: GpuInfo, key: str, divided: str, xid: fields.FieldValue | None,
+                 on_answer: Callable[[Snapshot], None]) -> None:
         """``key`` is the device's in the client's values, ``divided`` why a GPU in MIG mode has no activity."""
         self.info = info
-        self._key = key
+        self.key = key
+        self._on_answer = on_answer
         self._divided = divided
         self._client = client
         self._xids: tuple[XidEvent, ...] = ()
@@ -156,10 +169,18 @@ class _DcgmGpu:
         snapshot = self._client.snapshot()
         if snapshot.error is not None:
             return self._without(FAILED, ". ".join(filter(None, (snapshot.error, snapshot.fix))))
-        values = snapshot.values.get(self._key)
+        values = snapshot.values.get(self.key)
         if values is None:
             return self._without(LOST, f"the host engine no longer lists GPU {self.info.index}")
+        self._on_answer(snapshot)
+        xid = None if self.info.mig is not None else _xid(snapshot, self.key)
+        if xid is not None and xid.value:
+            self._note_xid(int(xid.value), xid.time_us)
         codes = {value.code for value in values.values()}
+        if fields.SILENT in codes:
+            since = next(value.reason for value in values.values() if value.code == fields.SILENT)
+            return self._without(FAILED, f"GPU {self.info.index} has {since}: it is lost, or the driver refuses all "
+                                         "calls. gputop keeps trying; `dmesg | grep Xid` names the cause.")
         for code, nvml_code in ((fields.GPU_IS_LOST, 15), (fields.RESET_REQUIRED, 16)):
             if code in codes:
                 return self._without(LOST, lost_message(nvml_code, self.info.index))
@@ -168,16 +189,17 @@ class _DcgmGpu:
         measured = [values[i] for i in fields.FAST_METRIC_IDS if i in values]
         if measured and all(value.code == fields.STALE_DATA for value in measured):
             return self._without(FAILED, unreadable_message(measured[0].reason, self.info.index))
-        readings = {metric: dcgm_reading(snapshot, self._key, metric) for metric in fields.BY_METRIC}
+        readings = {metric: dcgm_reading(snapshot, self.key, metric) for metric in fields.BY_METRIC}
+        used, total = readings["memory_used_bytes"].value, readings["memory_total_bytes"].value
+        if used is not None and total is not None and used > total:
+            readings["memory_used_bytes"] = Reading.missing(
+                BYTES, f"the driver gave {used / 2**30:.1f} GiB, more than the GPU has", fields.SOURCE)
         if self._divided:
             readings |= {field.metric: replace(readings[field.metric], reason=self._divided)
                          for field in fields.PROFILING if readings[field.metric].value is None}
         readings["pcie_max_bytes_per_s"] = link_rate(readings["pcie_gen"], readings["pcie_width"], fields.SOURCE)
         events, events_reason = _clock_events(values)
-        xid = _xid(snapshot, self._key)
         watched = xid is not None and xid.code in (fields.OK, fields.NO_DATA)
-        if xid is not None and xid.value:
-            self._note_xid(int(xid.value), xid.time_us)
         self._xids_reason = None if watched else missing_reason(fields.XID, xid)
         return GpuSample(self.info, readings, (), _NO_PROCESSES, events, events_reason, xids=self._xids,
                          xids_reason=self._xids_reason)
@@ -185,7 +207,7 @@ class _DcgmGpu:
     def _instance_sample(self, snapshot: Snapshot) -> GpuSample:
         board = f"of the whole GPU: see GPU {self.info.index}"
         readings = {
-            metric: dcgm_reading(snapshot, self._key, metric) if metric in fields.INSTANCE_METRICS
+            metric: dcgm_reading(snapshot, self.key, metric) if metric in fields.INSTANCE_METRICS
             else Reading.missing(GPU_METRICS[metric].unit, board, fields.SOURCE)
             for metric in (*fields.BY_METRIC, "pcie_max_bytes_per_s")
         }
@@ -270,8 +292,9 @@ def _divided_reason(info: GpuInfo, infos: Sequence[GpuInfo]) -> str:
 def _read_through_gpm(snapshot: Snapshot, keys: Sequence[str]) -> list[str]:
     """The GPUs and instances whose profiling fields the engine reads through GPM. One that is lost has no capability;
     it takes nothing from the others."""
+    driver = next((gpu.driver for gpu in snapshot.gpus if gpu.driver), "")  # one that is lost names none
     capable = {gpu.gpu for gpu in snapshot.gpus if reads_through_gpm(
-        snapshot.version, gpu.driver, snapshot.values.get(gpu.uuid, {}).get(fields.COMPUTE_CAPABILITY))}
+        snapshot.version, driver, snapshot.values.get(gpu.uuid, {}).get(fields.COMPUTE_CAPABILITY))}
     return [gpu.uuid for gpu in (*snapshot.gpus, *snapshot.instances) if gpu.uuid in keys and gpu.gpu in capable]
 
 
@@ -287,7 +310,8 @@ def _clock_events(values: Mapping[int, fields.FieldValue]) -> tuple[tuple[str, .
 
 
 def _is_of_this_machine(gpus: Sequence[EngineGpu], root: Path) -> bool:
-    """Return whether one of the engine's GPUs is in this machine: a local port may lead to a tunnel.
+    """Return whether one of the engine's GPUs is in this machine: a local port may lead to a tunnel. Where the driver
+    shows no GPU, as in a container, nothing speaks for one.
 
     The driver shows its GPUs to everyone, but not always their UUIDs; then the bus address is compared.
     """
@@ -302,4 +326,5 @@ def _is_of_this_machine(gpus: Sequence[EngineGpu], root: Path) -> bool:
             uuids.add(match[1])
         else:
             buses.add(folder.name.casefold())
-    return any(gpu.uuid in uuids or gpu.pci_bus_id.casefold().removeprefix("0000") in buses for gpu in gpus)
+    return not (uuids or buses) or any(
+        gpu.uuid in uuids or gpu.pci_bus_id.casefold().removeprefix("0000") in buses for gpu in gpus)

@@ -41,7 +41,10 @@ class StalenessTracker:
         limit_s = BLANK_S if watch_s is None else max(FRESH_S, 2.5 * tick_s, 2.5 * watch_s)
         if now_s - since_s <= limit_s:
             return value
-        return FieldValue(None, f"no value since {clock_text(since_wall_s)}", value.time_us, fields.STALE_DATA)
+        # Of a field that never had one it is the time of gputop's first question.
+        reason = (f"no value since {clock_text(since_wall_s)}" if (uuid, field_id) in self._seen else
+                  f"no value yet, asked since {clock_text(since_wall_s)}")
+        return FieldValue(None, reason, value.time_us, fields.STALE_DATA)
 
     def check(self, uuid: str, field_id: int, value: FieldValue, now_s: float, wall_s: float, tick_s: float,
               watch_s: float | None) -> tuple[FieldValue, str]:

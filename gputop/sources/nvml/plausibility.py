@@ -15,7 +15,7 @@ MAX_COUNTER = 1 << 63  # bytes: four years of PCIe 5.0 at full speed
 # By unit: lowest and highest plausible value. A ratio may be slightly above 1: drivers round.
 _BY_UNIT: dict[str, tuple[float, float]] = {
     RATIO: (0.0, 1.05),
-    CELSIUS: (-50.0, 200.0),
+    CELSIUS: (-50.0, 150.0),  # a GPU shuts down below 130
     WATTS: (0.0, 10e3),
     HERTZ: (0.0, 10e9),
     BYTES: (0.0, float(64 << 40)),
@@ -29,8 +29,8 @@ _BY_METRIC: dict[str, tuple[float, float]] = {
     "sm_clock_max_hz": (_ABOVE_ZERO, _BY_UNIT[HERTZ][1]),
     "memory_clock_max_hz": (_ABOVE_ZERO, _BY_UNIT[HERTZ][1]),
     "temperature_slowdown_c": (_ABOVE_ZERO, _BY_UNIT[CELSIUS][1]),
-    "pcie_gen": (0.0, 16.0),
-    "pcie_width": (0.0, 64.0),
+    "pcie_gen": (1.0, 16.0),
+    "pcie_width": (1.0, 64.0),
     # A count says nothing of its scale: each has its own. Errors that are corrected may come a thousand a second; those
     # that are not end jobs. A GPU has some hundred spare rows (512 on an A100).
     "ecc_corrected": (0.0, 1e9),

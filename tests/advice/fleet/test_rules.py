@@ -53,13 +53,14 @@ def test_a_young_job_on_nodes_that_were_idle_before_it_is_not_idle() -> None:
     assert finding.id == "held_idle" and NOW - finding.since_s == pytest.approx(1800, abs=180)
 
 
-@pytest.mark.parametrize(("idle", "watched", "ids"), [
-    (32, 32, {"held_idle"}), (16, 32, {"partly_used_job"}), (16, 16, set()), (8, 24, set()), (0, 24, set())])
-def test_of_gpus_without_samples_for_a_part_of_the_time_nothing_is_said(idle: int, watched: int,
+@pytest.mark.parametrize(("idle", "quiet", "watched", "ids"), [
+    (32, 32, 32, {"held_idle"}), (16, 16, 32, {"partly_used_job"}), (16, 32, 16, set()), (8, 16, 24, set()),
+    (0, 8, 24, set()), (0, 0, 24, set())])
+def test_of_gpus_without_samples_for_a_part_of_the_time_nothing_is_said(idle: int, quiet: int, watched: int,
                                                                         ids: set[str]) -> None:
-    findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, watched_gpus=watched, median=0.0)))
+    findings, abstained = fleet_advice(fleet(job(idle_gpus=idle, quiet_gpus=quiet, seen_gpus=watched, median=0.0)))
     assert {finding.id for finding in findings} == ids
-    assert any("no samples for a part" in own.missing for own in abstained) == (idle > 0 and watched < 32)
+    assert any("no samples for a part" in own.missing for own in abstained) == (quiet > idle and watched < 32)
 
 
 def test_a_job_that_uses_some_of_its_gpus() -> None:

@@ -12,6 +12,7 @@ from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuSample, Reading, XidEvent
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.connection import Address
+from gputop.sources.dcgm.lost_gpus import REFUSED_RETRY_S
 from gputop.sources.dcgm.source import DcgmSource
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene
@@ -223,6 +224,30 @@ def test_a_gpu_that_is_lost_at_the_start_takes_nothing_from_the_others(node: Nod
     assert by_name["GPU-0"] == "GPU 0" and "A100" in by_name["GPU-1"]
 
 
+def test_a_gpu_that_comes_back_has_the_profiling_fields_that_the_others_have(node: Node) -> None:
+    hopper(node)
+    node.engine.lost.add(0)
+    node.open()
+    place = [probe.info.uuid for probe in node.source.gpus].index("GPU-0")
+    assert node.sample(place).state == LOST
+    node.engine.lost.clear()
+    for _ in range(round(REFUSED_RETRY_S) + 12):
+        sample = node.sample(place)
+    assert sample.state == OK and sample["power_w"].value == 3
+    assert (sample["sm_active"].value, sample["tensor_active"].value, sample["dram_active"].value) == (0.5, 0.5, 0.5)
+    assert sample["pcie_tx_bytes_per_s"].value == sample["nvlink_rx_bytes_per_s"].value == 3
+
+
+def test_what_a_gpu_cannot_have_is_refused(node: Node) -> None:
+    node.show({250: 80000, 252: 90000, 237: 0, 150: 199})
+    node.open()
+    node.sample()
+    sample = node.sample()
+    assert "more than the GPU has" in (sample["memory_used_bytes"].reason or "")
+    for metric in ("pcie_gen", "temperature_c"):
+        assert sample[metric].value is None and "which cannot be" in (sample[metric].reason or "")
+
+
 def test_where_one_gpu_is_older_only_the_others_are_watched(node: Node) -> None:
     hopper(node)
     node.engine.figures[0, 63] = 8 << 16
@@ -237,8 +262,11 @@ def test_a_gpu_whose_driver_says_that_it_is_lost(node: Node) -> None:
     node.open()
     node.sample(0)
     node.engine.silent.add(0)
-    samples = [node.sample(0) for _ in range(40)]
-    assert samples[0].state == OK and [s.state for s in samples[4:]] == [LOST] * 36
+    samples = [node.sample(0) for _ in range(45)]
+    silent_at = next(i for i, sample in enumerate(samples) if sample.state != OK)
+    assert silent_at <= 4 and {s.state for s in samples[silent_at:silent_at + 30]} == {FAILED}
+    assert "has no value since " in samples[silent_at].message and "reboot" not in samples[silent_at].message
+    assert {s.state for s in samples[silent_at + 31:]} == {LOST}
     assert not samples[-1].readings and "no longer answers on the PCIe bus" in samples[-1].message
     assert node.sample(1).state == OK
     node.engine.silent.clear()
@@ -252,7 +280,7 @@ def test_a_gpu_that_the_driver_called_lost_before_gputop_began_is_not_ok(node: N
     node.open()
     place = [probe.info.uuid for probe in node.source.gpus].index("GPU-0")
     samples = [node.sample(place) for _ in range(6)]
-    assert samples[-1].state == FAILED and "cannot be read: no value since" in samples[-1].message
+    assert samples[-1].state == FAILED and "cannot be read: no value yet, asked since" in samples[-1].message
     assert not samples[-1].readings and node.sample(1 - place).state == OK
 
 
@@ -415,10 +443,13 @@ def test_the_host_of_an_engine_on_this_machine(node: Node) -> None:
     assert node.source.host.read(0.0)["memory_total_bytes"].value
 
 
-@pytest.mark.parametrize("driver", [True, False])
-def test_a_tunnel_to_another_machine_does_not_pass_its_host_off_as_this_one(node: Node, driver: bool) -> None:
-    if driver:
-        node.present("GPU-77777777-7777-7777-7777-777777777777")
+def test_an_engine_at_a_local_address_is_of_this_machine_where_nothing_speaks_for_another(node: Node) -> None:
+    node.open()
+    assert "another machine" not in node.source.label
+
+
+def test_a_tunnel_to_another_machine_does_not_pass_its_host_off_as_this_one(node: Node) -> None:
+    node.present("GPU-77777777-7777-7777-7777-777777777777")
     node.open()
     host = node.source.host.read(0.0)
     assert host.hostname == node.engine.address

@@ -1,0 +1,194 @@
+"""What a job did with its GPUs, from its first sample to its last: for a line at the end of its log. Pure, but for
+:func:`of_prometheus`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from gputop.cluster.answers import gpu_id
+from gputop.cluster.discovery import find_metrics
+from gputop.cluster.figure_client import FigureClient
+from gputop.cluster.gpu_values import GpuValues, Reading
+from gputop.cluster.model import History
+from gputop.cluster.prometheus import Client, Series, figure_of
+from gputop.cluster.promql import either, matchers
+from gputop.cluster.schemas import ACTIVITY_TITLES, gpu_of, node_of
+from gputop.core.errors import NoDataError
+from gputop.core.samples import NodeSample
+from gputop.text.local_time import clock_time
+from gputop.text.units import percent, printable, seconds
+
+HOUR_S = 3600.0
+RECORDED_STEP_S = 60.0
+FIGURES = ("activity", "tensor_active", "memory_used_bytes", "power_w")
+_SPAN_POINTS, _POINTS, _LEAST_STEP_S = 700, 120, 30.0
+_NAMED = 6
+_LABELS = ("hpc_job", "slurm_job_id", "exported_pod", "pod")  # of a job that has ended no series may be left
+
+
+class GpuUse(Struct):
+    """A GPU of the job. ``values``: by figure and slot; slot i is the time up to ``i * step_s``."""
+
+    node: str
+    gpu: str
+    kind: str = ""
+    values: dict[str, dict[int, float]] = field(default_factory=lambda: {figure: {} for figure in FIGURES})
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}:{self.gpu}"
+
+    def mean(self, figure: str = "activity") -> float | None:
+        return fmean(self.values[figure].values()) if self.values[figure] else None
+
+
+class JobUse(Struct, frozen=True):
+    """The GPUs of a job, of which at least one has a value of activity."""
+
+    job: str
+    source: str
+    step_s: float
+    gpus: Sequence[GpuUse]
+
+    @property
+    def slots(self) -> range:
+        known = [slot for gpu in self.gpus for slot in gpu.values["activity"]]
+        return range(min(known), max(known) + 1)
+
+
+def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUse:
+    """Return what the job did in these hours. Raises GputopError, of which NoDataError where there is no such job."""
+    found = find_metrics(client)
+    metrics = replace(found, job_labels=tuple(dict.fromkeys((*found.job_labels, *_LABELS[:2]))))
+    values, asked = GpuValues(metrics), FigureClient(client)
+    name = job.rpartition("/")[2]
+    where = [matchers({label: [name]}) for label in metrics.job_labels]
+    coarse_s = max(_LEAST_STEP_S, math.ceil(hours * HOUR_S / _SPAN_POINTS))
+
+    def of_job(figure: str, step_s: float) -> str:
+        return either(values.over(step_s, each, place=True) if figure == "activity" else
+                      values.figure(figure, Reading(each, f"{step_s:g}s", still=False)) for each in where)
+
+    seen = asked.range({"gpus": f"count({of_job('activity', coarse_s)})"}, now_s - hours * HOUR_S, now_s, coarse_s)
+    times = [time_s for series in seen for time_s, _ in series.points]
+    if not times:
+        raise NoDataError(f"no GPU had metrics with job {printable(job)} in the last {hours:g} h",
+                          "gputop cluster shows how jobs are named; --hours looks farther back.")
+    span_s = max(times) - min(times) + coarse_s
+    step_s = max(_LEAST_STEP_S, metrics.scrape_s, math.ceil(span_s / _POINTS / _LEAST_STEP_S) * _LEAST_STEP_S)
+    begin, end = math.ceil((min(times) - coarse_s) / step_s), math.floor(min(max(times), now_s) / step_s)
+    answer = asked.range({figure: of_job(figure, step_s) for figure in FIGURES}, begin * step_s,
+                         max(begin, end) * step_s, step_s)
+    return _of_series(answer, job, client.endpoint.url, step_s, metrics.common_kind())
+
+
+def _of_series(answer: Sequence[Series], job: str, source: str, step_s: float, kind: str) -> JobUse:
+    gpus: dict[str, GpuUse] = {}
+    for series in answer:
+        labels = series.labels
+        gpu = gpus.setdefault(gpu_id(labels), GpuUse(node_of(labels), gpu_of(labels), labels.get("kind", kind)))
+        values = gpu.values.get(figure_of(series), {})
+        values.update((round(time_s / step_s), value) for time_s, value in series.points)
+    measured = [gpu for gpu in gpus.values() if gpu.values["activity"]]
+    if not measured:
+        raise NoDataError(f"no GPU of job {printable(job)} has activity", "The exporters may have been down.")
+    return JobUse(job, source, step_s, measured)
+
+
+class RecordedUse:
+    """Takes the samples of recordings, and keeps those of the GPUs that processes of the job held."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._gpus: dict[tuple[str, str], GpuUse] = {}
+        self._counts: dict[tuple[str, str, str, int], int] = {}
+
+    def add(self, sample: NodeSample) -> None:
+        held = {index for process in sample.processes if process.container == f"slurm {self._job}"
+                for index, use in process.gpus.items() if "C" in use.kind}
+        slot = int(sample.time_s // RECORDED_STEP_S) + 1
+        for gpu in sample.gpus:
+            if gpu.info.index not in held or gpu.info.mig_mode:
+                continue
+            metric, activity = gpu.activity()
+            key = sample.host.hostname, gpu.info.label
+            use = self._gpus.setdefault(key, GpuUse(*key, "sm_active" if metric == "sm_active" else "util"))
+            for figure in FIGURES:
+                value = activity.value if figure == "activity" else gpu[figure].value
+                if value is not None:
+                    place = (*key, figure, slot)
+                    count = self._counts[place] = self._counts.get(place, 0) + 1
+                    old = use.values[figure].get(slot, 0.0)
+                    use.values[figure][slot] = old + (float(value) - old) / count
+
+    def use(self, source: str) -> JobUse:
+        """Raises NoDataError where no process of the job was recorded."""
+        gpus = [gpu for _, gpu in sorted(self._gpus.items()) if gpu.values["activity"]]
+        if not gpus:
+            raise NoDataError(f"no process of job {printable(self._job)} held a GPU in these recordings",
+                              "gputop knows a job of Slurm by the control groups of its processes.")
+        return JobUse(self._job, source, RECORDED_STEP_S, gpus)
+
+
+def lines(use: JobUse, idle: float, bars: str) -> list[str]:
+    """The job in twenty lines at most. ``idle``: the activity below which a GPU does nothing; ``bars``: its history,
+    drawn."""
+    slots, hours = use.slots, use.step_s / HOUR_S
+    held = len(use.gpus) * len(slots) * hours
+    values = [value for gpu in use.gpus for value in gpu.values["activity"].values()]
+    measured, worked = len(values) * hours, sum(values) * hours
+    quiet = sum(value < idle for value in values) * hours
+    nodes = sorted({gpu.node for gpu in use.gpus})
+    begin_s, end_s = (slots[0] - 1) * use.step_s, slots[-1] * use.step_s
+    kinds = {gpu.kind for gpu in use.gpus}
+    kind = ACTIVITY_TITLES.get(next(iter(kinds)), "active") if len(kinds) == 1 else "active, of several kinds"
+    by_mean = sorted(use.gpus, key=lambda gpu: gpu.mean() or 0.0)
+    low, high = by_mean[0], by_mean[-1]
+    still = [gpu.name for gpu in by_mean if all(value < idle for value in gpu.values["activity"].values())]
+    rows = [
+        ("", f"Job {printable(use.job)}: {_count(len(nodes), 'node')}, {_count(len(use.gpus), 'GPU')}, "
+             f"{seconds(end_s - begin_s)} ({clock_time(begin_s)} to {clock_time(end_s)})"),
+        ("GPU hours", f"{held:.1f} held, {worked:.1f} at full activity ({percent(worked / measured)}), "
+                      f"{quiet:.1f} with nothing done ({percent(quiet / measured)})"),
+        ("activity", f"{percent(worked / measured)} in the mean ({kind}); of a GPU {percent(low.mean() or 0.0)} "
+                     f"({low.name}) to {percent(high.mean() or 0.0)} ({high.name})")]
+    if tensor := [value for gpu in use.gpus for value in gpu.values["tensor_active"].values()]:
+        rows.append(("tensor cores", f"{percent(fmean(tensor))} in the mean"))
+    memory = [(value, gpu.name) for gpu in use.gpus for value in gpu.values["memory_used_bytes"].values()]
+    if memory:
+        most, where = max(memory)
+        rows.append(("memory", f"at most {most / 2**30:.1f} GiB of a GPU ({where})"))
+    if power := [value for gpu in use.gpus for value in gpu.values["power_w"].values()]:
+        rows.append(("power", f"{fmean(power):.0f} W a GPU in the mean, {sum(power) * hours / 1e3:.1f} kWh"))
+    rows.append(("history", bars))
+    if still:
+        more = f" and {len(still) - _NAMED} more" if len(still) > _NAMED else ""
+        rows.append(("idle", f"{len(still)} of {_count(len(use.gpus), 'GPU')} did nothing all the time: "
+                             f"{', '.join(still[:_NAMED])}{more}"))
+    if len(nodes) > 1:
+        means = sorted((fmean(gpu.mean() or 0.0 for gpu in use.gpus if gpu.node == node), node) for node in nodes)
+        rows.append(("nodes", f"from {percent(means[0][0])} ({means[0][1]}) to {percent(means[-1][0])} "
+                              f"({means[-1][1]})"))
+    if measured < 0.99 * held:
+        rows.append(("not measured", f"{percent(1 - measured / held)} of the GPU hours: what was done in them is "
+                                     "unknown"))
+    rows.append(("source", use.source))
+    return [f"{name:<13}{text}".rstrip() if name else text for name, text in rows]
+
+
+def history_of(use: JobUse) -> History:
+    """Return the mean activity of the job's GPUs."""
+    def mean(slot: int) -> float | None:
+        values = [gpu.values["activity"][slot] for gpu in use.gpus if slot in gpu.values["activity"]]
+        return fmean(values) if values else None
+
+    return History(use.slots[0] * use.step_s, use.step_s, tuple(map(mean, use.slots)))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
