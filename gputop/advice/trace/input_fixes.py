@@ -358,6 +358,34 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
         how=f"workers make the batches ahead of the steps{MOST_TO_EXPECT}")
 
 
+# By what makes batches outside of tf.data (LOADERS of gputop.analysis.host.stack_lines): what to do, and the code.
+_OF_LOADER = {
+    "grain": (
+        "Give grain's loader workers, which make batches ahead (worker_count): today the loop makes each batch itself.",
+        "loader = grain.DataLoader(..., worker_count=8, worker_buffer_size=2)\n"
+        "dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=8))  # of grain.MapDataset"),
+    "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
+              "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
+              _WORKERS[3]),
+    "torch": ("Give the DataLoader workers, which load ahead while the model trains.",
+              "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True)"),
+    "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
+                 "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)\n"
+                 "dataset = dataset.map(transform, batched=True, num_proc=8)  # if it is the same in every epoch"),
+}
+_AHEAD = ("Make the next batch while the step runs: in workers of a loader, or in a thread that fills a queue.",
+          "with ThreadPoolExecutor(1) as ahead:  # processes, if making a batch computes in Python\n"
+          "    following = ahead.submit(make_batch)\n"
+          "    while training:\n"
+          "        batch, following = following.result(), ahead.submit(make_batch)\n"
+          "        train_step(batch)")
+
+
+def fix_of_loader(loader: str) -> tuple[str, str]:
+    """Action and code for batches that this loader makes in the loop's own thread; "": code of the user's own."""
+    return _OF_LOADER.get(loader, _AHEAD)
+
+
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:
     """General fix where the trace shows at most the slowest stage's name.
 
