@@ -61,6 +61,9 @@ _ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
 _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function). Its calls share Python's lock (GIL): "
                "they compute one at a time, and only while they wait for storage or network do several run. Write it "
                "in TensorFlow ops, or run it once and store TFRecords. If CPUs are free, run it in separate processes.")
+_WAITING = 16  # calls that wait at once, to begin with
+_MAP_WAITS = ("The map's function is Python that mostly waits, for storage or network: let its calls wait at the same "
+              "time (num_parallel_calls, on more threads than there are CPUs) and prefetch.")
 _MAIN_SHARE = 0.5  # share of the time waited, or of a function's
 _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
@@ -173,6 +176,13 @@ class _Bottleneck(Struct, frozen=True):
         return threads if self.job is None else max(min(threads, self.job.free), 1)
 
     @property
+    def waits(self) -> bool:
+        """Return whether the stage's function mostly waits: the whole job uses less CPU time meanwhile than half of
+        what it takes."""
+        used = self.job.used if self.job is not None else None
+        return used is not None and used * self.step_s < _MAIN_SHARE * self.stage_s * self.stage.workers
+
+    @property
     def on_all_threads_s(self) -> float:
         """Seconds that the segment takes once the stage runs on all threads that it can have."""
         return self.cost_s - self.stage_s + self.stage_s * self.stage.workers / self.threads
@@ -264,6 +274,10 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
             left_s=slow.cost_s - slow.stage_s, removes=True,
             how="reading records takes almost no time compared with the generator's Python"))
     if _MAPS.match(stage.name) and stage.function_s and python_s >= _MAIN_SHARE * stage.function_s:
+        if slow.waits:
+            return slow.fix(_MAP_WAITS, f"{_PARALLEL}\n{_THREADS.format(_WAITING)}", _Effect(
+                left_s=slow.cost_s - slow.stage_s * (1 - min(stage.workers / _WAITING, 1.0)), at_most=True,
+                how=f"{_WAITING} calls wait at the same time{MOST_TO_EXPECT}"))
         return slow.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True, at_most=True,
             how="the Python code takes no time; this is an upper bound"))
