@@ -242,13 +242,14 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
         return structs.replace(
             words, title=f"Making batches between steps takes {percent(verdict.share)} of the step", snippet=snippet,
             action=f"{function.name} ({function.location}) makes the batch while the loop waits. {action}")
-    what, call = f"{function.name} ({function.location})", f"{function.name}(…)"
     if function.holds_loop:
-        what, call = f"the work at {function.location}", "…"
+        return structs.replace(
+            words, action=f"Move the work at {function.location} out of the loop, or do it every N steps. If it makes "
+                          "batches, make them ahead, in workers or a thread.",
+            snippet=f"if step % 100 == 0:\n    …  # {function.location}")
     return structs.replace(
-        words, action=f"Move {what} out of the loop, or do it every N steps. If it makes batches, make them ahead, in "
-                      "workers or a thread.",
-        snippet=f"if step % 100 == 0:\n    {call}  # {function.location}")
+        words, action=f"Move {function.name} ({function.location}) out of the step, or run it every N steps.",
+        snippet=f"if step % 100 == 0:\n    {function.name}(…)  # {function.location}")
 
 
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
