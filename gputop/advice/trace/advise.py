@@ -29,7 +29,7 @@ from gputop.advice.verdict import Basis, Missing, Verdict, bound, finding
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
-from gputop.analysis.steps.training_loops import LOADER
+from gputop.analysis.steps.training_loops import BATCH_WAIT
 from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE
 from gputop.core.findings import (
@@ -150,7 +150,7 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
                   if line.share >= _WORTH_NAMING)
     # A stage of the input pipeline is no rival, nor is the wait for a batch: the lines are what they run.
     culprit_s = max((culprit.time_s or 0.0 for culprit in verdict.culprits if not (
-        culprit.kind == "stage" or re.match(LOADER, culprit.name))), default=0.0)
+        culprit.kind == "stage" or re.match(BATCH_WAIT, culprit.name))), default=0.0)
     if lines and lines[0].traced:  # functions that the trace names are what runs in these lines, or calls them
         return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * culprit_s else ()
     return lines if lines and (lines[0].time_s or 0.0) >= culprit_s else ()

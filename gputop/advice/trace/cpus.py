@@ -187,8 +187,8 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
         action=action,
         snippet=None if mostly_children else f"renice 19 {pids}  # or: taskset -apc CPUS PID\n# Slurm: --exclusive",
-        gain=f"at most: the part of {'the waiting for the host' if v.gpus else 'the time'} that is these processes' "
-             "share of the CPUs in use, if the job had those CPUs as well",
+        gain=f"at most: {'the waiting for the host' if v.gpus else 'the time'} in which threads that the {job.basis} "
+             "waits for are ready to run and have no CPU",
         source=source("cpu_contention.full", "cpu_contention.others"),
     )
 

@@ -61,6 +61,9 @@ _ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
 _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function). Its calls share Python's lock (GIL): "
                "they compute one at a time, and only while they wait for storage or network do several run. Write it "
                "in TensorFlow ops, or run it once and store TFRecords. If CPUs are free, run it in separate processes.")
+_WAITING = 16  # calls that wait at once, to begin with
+_MAP_WAITS = ("The map's function is Python that mostly waits, for storage or network: let its calls wait at the same "
+              "time (num_parallel_calls, on more threads than there are CPUs) and prefetch.")
 _MAIN_SHARE = 0.5  # share of the time waited, or of a function's
 _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
@@ -173,6 +176,13 @@ class _Bottleneck(Struct, frozen=True):
         return threads if self.job is None else max(min(threads, self.job.free), 1)
 
     @property
+    def waits(self) -> bool:
+        """Return whether the stage's function mostly waits: the whole job uses less CPU time meanwhile than half of
+        what it takes."""
+        used = self.job.used if self.job is not None else None
+        return used is not None and used * self.step_s < _MAIN_SHARE * self.stage_s * self.stage.workers
+
+    @property
     def on_all_threads_s(self) -> float:
         """Seconds that the segment takes once the stage runs on all threads that it can have."""
         return self.cost_s - self.stage_s + self.stage_s * self.stage.workers / self.threads
@@ -264,6 +274,10 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
             left_s=slow.cost_s - slow.stage_s, removes=True,
             how="reading records takes almost no time compared with the generator's Python"))
     if _MAPS.match(stage.name) and stage.function_s and python_s >= _MAIN_SHARE * stage.function_s:
+        if slow.waits:
+            return slow.fix(_MAP_WAITS, f"{_PARALLEL}\n{_THREADS.format(_WAITING)}", _Effect(
+                left_s=slow.cost_s - slow.stage_s * (1 - min(stage.workers / _WAITING, 1.0)), at_most=True,
+                how=f"{_WAITING} calls wait at the same time{MOST_TO_EXPECT}"))
         return slow.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True, at_most=True,
             how="the Python code takes no time; this is an upper bound"))
@@ -356,6 +370,34 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
                     "processes (use_multiprocessing) if it computes.",
         snippet=_WORKERS[keras], at_most=True,
         how=f"workers make the batches ahead of the steps{MOST_TO_EXPECT}")
+
+
+# By what makes batches outside of tf.data (LOADERS of gputop.analysis.host.stack_lines): what to do, and the code.
+_OF_LOADER = {
+    "grain": (
+        "Give grain's loader workers, which make batches ahead (worker_count): today the loop makes each batch itself.",
+        "loader = grain.DataLoader(..., worker_count=8, worker_buffer_size=2)\n"
+        "dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=8))  # of grain.MapDataset"),
+    "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
+              "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
+              _WORKERS[3]),
+    "torch": ("Give the DataLoader workers, which load ahead while the model trains.",
+              "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True)"),
+    "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
+                 "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)\n"
+                 "dataset = dataset.map(transform, batched=True, num_proc=8)  # if it is the same in every epoch"),
+}
+_AHEAD = ("Make the next batch while the step runs: in workers of a loader, or in a thread that fills a queue.",
+          "with ThreadPoolExecutor(1) as ahead:  # processes, if making a batch computes in Python\n"
+          "    following = ahead.submit(make_batch)\n"
+          "    while training:\n"
+          "        batch, following = following.result(), ahead.submit(make_batch)\n"
+          "        train_step(batch)")
+
+
+def fix_of_loader(loader: str) -> tuple[str, str]:
+    """Action and code for batches that this loader makes in the loop's own thread; "": code of the user's own."""
+    return _OF_LOADER.get(loader, _AHEAD)
 
 
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:

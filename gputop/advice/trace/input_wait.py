@@ -13,6 +13,7 @@ from gputop.advice.trace.facts import TraceFacts, loads_itself, on_host, waits_f
 from gputop.advice.trace.input_fixes import (
     MOST_TO_EXPECT,
     InputFix,
+    fix_of_loader,
     keras_workers,
     suggest_fix,
     suggest_fix_by_name,
@@ -118,15 +119,18 @@ def paced_by_input(facts: TraceFacts) -> float | None:
 
 
 def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culprit, ...]:
-    """The slowest stage of tf.data, in its call that lies longest in waits; of PyTorch what runs in the waits."""
+    """The slowest stage of tf.data, in its call that lies longest in waits; of loops that load by themselves what runs
+    in the waits."""
     trace, waits = facts.trace, waits_for_input(facts)
+    loads = any(loop.line >= 0 for loop in training_loops(trace))
     stage = fix.stage.rpartition("::")[2] if fix.stage else stage
-    if stage is None or facts.framework == "pytorch":
-        of_loop = (MAIN,) if facts.framework == "pytorch" else (MAIN, EXECUTOR)
+    if loads or stage is None:
+        of_loop = (MAIN,) if loads or facts.framework == "pytorch" else (MAIN, EXECUTOR)
         time_by_name = work_in(trace, waits, lines_of(trace, *of_loop))[0]
         work = [item for item in ranked_work(time_by_name, facts.steps_or_window * max(len(facts.trace.hosts), 1))
                 if item.s_per_step * 1e9 * facts.steps_or_window >= _WORTH_NAMING * waits.total]
-        return on_host(facts, work, waits)
+        named = on_host(facts, work, waits)
+        return tuple(replace(one, kind="stage") for one in named) if loads and facts.framework != "pytorch" else named
     rows, path, paths = iterator_paths(trace)
     chosen = np.array([text == fix.stage if fix.stage else text.rpartition("::")[2] == stage for text in paths], bool)
     rows = rows[chosen[path]]
@@ -163,6 +167,8 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     """Fix by the pipeline with the longest waits; in general terms where the trace does not show its stages."""
     if facts.framework == "pytorch":
         return _loader_fix(facts)
+    if any(loop.line >= 0 for loop in training_loops(facts.trace)):
+        return InputFix(*fix_of_loader("grain"), None, "", tells=" grain makes it when the loop asks for it.")
     waited, steps = facts.analysis.input, facts.steps
     if waited is None:
         return suggest_fix_by_name(None)

@@ -10,6 +10,7 @@ from msgspec import structs
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host
+from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import SAME_LENGTHS
@@ -60,14 +61,17 @@ class LongStepsFound(Verdict, frozen=True, kw_only=True):
     kernel: str | None  # whose time grew most
 
 
-def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
-    """A few steps are far longer than the others. What they have more of names the cause."""
+def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing | None:
+    """A few steps are far longer than the others. What they have more of names the cause. Or each does more than the
+    one before."""
     steps = facts.steps
     if steps is None or steps.count < MIN_STEPS:
         return Missing(f"{MIN_STEPS} whole steps, to distinguish long steps from the usual spread: capture longer")
     if facts.basis == "period":
         return Missing("which of the repeated sequences of ops are steps: layers of one pass differ in length. Mark "
                        f"steps with {how_to_mark_steps(facts.trace)}")
+    if (growing := growing_steps(facts)) is not None:
+        return growing
     edges = steps.edges_ns
     length = (edges[:, 1] - edges[:, 0]) / 1e9
     by_part = {}
@@ -155,7 +159,9 @@ def _kernel(facts: TraceFacts, indices: I64, usual: I64) -> str | None:
     return facts.trace.names[int(more.argmax())] if more.max(initial=0.0) > 0 else None
 
 
-def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
+def describe_long_steps(v: LongStepsFound | StepsGrow, job: Job) -> Explanation:
+    if isinstance(v, StepsGrow):
+        return describe_growing_steps(v, job)
     part = max(v.parts, key=lambda name: v.parts[name], default="host")
     what, action, snippet = _cause(v, part, job)
     which = (f"Every {_ordinal(v.every)} step takes" if v.every else f"Step {v.steps[0]} of {v.of} takes"

@@ -11,6 +11,7 @@ between its first call and its last.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ from gputop.analysis.host.python_stacks import PythonStacks, StackSpans, line_te
 from gputop.analysis.host.python_tracer import tells_lines, traced_stacks
 from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
+from gputop.analysis.steps.training_loops import GRAIN, SINGLE_PROCESS, training_loops
 from gputop.core.host_stacks import StackFrame
 from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import name_mask
@@ -57,6 +58,12 @@ def seen_gaps(gaps: Spans, spans: StackSpans, rate_hz: float) -> Spans:
     return Spans(gaps.start[is_seen], gaps.end[is_seen])
 
 
+# Files of what makes batches, by name.
+_LOADERS = {name: re.compile(rf"(?:^|/){path}/") for name, path in (
+    ("grain", "grain"), ("keras", "keras/src/trainers/data_adapters"), ("torch", "torch/utils/data"),
+    ("datasets", "datasets"))}
+
+
 class _Telling(Struct, frozen=True):
     """Indices by stack of the frame that says most, of the outermost one that could, and of the innermost one of all;
     -1: the stack says nothing. ``elsewhere``: by frame, whether the loop was seen to begin it outside of gaps as often
@@ -79,6 +86,10 @@ class Lines:
     def __init__(self, python: PythonStacks, outside: Spans, gaps: Spans = EMPTY) -> None:
         """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
         self.python = python
+        loader_of = [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
+                     for frame, library in zip(python.frames, python.of_library, strict=True)]
+        self._loaders = [next((loader_of[frame] for frame in reversed(stack) if loader_of[frame]), "")
+                         for stack in python.stacks]
         self._around = self._frames_around(outside)
         loop, within = python.loop, (gaps, outside)
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
@@ -128,9 +139,9 @@ class Lines:
         count = len(self.python.stacks)
         return np.bincount(self.python.loop.stack + 1, times, count + 1)[1:].astype(np.int64)  # the first is of none
 
-    def of(self, gaps: Spans, kind: str = "gap") -> list[tuple[StackFrame, int, StackFrame]]:
-        """The lines that ran most in these gaps with nanoseconds, most first, and the innermost line of most of each.
-        Where none takes a good part of them, those that called so many others."""
+    def of(self, gaps: Spans, kind: str = "gap") -> list[tuple[StackFrame, int, StackFrame, str]]:
+        """The lines that ran most in these gaps with nanoseconds, most first, the innermost line of most of each, and
+        what makes batches in most of it. Where none takes a good part of them, those that called so many others."""
         frames = self.python.frames
         parts = []
         for whole, worker in self._threads(kind):
@@ -141,10 +152,10 @@ class Lines:
             with_stack = with_stack[(line >= 0) & ~(telling.elsewhere[line] & (whole is self.python.loop))]
             stack = spans.stack[with_stack]
             parts.append((telling.line[stack], telling.outer[stack], telling.leaf[stack], inside[with_stack],
-                          spans.start[with_stack], spans.end[with_stack]))
+                          spans.start[with_stack], spans.end[with_stack], stack))
         if not parts:
             return []
-        line, outer, leaf, inside, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
+        line, outer, leaf, inside, start, end, stack = (np.concatenate(column) for column in zip(*parts, strict=True))
         if np.bincount(line, inside).max(initial=0) < _SCATTERED * inside.sum():
             line = outer
         of_line = np.bincount(line, inside)  # of several threads at once more than the time in which any runs it
@@ -152,9 +163,9 @@ class Lines:
         for frame in np.argsort(-of_line, kind="stable")[:_MOST_LINES].tolist():
             of_frame = np.flatnonzero(line == frame)
             time = intersect(union(start[of_frame], end[of_frame]), gaps).total
-            leaves, which = np.unique(leaf[of_frame], return_inverse=True)
             if time:
-                out.append((frames[frame], time, frames[int(leaves[np.argmax(np.bincount(which, inside[of_frame]))])]))
+                out.append((frames[frame], time, frames[_most(leaf[of_frame], inside[of_frame])],
+                            self._loaders[_most(stack[of_frame], inside[of_frame])]))
         return sorted(out, key=lambda row: (-row[1], row[0].file, row[0].line))
 
     def _frames_that_tell(self, worker: bool, around: frozenset[int]) -> _Telling:
@@ -216,6 +227,12 @@ class Lines:
         return tuple(out)
 
 
+def _most(values: I64, times: I64) -> int:
+    """The value of most of the time."""
+    several, which = np.unique(values, return_inverse=True)
+    return int(several[np.argmax(np.bincount(which, times))])
+
+
 def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, causes: HostCauses | None,
                 python: Sequence[PythonStacks]) -> HostStacks | None:
     """The lines in each kind of gap; None where nobody tried to sample stacks, and no tracer ran. ``python``: as
@@ -246,7 +263,7 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
 def python_of(trace: Trace) -> list[PythonStacks]:
     """The Python of the trace's processes: as it was sampled, or else as the profiler's own tracer recorded it."""
     if trace.stacks:
-        loads = bool(name_mask(trace, SINGLE_PROCESS).any())
+        loads = bool(name_mask(trace, f"{SINGLE_PROCESS}|{GRAIN}").any())
         return [sampled_stacks(samples, trace.origin_ns, loads) for samples in trace.stacks] if trace.origin_ns else []
     return traced_stacks(trace)
 
@@ -276,21 +293,21 @@ def gap_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
 
 def gap_lines(kind: str, gaps: Spans, s_per_step: float, processes: Sequence[Lines]) -> GapLines:
     """The mean of the processes; ``s_per_step`` is the time of all gaps of this kind."""
-    shares: dict[tuple[str, str], tuple[float, str]] = {}
+    shares: dict[tuple[str, str], tuple[float, str, str]] = {}
     traced = bool(processes) and processes[0].python.exact
     seen, seen_ns = 0, 0
     for process in processes:
         covered = process.seen(gaps, kind)
         seen, seen_ns = max(seen, len(covered.start)), max(seen_ns, covered.total)
-        for frame, time, leaf in process.of(covered, kind):
+        for frame, time, leaf, loader in process.of(covered, kind):
             key = line_text(frame), frame.file
-            before, inner = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf)))
-            shares[key] = before + time / covered.total / len(processes), inner
+            before, inner, by = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf), loader))
+            shares[key] = before + time / covered.total / len(processes), inner, by
     first = sorted(shares.items(), key=lambda item: (-item[1][0], item[0]))[:TOP]
     few = seen < min(_FEW_GAPS, len(gaps.start)) and seen_ns < _MOST * gaps.total
     return GapLines(kind, s_per_step, len(gaps.start), seen, () if few else tuple(
-        StackLine(line, file, share * s_per_step, min(share, 1.0), inner, traced)
-        for (line, file), (share, inner) in first if share >= _MIN_SHARE))
+        StackLine(line, file, share * s_per_step, min(share, 1.0), inner, traced, loader)
+        for (line, file), (share, inner, loader) in first if share >= _MIN_SHARE))
 
 
 def lines_of_gaps(processes: Sequence[Lines], gaps: Iterable[tuple[int, int, str]]) -> list[tuple[StackLine, ...]]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from gputop.analysis.host.executors import RUNS, STARTS_FUNCTION, of_input_pipeline
 from gputop.analysis.results import InputPipeline, Pipeline, Stage
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.training_loops import GET_NEXT, training_loops
+from gputop.analysis.steps.training_loops import GET_NEXT, GRAIN, LOADER, training_loops
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import coverage
 from gputop.trace.lookups import host_rows, host_stat, name_mask
@@ -24,6 +24,7 @@ from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
 ITERATOR = r"Iterator::"
+_BATCH_CALLS = ((GET_NEXT, "tf.data IteratorGetNext"), (LOADER, "PyTorch DataLoader"), (GRAIN, "grain's iterators"))
 _POSITION = re.compile(r"\[\d+\]")
 _PRODUCES = r"Parallel\w*Produce$|MapAndBatch\w*Produce$"
 _HANDS_ON = re.compile(r"(?:Root|Prefetch|Options|Model|MaxIntraOpParallelism|PrivateThreadPool)$")
@@ -55,7 +56,7 @@ def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
     waits = [loop.waits for loop in training_loops(trace)]
     if not waits:
         return None
-    how = "tf.data IteratorGetNext" if len(host_rows(trace, GET_NEXT)) else "PyTorch DataLoader"
+    how = next(name for pattern, name in _BATCH_CALLS if len(host_rows(trace, pattern)))
     if steps is not None:
         bounds = steps.edges_ns
         waited = sum(int(coverage(loop, bounds[:, 0], bounds[:, 1]).sum()) for loop in waits)

@@ -13,7 +13,10 @@ from gputop.trace.model import Trace
 GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
 LOADER = r"enumerate\(DataLoader\)#"
 SINGLE_PROCESS = f"{LOADER}_SingleProcess"  # the loop's own thread loads, with num_workers=0
-BATCH_WAIT = f"{GET_NEXT}|{LOADER}"
+# grain's iterators, which a loop in JAX asks for its batches; those of its workers are on other threads.
+GRAIN = r"_?\w*DatasetIterator\.__next__$"
+BATCH_WAIT = f"{GET_NEXT}|{LOADER}|{GRAIN}"
+_CALLS_JIT = "PjitFunction"
 
 
 class TrainingLoop(Struct, frozen=True):
@@ -34,9 +37,11 @@ def training_loops(trace: Trace) -> list[TrainingLoop]:
     hosts = {host: i for i, host in enumerate(sorted({line.host for line in lines}))}
     for pattern, loop_of_line in (
         (GET_NEXT, np.array([hosts[line.host] for line in lines], np.int64)),
-        (LOADER, np.arange(len(lines))),
+        (LOADER, np.arange(len(lines))), (GRAIN, np.arange(len(lines))),
     ):
         rows = host_rows(trace, pattern)
+        if pattern == GRAIN and len(rows):
+            rows = rows[np.isin(trace.host.line[rows], trace.host.line[host_rows(trace, _CALLS_JIT)])]
         if len(rows):
             loop = loop_of_line[trace.host.line[rows]]
             names = list(hosts)

@@ -10,7 +10,7 @@ import pytest
 
 from gputop.advice.trace.host_work import StepGapHost, UserFunction, main_function, out_of_the_step
 from gputop.advice.verdict import Explanation
-from gputop.analysis.results import FlameNode, HostStacks
+from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.core.findings import Culprit
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.trace.model import Trace
@@ -285,6 +285,23 @@ CALLBACK = flame(("t.py:1 main", None, 1.0, 0.6), ("t.py:9 Log.norms", 0, 0.6, 0
 ])
 def test_the_function_that_takes_the_gap(culprits, stacks, function):
     assert main_function(culprits, 0.6, stacks) == (None if function is None else UserFunction(*function))
+
+
+@pytest.mark.parametrize(("name", "loader", "made_by"), [
+    ("make_batch", "", ""), ("tokenize", "", ""), ("burn", "grain", "grain"), ("__getitem__", "keras", "keras"),
+    ("on_train_batch_end", "", None), ("norms", "", None), ("eval_batch", "", None), ("save_samples", "", None)])
+def test_what_makes_batches_is_made_ahead_and_not_seldom(name, loader, made_by):
+    line = f"t.py:9 {name}"
+    stacks = HostStacks(basis="step", gaps=(GapLines("gap", 0.6, 9, 9, (
+        StackLine(line, "/u/t.py", 0.6, 1.0, loader=loader),)),))
+    function = main_function(lines((line, 0.6)), 0.6, stacks)
+    assert function is not None and function.loader == made_by
+    verdict = StepGapHost(gpus=(), share=0.6, gap_s=0.6, silent_s=0.6, work=(), executor_work=())
+    words = out_of_the_step(Explanation("t", "w", {}, "a", "s", "g"), verdict, function)
+    assert ("every N steps" in words.action) == (made_by is None)
+    assert ("batches" in words.title) == (made_by is not None) and "t.py:9" in words.action
+    if loader:
+        assert "workers" in words.action and "worker" in (words.snippet or "")
 
 
 def test_the_fix_names_the_function_or_the_line_of_the_loop():

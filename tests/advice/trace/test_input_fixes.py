@@ -51,6 +51,16 @@ def test_many_threads_on_two_cpus_are_too_many(threads, crowded):
     assert (f"{threads} threads share 2 CPUs" in fix.action) == crowded and "AUTOTUNE" in fix.snippet
 
 
+@pytest.mark.parametrize(("used", "waits"), [(0.1, True), (0.9, False)])
+def test_python_that_waits_is_run_in_parallel_first(used, waits):
+    """A job that hardly uses a CPU while its map's function runs: calls that sleep do not hold Python's lock."""
+    c = cured(pipeline(("MapAndBatch", 0.08, 1), function=True), step=0.1, wait=0.08,
+              job=JobCpus(4, used=used, others=0.1), python_s=0.8)
+    assert ("num_parallel_calls=tf.data.AUTOTUNE" in c.snippet and "prefetch" in c.snippet) == waits
+    assert ("mostly waits" in c.action) == ("private_threadpool_size = 16" in c.snippet) == waits
+    assert c.step_s is not None and c.step_s < 0.04
+
+
 def test_many_files_are_read_at_once():
     for stages in ([("FlatMap", 0.0, 1), ("TextLine", 0.1, 1)], [("InterleaveV2", 0.0, 1), ("TFRecord", 0.1, 1)]):
         assert "interleave" in cured(pipeline(("Prefetch", 0, 1), *stages)).snippet

@@ -148,3 +148,20 @@ def test_the_batches_of_a_prediction_in_each_step_are_no_input_of_the_training()
     for i in range(13):  # the training's own, within its call
         b.host("IteratorGetNextOp::DoCompute", i * 20_000 + 10, 4_000, "tf_Compute/2")
     assert findings(b)["input_bound"].gain.step_time is not None
+
+
+@pytest.mark.parametrize(("worker", "there"), [(False, True), (True, False)])
+def test_batches_that_grain_makes_in_the_loop_are_input(worker, there):
+    """Its iterators' calls hold one another; those of its workers' threads cost the loop nothing."""
+    b = Builder(gpus=0)
+    for i in range(12):
+        at = i * 20_000
+        line = "grain-prefetch/1" if worker else "python"
+        b.host("_BatchDatasetIterator.__next__", at, 15_000, line=line)
+        b.host("_MapDatasetIterator.__next__", at + 10, 14_000, line=line)
+        b.host("PjitFunction(train_step)", at + 15_500, 4_000, line="python")
+    found = findings(b)
+    assert ("input_bound" in found) == there
+    if there:
+        f = found["input_bound"]
+        assert f.gain.step_time == pytest.approx(0.75, abs=0.02) and "worker_count" in f"{f.action}{f.snippet}"

@@ -68,6 +68,15 @@ def test_a_gap_names_the_user_s_line_that_every_step_does_not_run_in():
     assert (found.gaps, found.seen) == (STEPS - 1, STEPS - 1)
 
 
+@pytest.mark.parametrize(("caller", "loader"), [
+    ("keras/src/trainers/data_adapters/py_dataset_adapter.py:7 get", "keras"), ("grain/dataset/map.py:7 next", "grain"),
+    ("torch/utils/data/dataloader.py:7 __next__", "torch"), ("datasets/arrow_dataset.py:7 __getitem__", "datasets"),
+    ("keras/src/callbacks.py:7 on_batch_end", "")])
+def test_what_calls_a_line_to_make_a_batch_is_told(caller, loader):
+    found = gap(analysis_of({"MainThread": loop(f"{FIT} > {caller} > data.py:6 Slow.__getitem__")}))
+    assert (found.lines[0].line, found.lines[0].loader) == ("data.py:6 Slow.__getitem__", loader)
+
+
 def test_where_only_a_library_ran_its_innermost_line_is_named():
     assert gap(analysis_of({"MainThread": loop(LOGS)})).lines[0].line == "keras/…/progbar.py:93 update"
 
@@ -239,7 +248,7 @@ def test_what_runs_in_gaps_is_charged_by_random_samples(seed: int, rate_hz: floa
     window = union([0], [int(steps * period * 1e9)])
     lines = Lines(sampled_stacks(samples, 0), subtract(window, gaps))
     seen = lines.seen(gaps)
-    times = {line_text(f).partition(":")[0]: time for f, time, _ in lines.of(seen)}
+    times = {line_text(f).partition(":")[0]: time for f, time, *_ in lines.of(seen)}
     assert sum(times.values()) <= seen.total + 1000 * len(seen.start)
     assert all(time >= 0 for time in times.values())
     if rate_hz * min(call_s, gap_s) >= 10:  # several samples in each: then the parts are right, too
