@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
                 require_no_question(risk_question(chosen, request))
                 made.append(capture_and_analyze(chosen, request, CaptureRun(
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
-                    watch.counters, other_nodes=other_nodes)))
+                    watch.counters, other_nodes=other_nodes, attached=pids)))
         return print_capture(made[0], as_json=args.json, full=args.full)
 
 

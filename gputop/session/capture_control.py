@@ -387,7 +387,8 @@ class CaptureControl:
         agreed = [s.pid for s in servers if s.pid is not None and s.address in self.watch.job.agreed]
         run = CaptureRun(self._stop_capture, self._closing, self.set_status,
                          StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
-                         lambda record, of: self._node.counters(record, of), self._node.live_steps())
+                         lambda record, of: self._node.counters(record, of), self._node.live_steps(),
+                         attached=() if request.process is None else (request.process,))
         if auto is not None and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
             return auto.finish(analyze(of_job(preceding, servers), run, servers, stacks={
                 server.address: _NO_STACKS_BEFORE for server in servers}), request.reason)
