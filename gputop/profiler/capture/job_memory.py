@@ -96,10 +96,11 @@ class Watch(Struct, frozen=True):
 class MemoryGuard:
     """Receives a recording's progress and sets ``halt`` when ``stop`` is set or the memory is running short."""
 
-    def __init__(self, watch: Watch, halt: threading.Event, *, before: int = 0,
+    def __init__(self, watch: Watch, halt: threading.Event, *,
                  label: Callable[[Progress], Progress] | None = None) -> None:
-        """``before``: so much the job had grown before this recording. ``label``: how its progress is reported."""
-        self._watch, self.halt, self._before, self._label = watch, halt, before, label
+        """``label``: how its progress is reported."""
+        self._watch, self.halt, self._label = watch, halt, label
+        self._before = watch.memory.growth or 0  # what it grew by in the probe is not free any more
         self.ended: tuple[float, str] | None = None  # after so many seconds, and because of what
 
     def __call__(self, progress: Progress) -> None:

@@ -73,14 +73,13 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
 
     assert chosen.probe is not None
     rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds
-    grown = watch.memory.growth or 0
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
         part_s = min(left_s, (most_events - made.events) / rate if rate else left_s)
         if part_s < plan.MIN_OVERVIEW_S and made.parts:
             made.why_ended = f"even for an overview this job makes {plan.count(rate)} events/s"
             return
         part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
-        guard = MemoryGuard(watch, threading.Event(), before=grown, label=as_overview)
+        guard = MemoryGuard(watch, threading.Event(), label=as_overview)
         result = recorder.record(Recording(part_s, scratch, overview=True), guard, guard.halt)
         if not result.path.is_relative_to(scratch):
             shutil.rmtree(result.path.parents[3], ignore_errors=True)
