@@ -7,9 +7,12 @@ it nothing.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pwd
 import re
+import signal
+import struct
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
@@ -54,6 +57,11 @@ def boot_time_s(proc: Path = Path("/proc")) -> float | None:
         return None
 
 
+# struct pidfd_info of linux/pidfd.h: the mask of what is asked for and answered, and the status as wait(2) gives it.
+_PIDFD_INFO, _PIDFD_INFO_EXIT = struct.Struct("=Q52xi"), 1 << 3
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
+
+
 class Stat(Struct, frozen=True):
     """The part of /proc/PID/stat that is used here."""
 
@@ -64,6 +72,7 @@ class Stat(Struct, frozen=True):
     threads: int
     start: int  # ticks since boot; with the PID it identifies a process uniquely
     rss_pages: int
+    exit_code: int  # as wait(2) gives it, of a process that has ended and whose parent has not waited for it; else 0
 
 
 def parse_stat(text: bytes) -> Stat | None:
@@ -85,6 +94,7 @@ def parse_stat(text: bytes) -> Stat | None:
             threads=int(fields[17]),
             start=int(fields[19]),
             rss_pages=int(fields[21]),
+            exit_code=int(fields[49]) if len(fields) > 49 else 0,
         )
     except ValueError:
         return None
@@ -104,6 +114,27 @@ def stat_of(pid: int, proc: Path = Path("/proc")) -> Stat | None:
         return read_stat(pid, proc)
     except OSError:
         return None
+
+
+def end_of(pid: int, pidfd: int = -1, proc: Path = Path("/proc")) -> str:
+    """Return how a process ended: "by SIGSEGV", "with status 1". From Linux 6.15 on by ``pidfd``, which was
+    opened before; else only until its parent has waited for it, and "" from then on."""
+    info = bytearray(_PIDFD_INFO.size)
+    _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
+    code = None
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+        mask, code = _PIDFD_INFO.unpack(info)
+        code = code if mask & _PIDFD_INFO_EXIT else None
+    stat = stat_of(pid, proc) if code is None else None
+    if stat is not None and stat.state == "Z":
+        code = stat.exit_code
+    if code is None:
+        return ""
+    number = code & 0x7F
+    with contextlib.suppress(ValueError):
+        return f"by {signal.Signals(number).name}" if number else f"with status {code >> 8}"
+    return f"by signal {number}"
 
 
 def process_ids(proc: Path = Path("/proc")) -> list[int]:

@@ -41,7 +41,7 @@ class Cost(Struct, frozen=True):
 
     @property
     def kept_bytes(self) -> int:
-        """What the job has more than before, 0 where that is unknown."""
+        """Memory that the job has more than before, 0 where that is unknown."""
         return max(0, (self.memory_after_bytes or 0) - (self.memory_before_bytes or 0))
 
     def text(self) -> str:

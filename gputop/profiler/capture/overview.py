@@ -61,7 +61,7 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
 
 
 def also(ended: str, overview: str) -> str:
-    """What ended the detail, and what its overview, if anything did."""
+    """Sentences of what ended the detail and its overview, if anything did."""
     return f"{ended} {overview}".strip()
 
 

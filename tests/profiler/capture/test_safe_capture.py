@@ -147,7 +147,7 @@ def test_a_server_that_dies_after_the_probe_leaves_the_probe(logdir):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().strip()
-            with pytest.raises(GputopError, match=r"it broke.* the only data is the probe of 0.05 s") as caught:
+            with pytest.raises(GputopError, match=r"by SIGKILL.* the only data is the probe of 0.05 s") as caught:
                 capture_with_probe(address, seconds=60, logdir=logdir, pid=process.pid,
                                 on_progress=lambda p: p.phase == "recording" and process.kill())
         finally:
