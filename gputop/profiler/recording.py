@@ -112,7 +112,11 @@ def pidfd_of(pid: int | None) -> Iterator[int]:
 def end_of_recorded(pid: int | None, pidfd: int) -> TraceLost | None:
     """Return the error of a process that ended while it was recorded, with what is known of its end; None where it
     goes on, or nobody knows. Blocks for a second at most."""
-    if pid is None or pidfd < 0 or not select.select([pidfd], [], [], _EXIT_S)[0]:
+    if pid is None or pidfd < 0:
+        return None
+    ends = select.poll()
+    ends.register(pidfd, select.POLLIN)
+    if not ends.poll(_EXIT_S * 1000):
         return None
     how = end_of(pid, pidfd)
     text = f"process {pid} ended{how and f' {how}'} while it was recorded"
