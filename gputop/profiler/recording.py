@@ -124,7 +124,7 @@ def end_of_recorded(pid: int | None, pidfd: int) -> TraceLost | None:
     if how in _CRASHES:
         return TraceLost(f"{text}: the recording is the likely cause", f"Please {report}")
     if how == "by SIGKILL":
-        return TraceLost(text, "Somebody killed it, or the kernel for want of memory: dmesg shows that.")
+        return TraceLost(text, "Somebody killed it, or the kernel did, because memory ran out: dmesg shows that.")
     if how:
         return TraceLost(f"{text}, before its trace arrived", "See the job's own output for the reason.")
     return TraceLost(f"{text}; how is not known", "See the job's own output. If nothing there explains it, the "

@@ -22,7 +22,7 @@ def ended(command: str) -> TraceLost | None:
 @pytest.mark.parametrize(("command", "how", "fix"), [
     ("kill -ABRT $$", "ended by SIGABRT while it was recorded: the recording is the likely cause",
      "Please report it at"),
-    ("kill -KILL $$", "ended by SIGKILL while it was recorded", "for want of memory"),
+    ("kill -KILL $$", "ended by SIGKILL while it was recorded", "because memory ran out"),
     ("kill -TERM $$", "ended by SIGTERM while it was recorded, before its trace arrived", "the job's own output"),
     ("exit 3", "ended with status 3 while it was recorded, before its trace arrived", "the job's own output"),
 ])

@@ -247,11 +247,11 @@ def memory_limits(probe: Probe, free: FreeResources, recorder: RecorderLimits) -
     job_per_s = _job_bytes_per_s(probe, recorder) if free.job_here else 0.0
     received_per_s = _RECEIVE_MULTIPLE * probe.bytes / probe.seconds
     return MemoryLimits(
-        _bearable_growth(free), _RESERVED_SHARE * (free.shared_bytes or 0.0), job_per_s + received_per_s,
+        _most_growth(free), _RESERVED_SHARE * (free.shared_bytes or 0.0), job_per_s + received_per_s,
         _RESERVED_SHARE * (free.job_bytes or 0.0), job_per_s)
 
 
-def _bearable_growth(free: FreeResources) -> float:
+def _most_growth(free: FreeResources) -> float:
     if (left := _left(free)) is None:
         return _GROWTH_BYTES
     return max(_GROWTH_SHARE * left, min(_GROWTH_BYTES, _GROWTH_PART * left))
@@ -272,9 +272,9 @@ def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
 
 
 def _before_growth(probe: Probe, free: FreeResources, limits: RecorderLimits) -> float:
-    """The seconds in which a job grows by no more than is bearable, of which its growth is known beforehand: for whole
-    steps as much as that is, else little."""
-    per_s, bearable = _job_bytes_per_s(probe, limits), _bearable_growth(free)
+    """The seconds after which a guard would end a recording, of which the job's growth is known beforehand: for ten
+    steps as much as the guard allows, for twenty a fifth of that, else little."""
+    per_s, most = _job_bytes_per_s(probe, limits), _most_growth(free)
     if not per_s:
         return math.inf
     planned = max(_PLANNED_SHARE * (_left(free) or 0.0), _PLANNED_BYTES)
@@ -282,7 +282,7 @@ def _before_growth(probe: Probe, free: FreeResources, limits: RecorderLimits) ->
         return (planned if probe.device_events else _PLANNED_BYTES) / per_s
     (twenty, _), (ten, _) = _STEPS_WORTH
     return max(_PLANNED_BYTES / per_s, min(twenty * probe.step_s, planned / per_s),
-               min(ten * probe.step_s, bearable / per_s))
+               min(ten * probe.step_s, most / per_s))
 
 
 def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorder: RecorderLimits) -> tuple[float, str]:
