@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         if args.nodes:
             raise GputopError("--nodes cannot be combined with --on-dip: gputop sees a dip only on its own node",
                               "Run gputop capture --on-dip on each node.", EXIT_USAGE)
-        ready = tuple(_ready(pid, yes=args.yes) for pid in args.pids)
+        ready = tuple(_ready(pid, [], yes=args.yes) for pid in args.pids)
         return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
     check_notify(args)
     endpoints: dict[str, str] = {}
@@ -106,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         endpoints.update(source.profiler_endpoints())
     stop = threading.Event()
     pids, other_nodes = _with_other_nodes(args, options.worker_figures.remote_command, stop)
-    attached = [*options.attach, *(_ready(pid, yes=args.yes) for pid in pids)]
+    attached_now: list[int] = []
+    attached = [*options.attach, *(_ready(pid, attached_now, yes=args.yes) for pid in pids)]
     servers, notes, _ = find_named_servers(attached, endpoints, discover=not endpoints and not attached)
     for note in notes:
         say(note)
@@ -153,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
                 require_no_question(risk_question(chosen, request))
                 made.append(capture_and_analyze(chosen, request, CaptureRun(
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
-                    watch.counters, other_nodes=other_nodes)))
+                    watch.counters, other_nodes=other_nodes, attached=attached_now)))
         return print_capture(made[0], as_json=args.json, full=args.full)
 
 
@@ -183,8 +184,9 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
     return args.pids or find_ranks(meeting), OtherNodes(nodes, meeting, command, stop)
 
 
-def _ready(pid: int, *, yes: bool) -> str:
-    """The address to capture a process at, which is made ready for it after a question. Raises GputopError."""
+def _ready(pid: int, attached: list[int], *, yes: bool) -> str:
+    """The address to capture a process at, which is made ready for it after a question, and is then one of those
+    ``attached``. Raises GputopError."""
     from gputop.launch.attach import serving
     from gputop.launch.serve import examine, make_ready
     from gputop.profiler.kineto.clients import client_of
@@ -206,6 +208,7 @@ def _ready(pid: int, *, yes: bool) -> str:
                 raise
             ready = make_ready(pid, hold=True, started=process.started)
     say(ready.line)
+    attached.append(pid)
     return ready.address
 
 

@@ -117,7 +117,7 @@ def stat_of(pid: int, proc: Path = Path("/proc")) -> Stat | None:
 
 
 def end_of(pid: int, pidfd: int = -1, proc: Path = Path("/proc")) -> str:
-    """How a process that has ended did so: "by SIGSEGV", "with status 1". From Linux 6.15 on by ``pidfd``, which was
+    """Return how a process ended: "by SIGSEGV", "with status 1". From Linux 6.15 on by ``pidfd``, which was
     opened before; else only until its parent has waited for it, and "" from then on."""
     info = bytearray(_PIDFD_INFO.size)
     _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)

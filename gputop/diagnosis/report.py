@@ -295,12 +295,13 @@ def limit_of(a: Analysis) -> str:
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     doubt = not_enough(a) if clean or not active else ""
+    ended = next((note.message for note in a.trace.quality if note.id == _ENDED), "")
     if doubt:
         text = f"{doubt} {text[:1].upper()}{text[1:]}".rstrip()
     elif clean:
-        text = ("Nothing to advise: " if not active else "No large problem found: " if a.findings else
-                "No problem found: ") + text
-    ended = next((note.message for note in a.trace.quality if note.id == _ENDED), "")
+        large = "large " if a.findings else ""
+        text = (f"What was recorded shows no {large}problem: " if ended else
+                "Nothing to advise: " if not active else f"No {large}problem found: ") + text
     return f"{text} {ended}".rstrip()
 
 

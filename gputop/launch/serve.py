@@ -34,6 +34,11 @@ def what_it_does(pid: int) -> str:
     return kineto.WHAT_SWITCHING_ON_DOES if is_pytorch(pid) else target.WHAT_STARTING_DOES
 
 
+def give_back(pid: int) -> None:
+    """See :func:`gputop.launch.attach.give_back`. Raises GputopError."""
+    attach.give_back(examine(pid))
+
+
 def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = False, port: int = 0,
                started: int | None = None) -> Ready:
     """Start a profiler server in a process, or have its PyTorch listen; blocks for up to 30 s. Raises GputopError.

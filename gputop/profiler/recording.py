@@ -7,16 +7,21 @@ once. :func:`gputop.profiler.ways.recorder_of` chooses the way by a target's add
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import select
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.proc import end_of
 from gputop.profiler.storage import TRACE
+from gputop.text.crash import ISSUES
 
 Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "saving"]
 
@@ -84,6 +89,46 @@ class EmptyTrace(NoDataError):
 
 class TraceLost(GputopError):
     """The job was recorded, or may have been, and its trace did not arrive."""
+
+
+_CRASHES = frozenset(("by SIGABRT", "by SIGBUS", "by SIGFPE", "by SIGILL", "by SIGSEGV"))
+_EXIT_S = 1.0  # from the end of a process's connections to its own
+
+
+@contextlib.contextmanager
+def pidfd_of(pid: int | None) -> Iterator[int]:
+    """A descriptor of a process; -1 where it cannot be had."""
+    try:
+        descriptor = -1 if pid is None else os.pidfd_open(pid)
+    except OSError:  # it has ended, or Linux before 5.3
+        descriptor = -1
+    try:
+        yield descriptor
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def end_of_recorded(pid: int | None, pidfd: int) -> TraceLost | None:
+    """Return the error of a process that ended while it was recorded, with what is known of its end; None where it
+    goes on, or nobody knows. Blocks for a second at most."""
+    if pid is None or pidfd < 0:
+        return None
+    ends = select.poll()
+    ends.register(pidfd, select.POLLIN)
+    if not ends.poll(_EXIT_S * 1000):
+        return None
+    how = end_of(pid, pidfd)
+    text = f"process {pid} ended{how and f' {how}'} while it was recorded"
+    report = f"report it at {ISSUES}, with the versions of gputop and of the job's framework."
+    if how in _CRASHES:
+        return TraceLost(f"{text}: the recording is the likely cause", f"Please {report}")
+    if how == "by SIGKILL":
+        return TraceLost(text, "Somebody killed it, or the kernel did, because memory ran out: dmesg shows that.")
+    if how:
+        return TraceLost(f"{text}, before its trace arrived", "See the job's own output for the reason.")
+    return TraceLost(f"{text}; how is not known", "See the job's own output. If nothing there explains it, the "
+                     f"recording is the likely cause; then please {report}")
 
 
 # Growth of the job over the size of its trace: 16.7 for 132 MB, 10 to 19 for 1 to 17 MB, TensorFlow 2.21 on

@@ -225,7 +225,8 @@ def risk_question(servers: Iterable[Server], request: CaptureRequest) -> Capture
 class CaptureRun(Struct, frozen=True):
     """Context of a capture besides the request: ``stop`` ends the recording early and keeps its data, ``closing`` gives
     up the analysis. ``stacks``: whose Python stacks are sampled meanwhile. ``counters`` and ``live_steps``: what is
-    known of the job's GPUs and of its step period. ``other_nodes`` records the job's ranks there."""
+    known of the job's GPUs and of its step period. ``other_nodes`` records the job's ranks there. ``attached``: the
+    processes that gputop may do more to than ask their servers, as somebody agreed to."""
 
     stop: threading.Event
     closing: threading.Event
@@ -234,6 +235,11 @@ class CaptureRun(Struct, frozen=True):
     counters: Counters | None = None
     live_steps: LiveSteps | None = None
     other_nodes: OtherNodes | None = None
+    attached: Collection[int] = ()
+
+
+# What a job may keep of a capture: having it returned takes a tenth of a second of its main thread.
+_MAX_KEPT_BYTES = 256 << 20
 
 
 def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run: CaptureRun) -> CaptureRecord:
@@ -284,10 +290,22 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
             record = record_of_workers(name, asked_s, captured, missing)
         status("analyzing", record.took_s)
         sampled = on_progress.samples()
+    costs = {o.address: o.cost for o in record.workers} or {answering[0].address: record.cost}
+    _have_returned({pid for address, cost in costs.items() if (pid := pids.get(address)) in run.attached
+                    and pid is not None and cost is not None and cost.kept_bytes > _MAX_KEPT_BYTES})
     cpus = {address: job_cpus.cpus(address) for address in pids}
     if others is None:
         record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
     return analyze(of_job(record, answering), run, servers, cpus, sampled, began_s)
+
+
+def _have_returned(pids: Collection[int]) -> None:
+    """Have jobs return the memory that they keep free."""
+    from gputop.launch.serve import give_back
+
+    for pid in pids:
+        with contextlib.suppress(GputopError):  # it has ended, or its main thread runs no Python: no harm is done
+            give_back(pid)
 
 
 def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def test_what_ended_the_recording_is_said_in_the_verdict() -> None:
     a = clean()
     ended = "gputop ended the recording after 2.9 of 10 s, because the job's memory had grown by 460 MiB."
     a = structs.replace(a, trace=structs.replace(a.trace, quality=(*a.trace.quality, TraceNote("ended_early", ended))))
-    assert limit_of(a).endswith(ended)
+    assert limit_of(a).endswith(ended) and limit_of(a).startswith("What was recorded shows no problem: ")
     for text in (text_report(a, 10_000), short_report(a, 10_000)):
         assert text.count(ended) == 1
 

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
+from gputop.core.memory import resident_bytes
 from gputop.core.proc import read_stat
 from gputop.launch import attach, remote_exec
 from gputop.launch.target import Target
@@ -103,6 +104,29 @@ def test_it_serves_and_is_not_changed(python, packages):
         out, err = process.communicate()
     assert (out, process.returncode) == ("", 7)
     assert all(line.startswith("gputop: profiler server at ") for line in err.splitlines())
+
+
+# Holds 64 MiB in blocks that malloc keeps once they are free, as one above them is not.
+_HOARDER = """
+import jax, sys, threading, time
+blocks = [bytes(2048) for _ in range(32768)]
+above = [bytes(2048) for _ in range(100)]
+del blocks
+threading.Thread(target=lambda: sys.stdin.read() or sys.exit(), daemon=True).start()
+print("ready", flush=True)
+while True:
+    time.sleep(0.001)
+"""
+
+
+def test_it_gives_back_what_its_c_library_keeps(python, packages):
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("glibc only")
+    with once_ready(python, "-c", _HOARDER, env=environment(packages, {})) as process:
+        before = resident_bytes(process.pid)
+        attach.give_back(_target(process))
+        assert process.poll() is None and resident_bytes(process.pid) < before - (48 << 20)
+        process.kill()
 
 
 def test_one_that_waits_in_c_is_let_be(python, packages, monkeypatch):

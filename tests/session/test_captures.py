@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from gputop.core.codec import to_document
+from gputop.profiler.capture import job_memory
 from gputop.profiler.capture.facts import facts_of
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan, Probe
@@ -90,6 +92,19 @@ def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path, analysis_in
     assert all(s.chosen_s == 0.3 and "no probe" in s.why for s in seen)
     assert done.remarks[0] == "0.3 s: full length, no probe"
     assert done.problem is None
+
+
+@pytest.mark.parametrize("attached", [(), (os.getppid(),)])
+def test_a_job_that_gputop_may_ask_returns_what_it_keeps(tmp_path: Path, analysis_in_this_process: None,
+                                                         monkeypatch: pytest.MonkeyPatch, attached: tuple[int, ...]):
+    asked: list[int] = []
+    monkeypatch.setattr("gputop.launch.serve.give_back", asked.append)
+    size = iter(range(10**9, 10**12, 10**8))
+    monkeypatch.setattr(job_memory, "resident_bytes", lambda _pid: next(size))
+    with serve(FakeProfiler(xspace=make_xspace(events=1_000))) as server:
+        capture_and_analyze([Server(server.address, pid=os.getppid())], CaptureRequest(0.3, tmp_path, force=True),
+                            CaptureRun(threading.Event(), threading.Event(), lambda _: None, attached=attached))
+    assert tuple(asked) == attached
 
 
 def test_further_workers_are_told_where_none_was_named():

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from gputop.core.memory import resident_bytes
-from gputop.profiler.capture.plan import GrowthLimits, Plan
+from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
 from gputop.profiler.recording import Progress
 from gputop.text.units import size
 
@@ -38,6 +38,11 @@ class Cost(Struct, frozen=True):
         if self.memory_before_bytes is None or self.memory_peak_bytes is None:
             return None
         return max(0, self.memory_peak_bytes - self.memory_before_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that the job has more than before, 0 where that is unknown."""
+        return max(0, (self.memory_after_bytes or 0) - (self.memory_before_bytes or 0))
 
     def text(self) -> str:
         """Return a text for people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2 GiB meanwhile"."""
@@ -80,45 +85,48 @@ class JobMemory:
 
 
 class Watch(Struct, frozen=True):
-    """Watch over a job while it is recorded, and what ends that."""
+    """Watch over a job while it is recorded, and what ends that. ``free`` returns what is free now."""
 
     memory: JobMemory
-    limits: GrowthLimits
+    limits: MemoryLimits
+    free: Callable[[], FreeResources]
     stop: threading.Event
 
 
-class MemoryGrowthGuard:
-    """Receives a recording's progress and sets ``halt`` when ``stop`` is set or the job's memory grows too much."""
+class MemoryGuard:
+    """Receives a recording's progress and sets ``halt`` when ``stop`` is set or the memory is running short."""
 
-    def __init__(self, watch: Watch, halt: threading.Event, *, before: int = 0,
+    def __init__(self, watch: Watch, halt: threading.Event, *,
                  label: Callable[[Progress], Progress] | None = None) -> None:
-        """``before``: so much the job had grown before this recording. ``label``: how its progress is reported."""
-        self._watch, self.halt, self._before, self._label = watch, halt, before, label
-        self.ended: tuple[float, int] | None = None  # after so many seconds, and by how much it had grown
+        """``label``: how its progress is reported."""
+        self._watch, self.halt, self._label = watch, halt, label
+        self._before = watch.memory.growth or 0  # what it grew by in the probe is not free any more
+        self.ended: tuple[float, str] | None = None  # after so many seconds, and because of what
 
     def __call__(self, progress: Progress) -> None:
-        memory, limits = self._watch.memory, self._watch.limits
-        memory(self._label(progress) if self._label is not None else progress)
-        grown = memory.growth or 0
-        too_much = grown > limits.short_bytes or (
-            grown - self._before > limits.bytes and progress.elapsed_s > limits.after_s)
-        if self._watch.stop.is_set():
+        watch = self._watch
+        watch.memory(self._label(progress) if self._label is not None else progress)
+        if watch.stop.is_set():
             self.halt.set()
-        elif progress.phase == "recording" and too_much and not self.halt.is_set():
-            self.ended = progress.elapsed_s, grown
-            self.halt.set()
+        elif progress.phase == "recording" and not self.halt.is_set():
+            grown = max(0, (watch.memory.growth or 0) - self._before)
+            if cause := watch.limits.excess(progress.elapsed_s, grown, watch.free()):
+                self.ended = progress.elapsed_s, cause
+                self.halt.set()
 
-    def plan_as_recorded(self, chosen: Plan) -> Plan:
-        """The plan as it was carried out: shorter, with the reason, if this guard ended the recording; without an
-        overview if it was ended at all."""
+    def plan_as_recorded(self, chosen: Plan, *, overview: bool) -> Plan:
+        """The plan as it was carried out: shorter, with the reason, if this guard ended the recording, and then all
+        the rest an ``overview`` if there can be one; without one if the user ended it."""
+        if self._watch.stop.is_set():
+            return replace(chosen, overview_s=0.0)
         if self.ended is None:
-            return replace(chosen, overview_s=0.0) if self.halt.is_set() else chosen
-        seconds, grown = round(self.ended[0], 1), self.ended[1]
+            return chosen
+        seconds, cause = round(self.ended[0], 1), self.ended[1]
+        rest = "the rest is an overview" if overview else "rarer work of the job is not in it"
         return replace(
-            chosen, chosen_s=seconds, enough=False, overview_s=0.0,
-            why=f"ended early, because the job's memory had grown by {size(grown)}",
-            ended=f"gputop ended the recording after {seconds:g} of {chosen.asked_s:g} s, because the job's memory "
-                  f"had grown by {size(grown)}: rarer work of the job is not in it.")
+            chosen, chosen_s=seconds, enough=False, why=f"ended early, because {cause}",
+            overview_s=round(chosen.asked_s - seconds, 3) if overview else 0.0,
+            ended=f"gputop ended the recording after {seconds:g} of {chosen.asked_s:g} s, because {cause}: {rest}.")
 
 
 def with_more(progress: Progress) -> Progress:

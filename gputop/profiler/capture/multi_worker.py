@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.profiler.addresses import machine_name, split_address, unix_name
 from gputop.profiler.capture.footprint import free_resources
-from gputop.profiler.capture.job_memory import JobMemory, MemoryGrowthGuard, Watch, with_more
+from gputop.profiler.capture.job_memory import JobMemory, MemoryGuard, Watch, with_more
 from gputop.profiler.capture.limits import check_limits
 from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
-from gputop.profiler.capture.overview import record_overview
-from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
+from gputop.profiler.capture.overview import also, record_overview
+from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan, Probe, memory_limits, needs_probe, plan
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.safe_capture import full_length, keep_probe, probe_job, probe_logdir
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
@@ -57,8 +57,9 @@ class _Worker:
         self.result: CaptureResult | None = None
         self.error: GputopError | None = None
         self.start_s: float | None = None  # by our clock, where it was told to wait for it
-        self.growth_limits = GrowthLimits()
-        self.growth_guard: MemoryGrowthGuard | None = None
+        self.limits = MemoryLimits()
+        self.free: Callable[[], FreeResources] = FreeResources
+        self.guard: MemoryGuard | None = None
         self.overview_s = self.overview_call_s = 0.0
         self.overview_ended = ""
 
@@ -78,23 +79,25 @@ class _Worker:
         if self.probed is not None:
             self.bounds = intersect(self.bounds, self._bounds(self.probed)) if not self.local else self.bounds
 
-    def record(self, recording: Recording, start_s: float, growth_guard: MemoryGrowthGuard,
-               stop: threading.Event) -> None:
+    def watch(self, stop: threading.Event) -> Watch:
+        return Watch(self.memory, self.limits, self.free, stop)
+
+    def record(self, recording: Recording, start_s: float, guard: MemoryGuard, stop: threading.Event) -> None:
         """Record from ``start_s`` on, Unix time by our clock, as far as the server's clock is known."""
-        self.growth_guard, start_ns = growth_guard, None
+        self.guard, start_ns = guard, None
         if self.bounds is not None and self.bounds.width_s <= _MAX_START_WAIT_S:
             start_ns = round((start_s + self.bounds.estimate_s(self.round_trip_s / 2)) * 1e9)
             self.start_s = start_s
         else:
             stop.wait(max(0.0, start_s - time.time()))
-        self.result = self.recorder.record(replace(recording, host_name=self.name, start_ns=start_ns), growth_guard,
-                                           growth_guard.halt)
+        self.result = self.recorder.record(replace(recording, host_name=self.name, start_ns=start_ns), guard,
+                                           guard.halt)
 
     def record_overview(self, chosen: Plan, workers: int, scratch: Path, stop: threading.Event) -> None:
         assert self.result is not None
         done, self.overview_call_s = record_overview(
-            self.recorder, self.result.path, replace(chosen, probe=self.probe),
-            Watch(self.memory, self.growth_limits, stop), scratch, workers)
+            self.recorder, self.result.path, replace(chosen, probe=self.probe, ended=""), self.watch(stop), scratch,
+            workers)
         self.overview_s, self.overview_ended = done.overview_s, done.ended
 
     def outcome(self, length_s: float) -> Outcome:
@@ -148,9 +151,10 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
         recording = Recording(chosen.chosen_s, logdir, run=run.path.name, shapes=chosen.shapes)
         label = with_more if chosen.overview_s else None
         _run_phase(threads, workers, lambda w: w.record(
-            recording, start_s, MemoryGrowthGuard(Watch(w.memory, w.growth_limits, stop), halt, label=label), stop))
-        for growth_guard in (w.growth_guard for w in workers if w.growth_guard is not None):
-            chosen = growth_guard.plan_as_recorded(chosen)
+            recording, start_s, MemoryGuard(w.watch(stop), halt, label=label), stop))
+        overview = all(w.recorder.limits.overview for w in workers)
+        for guard in (w.guard for w in workers if w.guard is not None):
+            chosen = guard.plan_as_recorded(chosen, overview=overview)
         return chosen
 
     try:
@@ -181,7 +185,7 @@ def _with_overviews(chosen: Plan, workers: Sequence[_Worker]) -> Plan:
         return replace(chosen, overview_s=0.0)
     shortest = min(recorded, key=lambda w: w.overview_s)
     ended = f"{shortest.address}: {shortest.overview_ended}" if shortest.overview_ended else ""
-    return replace(chosen, overview_s=shortest.overview_s, ended=ended)
+    return replace(chosen, overview_s=shortest.overview_s, ended=also(chosen.ended, ended))
 
 
 def _workers(recorders: Sequence[Recorder], report: Callable[[Progress], None]) -> list[_Worker]:
@@ -229,10 +233,13 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
 def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path) -> None:
     """Raises GputopError where this worker's node or ours lacks the memory or disk space."""
     assert worker.probe is not None
-    share = per_worker(free_resources(worker.address, worker.recorder.pid, logdir), workers)
-    worker.plan = plan(seconds, worker.probe, share, worker.recorder.limits)
-    if worker.recorder.limits.stoppable:
-        worker.growth_limits = growth_limits(worker.probe, share)
+
+    def free() -> FreeResources:
+        return per_worker(free_resources(worker.address, worker.recorder.pid, logdir), workers)
+
+    share, limits = free(), worker.recorder.limits
+    worker.plan, worker.free = plan(seconds, worker.probe, share, limits), free
+    worker.limits = memory_limits(worker.probe, share, limits)
 
 
 def per_worker(free: FreeResources, workers: int) -> FreeResources:

@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.core.files import write_file
 from gputop.profiler.capture import plan
-from gputop.profiler.capture.job_memory import MemoryGrowthGuard, Watch
+from gputop.profiler.capture.job_memory import MemoryGuard, Watch
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.recording import JoinsOverviews, Progress, Recorder, Recording
 from gputop.profiler.storage import TRACE, RunFolder
-from gputop.text.units import size
 from gputop.trace.readers.capture_file import OVERVIEW
 
 
@@ -58,7 +57,12 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
     if made.why_ended:
         ended = (f"The overview ends after {done_s:g} of {chosen.overview_s:g} s: {made.why_ended}." if done_s else
                  f"There is no overview of the {chosen.overview_s:g} s after the detail: {made.why_ended}.")
-    return replace(chosen, overview_s=done_s, ended=ended), made.call_s
+    return replace(chosen, overview_s=done_s, ended=also(chosen.ended, ended)), made.call_s
+
+
+def also(ended: str, overview: str) -> str:
+    """Sentences of what ended the detail and its overview, if anything did."""
+    return f"{ended} {overview}".strip()
 
 
 def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path,
@@ -69,16 +73,13 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
 
     assert chosen.probe is not None
     rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds
-    grown = watch.memory.growth or 0
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
         part_s = min(left_s, (most_events - made.events) / rate if rate else left_s)
         if part_s < plan.MIN_OVERVIEW_S and made.parts:
             made.why_ended = f"even for an overview this job makes {plan.count(rate)} events/s"
             return
         part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
-        limits = replace(watch.limits, after_s=watch.limits.after_s - chosen.chosen_s - made.seconds)
-        guard = MemoryGrowthGuard(replace(watch, limits=limits), threading.Event(), before=grown,
-                                  label=as_overview)
+        guard = MemoryGuard(watch, threading.Event(), label=as_overview)
         result = recorder.record(Recording(part_s, scratch, overview=True), guard, guard.halt)
         if not result.path.is_relative_to(scratch):
             shutil.rmtree(result.path.parents[3], ignore_errors=True)
@@ -91,7 +92,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
         made.events += part_events
         rate = part_events / recorded_s if recorded_s else rate
         if guard.ended is not None:
-            made.why_ended = f"the job's memory had grown by {size(guard.ended[1])}"
+            made.why_ended = guard.ended[1]
             return
 
 

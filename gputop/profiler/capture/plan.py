@@ -30,14 +30,14 @@ _STEPS_WORTH = ((20, 2 * TARGET_EVENTS), (10, 4 * TARGET_EVENTS))
 # seconds: it moved the median of 20 as of 320 steps of 3 ms by 6 to 10%. And not less than what costs next to nothing:
 # 100 k events took 0.4 s to gather and 70 MB.
 _ENOUGH_STEPS, _ENOUGH_S, _CHEAP_EVENTS = 100, 2.0, 100_000
-# A recording of twenty steps is ended when the job has grown by this share of the free memory, on a small node by
-# so much: a probe does not show all growth. JAX 0.10 on the CPU, probed at 60 MB a second, grew by 2.9 GB in ten.
-_GROWTH_SHARE, _GROWTH_BYTES = 0.02, 256 * 2**20
-# Not before twenty steps, or so many seconds where that is less or a step's length is not known: the growth is mostly
-# that of the first recording in a process (+582 MiB, +1.9 GiB) and hardly depends on its length. Unless memory is
-# short: beyond this share of what is free, or so much, on a small node that part of it.
-_GUARD_S = 10.0
-_SHORT_SHARE, _SHORT_BYTES, _SHORT_PART = 0.1, 2**30, 1 / 8
+# A recording is ended when the job has grown by this share of the free memory, or so much, on a small node that part
+# of it: a probe does not show all growth. JAX 0.10 on the CPU, probed at 60 MB a second, grew by 2.9 GB in ten. It is
+# no sooner, as most growth is none of the trace: while 35 k events/s of a Keras job were recorded its resident memory
+# grew by 1,269 MiB, and what malloc had in use by 33; glibc keeps the free blocks that the events split (TensorFlow
+# 2.21). And no later: were all of it events, which take 90 bytes each, gathering them would take six times as much.
+_GROWTH_SHARE, _GROWTH_BYTES, _GROWTH_PART = 0.1, 2**30, 1 / 8
+# What nothing can end is planned to grow the job by this share of the free memory for twenty steps, or by so much.
+_PLANNED_SHARE, _PLANNED_BYTES = 0.02, 256 * 2**20
 SERVER_LIMITS = RecorderLimits()
 # An event of the overview costs the job about 7 µs (TensorFlow 2.21: 0.12 s of CPU a second at 17 k events/s), so that
 # this many cost a fifth of what the detail of a default capture does (0.64 s of CPU); beginning and ending a second
@@ -55,6 +55,8 @@ ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
 _NO_SHAPES = "shapes of inputs are left out, because the job makes so many events"
 _USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
+# A recording is ended when less than this share of what was free is left beside what gathering it will take.
+_RESERVED_SHARE = (1 - _USABLE_SHARE) / 2
 
 
 class Probe(Struct, frozen=True):
@@ -218,22 +220,47 @@ def _for_steps(probe: Probe) -> tuple[float, str]:
     return (_STEPS_WORTH[0][1] / rate, "for steps too long to be probed") if probe.device_events else (0.0, "")
 
 
-class GrowthLimits(Struct, frozen=True):
-    """Limits of the job's growth while it is recorded: once ``after_s`` are recorded, by no more than ``bytes``, at any
-    time by no more than ``short_bytes``."""
+class MemoryLimits(Struct, frozen=True):
+    """Limits of a job's memory while it is recorded: it grows by no more than ``growth_bytes``, and of what is free of
+    the node and within the job's own limit there stay so many bytes, and as many more for each second recorded."""
 
-    after_s: float = math.inf
-    bytes: float = math.inf
-    short_bytes: float = math.inf
+    growth_bytes: float = math.inf
+    shared_bytes: float = 0.0
+    shared_bytes_per_s: float = 0.0
+    job_bytes: float = 0.0
+    job_bytes_per_s: float = 0.0
+
+    def excess(self, seconds: float, grown: int, free: FreeResources) -> str:
+        """Return what is wrong with a job that grew by ``grown`` bytes in ``seconds`` of recording, as the rest of a
+        sentence; "" for nothing."""
+        for left, least, per_s, where in (
+                (free.shared_bytes, self.shared_bytes, self.shared_bytes_per_s, "are free"),
+                (free.job_bytes, self.job_bytes, self.job_bytes_per_s, "are left within the job's limit")):
+            if left is not None and left < least + seconds * per_s:
+                return f"only {size(left)} of memory {where}"
+        return f"the job's memory had grown by {size(grown)}" if grown > self.growth_bytes else ""
 
 
-def growth_limits(probe: Probe, free: FreeResources) -> GrowthLimits:
-    """Return how much a job may grow while it is recorded."""
-    free_bytes = min((left for left in (free.shared_bytes, free.job_bytes) if left is not None), default=math.inf)
-    steps_s = math.inf if probe.step_s is None else _STEPS_WORTH[0][0] * probe.step_s
-    known_bytes = free_bytes if math.isfinite(free_bytes) else 0.0
-    return GrowthLimits(max(MIN_CAPTURE_S, min(steps_s, _GUARD_S)), max(_GROWTH_SHARE * known_bytes, _GROWTH_BYTES),
-                        max(_SHORT_SHARE * known_bytes, min(_SHORT_BYTES, _SHORT_PART * free_bytes)))
+def memory_limits(probe: Probe, free: FreeResources, recorder: RecorderLimits) -> MemoryLimits:
+    """Return the limits for a job that ``probe`` showed and that had so much ``free``: none that nothing can end."""
+    if not recorder.stoppable:
+        return MemoryLimits()
+    job_per_s = _job_bytes_per_s(probe, recorder) if free.job_here else 0.0
+    received_per_s = _RECEIVE_MULTIPLE * probe.bytes / probe.seconds
+    return MemoryLimits(
+        _most_growth(free), _RESERVED_SHARE * (free.shared_bytes or 0.0), job_per_s + received_per_s,
+        _RESERVED_SHARE * (free.job_bytes or 0.0), job_per_s)
+
+
+def _most_growth(free: FreeResources) -> float:
+    if (left := _left(free)) is None:
+        return _GROWTH_BYTES
+    return max(_GROWTH_SHARE * left, min(_GROWTH_BYTES, _GROWTH_PART * left))
+
+
+def _left(free: FreeResources) -> float | None:
+    """Bytes that the job can take; None where that is unknown."""
+    return min((left for left in (free.shared_bytes, free.job_bytes) if left is not None), default=None)
 
 
 def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
@@ -246,16 +273,17 @@ def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
 
 
 def _before_growth(probe: Probe, free: FreeResources, limits: RecorderLimits) -> float:
-    """The seconds after which a guard would end a recording, of which the job's growth is known beforehand: for whole
-    steps as much as the guard allows, else little."""
-    per_s, allowed = _job_bytes_per_s(probe, limits), growth_limits(probe, free)
+    """The seconds after which a guard would end a recording, of which the job's growth is known beforehand: for ten
+    steps as much as the guard allows, for twenty a fifth of that, else little."""
+    per_s, most = _job_bytes_per_s(probe, limits), _most_growth(free)
     if not per_s:
         return math.inf
+    planned = max(_PLANNED_SHARE * (_left(free) or 0.0), _PLANNED_BYTES)
     if probe.step_s is None:
-        return (allowed.bytes if probe.device_events else _GROWTH_BYTES) / per_s
+        return (planned if probe.device_events else _PLANNED_BYTES) / per_s
     (twenty, _), (ten, _) = _STEPS_WORTH
-    return max(_GROWTH_BYTES / per_s, min(twenty * probe.step_s, allowed.bytes / per_s),
-               min(ten * probe.step_s, allowed.short_bytes / per_s))
+    return max(_PLANNED_BYTES / per_s, min(twenty * probe.step_s, planned / per_s),
+               min(ten * probe.step_s, most / per_s))
 
 
 def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorder: RecorderLimits) -> tuple[float, str]:

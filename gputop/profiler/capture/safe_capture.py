@@ -17,15 +17,15 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources
-from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, Watch, with_more
+from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGuard, Watch, with_more
 from gputop.profiler.capture.limits import check_limits
 from gputop.profiler.capture.overview import record_overview
 from gputop.profiler.capture.plan import (
     PROBE_S,
-    GrowthLimits,
+    FreeResources,
     Plan,
     Probe,
-    growth_limits,
+    memory_limits,
     needs_probe,
     plan,
     second_probe_s,
@@ -60,22 +60,24 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
             chosen = Plan(seconds, probe.seconds, "stopped during the probe; the probe is the trace", probe)
             on_plan(chosen)
             return keep_probe(recorder, probed, logdir), chosen, memory.cost(probed.took_s, chosen.chosen_s)
-        free = free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
-        chosen = plan(seconds, probe, free, recorder.limits)
+
+        def free() -> FreeResources:
+            return free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
+
+        before = free()
+        chosen = plan(seconds, probe, before, recorder.limits)
         on_plan(chosen)
-        limits = growth_limits(probe, free) if recorder.limits.stoppable else GrowthLimits()
-        watch = Watch(memory, limits, stop)
-        growth_guard = MemoryGrowthGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
+        watch = Watch(memory, memory_limits(probe, before, recorder.limits), free, stop)
+        guard = MemoryGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
         try:
-            result = recorder.record(Recording(chosen.chosen_s, logdir, shapes=chosen.shapes), growth_guard,
-                                     growth_guard.halt)
+            result = recorder.record(Recording(chosen.chosen_s, logdir, shapes=chosen.shapes), guard, guard.halt)
         except TraceLost as error:
             if probed is None:
                 raise
             kept = keep_probe(recorder, probed, logdir).path
             raise GputopError(f"{error.message}; the only data is the probe of {probe.seconds:g} s",
                               f"{error.fix} To look at the probe: gputop analyze {kept}") from None
-        chosen, call_s = growth_guard.plan_as_recorded(chosen), result.took_s
+        chosen, call_s = guard.plan_as_recorded(chosen, overview=recorder.limits.overview), result.took_s
         if chosen.overview_s:
             chosen, overview_call_s = record_overview(recorder, result.path, chosen, watch, folder)
             call_s += overview_call_s

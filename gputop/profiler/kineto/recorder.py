@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import re
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.core.files import UnsafeFile, open_regular
-from gputop.core.proc import end_of, environ_of
+from gputop.core.proc import environ_of
 from gputop.profiler.discovery import rank_of
 from gputop.profiler.kineto.clients import Client, client_of, is_same
 from gputop.profiler.kineto.daemon import Daemon, Event, serving
@@ -34,9 +33,10 @@ from gputop.profiler.recording import (
     RecorderLimits,
     Recording,
     TraceLost,
+    end_of_recorded,
+    pidfd_of,
 )
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder, stops_copy
-from gputop.text.crash import ISSUES
 
 ENDING = ".pt.trace.json"  # as torch.profiler's own handler for TensorBoard names them
 POLL_PERIOD_S = 5.0  # kineto's, unless a base config says otherwise, as gputop's does
@@ -58,7 +58,6 @@ _SCAN_BYTES = 1 << 20
 _EDGE_BYTES = 1 << 16  # at either end of a trace
 _EVENT = re.compile(rb'"ph": "X",\s{0,16}"cat": "([a-z_]{1,40})"')
 _TIME = re.compile(rb'"ts": (\d{1,16}(?:\.\d{1,9})?)')
-_CRASHES = frozenset(("by SIGABRT", "by SIGBUS", "by SIGFPE", "by SIGILL", "by SIGSEGV"))
 _BASE = re.compile(rb'"baseTimeNanoseconds": (\d{1,20})')
 _DEVICE, _CALLS = (b"kernel", b"gpu_memcpy", b"gpu_memset"), (b"cuda_runtime", b"cuda_driver")
 _OVERLAP = 128  # bytes that two pieces share, so that no event is cut
@@ -103,7 +102,7 @@ class KinetoRecorder:
         with (RunFolder.create(recording.logdir, f"{host}_{rank}" if rank else host, recording.run, ENDING) as run,
               SocketFolder.open(self.pid, client.folder, client.uid) as folder,
               serving(folder, stop.is_set) as daemon, daemon.events_of(self.pid) as events,
-              _pidfd_of(self.pid) as pidfd):
+              pidfd_of(self.pid) as pidfd):
             if not is_same(client):
                 raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
             return _Take(client, daemon, recording, on_progress, stop, events, self._rest_s, pidfd).run(run)
@@ -139,20 +138,6 @@ def unsafe(pid: int) -> GputopError:
         f"process {pid} runs with KINETO_USE_DAEMON and without KINETO_IPC_SOCKET_DIR: any user of this node can have "
         "it overwrite files, so gputop does not use it",
         "Restart it with gputop run, or without KINETO_USE_DAEMON: gputop then switches it on safely.")
-
-
-@contextlib.contextmanager
-def _pidfd_of(pid: int) -> Iterator[int]:
-    """A descriptor of a process; -1 where it cannot be had."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:  # it has ended, or Linux before 5.3
-        yield -1
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 class _Take(Struct):
@@ -240,12 +225,9 @@ class _Take(Struct):
         """Raises TraceLost where the file will not come."""
         pid, seconds, now = self.client.pid, self.recording.seconds, time.monotonic()
         if not is_same(self.client) and not self.daemon.folder.folder.has(file):
-            how = end_of(pid, self.pidfd)
-            if how in _CRASHES:
-                raise TraceLost(f"process {pid} ended {how} while it was recorded: the recording is the likely cause",
-                                f"Please report it, with the versions of gputop and PyTorch: {ISSUES}")
-            raise TraceLost(f"process {pid} ended{how and f' {how}'} before its trace was written",
-                            "The trace is lost; capture earlier, or for a shorter time.")
+            raise end_of_recorded(pid, self.pidfd) or TraceLost(
+                f"process {pid} ended before its trace was written",
+                "The trace is lost; capture earlier, or for a shorter time.")
         due_s = self.begins_s + seconds + self.rest_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",

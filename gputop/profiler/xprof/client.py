@@ -26,6 +26,8 @@ from gputop.profiler.recording import (
     RecorderLimits,
     Recording,
     TraceLost,
+    end_of_recorded,
+    pidfd_of,
 )
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder, stops_copy
 from gputop.profiler.xprof import messages
@@ -68,7 +70,7 @@ class XProfRecorder(Struct, frozen=True):
         if not 0.001 <= seconds <= _MAX_SECONDS:
             raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
         host = recording.host_name or machine_name(self.address)
-        with RunFolder.create(recording.logdir, host, recording.run) as folder:
+        with RunFolder.create(recording.logdir, host, recording.run) as folder, pidfd_of(self.pid) as pidfd:
             on_progress(Progress("connecting", 0.0, seconds))
             probe(self.address)
             disk = ServerDisk.choose(folder, self.address, self.pid)
@@ -77,7 +79,8 @@ class XProfRecorder(Struct, frozen=True):
             try:
                 response = call.run(on_progress, stop)
             except TraceLost as error:
-                return _trace_on_server_disk(call.recording, folder, disk, error, stops_copy(stop))
+                lost = end_of_recorded(self.pid, pidfd) or error
+                return _trace_on_server_disk(call.recording, folder, disk, lost, stops_copy(stop))
             saving = Progress("saving", call.took_s, seconds)
             on_progress(saving)
             return _save(call.recording, folder, disk, response, stops_copy(stop, lambda: on_progress(saving)))

@@ -17,7 +17,7 @@ from gputop.profiler.capture import job_memory, multi_worker, safe_capture
 from gputop.profiler.capture.facts import facts_of
 from gputop.profiler.capture.multi_worker import each_once, per_worker, shortest_plan, trace_names
 from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
-from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
+from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
 from gputop.session.captures import CaptureRun, capture_and_analyze, risk_question
@@ -198,7 +198,7 @@ def test_stopped_while_recording_stops_all(logdir):
 def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
     size = iter(range(10**9, 10**12, 10**9))
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
-    monkeypatch.setattr(multi_worker, "growth_limits", lambda probe, free: GrowthLimits(0.2, 3e9))
+    monkeypatch.setattr(multi_worker, "memory_limits", lambda *_: MemoryLimits(6e9))
     monkeypatch.setattr(multi_worker, "plan",
                         lambda seconds, probe, *_, **__: Plan(seconds, seconds, "as asked", probe))
     with serving(FakeProfiler(), FakeProfiler()) as servers:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from gputop.profiler.capture import job_memory, overview, safe_capture
-from gputop.profiler.capture.plan import GrowthLimits, Plan, overview_events
+from gputop.profiler.capture.plan import MemoryLimits, Plan, overview_events
 from gputop.profiler.recording import Progress
 from gputop.profiler.storage import RunFolder
 from tests.profiler.capturing import capture_with_probe, capture_workers
@@ -120,25 +120,33 @@ def test_an_overview_without_events_is_said(logdir):
     assert names_below(logdir) == [result.path.name] and plan.overview_s == 0 and "holds no events" in plan.ended
 
 
-@pytest.mark.parametrize(("limits", "detail_s"), [
-    (GrowthLimits(99.0, 1e9, short_bytes=15e9), 0.1),  # short of memory in the overview
-    (GrowthLimits(0.0, 6e9), 0.1),
-    (GrowthLimits(99.0, 1e9, short_bytes=1e9), None),  # in the detail
-])
-def test_a_job_that_grows_too_much_ends_either_grain(logdir, monkeypatch, limits, detail_s):
+@pytest.mark.parametrize("chosen_s", [0.1, 30.0, 60.0])
+def test_a_job_that_grows_too_much_ends_either_grain(logdir, monkeypatch, chosen_s):
     size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each sample
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
-    monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: limits)
-    if detail_s is None:
-        monkeypatch.setattr(safe_capture, "plan", lambda s, probe, *_: Plan(s, 30.0, "so", probe, overview_s=30.0))
+    monkeypatch.setattr(safe_capture, "memory_limits", lambda *_: MemoryLimits(6e9))
+    monkeypatch.setattr(safe_capture, "plan", lambda s, probe, *_: Plan(s, chosen_s, "so", probe,
+                                                                        overview_s=s - chosen_s))
     with serve(FakeProfiler(on_call=two_grains)) as server:
-        _, plan, _ = capture_with_probe(server.address, seconds=60, logdir=logdir)
-    if detail_s is None:
-        assert plan.chosen_s < 2 and plan.overview_s == 0
-        assert plan.ended.startswith(f"gputop ended the recording after {plan.chosen_s:g} of 60 s, because the job's ")
+        result, plan, _ = capture_with_probe(server.address, seconds=60, logdir=logdir)
+    assert 0 < plan.overview_s < 20 and len(names_below(logdir)) == 2
+    assert any(name.endswith(overview.OVERVIEW) for name in names_below(logdir))
+    if chosen_s == 0.1:
+        assert plan.chosen_s == 0.1 and plan.ended.startswith("The overview ends after ")
+        assert "the job's memory had grown by" in plan.ended
     else:
-        assert plan.chosen_s == detail_s and 0 < plan.overview_s < 20
-        assert "the job's memory had grown by" in plan.ended and plan.ended.startswith("The overview ends after ")
+        assert result.stopped_early and plan.chosen_s < 2
+        assert plan.ended.startswith(f"gputop ended the recording after {plan.chosen_s:g} of 60 s, because the job's ")
+        assert f": the rest is an overview. The overview ends after {plan.overview_s:g} of " in plan.ended
+
+
+def test_who_ends_the_detail_wants_no_overview(logdir, monkeypatch):
+    stop = threading.Event()
+    monkeypatch.setattr(safe_capture, "plan", lambda s, probe, *_: Plan(s, 30.0, "so", probe, overview_s=30.0))
+    with serve(FakeProfiler(on_call=two_grains)) as server:
+        _, plan, _ = capture_with_probe(server.address, seconds=60, logdir=logdir, stop=stop,
+                                        on_progress=lambda p: p.phase == "recording" and stop.set())
+    assert plan.overview_s == 0 and not plan.ended and len(names_below(logdir)) == 1
 
 
 def test_a_disk_that_does_not_take_the_overview(logdir, monkeypatch):

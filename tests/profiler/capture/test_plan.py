@@ -7,15 +7,15 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import (
     FreeResources,
-    GrowthLimits,
     Probe,
-    growth_limits,
+    memory_limits,
     needs_probe,
     overview_events,
     plan,
     second_probe_s,
 )
 from gputop.profiler.recording import CUPTI_RECORDS, SERVER_MULTIPLE, RecorderLimits
+from gputop.text.units import size
 from tests.records import replace
 
 MB, GB = 1e6, 1e9
@@ -146,20 +146,37 @@ def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explain
         plan(10, replace(grew, bytes=2_500_000), FreeResources(job_bytes=300 * MB))
 
 
-@pytest.mark.parametrize(("free", "step_s", "limits"), [
-    # Twenty steps where their length is known, else ten seconds; a fiftieth of what is free, and a tenth at any time.
-    (20 * GB, None, (10.0, 0.4 * GB, 2 * GB)), (20 * GB, 0.1, (2.0, 0.4 * GB, 2 * GB)),
-    (20 * GB, 0.01, (1.0, 0.4 * GB, 2 * GB)), (20 * GB, 3.0, (10.0, 0.4 * GB, 2 * GB)),
-    # At least 1 GiB where there are 8, and on a smaller node an eighth of what is free.
-    (9 * 2**30, 0.1, (2.0, 256 * 2**20, 2**30)), (2 * 2**30, 0.1, (2.0, 256 * 2**20, 256 * 2**20)),
+@pytest.mark.parametrize(("free", "grows"), [
+    (20 * GB, 2 * GB), (9 * 2**30, 2**30), (2 * 2**30, 256 * 2**20),  # a tenth; 1 GiB; and an eighth
 ])
-def test_how_much_a_job_may_grow(free, step_s, limits):
-    made = growth_limits(probe(3_000, 500, step_s), FreeResources(shared_bytes=free * 10, job_bytes=free))
-    assert made == GrowthLimits(*limits)
+def test_how_much_a_job_may_grow(free, grows):
+    room = FreeResources(shared_bytes=free * 10, job_bytes=free)
+    limits = memory_limits(probe(3_000, 500, 0.1), room, RecorderLimits())
+    assert limits.growth_bytes == grows
+    assert not limits.excess(9.0, int(grows), room)
+    assert limits.excess(9.0, int(grows) + 1, room) == f"the job's memory had grown by {size(grows)}"
 
 
 def test_how_much_a_job_may_grow_where_its_memory_is_unknown():
-    assert growth_limits(probe(3_000, step_s=0.1), FreeResources()) == GrowthLimits(2.0, 256 * 2**20, 2**30)
+    limits = memory_limits(probe(3_000, step_s=0.1), FreeResources(), RecorderLimits())
+    assert limits.growth_bytes == 2**30 and not limits.excess(99.0, 2**30, FreeResources())
+
+
+@pytest.mark.parametrize(("now", "said"), [
+    # A tenth of what was free, and what gathering five seconds will take: 20 and 3 times 1 MB for each.
+    (FreeResources(shared_bytes=1120 * MB), ""),
+    (FreeResources(shared_bytes=1110 * MB), f"only {size(1110 * MB)} of memory are free"),
+    (FreeResources(job_bytes=205 * MB), ""),
+    (FreeResources(job_bytes=195 * MB), f"only {size(195 * MB)} of memory are left within the job's limit"),
+])
+def test_memory_that_runs_short_ends_a_recording_however_little_the_job_grew(now, said):
+    limits = memory_limits(probe(3_000, mb_per_s=1), FreeResources(10 * GB, GB), RecorderLimits())
+    assert limits.excess(5.0, 0, now) == said
+
+
+def test_what_nothing_can_end_is_not_ended():
+    limits = memory_limits(probe(3_000), FreeResources(10 * GB, GB), UNSTOPPABLE)
+    assert not limits.excess(5.0, 100 * GB, FreeResources(0.0, 0.0))
 
 
 def test_what_the_detail_leaves_of_the_time_asked_for_is_the_overview():

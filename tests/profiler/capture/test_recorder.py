@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.profiler.capture import job_memory, safe_capture
+from gputop.profiler.capture import job_memory
 from gputop.profiler.capture.multi_worker import capture_workers
-from gputop.profiler.capture.plan import GrowthLimits
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecorderLimits, Recording
@@ -80,7 +79,6 @@ def test_the_guard_does_not_say_that_it_ended_what_cannot_be_ended(tmp_path: Pat
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     grown = iter(range(10**9, 10**12, 10**9))
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(grown))
-    monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: GrowthLimits(0.0, 1.0, 1.0))
     _, plan, _ = capture_with_probe(FileRecorder("pid:7"), CaptureRequest(10.0, tmp_path), ignore, ignore,
                                     threading.Event())
     assert plan.ended == "" and "ended early" not in plan.why

@@ -16,7 +16,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.files import Folder
 from gputop.profiler import storage
 from gputop.profiler.capture import footprint, job_memory, safe_capture
-from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
+from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
 from gputop.profiler.xprof import client, server_disk
 from tests.profiler.capturing import capture, capture_with_probe
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
@@ -145,7 +145,7 @@ def test_a_server_that_dies_after_the_probe_leaves_the_probe(logdir):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().strip()
-            with pytest.raises(GputopError, match=r"it broke.* the only data is the probe of 0.05 s") as caught:
+            with pytest.raises(GputopError, match=r"by SIGKILL.* the only data is the probe of 0.05 s") as caught:
                 capture_with_probe(address, seconds=60, logdir=logdir, pid=process.pid,
                                 on_progress=lambda p: p.phase == "recording" and process.kill())
         finally:
@@ -168,19 +168,25 @@ def test_the_job_s_memory_is_watched(logdir):
     assert "the job's memory grew by" in cost.text()
 
 
-@pytest.mark.parametrize(("after_s", "ended"), [(0.2, True), (99.0, False)])
-def test_a_job_that_grows_too_much_ends_the_recording_once_steps_are_recorded(logdir, monkeypatch, after_s, ended):
-    size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each sample
+@pytest.mark.parametrize(("limits", "cause"), [
+    (MemoryLimits(6e9), "the job's memory had grown by "),
+    (MemoryLimits(shared_bytes=3e9), "only 2.8 GiB of memory are free"),
+    (MemoryLimits(job_bytes=3e9), "only 2.8 GiB of memory are left within the job's limit"),
+    (MemoryLimits(9e12), ""),
+])
+def test_memory_that_runs_short_ends_the_recording(logdir, monkeypatch, limits, cause):
+    size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each sample, and less is free
+    left = iter(range(9 * 10**9, 0, -10**9))
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
-    monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: GrowthLimits(after_s, 3e9))
+    monkeypatch.setattr(safe_capture, "free_resources", lambda *_: FreeResources(now := next(left, 1e9) - 1e6, now))
+    monkeypatch.setattr(safe_capture, "memory_limits", lambda *_: limits)
     monkeypatch.setattr(safe_capture, "plan", lambda seconds, probe, *_: Plan(seconds, seconds, "as asked", probe))
     with serve() as server:
-        result, plan, cost = capture_with_probe(server.address, seconds=60 if ended else 0.4, logdir=logdir)
-        assert len(server.terminated) == ended
-    assert result.stopped_early == ended and files_below(logdir) == [result.path]
-    if ended:
-        assert 0.2 < plan.chosen_s == cost.recorded_s < 60 and plan.shortened
-        assert plan.why.startswith("ended early, because the job's memory had grown by ")
+        result, plan, cost = capture_with_probe(server.address, seconds=60 if cause else 0.4, logdir=logdir)
+    assert result.stopped_early == bool(cause) and result.path in files_below(logdir)
+    if cause:
+        assert 0 < plan.chosen_s < cost.recorded_s < 60 and plan.shortened and plan.overview_s < 20
+        assert plan.why.startswith(f"ended early, because {cause}")
 
 
 def test_a_slow_hand_over_is_reported(logdir):
@@ -315,4 +321,4 @@ def test_footprint_is_asked_about_the_real_place(logdir, monkeypatch):
     monkeypatch.setattr(safe_capture, "free_resources", lambda *a: asked.append(a) or real(*a))
     with serve() as server:
         capture_with_probe(server.address, seconds=0.2, logdir=logdir)
-        assert asked == [(server.address, os.getpid(), logdir)]
+        assert set(asked) == {(server.address, os.getpid(), logdir)}

@@ -13,7 +13,7 @@ import pytest
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
 from gputop.profiler.capture import safe_capture
-from gputop.profiler.capture.plan import GrowthLimits
+from gputop.profiler.capture.plan import MemoryLimits
 from gputop.profiler.capture.plan import plan as plan_capture
 from gputop.profiler.discovery import Finder
 from gputop.profiler.recording import SERVER_MULTIPLE
@@ -106,7 +106,7 @@ def test_one_capture_at_a_time(tf_fast_job, tmp_path):
 
 
 def test_job_that_dies_while_it_is_recorded(tmp_path):
-    with start_tf_job("fast", threads=1) as job, pytest.raises(GputopError, match="the connection to it broke"):
+    with start_tf_job("fast", threads=1) as job, pytest.raises(GputopError, match="ended by SIGKILL while it was"):
         capture(job.address, seconds=60, logdir=tmp_path / "logs",
                 on_progress=lambda p: p.phase == "recording" and job.kill())
     assert not (tmp_path / "logs").exists()
@@ -138,7 +138,7 @@ def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkey
     asked_s = 100.0
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 10_000)
     # How much the job may grow depends on what else this machine does.
-    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: GrowthLimits())
+    monkeypatch.setattr(safe_capture, "memory_limits", lambda *_: MemoryLimits())
     result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=asked_s, logdir=tmp_path, pid=tf_fast_job.pid)
     assert plan.enough and plan.chosen_s < asked_s / 2 and " steps are enough, this job makes " in plan.why
     steps = find_steps(load([result.path]))
@@ -146,7 +146,7 @@ def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkey
 
 
 def test_the_rest_of_the_time_is_an_overview_with_the_jobs_steps(tf_fast_job, tmp_path, monkeypatch):
-    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: GrowthLimits())
+    monkeypatch.setattr(safe_capture, "memory_limits", lambda *_: MemoryLimits())
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_STEPS", 20)
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.5)
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
