@@ -1,7 +1,6 @@
 """What captures cost a PyTorch job: gputop's by kineto's daemon mode and torch.profiler's own in a thread, by turns.
 
     TORCH_PYTHON=python3 python benchmarks/pytorch_captures.py [--rounds 5] [--seconds 10]
-    TORCH_PYTHON=python3 python benchmarks/pytorch_captures.py --many 200    # growth, and whether a value changes
 
 Needs a Python with PyTorch 2.8 or newer. The job trains on the CPU and writes how long each step took; it was started
 without anything. "thread" has the job's own torch.profiler record all threads for the same seconds, as tools do that
@@ -11,7 +10,6 @@ inject code. "longest" is the longest step while the client was at work, "before
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import subprocess
@@ -28,7 +26,6 @@ from gputop.core.memory import resident_bytes  # noqa: E402
 from gputop.launch.kineto import switch_on  # noqa: E402
 from gputop.profiler.capture.request import CaptureRequest  # noqa: E402
 from gputop.profiler.capture.safe_capture import capture_with_probe  # noqa: E402
-from gputop.profiler.recording import EmptyTrace, Recording  # noqa: E402
 from gputop.profiler.ways import recorder_of  # noqa: E402
 
 _JOB = """
@@ -61,8 +58,6 @@ while True:
     optimizer.step()
     time.sleep(0.002)
     step += 1
-    if step == 2000:
-        print("value", float(loss.detach()).hex(), file=sys.stderr, flush=True)
     print(begin, time.time() - begin, file=steps)
     if step % 50 == 0:
         steps.flush()
@@ -76,7 +71,7 @@ class Job:
         self._steps = folder / "steps"
         self.process = subprocess.Popen(
             [os.environ.get("TORCH_PYTHON", sys.executable), "-c", _JOB, str(self._steps)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
 
     def longest_s(self, begin_s: float, end_s: float) -> float:
@@ -88,11 +83,6 @@ class Job:
         assert self.process.stdin is not None and self.process.stdout is not None
         print(seconds, path, file=self.process.stdin, flush=True)
         assert self.process.stdout.readline() == "recorded\n"
-
-    def value(self) -> str:
-        """The loss at step 2000, as the job says it; waits for it."""
-        assert self.process.stderr is not None
-        return next(line.split()[1] for line in self.process.stderr if line.startswith("value"))
 
 
 def compare(seconds: float, rounds: int) -> None:
@@ -124,37 +114,12 @@ def compare(seconds: float, rounds: int) -> None:
               f"grew by {growth / 1e6:.0f} MB; medians of {rounds}")
 
 
-def many(captures: int) -> None:
-    """So many short captures of one job: its memory, and its loss beside that of a job that nobody captured."""
-    with tempfile.TemporaryDirectory() as name:
-        job, other = Job(Path(name)), Job(Path(tempfile.mkdtemp(dir=name)))
-        try:
-            switch_on(job.process.pid)
-            recorder = recorder_of(f"pid:{job.process.pid}")
-            for number in range(captures):
-                with contextlib.suppress(EmptyTrace):  # on a loaded machine no step may begin in it
-                    recorder.record(Recording(0.1, Path(name)), lambda _: None, threading.Event())
-                if number in (0, 9, captures // 2, captures - 1):
-                    grown = (resident_bytes(job.process.pid) or 0) / 1e6
-                    descriptors = len(list(Path(f"/proc/{job.process.pid}/fd").iterdir()))
-                    print(f"after {number + 1} captures: {grown:.0f} MB, {descriptors} descriptors", flush=True)
-            print("the loss at step 2000 is", "the same" if job.value() == other.value() else "ANOTHER")
-        finally:
-            for process in (job.process, other.process):
-                process.kill()
-                process.wait()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--many", type=int, default=0)
     args = parser.parse_args()
-    if args.many:
-        many(args.many)
-    else:
-        compare(args.seconds, args.rounds)
+    compare(args.seconds, args.rounds)
 
 
 if __name__ == "__main__":
