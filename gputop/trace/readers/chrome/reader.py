@@ -32,7 +32,7 @@ _PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
 # TensorFlow 1's timeline of one session.run: the ops of a device are run by one executor, and a tid is a row of the
 # drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
 _EXECUTOR = re.compile(r"/(?:device:)?([cg]pu:\d+) Compute$", re.IGNORECASE)
-_GET_NEXT = "IteratorGetNext"
+_TAKES_BATCH = re.compile(r"IteratorGetNext|QueueDequeue|Unstage")
 _REPEATED = frozenset(("stream all", "stream memcpy"))
 _AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
 _NO_THREAD = re.compile(r"thread 0 \(")  # where kineto writes the Python functions of threads that run no op
@@ -150,7 +150,7 @@ class _Rank:
             names = self._builder.names
             name = np.where(nodes & (host["tf_op"] >= 0), host["tf_op"], host["name"])
             for op in np.unique(host["name"][nodes]).tolist():
-                if names.list[op].startswith(_GET_NEXT):  # as later versions call it
+                if _TAKES_BATCH.match(names.list[op]):  # as later versions call it
                     name[nodes & (host["name"] == op)] = names[f"{names.list[op]}Op::DoCompute"]
             events = HostEvents(self._lines(-1, host["row"]), name, start, end)
             numbered = np.flatnonzero(host["step"] >= 0)
