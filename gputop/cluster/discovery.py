@@ -97,7 +97,7 @@ class AvailableMetrics(Struct, frozen=True):
     def schemas(self) -> tuple[Schema, ...]:
         """Return the schemas that are there, the one that knows jobs first: of a GPU with two exporters, the first one
         counts."""
-        present = [s for s in SCHEMAS if any(self.spellings(s, kind) for kind in ACTIVITY)]
+        present = [s for s in SCHEMAS if any(self.series[n.name] for kind in ACTIVITY for n in self.spellings(s, kind))]
         return tuple(sorted(present, key=lambda schema: schema.jobs not in self.series))
 
     def spellings(self, schema: Schema, figure: str) -> tuple[Name, ...]:
@@ -140,8 +140,9 @@ def find_metrics(client: Client) -> AvailableMetrics:
         if series.value >= 1:
             counts[name] = counts.get(name, 0) + int(series.value)
             scrape_jobs[series.labels.get("job", "")] = None
-    others = names & ({name for name in known if name not in counted} | {schema.jobs for schema in SCHEMAS})
-    metrics = AvailableMetrics({**dict.fromkeys(others, 0), **counts}, tuple(job for job in scrape_jobs if job))
+    # Also those without a series now: the past may have the names of an exporter that was exchanged.
+    listed = names & {*known, *(schema.jobs for schema in SCHEMAS)}
+    metrics = AvailableMetrics({**dict.fromkeys(listed, 0), **counts}, tuple(job for job in scrape_jobs if job))
     if not metrics.schemas():
         raise _none_there(client, names)
     answer = client.instant(label_counts(metrics))

@@ -64,7 +64,7 @@ def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: View) ->
     return Fleet(
         time_s=series.time_s, source=", ".join(schema.title for schema in metrics.schemas()), jobs=jobs, free=free,
         free_nodes=free_nodes, gpus=sum(group.count(count) or 0 for group in groups.values()),
-        has_past=bool(series.outliers.target_counts.get("targets_before", not series.outlier_series)),
+        has_past=bool(series.outliers.target_counts.get("gpus_before", not series.outlier_series)),
         simulated=metrics.simulated, kinds=tuple(kind for kind in ACTIVITY if kind in kinds),
         problems=tuple(target_problems(series)))
 

@@ -25,6 +25,7 @@ from gputop.cluster.prometheus import LARGEST
 from gputop.cluster.promql import (
     all_of,
     any_name,
+    duration,
     either,
     grouped,
     has,
@@ -77,7 +78,7 @@ class GpuValues:
         self._schemas = metrics.schemas()
         self._several_kinds = not metrics.common_kind()
         self._or = f"or on ({', '.join(metrics.uuid_labels)})"
-        self.recent = f"{max(_RECENT_S, _SCRAPES * metrics.scrape_s):g}s"
+        self.recent = duration(max(_RECENT_S, _SCRAPES * metrics.scrape_s))
 
     def figure(self, figure: str, reading: Reading) -> str:
         """A figure of each GPU in its base unit; of a counter its increase of late."""
@@ -99,13 +100,13 @@ class GpuValues:
     def over(self, step_s: float, where: str = "", *, place: bool = False) -> str:
         """Return the mean activity over a step of the history, also of GPUs that are gone since."""
         window_s = max(step_s, _SCRAPES * self._metrics.scrape_s / 2)
-        return self.activity(Reading(where, f"{window_s:g}s", still=False, place=place))
+        return self.activity(Reading(where, duration(window_s), still=False, place=place))
 
     def most_since(self, since_s: float, where: str = "") -> str:
         """The most that each GPU did since then; only of GPUs that were there all that time, for the same job."""
         place = not self._metrics.by_job
         most, now = (self.activity(replace(reading, where=where, place=place)) for reading in (
-            Reading(window=f"{since_s:g}s", over="max_over_time", still=False), Reading()))
+            Reading(window=duration(since_s), over="max_over_time", still=False), Reading()))
         on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
         return f"({f' and on ({on}) '.join([most, now, *self._then(since_s, where)])})"
 
@@ -117,7 +118,7 @@ class GpuValues:
 
     def _then(self, since_s: float, where: str) -> list[str]:
         """The GPUs that were there at some times since then: at none of them was one away for longer than a gap."""
-        gap = f"{max(_GAP_S, _SCRAPES * self._metrics.scrape_s):g}s"
+        gap = duration(max(_GAP_S, _SCRAPES * self._metrics.scrape_s))
         return [self.activity(Reading(where, gap, "last_over_time", still=False, place=False,
                                       ago_s=since_s * part / _SINCE_PARTS)) for part in range(1, _SINCE_PARTS + 1)]
 
@@ -211,7 +212,7 @@ class GpuValues:
         labels = [label for label in self._metrics.labels_of_job if label in _OF_JOBS] or ["slurm_job_id"]
         jobs = selector(schema.jobs, of_job)
         if reading.ago_s:
-            jobs = f"{reading.over}({jobs}[{reading.window}] offset {reading.ago_s:g}s)"
+            jobs = f"{reading.over}({jobs}[{reading.window}] offset {duration(reading.ago_s)})"
         joined = _with_label_of(schema, value, ", ".join(labels), jobs)
         return joined if of_job else f"{joined} or on ({', '.join(schema.join)}) ({value})"
 
@@ -219,7 +220,7 @@ class GpuValues:
 def _measured(name: Name, reading: Reading) -> str:
     """A metric in its base unit."""
     now = selector(name.name, reading.where)
-    offset = f" offset {reading.ago_s:g}s" if reading.ago_s else ""
+    offset = f" offset {duration(reading.ago_s)}" if reading.ago_s else ""
     value = f"{reading.over}({now}[{reading.window}]{offset})" if reading.window else now + offset
     if reading.window and reading.still:
         value = f"({value} and {now})"

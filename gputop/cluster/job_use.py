@@ -16,7 +16,7 @@ from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.gpu_values import GpuValues, Reading
 from gputop.cluster.model import History
 from gputop.cluster.prometheus import Client, Series, figure_of
-from gputop.cluster.promql import either, matchers
+from gputop.cluster.promql import duration, either, matchers
 from gputop.cluster.schemas import ACTIVITY_TITLES, gpu_of, node_of
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
@@ -72,7 +72,7 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
 
     def of_job(figure: str, step_s: float) -> str:
         return either(values.over(step_s, each, place=True) if figure == "activity" else
-                      values.figure(figure, Reading(each, f"{step_s:g}s", still=False)) for each in where)
+                      values.figure(figure, Reading(each, duration(step_s), still=False)) for each in where)
 
     seen = asked.range({"gpus": f"count({of_job('activity', coarse_s)})"}, now_s - hours * HOUR_S, now_s, coarse_s)
     times = [time_s for series in seen for time_s, _ in series.points]
@@ -80,7 +80,8 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
         raise NoDataError(f"no GPU had metrics with job {printable(job)} in the last {hours:g} h",
                           "gputop cluster shows how jobs are named; --hours looks farther back.")
     span_s = max(times) - min(times) + coarse_s
-    step_s = max(_LEAST_STEP_S, metrics.scrape_s, math.ceil(span_s / _POINTS / _LEAST_STEP_S) * _LEAST_STEP_S)
+    steps = math.ceil(max(span_s / _POINTS, metrics.scrape_s) / _LEAST_STEP_S)
+    step_s = _LEAST_STEP_S * max(1, steps)
     begin, end = math.ceil((min(times) - coarse_s) / step_s), math.floor(min(max(times), now_s) / step_s)
     answer = asked.range({figure: of_job(figure, step_s) for figure in FIGURES}, begin * step_s,
                          max(begin, end) * step_s, step_s)

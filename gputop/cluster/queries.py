@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gputop.cluster.discovery import AvailableMetrics, selector_of_targets
 from gputop.cluster.gpu_values import GpuValues, Reading
-from gputop.cluster.promql import below_median, counted, deviation, either, grouped, lowest, median
+from gputop.cluster.promql import any_name, below_median, counted, deviation, duration, either, grouped, lowest, median
 from gputop.cluster.schemas import COUNTERS
 from gputop.cluster.view import Limits
 
@@ -100,7 +100,7 @@ class Queries:
     def gpu_history(self, step_s: float, where: Where, clocks_where: Where) -> Figures:
         """Write the figures of a range query: the activity of each GPU that matches, and the SM clock of those of
         ``clocks_where``."""
-        clocks = (Reading(condition, f"{step_s:g}s", still=False) for condition in clocks_where)
+        clocks = (Reading(condition, duration(step_s), still=False) for condition in clocks_where)
         return {"gpu_activity": either(self._values.over(step_s, condition, place=True) for condition in where),
                 "gpu_clock": either(self._values.figure("sm_clock_hz", reading) for reading in clocks)}
 
@@ -148,11 +148,12 @@ class Queries:
         return _merged(figures)
 
     def _targets(self) -> Figures:
-        """The targets of the exporters: how many there are, and were at the begin of the idle window; and which do not
-        answer, or answer with nothing."""
+        """The targets of the exporters: how many there are, and which do not answer, or answer with nothing; and how
+        many GPUs there were at the begin of the idle window."""
         up = selector_of_targets(self._metrics.scrape_jobs)
         figures = {"down": f"count({up} == 0)", "targets": f"count({up})",
-                   "targets_before": f"count({up} offset {self._limits.idle_s:g}s)",
+                   "gpus_before": f"count({any_name(self._metrics.activity_names())} "
+                                  f"offset {duration(self._limits.idle_s)})",
                    "down_target": f"topk({_TARGETS}, {up} == 0)"}
         first, *others = self._metrics.schemas()
         if not others and first.id != "all-smi":  # whose "instance" may replace Prometheus's

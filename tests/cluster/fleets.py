@@ -44,7 +44,7 @@ class CannedClient:
         if '"figure", "scrapes"' in query:
             clusters = [Series({"figure": "cluster", "cluster": name}, [(NOW, 1.0)]) for name in self._clusters]
             return [*clusters, *(Series({"figure": label}, [(NOW, 1.0)]) for label in (*self._labels, *HOST_LABELS))]
-        arms = {"targets_before": self.arms.get("targets", ()), **self.arms, **self._counts()}
+        arms = {"gpus_before": self.arms.get("targets", ()), **self.arms, **self._counts()}
         return [Series({**labels, "figure": figure}, [(NOW, value)]) for figure in self._figures(query)
                 for labels, value in arms.get(figure, ())]
 
