@@ -282,8 +282,8 @@ def gpu_id(labels: Mapping[str, str]) -> str:
 def gpu_selection(labels: Mapping[str, str]) -> Selection:
     """Return what selects this GPU; () without a UUID."""
     # The first one may be a copy, to compare exporters by; the last is what the exporter wrote.
-    own = [(label, labels[label]) for label in UUID_LABELS if labels.get(label)][-1:]
-    return () if own and ";" in own[0][1] else tuple(own)
+    uuids = [(label, labels[label]) for label in UUID_LABELS if labels.get(label)][-1:]
+    return () if uuids and ";" in uuids[0][1] else tuple(uuids)
 
 
 def node_selection(labels: Mapping[str, str]) -> Selection:

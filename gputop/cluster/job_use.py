@@ -1,4 +1,4 @@
-"""What a job did with its GPUs, from its first sample to its last: for a line at the end of its log. Pure, but for
+"""Use that a job made of its GPUs, from its first sample to its last, for the end of its log. Pure, but for
 :func:`of_prometheus`."""
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ class JobUse(Struct, frozen=True):
 
     @property
     def slots(self) -> range:
-        known = [slot for gpu in self.gpus for slot in gpu.values["activity"]]
-        return range(min(known), max(known) + 1)
+        measured = [slot for gpu in self.gpus for slot in gpu.values["activity"]]
+        return range(min(measured), max(measured) + 1)
 
 
 def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUse:
     """Return what the job did in these hours. Raises GputopError, of which NoDataError where there is no such job."""
-    found = find_metrics(client)
-    metrics = replace(found, job_labels=tuple(dict.fromkeys((*found.job_labels, *_LABELS[:2]))))
+    available = find_metrics(client)
+    metrics = replace(available, job_labels=tuple(dict.fromkeys((*available.job_labels, *_LABELS[:2]))))
     values, asked = GpuValues(metrics), FigureClient(client)
     name = job.rpartition("/")[2]
     where = [matchers({label: [name]}) for label in metrics.job_labels]
     coarse_s = max(_LEAST_STEP_S, math.ceil(hours * HOUR_S / _SPAN_POINTS))
 
     def of_job(figure: str, step_s: float) -> str:
-        return either(values.over(step_s, each, place=True) if figure == "activity" else
+        return either(values.over(step_s, each, placed=True) if figure == "activity" else
                       values.figure(figure, Reading(each, duration(step_s), still=False)) for each in where)
 
     seen = asked.range({"gpus": f"count({of_job('activity', coarse_s)})"}, now_s - hours * HOUR_S, now_s, coarse_s)
@@ -122,8 +122,8 @@ class RecordedUse:
             for figure in FIGURES:
                 value = activity.value if figure == "activity" else gpu[figure].value
                 if value is not None:
-                    place = (*key, figure, slot)
-                    count = self._counts[place] = self._counts.get(place, 0) + 1
+                    slot_key = (*key, figure, slot)
+                    count = self._counts[slot_key] = self._counts.get(slot_key, 0) + 1
                     old = use.values[figure].get(slot, 0.0)
                     use.values[figure][slot] = old + (float(value) - old) / count
 

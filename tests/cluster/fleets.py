@@ -118,10 +118,10 @@ def job(**changes: object) -> Job:
     if "idle_history" not in changes:
         idle = (None if value is None else float(own.gpus * (value <= LIMITS.idle)) for value in own.history.values)
         own = replace(own, idle_history=replace(own.history, values=tuple(idle)))
-    if own.idle_history is None or "busy_history" in changes:
+    if own.idle_history is None:
         return own
     busy = (None if value is None else own.gpus - value for value in own.idle_history.values)
-    return replace(own, busy_history=replace(own.idle_history, values=tuple(busy)))
+    return replace(own, idle=replace(own.idle, busy_history=replace(own.idle_history, values=tuple(busy))))
 
 
 def gpu(activity: float, name: str = "n4:3", history: History | None = None, **figures: float) -> Gpu:
