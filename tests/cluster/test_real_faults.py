@@ -116,8 +116,10 @@ def test_a_gpu_that_two_releases_of_an_exporter_have_is_one(labeled: bool) -> No
     assert job.history is not None
 
 
-def test_an_exporter_that_is_exchanged_takes_no_history_with_it() -> None:
-    """On n1 by one of another release, and on n2 by one at another address, ten minutes ago."""
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_an_exporter_that_is_exchanged_takes_no_history_with_it(everywhere: bool) -> None:
+    """On n1 by one of another release, and on n2 by one at another address, ten minutes ago; or ``everywhere`` by one
+    of another release, so that no series has the older names now."""
     def held(gpu: int, ago_s: float) -> float | None:
         return 0.9 if ago_s > 2400 else 0.0
 
@@ -126,9 +128,10 @@ def test_an_exporter_that_is_exchanged_takes_no_history_with_it() -> None:
 
     now_s, past = time.time(), []
     pages: dict[str, Page] = {}
-    for node, level, changes in (("n1", held, {"new": True}), ("n2", held, {}), ("n3", partly, {"new": True})):
+    levels = {"n1": held, "n2": held, "n3": partly}
+    for node, level in levels.items():
         old = Exporter(node, f"job-{node}", level=level)
-        new = Exporter(node, f"job-{node}", level=level, **changes)  # type: ignore[arg-type]
+        new = Exporter(node, f"job-{node}", level=level, new=everywhere or node != "n2")
         past += old.past(f"10.0.0.{node[1]}:9400", [ago_s for ago_s in seconds(3) if ago_s >= 600], now_s)
         past += new.past(f"{node}:9400", [ago_s for ago_s in seconds(3) if ago_s < 600], now_s)
         pages[node] = new.page
