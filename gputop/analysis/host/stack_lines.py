@@ -76,8 +76,8 @@ class _Telling(Struct, frozen=True):
 
     def by_line(self, of_stack: I64) -> I64:
         """Figures of the stacks, added up by frame."""
-        known = self.line >= 0
-        return np.bincount(self.line[known], of_stack[known], len(self.elsewhere)).astype(np.int64)
+        tells = self.line >= 0
+        return np.bincount(self.line[tells], of_stack[tells], len(self.elsewhere)).astype(np.int64)
 
 
 class Lines:
