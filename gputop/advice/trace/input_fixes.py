@@ -396,7 +396,7 @@ _AHEAD = ("Make the next batch while the step runs: in workers of a loader, or i
 
 
 def fix_of_loader(loader: str) -> tuple[str, str]:
-    """Action and code for batches that this loader makes in the loop's own thread; "": code of the user's own."""
+    """Action and code for batches that this loader makes in the loop's own thread, or code of the user's own."""
     return _OF_LOADER.get(loader, _AHEAD)
 
 
