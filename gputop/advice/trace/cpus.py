@@ -157,8 +157,8 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool, least: float
         return None
     if least is not None:
         ran = 1 - lost if seen is None or not cpus.main else cpus.main
-        own = ran / (ran + lost)
-        if share * own / max(1 - _lost(facts, cpus), own) >= least:
+        left = ran / (ran + lost)
+        if share * left / max(1 - _lost(facts, cpus), left) >= least:
             return None
     return (f"CPUs for the job: other processes kept {cpus.programs:.2g} of {cpus.allowed:.3g} CPUs busy and no CPU "
             "was idle, which also makes steps longer; capture again when they are not running")

@@ -37,11 +37,6 @@ _SELDOM = (
     "    print(step, float(loss))  # reading a value waits for the GPU")
 _MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
 
-# Names of functions that make a batch; callbacks and metrics of one do not.
-_MAKES_BATCH = re.compile(r"^(?!on_|eval|valid|test_|predict|train_|log|metric|loss|update)\w*(?:batch|augment|collate|"
-                          r"transform|pre_?process|tokeni[sz]|__getitem__|decode|read_|load_(?:image|data|file|sample))")
-
-
 class KnownWork(Struct, frozen=True):
     """A kind of host work (of ``WORK_KINDS``): what to do, and what to paste by the way the loop is written."""
 
@@ -183,12 +178,12 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 
 class UserFunction(Struct, frozen=True):
     """A function of the user's, and its line that runs longest. ``holds_loop``: the steps themselves run in it, too.
-    ``loader``: the loader that calls it to make a batch, "" where its name says that it makes one; None: neither."""
+    ``loader``: what calls it to make a batch (:class:`~gputop.analysis.results.StackLine`), "": nothing."""
 
     name: str
     location: str
     holds_loop: bool
-    loader: str | None = None
+    loader: str = ""
 
 
 def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks | None) -> UserFunction | None:
@@ -203,11 +198,11 @@ def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks 
     if function is None or _total_s(lines) < 0.5 * gap_s:
         return None
     longest = max(lines, key=lambda line: line.time_s or 0.0)
-    name, gaps = function[1].rpartition(".")[2], stacks.gaps if stacks is not None else ()
+    gaps = stacks.gaps if stacks is not None else ()
     loader = next((line.loader for gap in gaps for line in gap.lines if line.line == longest.name), "")
-    return UserFunction(name, longest.name.partition(" ")[0],
+    return UserFunction(function[1].rpartition(".")[2], longest.name.partition(" ")[0],
                         _runs_outside_gaps(function, stacks.flame if stacks is not None else ()),
-                        loader if loader or _MAKES_BATCH.search(name) else None)
+                        loader)
 
 
 def _total_s(lines: Iterable[Culprit]) -> float:
@@ -237,11 +232,11 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
     better one."""
     if verdict.inside:
         return words
-    if function.loader is not None:
+    if function.loader:
         action, snippet = fix_of_loader(function.loader)
         return structs.replace(
             words, title=f"Making batches between steps takes {percent(verdict.share)} of the step", snippet=snippet,
-            action=f"{function.name} ({function.location}) makes the batch while the loop waits. {action}")
+            action=f"The loop waits while {function.name} ({function.location}) runs to make its batch. {action}")
     if function.holds_loop:
         return structs.replace(
             words, action=f"Move the work at {function.location} out of the loop, or do it every N steps. If it makes "

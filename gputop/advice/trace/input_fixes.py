@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputop.advice.trace.snippets import LOADER
 from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.job_cpus import JobCpus
@@ -381,10 +382,9 @@ _OF_LOADER = {
     "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
               "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
               _WORKERS[3]),
-    "torch": ("Give the DataLoader workers, which load ahead while the model trains.",
-              "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True)"),
+    "torch": ("Give the DataLoader workers, which load ahead while the model trains.", LOADER),
     "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
-                 "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)\n"
+                 f"{LOADER}\n"
                  "dataset = dataset.map(transform, batched=True, num_proc=8)  # if it is the same in every epoch"),
 }
 _AHEAD = ("Make the next batch while the step runs: in workers of a loader, or in a thread that fills a queue.",
@@ -396,7 +396,7 @@ _AHEAD = ("Make the next batch while the step runs: in workers of a loader, or i
 
 
 def fix_of_loader(loader: str) -> tuple[str, str]:
-    """Action and code for batches that this loader makes in the loop's own thread; "": code of the user's own."""
+    """Action and code for batches that this loader makes in the loop's own thread, or code of the user's own."""
     return _OF_LOADER.get(loader, _AHEAD)
 
 

@@ -197,7 +197,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
                 " Workers would copy row by row as well.", _WHOLE_BATCHES, None, "",
                 tells=f" The DataLoader takes {rows:,.0f} rows of a batch from tensors one by one, and stacks them "
                       "again.")
-        return InputFix("Give the DataLoader workers, which load ahead while the model trains.", snippet, None, "",
+        return InputFix(fix_of_loader("torch")[0], snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
     if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:
         children = cpus.children or 0.0
