@@ -232,7 +232,7 @@ class _Take(Struct):
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
                             "Its own torch.profiler was busy, the node is overloaded, or it cannot write to "
-                            f"{self.daemon.folder.path} (disk full?). The job itself continues.")
+                            f"{self.daemon.folder.path} (disk full?). It still runs.")
 
     def _step(self, began: float) -> None:
         """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
