@@ -31,6 +31,7 @@ from gputop.cluster.schemas import (
     Schema,
 )
 from gputop.core.errors import EXIT_NO_DATA, GputopError
+from gputop.text.units import printable
 
 _COUNTED = (*ACTIVITY, "memory_used_bytes")  # of a GPU without activity, memory says that it is there
 _SCRAPES_S = 1200.0  # in which scrapes are counted
@@ -201,7 +202,8 @@ def _none_there(client: Client, names: frozenset[str]) -> GputopError:
     url = client.endpoint.url
     counts: dict[str, dict[str, int]] = {"targets": {}, "down": {}}
     for series in client.instant(by_figure({"targets": "count by (job) (up)", "down": "count by (job) (up == 0)"})):
-        counts[series.labels.get(FIGURE, "")][series.labels.get("job", "")] = int(series.value)
+        of_figure = counts.setdefault(series.labels.get(FIGURE, ""), {})
+        of_figure[printable(series.labels.get("job", ""))] = int(series.value)
     dead = [f"{count} of scrape job {job}" for job, count in sorted(counts["down"].items())
             if count == counts["targets"].get(job)]
     if dead:

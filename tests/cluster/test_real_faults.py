@@ -96,7 +96,8 @@ NODES = ("n1", "n2", "n3")
 def test_a_gpu_that_two_scrape_jobs_have_is_one(labeled: bool) -> None:
     pages: dict[str, Page] = {node: Exporter(node, "7" * labeled).page for node in NODES}
     slurm = squeue(nodes="n[1-3]", gres_detail=["gpu:h100:8(IDX:0-7)"] * 3)
-    fleet = seen(pages, slurm=slurm, jobs={"dcgm": NODES, "operator": NODES}).fleet
+    again = {f"{node}-operator": page for node, page in pages.items()}  # at another address
+    fleet = seen({**pages, **again}, slurm=slurm, jobs={"dcgm": NODES, "operator": list(again)}).fleet
     (job,) = fleet.jobs
     assert (fleet.gpus, job.gpus, job.nodes, job.power_w, job.activity) == (24, 24, 3, 24 * 500.0, pytest.approx(0.9))
     assert fleet.free is None
