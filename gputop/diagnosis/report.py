@@ -59,9 +59,8 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
     lines += [""]
     if _has_verdict(a):
         lines += wrap(limit_of(a), width)
-    step_s = a.steps.median_s if a.steps is not None else None
     for number, finding in enumerate(a.findings, 1):
-        lines += _finding_in_short(number, finding, width, step_s, unfolded=number <= _UNFOLDED)
+        lines += _finding_in_short(number, finding, width, unfolded=number <= _UNFOLDED)
     lines += wrap(_unexplained(a, "--full"), width)
     more = not_judged(a)
     lines += ["", *wrap(f"{more + ' --verbose: which and why. ' if more else ''}--full: all values, and code to "
@@ -82,9 +81,9 @@ def _step_in_short(a: Analysis, width: int) -> Iterator[str]:
     yield from plain_step_lines(a.breakdown.known if a.breakdown is not None else {}, width, a.steps.median_s)
 
 
-def _finding_in_short(number: int, f: Finding, width: int, step_s: float | None, *, unfolded: bool) -> Iterator[str]:
+def _finding_in_short(number: int, f: Finding, width: int, *, unfolded: bool) -> Iterator[str]:
     """The title with the saving; ``unfolded``: culprits, reason and action, too."""
-    saves = gain_text(f, step_s)
+    saves = gain_text(f)
     yours = ", yours" if f.yours else ""
     yield from wrap(f"{f.severity.upper()} {f.title}{': ' if saves else ''}{saves} [{f.id}{yours}]", width,
                     f"{number}. ")
@@ -125,7 +124,7 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
     if s is None:
         yield f"Step     {'not judged' if a.trace.is_damaged else 'not found'}"
         return
-    yield from wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
+    yield from wrap(f"{seconds(s.mean_s)} mean, {seconds(s.median_s)} median, {seconds(s.p95_s)} 95th percentile",
                     width, f"{s.unit.capitalize():<9}")
     text = f"{counted(s.count, s.unit)} by {s.anchor}, confidence {s.confidence}"
     if s.dropped:

@@ -31,7 +31,7 @@ from gputop.render.palette import STEPS
 from gputop.replay.snapshot import DATA_ID, Snapshot, from_document
 from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.text.units import counted, percent, printable, ranges, reading, seconds
+from gputop.text.units import counted, percent, printable, ranges, reading
 
 _SCRIPT = """\
 for (const box of document.querySelectorAll(".code")) {
@@ -125,8 +125,8 @@ def _header(s: Snapshot) -> str:
     source = sample.source.removeprefix("SIMULATED: ")  # the banner says it
     facts = [f"<span><b>{esc(gpu_kinds(sample) or 'no GPU')}</b></span>", f"<span>{esc(source)}</span>",
              f"<span>every {s.interval_s:g} s</span>"]
-    if s.capture is not None and s.capture.step_s is not None:
-        facts.insert(1, f"<span><b>{seconds(s.capture.step_s)}</b> a step</span>")
+    if s.capture is not None and s.capture.step_text:
+        facts.insert(1, f"<span><b>{s.capture.step_text}</b> a step</span>")
     banner = BANNER if sample.simulated else ""
     return (f'<header class="top"><div><div class="brand">gputop snapshot</div><h1>{esc(sample.host.hostname)}</h1>'
             f'<div class="facts">{"".join(facts)}</div></div><div class="when">{esc(moment(sample.time_s))}</div>'

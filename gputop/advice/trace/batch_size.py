@@ -163,7 +163,7 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
     assumed.append(f"everything else takes {much} as long" + (
         ", as far as the input pipeline keeps up" if v.input_s is not None else ""))
     return Explanation(
-        title=f"A larger batch would take {percent(v.share)} less time per sample"
+        title="A larger batch takes less time per sample"
               + (f", and memory has room for {much} the batch" if v.memory else ""),
         why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v), *([v.caveat] if v.caveat else [])]),
         evidence=evidence,
@@ -256,7 +256,7 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
         return None
     most = judged[empty_by_gpu.index(max(empty_by_gpu))]
     return SmallGrids(
-        gpus=tuple(use.gpu for use in judged), share=share, saving_unknown=True,
+        gpus=tuple(use.gpu for use in judged), share=share, claim=None,
         severity=severity_by_limits("small_grids", share),
         used=1 - empty_s / fmean(use.compute_s for use in judged),
         compute=fmean(use.compute_s for use in judged) / facts.period_s, empty_s=empty_s,

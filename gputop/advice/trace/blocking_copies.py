@@ -380,11 +380,11 @@ def reads_one_by_one(facts: TraceFacts, waits: HostWaits) -> ReadsOneByOne | Non
         return None
     rows.sort()
     return ReadsOneByOne(
-        gpus=facts.active_numbers, share=share, idle_s=idle_s, reads=len(rows) / per,
+        gpus=facts.active_numbers, share=share, claim="at least", idle_s=idle_s, reads=len(rows) / per,
         mean_bytes=float(device.bytes[rows].mean()),
         item=facts.framework == "pytorch" and bool(len(host_rows(facts.trace, r"aten::(?:item|_local_scalar_dense)$"))),
         events=Events(rows, np.full(len(rows), round(idle_s * 1e9 * per / len(rows)), np.int64)), cure=Cure(
-            at_least=True, host=idle, calls=waits.chosen(rows).calls, scaled=((rows, 0.0),), assumes=(
+            host=idle, calls=waits.chosen(rows).calls, scaled=((rows, 0.0),), assumes=(
                 "The values are computed together and read once; the kernels and calls stay.")))
 
 

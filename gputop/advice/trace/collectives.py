@@ -400,7 +400,7 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
 # -- allreduce_count --------------------------------------------------------------------------------
 
 class AllReduceCount(Verdict, frozen=True, kw_only=True):
-    """Verdict on many all-reduces. ``saving_unknown``: a remark, since what fewer would save is not known."""
+    """Verdict on many all-reduces. Without a claim it is a remark, since what fewer would save is not known."""
 
     count: float  # per step
     needed: int
@@ -458,7 +458,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     taken = facts.shares["collectives"] * exposed_s / all_s if all_s else 0.0
     if taken < limit("collectives.share") or exposed_s < limit("allreduce_count.exposed") * op.time_s:
         return None
-    return replace(verdict, share=taken, severity="low", saving_unknown=True, exposed=min(exposed_s / op.time_s, 1.0),
+    return replace(verdict, share=taken, severity="low", claim=None, exposed=min(exposed_s / op.time_s, 1.0),
                    cure=None)
 
 
@@ -475,11 +475,11 @@ def _allreduces(facts: TraceFacts) -> I64:
 
 def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
     size = "" if v.message_bytes is None else f" of {v.message_bytes / 1e6:,.1f} MB on average"
-    exposed = (f"For {percent(v.exposed)} of their time nothing is computed." if v.saving_unknown else
+    exposed = (f"For {percent(v.exposed)} of their time nothing is computed." if v.claim is None else
                "Most of that time is latency.")
     return Explanation(
         title=(f"{v.count:.0f} AllReduces per step are exposed for {percent(v.share)} of the {job.basis}"
-               if v.saving_unknown else f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough"),
+               if v.claim is None else f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough"),
         why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). {exposed} "
             f"Packed into {v.needed}, the same gradients pay the latency "
             f"{'once' if v.needed == 1 else f'{v.needed} times'}.",
@@ -489,7 +489,7 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
             "mean_message_bytes": v.message_bytes}),
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(job.strategy or job.framework),
-        gain="unknown: other delays of the step, or waits in these AllReduces, may stay" if v.saving_unknown else
+        gain="unknown: other delays of the step, or waits in these AllReduces, may stay" if v.claim is None else
              "assumes that each avoided AllReduce saves the time of one of the shortest, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )

@@ -100,8 +100,9 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     ever = [use.tracing_count for use in functions.functions
             if use.name == again.name and use.tracing_count is not None and not again.made]
     return Retracing(
-        gpus=facts.active_numbers, share=share, frees_cpus=True, function=again.name, tracing_s=host.tracing_s,
-        count=again.built, calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
+        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("at least"), function=again.name,
+        tracing_s=host.tracing_s, count=again.built, calls=again.calls, made=again.made or None,
+        ever=max(ever) if ever else None,
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
         young_s=young_s, severity=None if young_s is None else at_most(severity_of(share), "medium"),
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
@@ -217,7 +218,8 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         return None
     begins = longest_on_host(facts.trace, {op.name for op in ops.eager}, waits_for_host(facts, "eager"))
     return EagerExecution(
-        gpus=facts.active_numbers, share=share, frees_cpus=True, wait_s=host.eager_s, eager_ratio=ops.eager_share,
+        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("at least"), wait_s=host.eager_s,
+        eager_ratio=ops.eager_share,
         ops_per_step=ops.eager_ops_per_step,
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),
@@ -255,8 +257,8 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     work = ranked_work(work_in(trace, spans, main)[0], per)
     ratio = in_optimizer / spans.total
     return EagerExecution(
-        gpus=(), share=share, saving=share * ratio if ratio >= _MOSTLY_OPTIMIZER else None, frees_cpus=True,
-        best_case=True, wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
+        gpus=(), share=share, saving=share * ratio if ratio >= _MOSTLY_OPTIMIZER else None, claim="about",
+        wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
         ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
         most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,
@@ -366,10 +368,10 @@ def judge_xla_off(facts: TraceFacts) -> ChainedKernels | None:
 def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
     chained = v.chained_s / job.period_s
     return Explanation(
-        title=f"XLA is off and could fuse kernels: up to {percent(v.share)} of the {job.basis}",
+        title=f"XLA is off and could fuse kernels that take {percent(chained)} of the {job.basis}",
         why=f"No function is compiled by XLA. {percent(chained)} of the {job.basis} goes into {v.chains:.0f} chains of "
-            "element-wise kernels that run one after the other over the same tensors. Fusing them might save up to "
-            f"{percent(v.share)}. Only a test shows whether XLA does so for this model.",
+            "element-wise kernels that run one after the other over the same tensors. Only a test shows whether XLA "
+            "fuses them for this model.",
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",

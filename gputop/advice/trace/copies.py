@@ -94,7 +94,11 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"], fetching=fetching_ops(facts),
-        events=_copies(facts, [worst]), cure=_without(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]),
+        events=_copies(facts, [worst]), cure=Cure(
+            scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
+            assumes="These copies are avoided, or overlap with compute."),
+        # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
+        claim="about" if facts.framework == "jax" and worst != "d2d" else "measured",
     )
 
 
@@ -102,12 +106,6 @@ def _copies(facts: TraceFacts, ways: Sequence[str]) -> Events:
     """The copies of these ways, each with the time that nothing hides."""
     rows = np.flatnonzero(np.isin(facts.trace.device.kind, [_KINDS[way] for way in ways]))
     return Events(rows, exposed_ns(facts, rows))
-
-
-def _without(facts: TraceFacts, ways: Sequence[str]) -> Cure:
-    # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
-    return Cure(scaled=((_copies(facts, ways).rows, 0.0),), assumed=facts.framework == "jax" and "d2d" not in ways,
-                assumes="These copies are avoided, or overlap with compute.")
 
 
 def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:

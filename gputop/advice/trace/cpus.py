@@ -52,7 +52,7 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
         return None
     return CpuContention(
         # More than the CPU time itself: their work also empties caches and interrupts the job's threads.
-        gpus=facts.active_numbers, share=_lost(facts, cpus, host), frees_cpus=True, best_case=True,
+        gpus=facts.active_numbers, share=_lost(facts, cpus, host), claim=facts.on_cpus("about"),
         allowed=cpus.allowed, used=cpus.used,
         programs=cpus.programs, children=cpus.children, held_up=cpus.held_up,
         busiest=tuple(user for user in cpus.busiest if user.cpus >= limit("cpu_contention.named") * cpus.programs))
@@ -247,7 +247,7 @@ def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription |
     return ThreadOversubscription(
         gpus=(), share=cpus.held_up, working=cpus.threads, waiting=cpus.waited, allowed=cpus.limit, ranks=ranks,
         held_up=cpus.held_up, threads=max(int(np.floor(min(cpus.limit, cpus.cores or cpus.limit) / ranks)), 1),
-        best_case=True, frees_cpus=True)
+        claim="about")
 
 
 def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Explanation:

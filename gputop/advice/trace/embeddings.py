@@ -127,12 +127,12 @@ def _judge_xla(facts: TraceFacts) -> TablesInXla | None:
         return None
     per, share = worth
     return TablesInXla(
-        gpus=facts.active_numbers, share=share, frees_cpus=not facts.active, best_case=True,
+        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about", "at most"),
         table_bytes=tables.table_bytes, used=tables.used, sources=tables.sources,
         gradients_s=tables.gradients_s / per, optimizer_s=tables.optimizer_s / per, spent_s=tables.total_s / per,
         culprits=tuple(Culprit(source, "line") for source in tables.sources),
         events=Events(tables.rows) if facts.active else None,
-        cure=Cure(scaled=((tables.rows, tables.used),) if facts.active else (), at_most=True, assumes=_ROWS_ALONE))
+        cure=Cure(scaled=((tables.rows, tables.used),) if facts.active else (), assumes=_ROWS_ALONE))
 
 
 def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
@@ -144,14 +144,13 @@ def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
         return None
     per, share = worth
     return TablesAsWhole(
-        gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, lookups=updates.lookups,
+        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about", "at most"), lookups=updates.lookups,
         optimizers=updates.optimizers,
         used=updates.used, gradients_s=updates.gradients_s / per, optimizer_s=updates.optimizer_s / per,
         copies_s=updates.copies_s / per, spent_s=updates.total_s / per, mixed=updates.mixed,
         culprits=tuple(Culprit(lookup, "op") for lookup in updates.lookups),
         events=Events(updates.rows) if facts.active else None,
-        cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), at_most=True,
-                  assumes=_ROWS_ALONE))
+        cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), assumes=_ROWS_ALONE))
 
 
 def _worth(facts: TraceFacts, tables: TableUpdates | XlaTables) -> tuple[int, float] | None:
@@ -205,10 +204,10 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
     if share < limit("embedding_dense.share"):
         return None
     return EmbeddingDense(
-        gpus=facts.active_numbers, share=share, rows=int(rows[largest]),
+        gpus=facts.active_numbers, share=share, claim="at most", rows=int(rows[largest]),
         width=int(of_tables[largest] // rows[largest]), used=used, tables_part=part, backward_s=times[0],
         optimizer_s=times[1], events=Events(np.concatenate((backward.rows, optimizer.rows))) if facts.active else None,
-        cure=Cure(scaled=((backward.rows, used), (optimizer.rows, 1 - part * (1 - used))), at_most=True, assumes=(
+        cure=Cure(scaled=((backward.rows, used), (optimizer.rows, 1 - part * (1 - used))), assumes=(
             "The rows that a step looks up take their part of the table's time. Sorting and merging their indices "
             "takes no time.")))
 

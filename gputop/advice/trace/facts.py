@@ -20,7 +20,7 @@ from gputop.analysis.results import Analysis, Breakdown, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.replay import Replay
-from gputop.core.findings import Culprit, Severity
+from gputop.core.findings import Claim, Culprit, Severity
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
@@ -64,6 +64,10 @@ class TraceFacts(Struct, frozen=True):
         """The GPUs that ran kernels."""
         return [gpu for gpu in self.analysis.gpus if gpu.kernels]
 
+    def on_cpus(self, claim: Claim, on_gpus: Claim = "measured") -> Claim:
+        """Return the claim of a fix that also frees CPUs, which only a step that runs on them gains by."""
+        return on_gpus if self.active else claim
+
     @property
     def active_numbers(self) -> tuple[int, ...]:
         return tuple(gpu.gpu for gpu in self.active)
@@ -105,6 +109,12 @@ class TraceFacts(Struct, frozen=True):
     def steps_or_window(self) -> int:
         """Number of steps in a sum over all of ``analyzed_spans``; 1 without steps."""
         return self.steps.count if self.steps else 1
+
+    @property
+    def of_recorded(self) -> float:
+        """Without steps ``period_s`` as a share of the recorded time; 1 with steps."""
+        wall = self.analysis.wall_time
+        return min(self.period_s / wall.recorded_s, 1.0) if self.steps is None and wall and wall.recorded_s else 1.0
 
     @property
     def replayed_steps(self) -> float:

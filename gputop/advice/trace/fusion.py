@@ -73,8 +73,9 @@ def chained_kernels(facts: TraceFacts, kernels: I64, chained: Mask) -> tuple[flo
     per = 1e9 * facts.steps_or_window * len(facts.active)
     rows = kernels[long[row]]
     return saved / per, ChainedKernels(
-        gpus=facts.active_numbers, chained_s=float(length[long].sum()) / per, chains=float(long.sum()) * 1e9 / per,
-        events=Events(rows), cure=Cure(scaled=((rows, 1.5 / count[row[long[row]]]),), assumed=True, assumes=_FUSED))
+        gpus=facts.active_numbers, claim="about", chained_s=float(length[long].sum()) / per,
+        chains=float(long.sum()) * 1e9 / per,
+        events=Events(rows), cure=Cure(scaled=((rows, 1.5 / count[row[long[row]]]),), assumes=_FUSED))
 
 
 def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mask:
@@ -203,11 +204,12 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     in_memory = float(np.median(device.end_ns[rows] - device.start_ns[rows])) >= limit(
         "attention_unfused.in_memory_s") * 1e9
     return AttentionUnfused(
-        gpus=facts.active_numbers, share=share, between_s=between_s, softmax_s=_seconds(facts, rows), count=count,
+        gpus=facts.active_numbers, share=share, claim="at least" if in_memory else "about", between_s=between_s,
+        softmax_s=_seconds(facts, rows), count=count,
         names=_longest(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
         in_memory=in_memory, events=Events(kernels[between]), cure=Cure(
-            scaled=((kernels[between], 0.0),), at_least=in_memory, assumed=not in_memory, assumes=(
+            scaled=((kernels[between], 0.0),), assumes=(
                 "The kernels between the two products disappear, and the fused kernel takes as long as the products do "
                 "now.")))
 
@@ -304,10 +306,10 @@ def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
     share = _beside_launch_waits(facts, seconds)
     if share < limit("layout_conversions.share"):
         return None
-    return LayoutConversions(gpus=facts.active_numbers, share=share, conversions_s=seconds,
+    return LayoutConversions(gpus=facts.active_numbers, share=share, claim="at least", conversions_s=seconds,
                              count=len(rows) / _per(facts), names=_longest(facts, rows), events=Events(rows),
                              norms_s=_seconds(facts, kernels[_matching(trace, name, _NCHW_NORM, _NHWC_NORM)]),
-                             cure=Cure(scaled=((rows, 0.0),), at_least=True, assumes=(
+                             cure=Cure(scaled=((rows, 0.0),), assumes=(
                                  "No tensor is converted; what else NHWC makes faster is not counted.")))
 
 
@@ -369,10 +371,9 @@ def _launched_within(facts: TraceFacts, chained: I64) -> dict[int, Spans]:
 def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
     part = v.chained_s / job.period_s
     return Explanation(
-        title=f"A compiler could fuse element-wise kernels: up to {percent(v.share)} of the {job.basis}",
+        title=f"A compiler could fuse element-wise kernels that take {percent(part)} of the {job.basis}",
         why=f"{percent(part)} of the {job.basis} goes into {v.chains:.0f} chains of element-wise kernels that run one "
-            f"after the other over the same tensors. Fusing them might save up to {percent(v.share)}. Only a test "
-            "shows how much of that this model gains.",
+            "after the other over the same tensors. Only a test shows how much of that this model gains.",
         evidence={"chained_s": v.chained_s, "chained_ratio": part, "chains_count": v.chains, "share_ratio": v.share},
         action="A part of the model is compiled already, but by a backend that does not fuse these kernels, or without "
                "them: use the backend inductor, and find what breaks the graph." if job.compiled else

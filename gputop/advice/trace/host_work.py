@@ -130,8 +130,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
-    return StepGapHost(gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, gap_s=host.gap_s,
-                       severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
+    return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
+                       severity="low" if paced else None, claim=None if paced else facts.on_cpus("about"),
+                       input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),

@@ -130,8 +130,8 @@ def _parts(row: KernelRow, dtype: str) -> list[str]:
 def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) -> dict[str, Any]:
     """The compute kernels with one of these names, and as the cure that they take less time by the factor."""
     rows = kernels_named(facts, names)
-    return {"events": Events(rows), "cure": Cure(
-        scaled=((rows, 1 / factor),), assumed=True,
+    return {"events": Events(rows), "claim": "about", "cure": Cure(
+        scaled=((rows, 1 / factor),),
         assumes=f"{what} take 1/{factor:g} of their time; kernels bound by memory gain less.")}
 
 
@@ -222,7 +222,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
                                  *matmuls.names.get("attention_32", ())))
     tf32 = kernels_named(facts, matmuls.names.get("tensor_32", ()))
     return TensorCoresUnused(
-        gpus=facts.active_numbers, share=share, saving=share,
+        gpus=facts.active_numbers, share=share, claim="about",
         id=None if plain >= matmuls.attention_32 + matmuls.tensor_32 else "sixteen_bit_unused",
         # TF32 is the default and uses tensor cores: how much 16 bits bring beyond it only a test shows.
         severity="low" if matmuls.tensor_32 > part / 2 else None,
@@ -231,7 +231,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         least=saved(limit("precision.speedup_least"), limit("precision.tf32_least")),
         most=saved(*_most_speedups(facts), limit("precision.others_most")), tf32=capability >= _TF32,
         events=Events(np.concatenate((slow, tf32))), cure=Cure(
-            assumed=True, scaled=((slow, 1 / limit("precision.speedup")), (tf32, 1 / limit("precision.tf32_speedup"))),
+            scaled=((slow, 1 / limit("precision.speedup")), (tf32, 1 / limit("precision.tf32_speedup"))),
             assumes=f"I{_assumed(bool(len(slow)), bool(len(tf32)))[1:]}."))
 
 
