@@ -112,7 +112,7 @@ class TraceFacts(Struct, frozen=True):
 
     @property
     def of_recorded(self) -> float:
-        """Without steps ``period_s`` as a share of the recorded time; 1 with steps."""
+        """Share of the recorded time that ``period_s`` is without steps; 1 with steps."""
         wall = self.analysis.wall_time
         return min(self.period_s / wall.recorded_s, 1.0) if self.steps is None and wall and wall.recorded_s else 1.0
 
