@@ -417,8 +417,9 @@ TRACE_RULES: tuple[Rule, ...] = (
                       Cause("time_outside_steps", wholly=True), Cause("retracing", "most_of_it", wholly=True)),
         limits=(
             Limit("unfinished_step.steps", 3, "count", f"{OWN}the usual step is known"),
-            Limit("unfinished_step.medium", 0.15, "ratio",
-                  f"{OWN}one wait may be an accident; from the share of a high severity on it still counts"),
+            Limit("unfinished_step.medium", 0.5, "ratio",
+                  f"{OWN}one wait that is recorded may be an accident; for most of the recording, the job may have "
+                  "stopped"),
         ),
     ),
     Rule(
