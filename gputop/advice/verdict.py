@@ -26,7 +26,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     # How the saving relates to what the fix brings; "measured" is "at most" where there is no replay. None: nothing can
     # be said of it, not even a bound.
     claim: Claim | None = "measured"
-    severity: Severity | None = None  # the rule's own judgment; None: it follows from the share
+    severity: Severity | None = None  # the rule's own judgment; None: it follows from the saving
+    severest: Severity = "high"  # a cap
     id: str | None = None  # of the finding, where the rule has several
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
     # steps. None: it cannot be replayed.
@@ -77,8 +78,7 @@ def of_type(value: Any, wanted: type[_T], function: str) -> _T:
 class Basis(Struct, frozen=True):
     """Basis of a finding besides its verdict."""
 
-    caveat: str | None = None  # a sentence that says what little it is: it caps the severity where the rule's does
-    remark: str | None = None  # a sentence that caps nothing
+    caveat: str | None = None  # a sentence that says what little it is
     replayed: float | None = None  # what a replay with the verdict's fix saves; None: there is none
     not_replayed: str = ""  # a sentence that says why there is none
     step_s: float | None = None  # the mean step, of which the verdict's shares are; None: there is none
@@ -98,16 +98,14 @@ _BESIDES = {
 def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VERDICT_ALONE) -> Finding:
     """Make the finding of a rule."""
     of_type(words, Explanation, "describe")
-    why = f"{words.why} {basis.remark}" if basis.remark else words.why
     gain = _gain(verdict, words, basis)
     by_gain = severity_of(verdict.share if gain.step_time is None else gain.step_time)
     severity = verdict.severity or by_gain
     if gain.by == "replay":
         severity = at_most(severity, by_gain)
-    if basis.caveat and rule.severity == "by_share_capped":
-        severity, why = at_most(severity, "medium"), f"{why} {basis.caveat}"
     return Finding(
-        id=verdict.id or rule.id, severity=at_most(severity, basis.severest), title=words.title, why=why,
+        id=verdict.id or rule.id, severity=at_most(at_most(severity, basis.severest), verdict.severest),
+        title=words.title, why=f"{words.why} {basis.caveat}" if basis.caveat else words.why,
         evidence=words.evidence, action=words.action, source=words.source,
         gain=gain, gpus=verdict.gpus, snippet=words.snippet,
         origin=rule.origin, culprits=basis.culprits, brief=words.brief, unknown=words.unknown,
@@ -131,11 +129,10 @@ def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:
     if per == "step" and before_s is None:
         per, window = "recording", basis.window
     if basis.replayed is None or verdict.cure is None:
-        how = words.gain.removeprefix("at most: ") if either else words.gain
-        sentence = f"{how[:1].upper()}{how[1:]}. {basis.not_replayed}".rstrip()
+        sentence = f"{words.gain[:1].upper()}{words.gain[1:]}. {basis.not_replayed}".rstrip()
         if not verdict.gpus:  # the step runs on the CPUs that the fix frees
             sentence += _BESIDES.get(claim, "")
-        return Gain(most * window, how, per, "bound", sentence, claim=claim if either else "at most",
+        return Gain(most * window, words.gain, per, "bound", sentence, claim=claim if either else "at most",
                     before_s=before_s)
     how = "a replay of the recorded steps with the fix"
     how += ("; the fix can save more" if claim == "at least" else "; it rests on a usual factor, not on a bound"

@@ -11,7 +11,7 @@ from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.per_step import collectives_per_step
 from gputop.diagnosis.wall_text import not_enough, wall_rows, wall_sentence, wall_title, worth_saying
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis, gain_text, no_gain
+from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID, WALL_PARTS, WORK_FIRST
 from gputop.render.styled_text import wrap_sentences
@@ -220,7 +220,7 @@ def _advice(a: Analysis, width: int) -> Iterator[str]:
         if a.findings:
             yield ""
     for i, finding in enumerate(a.findings, 1):
-        yield from _finding(i, finding, width, a.steps.unit if a.steps else "window")
+        yield from _finding(i, finding, width)
         yield ""
     yield from wrap(unexplained_text(a), width)
 
@@ -259,7 +259,7 @@ def unexplained_text(a: Analysis) -> str:
     return f"{text}. Meanwhile the host shows {listed}." if ran else f"{text}."
 
 
-def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
+def _finding(number: int, f: Finding, width: int) -> Iterator[str]:
     gpus = f" · GPU {ranges(f.gpus)}" if f.gpus else ""
     yours = ", yours" if f.yours else ""
     yield from wrap(f"{f.severity.upper()} {f.title} [{f.id}{yours}]{gpus}", width, f"{number}. ")
@@ -268,10 +268,7 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     yield from wrap(f"→ {f.action}", width, "   ", "     ")
     if f.snippet:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
-    per = {"sample": "time per sample", "recording": "recorded time"}.get(f.gain.per, basis)
-    saves = f"{percent(f.gain.step_time)} of the {per}" if f.gain.step_time is not None else ""
-    saving = "; ".join(no_gain(f)) if not saves else f"{saves}{';' if f.gain.by is None else '.'} {gain_basis(f)}"
-    yield from wrap(f"saves: {saving}", width, "   ", "     ")
+    yield from wrap(gain_sentence(f), width, "   ", "     ")
     figures = "; ".join(f"{label} {value}" for label, value in evidence(f))
     yield from wrap(f"evidence: {figures}", width, "   ", "     ")
     if f.consequences:
@@ -339,12 +336,9 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:
     if shares[lost] < HIGH_SHARE:
         return True, (f"the GPUs are busy {percent(busy)} of the {basis}, and compute during "
                       f"{percent(shares['compute'])}.")
-    if lost == "idle":
-        return False, (f"The GPUs are idle {percent(shares['idle'])} of the {basis}. gputop analyze --idle-gaps 10, or "
-                       "b in the timeline, shows where they wait.")
-    what = "Exposed communication takes" if lost == "collectives" else "Copies that no compute hides take"
-    return False, (f"{what} {percent(shares[lost])} of the {basis}. How much of that can be saved is unknown from "
-                   "this trace.")
+    what = {"idle": "The GPUs are idle", "collectives": "Exposed communication takes",
+            "copies": "Copies that no compute hides take"}[lost]
+    return False, f"{what} {percent(shares[lost])} of the {basis}."
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:

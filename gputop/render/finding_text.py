@@ -82,28 +82,20 @@ def gain_basis(finding: Finding) -> str:
     basis = "Estimated by replaying the recorded steps" if gain.by == "replay" else f"{gain.claim} this".capitalize()
     if gain.by == "replay" and gain.claim == "at least":
         basis = "At least this, by replaying the recorded steps"
-    text = gain.assumption if gain.assumption.startswith("At most:") else f"{basis}. {gain.assumption}"
+    text = f"{basis}. {gain.assumption}"
     if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
         text += f" Together with the findings above: {percent(gain.together)}."
     return text
 
 
-def no_gain(finding: Finding) -> tuple[str, str]:
-    """Words instead of a figure for the saving ("not estimated", or "nothing"), and the reason."""
-    reason = gain_basis(finding)
-    rest = reason.removeprefix("none: ")
-    return ("not estimated" if rest == reason else "nothing"), rest
-
-
 def gain_sentence(finding: Finding) -> str:
     """"Saves up to 56% of the step. At most this: …", "Saves nothing: this explains a value", or "Saving not
     estimated: …"."""
-    gain = gain_text(finding)
+    gain, reason = gain_text(finding), gain_basis(finding)
     if gain:
-        end = ";" if finding.gain.by is None else "."
-        return f"{gain[0].upper()}{gain[1:]}{end} {gain_basis(finding)}"
-    words, reason = no_gain(finding)
-    return f"{'Saves nothing' if words == 'nothing' else 'Saving not estimated'}: {reason}"
+        return f"{gain[0].upper()}{gain[1:]}. {reason}"
+    nothing = reason.removeprefix("none: ")
+    return f"Saving not estimated: {reason}" if nothing == reason else f"Saves nothing: {nothing}"
 
 
 def culprits_text(finding: Finding, width: int | None = None) -> str:

@@ -27,7 +27,7 @@ def flat(text):
 def test_report_names_the_cause_and_the_cure():
     text = text_report(analyze_trace(input_bound().build()))
     assert "1. HIGH Input wait takes" in text and PART_BY_ID["input"].name in text and "█" in text
-    assert "saves: " in text and "evidence: wait" in text and "prefetch" in text
+    assert "Saves " in text and "evidence: wait" in text and "prefetch" in text
 
 
 def test_report_says_what_it_could_not_judge():
@@ -67,7 +67,7 @@ def test_a_larger_batch_saves_time_per_sample():
     b = launch_bound()
     b.memory(5, "GPU_0_bfc", 2**29, 39 * 2**30, 2**30)
     text = " ".join(text_report(analyze_trace(b.build())).split())
-    assert "saves: 65% of the time per sample. At most this. Assumes" in text and "saves: 75% of the step" in text
+    assert "Saves up to 65% per training sample. At most this. Assumes" in text and "Saves 75% (" in text
 
 
 def test_waiting_that_could_not_be_judged_is_not_denied():

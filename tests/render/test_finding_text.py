@@ -6,7 +6,7 @@ from gputop.advice.registry import rule_of
 from gputop.advice.verdict import Basis, Explanation, Verdict, finding
 from gputop.core.findings import Culprit, Gain
 from gputop.render.evidence_words import evidence, evidence_label
-from gputop.render.finding_text import culprits_text, gain_basis, gain_sentence, gain_texts, no_gain, what_if_text
+from gputop.render.finding_text import culprits_text, gain_basis, gain_sentence, gain_texts, what_if_text
 from tests.records import replace
 from tests.tui.found import COMBINED, HEAVY, SMALL
 
@@ -145,4 +145,3 @@ def test_the_saving_is_a_sentence_with_and_without_a_figure() -> None:
         "Saving not estimated: a capture shows it")
     nothing = replace(HEAVY, gain=Gain(None, "none: this explains a value"))
     assert gain_sentence(nothing) == "Saves nothing: this explains a value"
-    assert no_gain(nothing) == ("nothing", "this explains a value")

@@ -103,9 +103,9 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
             words = (out_of_the_step(words, verdict, function) if isinstance(verdict, StepGapHost) else
                      less_often(words, function))
     made = finding(rule, verdict, words, Basis(
-        facts.small_sample_caveat, facts.few_steps_caveat, replayed, reason, culprits=culprits,
+        facts.caveat if rule.costs_time else None, replayed, reason, culprits=culprits,
         step_s=facts.period_s if facts.steps is not None else None, window=facts.of_recorded,
-        severest="low" if facts.hardly_any_kernels and rule.costs_time else "high"))
+        severest=facts.severest(rule)))
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
     if replayed is not None and verdict.cure is not None:

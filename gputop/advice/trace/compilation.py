@@ -21,7 +21,7 @@ from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.steps.torch_compilations import built_again, torch_builds
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Culprit, at_most, severity_of
+from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage, intersect, union
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, name_mask
@@ -104,7 +104,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
         tracing_s=host.tracing_s, count=again.built, calls=again.calls, made=again.made or None,
         ever=max(ever) if ever else None,
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
-        young_s=young_s, severity=None if young_s is None else at_most(severity_of(share), "medium"),
+        young_s=young_s, severest="high" if young_s is None else "medium",
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
     )
@@ -128,7 +128,7 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
     return Retracing(
         gpus=facts.active_numbers, share=share, function=f"Function {again.function} of torch.compile",
         tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls, made=None, ever=None, compilations=0,
-        compile_s=0.0, young_s=young_s, severity=None if young_s is None else at_most(severity_of(share), "medium"),
+        compile_s=0.0, young_s=young_s, severest="high" if young_s is None else "medium",
         culprits=(Culprit(f"Torch-Compiled Region: {again.function}", "host", host.tracing_s, facts.basis,
                           at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."))
@@ -288,7 +288,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
         snippet=_EAGER_KERAS if is_keras(job) else _EAGER_CUSTOM,
-        gain="at most: all of Python's time between ops, if a function launched the ops ahead of the GPU",
+        gain="all of Python's time between ops, if a function launched the ops ahead of the GPU",
         source=source("eager_execution.share"),
     )
 
@@ -335,7 +335,7 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
         evidence=evidence,
         action="Put the whole update into one jax.jit: gradients, the optimizer's update and apply_updates, metrics.",
         snippet=_JIT_UPDATE,
-        gain="at most: all of Python's time for these ops, if one program ran them",
+        gain="all of Python's time for these ops, if one program ran them",
         source=source("eager_execution.share"),
     )
 
@@ -362,7 +362,7 @@ def judge_xla_off(facts: TraceFacts) -> ChainedKernels | None:
     if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:
         return None
     share = saved_s / facts.period_s
-    return replace(chains, share=share, severity=at_most(severity_of(share), "medium"))
+    return replace(chains, share=share, severest="medium")
 
 
 def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:

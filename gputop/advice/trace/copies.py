@@ -164,7 +164,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
         snippet=snippet,
-        gain="at most: all exposed copy time, if the copies were avoided" + how,
+        gain="all exposed copy time, if the copies were avoided" + how,
         source=source("copies_excessive.share"),
     )
 
@@ -238,7 +238,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
         moved += int(device.bytes[copied_rows].sum())
         rows.append(copied_rows)
     exposed_s = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
-    share = savings.overlapped(exposed_s, facts.shares["compute"] * facts.period_s, facts.period_s)
+    share = savings.removed(min(exposed_s, facts.shares["compute"] * facts.period_s), facts.period_s)
     if share < limit("default_stream.share"):
         return None
     copies = np.concatenate(rows)
@@ -257,6 +257,6 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a separate stream while this one computes.",
         snippet=OWN_STREAM.get(job.framework),
-        gain="at most: the copies that fit next to the existing compute, if none of them needs a result of this step",
+        gain="the copies that fit next to the existing compute, if none of them needs a result of this step",
         source=source("default_stream.share"),
     )

@@ -133,7 +133,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
         action=action,
         snippet=None if mostly_children else f"renice 19 {pids}  # or: taskset -apc CPUS PID\n# Slurm: --exclusive",
-        gain=f"at most: the part of {'the waiting for the host' if v.gpus else 'the time'} that is these processes' "
+        gain=f"the part of {'the waiting for the host' if v.gpus else 'the time'} that is these processes' "
              "share of the CPUs in use, if the job had those CPUs as well",
         source=source("cpu_contention.full", "cpu_contention.others"),
     )
@@ -213,7 +213,7 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
         action=(f"Give PyTorch {v.threads} threads. torchrun sets OMP_NUM_THREADS=1 if nothing else does."),
         snippet=(f"torch.set_num_threads({v.threads})  # at the start of the script\n"
                  f"# or: OMP_NUM_THREADS={v.threads} torchrun …"),
-        gain=f"at most: the time of these ops, divided by {v.threads} threads",
+        gain=f"the time of these ops, divided by {v.threads} threads",
         source=source("threads_unused.share", "threads_unused.idle"),
     )
 
@@ -352,7 +352,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
         action=("Limit tf.data's own threads, so that the threads that launch have free CPUs." if private else
                 "Give each GPU its own launching threads, and limit tf.data's threads."),
         snippet=limited if private else f"{_PRIVATE_LAUNCHES}\n# and in the input pipeline:\n{limited}",
-        gain="at most: all waiting for launches inside the step and for GPUs with late launches, if the launching "
+        gain="all waiting for launches inside the step and for GPUs with late launches, if the launching "
              "threads always had a CPU",
         source=source("thread_contention.busy", "thread_contention.stalled")
         + "; TensorFlow's GPU performance guide: GPU host thread contention",

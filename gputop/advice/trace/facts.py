@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from gputop.advice.registry import limit
+from gputop.advice.rule import Rule
 from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown, parts_by_gpu
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
@@ -85,25 +86,25 @@ class TraceFacts(Struct, frozen=True):
         return sum(gpu.kernels for gpu in self.active) / max(len(self.active), 1)
 
     @property
-    def small_sample_caveat(self) -> str | None:
-        """Caveat on a trace that is too short for a high severity, in a sentence; else None."""
+    def caveat(self) -> str | None:
+        """Caveat on a window that is too short to stand for the job, in a sentence; else None."""
         steps, kernels = self.steps.count if self.steps else 0, self._kernels_per_gpu
-        if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
+        few_kernels = kernels < limit("few.kernels")
+        if steps >= limit("few.steps") or (not steps and not few_kernels):
             return None
         about = f"{steps} whole step{'' if steps == 1 else 's'}" if steps else ""
-        if self.active:
+        if self.active and few_kernels:
             about += f"{' and ' if about else ''}{kernels:.0f} kernels per GPU"
         only = f"Only {about} {'is' if about == '1 whole step' else 'are'}" if about else "No whole step is"
         return f"{only} in this window; capture longer to be sure."
 
-    @property
-    def few_steps_caveat(self) -> str | None:
-        """A sentence where shares are of fewer steps than can stand for the job's, if of many kernels; else None."""
+    def severest(self, rule: Rule) -> Severity:
+        """Return the gravest severity that a finding of the rule can have in so short a window."""
         steps = self.steps.count if self.steps else 0
-        if not 0 < steps < limit("few.steps") or self.small_sample_caveat is not None:
-            return None
-        return (f"The window holds {steps} whole step{'' if steps == 1 else 's'}, so whether the job's other steps "
-                "are alike is unknown.")
+        if not rule.costs_time or steps >= limit("few.steps"):
+            return "high"
+        few_kernels = self._kernels_per_gpu < limit("few.kernels") and rule.severity == "by_share_capped"
+        return "low" if self.hardly_any_kernels else "medium" if few_kernels or steps == 1 else "high"
 
     @property
     def steps_or_window(self) -> int:

@@ -21,7 +21,6 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import at_most, severity_of
 from gputop.text.units import count, percent
 from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.kernel_names import short_kernel, split_op
@@ -349,7 +348,7 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ChainedKernels | None:
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):
         return None
-    return replace(chains, share=share, severity=at_most(severity_of(share), "medium"), cure=replace(
+    return replace(chains, share=share, severest="medium", cure=replace(
         chains.cure, host=_launched_within(facts, chains.events.rows)))
 
 
@@ -445,6 +444,6 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
         action="Update all variables in a few kernels, with a fused optimizer or one that a compiler fuses.",
         snippet=xla_on_step(job) if job.framework == "tensorflow" else (
             _FUSED_OPTIMIZER if job.framework == "pytorch" else None),
-        gain="at most: the pauses, and the kernels that are too short to do much work",
+        gain="the pauses, and the kernels that are too short to do much work",
         source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
     )

@@ -162,7 +162,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         where += ", or small ones after the optimizer's call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
-    gain = "at most: the host's time between two calls, if this work were done while the GPUs compute or were removed"
+    gain = "the host's time between two calls, if this work were done while the GPUs compute or were removed"
     later = ""
     if v.input_s is not None:
         later = (f" But the input pipeline is slower: it takes {seconds(v.input_s)} for the batches of a step. Until "
@@ -319,7 +319,7 @@ _NOT_TENSORFLOW = {
         "outside the step, every hundred steps for example.",
         "params, loss = train_step(params, batch)  # no callback inside\n" + _SELDOM),
 }
-_CALLBACK_GAIN = "at most: the time of the callbacks, if they were outside the step"
+_CALLBACK_GAIN = "the time of the callbacks, if they were outside the step"
 _PLACEMENT_GAIN = ("the time of ops on the host while the GPU is idle, if they ran in the input pipeline or took no "
                    "time on the GPU beyond their launch")
 _PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")

@@ -20,7 +20,6 @@ from gputop.advice.trace.fusion import batched_products
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.layers.peaks import best_type, peak_of
 from gputop.analysis.results import KernelRow
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, reads_zero
@@ -183,8 +182,6 @@ class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
     fp32_s: float  # the seconds per step of all these
     tensor_part: float  # share of the kernels' time on tensor cores
     mixed: bool  # other matrix kernels run in 16 bits already
-    least: float  # what 16 bits save of the step at least, by the usual experience
-    most: float  # and at most, by the rates of the hardware, with half the bytes in all other kernels
     tf32: bool  # the GPUs have TF32
 
 
@@ -207,14 +204,8 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         return Missing("the GPUs' compute capability, which neither the trace nor a kernel's name shows")
     assert not isinstance(capability, bool)
     compute_s = _compute_s(facts)
-
-    def saved(fp32: float, tf32: float, others: float = 1.0) -> float:
-        rest = max(1.0 - part - matmuls.sixteen_bit, 0.0)
-        return (savings.faster((plain + matmuls.attention_32) * compute_s, fp32, facts.period_s)
-                + savings.faster(matmuls.tensor_32 * compute_s, tf32, facts.period_s)
-                + savings.faster(rest * compute_s, others, facts.period_s))
-
-    share = saved(limit("precision.speedup"), limit("precision.tf32_speedup"))
+    share = savings.faster((plain + matmuls.attention_32) * compute_s, limit("precision.speedup"), facts.period_s)
+    share += savings.faster(matmuls.tensor_32 * compute_s, limit("precision.tf32_speedup"), facts.period_s)
     # What little compute there is may still be wholly on the wrong cores: worth knowing, if not worth much.
     if share < limit("precision.share") and plain < 0.5:
         return None
@@ -227,21 +218,10 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         # TF32 is the default and uses tensor cores: how much 16 bits bring beyond it only a test shows.
         severity="low" if matmuls.tensor_32 > part / 2 else None,
         fp32_part=plain, attention_part=matmuls.attention_32, tf32_part=matmuls.tensor_32, fp32_s=part * compute_s,
-        tensor_part=matmuls.tensor, mixed=mixed,
-        least=saved(limit("precision.speedup_least"), limit("precision.tf32_least")),
-        most=saved(*_most_speedups(facts), limit("precision.others_most")), tf32=capability >= _TF32,
+        tensor_part=matmuls.tensor, mixed=mixed, tf32=capability >= _TF32,
         events=Events(np.concatenate((slow, tf32))), cure=Cure(
             scaled=((slow, 1 / limit("precision.speedup")), (tf32, 1 / limit("precision.tf32_speedup"))),
             assumes=f"I{_assumed(bool(len(slow)), bool(len(tf32)))[1:]}."))
-
-
-def _most_speedups(facts: TraceFacts) -> tuple[float, float]:
-    """Rates of 16 bits over those of FP32 and TF32, by the GPUs' data sheets, or the usual ones where it is unknown."""
-    usual = limit("precision.speedup_most"), limit("precision.tf32_most")
-    peaks = [peak_of(gpu) for gpu in facts.trace.gpus]
-    rates = [[peak.flops[best_type(peak)] / peak.flops[dtype] if peak is not None and dtype in peak.flops else ratio
-              for dtype, ratio in zip(("fp32", "tf32"), usual, strict=True)] for peak in peaks] or [list(usual)]
-    return max(fp32 for fp32, _ in rates), max(tf32 for _, tf32 in rates)
 
 
 def _assumed(fp32: bool, tf32: bool) -> str:
@@ -269,8 +249,7 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
         why = f"{', '.join(kinds)}. In {sixteen} these kernels read half the bytes and multiply faster."
         if v.mixed:
             why += " Other matrix kernels run in 16 bits already, so these layers are left out of mixed precision."
-    why += (f" 16 bits save {percent(v.least)} to {percent(v.most)} of the {job.basis}: the hardware rates set the "
-            "upper bound, and only a test shows the rest.")
+    why += " Only a test shows how much of that 16 bits save."
     if job.trains is False:
         action = f"Run the model in {sixteen}, and compare its outputs with today's."
     elif not v.tf32:

@@ -97,7 +97,7 @@ def describe_accumulation_sync(v: AccumulationSync, job: Job) -> Explanation:
                  "    last = i == len(micro_batches) - 1\n"
                  "    with contextlib.nullcontext() if last else model.no_sync():\n"
                  "        loss_of(model(batch)).backward()  # the forward pass too"),
-        gain="at most: the reductions but the last one of each update",
+        gain="the reductions but the last one of each update",
         source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"),
     )
 
@@ -149,7 +149,7 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
         evidence={"zeroing_s": v.zeroing_s, "adding_zeros_s": v.adding_s, "share_ratio": v.share},
         action="Drop the gradients instead, as PyTorch 2 does by default. That also frees their memory meanwhile.",
         snippet="optimizer.zero_grad(set_to_none=True)",
-        gain="at most: the time of both" if v.adding_s else "at most: the time of the zeros",
+        gain="the time of both" if v.adding_s else "at most: the time of the zeros",
         source=source("gradients_zeroed.share"),
     )
 
@@ -215,7 +215,7 @@ def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
         action=("Compute metrics and logging every hundred steps. Compute what does not change once, before the loop. "
                 "Prepare the batch in the DataLoader's workers."),
         snippet="if step % 100 == 0:\n    log_histograms(model)",
-        gain="at most: the time of these ops",
+        gain="the time of these ops",
         source=source("ops_without_gradient.share", "ops_without_gradient.products"),
     )
 
@@ -383,6 +383,6 @@ def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
         evidence={"slow_convolutions_ratio": v.ratio},
         action="Switch oneDNN on, or install a build of PyTorch that has it.",
         snippet="torch.backends.mkldnn.enabled = True\nassert torch.backends.mkldnn.is_available()",
-        gain="at most: the time of these convolutions",
+        gain="the time of these convolutions",
         source=source("onednn_off.batch", "onednn_off.share"),
     )

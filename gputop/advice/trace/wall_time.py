@@ -19,7 +19,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
-from gputop.core.findings import Culprit, at_most, severity_of
+from gputop.core.findings import Culprit
 from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import counted, percent, seconds
 
@@ -79,7 +79,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         return Missing(others)
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, claim=None if once else "measured",
-        severity=at_most(severity_of(share), "medium") if once else None,
+        severest="medium" if once else "high",
         parts=sorted(parts, key=lambda part: -part.time_s),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
         pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
@@ -128,7 +128,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
         title=(f"Once in this recording {seconds(time_s)} pass {between}: {what}" if v.claim is None else
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
         snippet=snippet, gain=_ONCE if v.claim is None else
-        "at most: all of this time, if the work overlapped with the training or were not done at all",
+        "all of this time, if the work overlapped with the training or were not done at all",
         per="recording", source=source("time_outside_steps.share"))
 
 
@@ -216,7 +216,7 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
         title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
                f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
         action=action, snippet=_VALIDATION.get(job.loop),
-        gain=_ONCE if v.claim is None else "at most: all of the time that evaluates",
+        gain=_ONCE if v.claim is None else "all of the time that evaluates",
         per="recording", source=source("evaluation_share.share"))
 
 
