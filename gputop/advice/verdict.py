@@ -54,8 +54,8 @@ class Explanation(Struct, frozen=True):
     why: str
     evidence: Mapping[str, float]  # base units, the unit in the name
     action: str
-    gain: str  # what the upper bound of the saving assumes, or why there is no saving
     source: str  # where the rule and its limits come from
+    gain: str = ""  # what the saving assumes, or why there is none; "": what the cure does
     snippet: str | None = None
     per: Literal["step", "sample", "recording"] = "step"
     brief: str = ""  # of a live rule: the reason as one short sentence
@@ -129,10 +129,11 @@ def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:
     if per == "step" and before_s is None:
         per, window = "recording", basis.window
     if basis.replayed is None or verdict.cure is None:
-        sentence = f"{words.gain[:1].upper()}{words.gain[1:]}. {basis.not_replayed}".rstrip()
+        how = words.gain or verdict.cure.assumes.rstrip(".")
+        sentence = f"{how[:1].upper()}{how[1:]}. {basis.not_replayed}".rstrip()
         if not verdict.gpus:  # the step runs on the CPUs that the fix frees
             sentence += _BESIDES.get(claim, "")
-        return Gain(most * window, words.gain, per, "bound", sentence, claim=claim if either else "at most",
+        return Gain(most * window, how, per, "bound", sentence, claim=claim if either else "at most",
                     before_s=before_s)
     how = "a replay of the recorded steps with the fix"
     how += ("; the fix can save more" if claim == "at least" else "; it rests on a usual factor, not on a bound"

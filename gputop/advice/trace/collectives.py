@@ -388,8 +388,6 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
         snippet=_NUMA if v.alone else None,
-        gain="if the last GPU reached each collective at the same time as the others (their median); a faster network "
-             "does not help",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
     )
@@ -466,7 +464,6 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
             "mean_message_bytes": v.message_bytes}),
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(job.strategy or job.framework),
-        gain="assumes that each avoided AllReduce saves the time of one of the shortest, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
 

@@ -162,7 +162,6 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
             + ("" if v.young_s is None else f" The job was {seconds(v.young_s)} old: if these calls are its start, "
                                             "they end soon. Capture again in two minutes to be sure."),
         evidence=evidence, action=action, snippet=snippet,
-        gain="the time from such a call to its first op, if all calls used a function that exists already",
         source=source("retracing.share", "retracing.count"),
     )
 
@@ -288,7 +287,6 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
         snippet=_EAGER_KERAS if is_keras(job) else _EAGER_CUSTOM,
-        gain="all of Python's time between ops, if a function launched the ops ahead of the GPU",
         source=source("eager_execution.share"),
     )
 
@@ -335,7 +333,6 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
         evidence=evidence,
         action="Put the whole update into one jax.jit: gradients, the optimizer's update and apply_updates, metrics.",
         snippet=_JIT_UPDATE,
-        gain="all of Python's time for these ops, if one program ran them",
         source=source("eager_execution.share"),
     )
 

@@ -257,6 +257,5 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a separate stream while this one computes.",
         snippet=OWN_STREAM.get(job.framework),
-        gain="the copies that fit next to the existing compute, if none of them needs a result of this step",
         source=source("default_stream.share"),
     )

@@ -294,7 +294,6 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
         action="Make the tables' gradients sparse, and give the tables an optimizer that updates only the rows in use. "
                "It decays moments only of these rows and has no weight decay, so compare the loss.",
         snippet=_SPARSE,
-        gain="the time of the rows that are not in use; merging the indices of those in use takes some of it",
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
 
@@ -315,7 +314,6 @@ def _describe_xla(v: TablesInXla, job: Job) -> Explanation:
         action="Look the rows up outside of the differentiated function, and add their gradient to these rows alone, "
                "with the table donated. That is SGD for the table, so compare the loss.",
         snippet=_OWN_ROWS,
-        gain="the time of the rows that are not in use; merging the indices of those in use takes some of it",
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
 
@@ -347,6 +345,5 @@ def _describe_tensorflow(v: TablesAsWhole, job: Job) -> Explanation:
         title=f"Whole embedding tables are {takes} for the rows of a batch: {percent(v.spent_s / job.period_s)} of the "
               f"{job.basis}",
         why=why.rstrip(), evidence=evidence, action=action, snippet=LAZY_ADAM if whole_update else _LOOKUP.rstrip(),
-        gain="the time of the rows that are not in use; merging the indices of those in use takes some of it",
         source=source("embedding_dense.share", "embedding_dense.used"),
     )

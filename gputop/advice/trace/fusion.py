@@ -263,8 +263,6 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         action=_NO_FLASH_KERNEL if v.fallback else action,
         snippet=None if v.fallback else xla_on_step(job) + _KERAS_ON_JAX if job.framework == "tensorflow" else (
             _ATTENTION.get(job.framework)),
-        gain="these kernels, as far as launches do not delay the GPU, if the fused kernel takes as long as the "
-             "products do now",
         source=source("attention_unfused.share", "attention_unfused.count", "attention_unfused.in_memory_s"),
     )
 
@@ -324,7 +322,6 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for convolutions in FP32 without tensor cores.",
         snippet=_LAYOUT.get(job.framework),
-        gain="all conversions, as far as launches do not delay the GPU; what else NHWC makes faster is not counted",
         source=source("layout_conversions.share"),
     )
 

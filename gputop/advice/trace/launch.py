@@ -152,7 +152,6 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         snippet=None if job.graphs else server if server is not None else (
             xla_on_step(job) if job.framework == "tensorflow" else
             _SNIPPETS.get(job.framework + kind, _SNIPPETS.get(job.framework))),
-        gain="all gaps between launches, if kernels were always queued ahead",
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
     )
 
@@ -273,7 +272,6 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
         action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and raise "
                "the batch size if memory allows.",
         snippet=snippet,
-        gain="all pauses between kernels, if the same work were done in a few large ones",
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
     )
 
@@ -359,6 +357,5 @@ def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:
         action=_BY_XLA if job.framework in ("tensorflow", "jax") else _RECORD_ONCE + _WHAT_CHANGES.get(
             job.framework, ""),
         snippet=_ONCE.get(job.framework),
-        gain="the GPU's idle time while graphs are recorded",
         source=source("graph_recapture.share", "graph_recapture.recurring"),
     )

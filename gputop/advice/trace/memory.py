@@ -118,7 +118,6 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
         action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has "
                "one, find what empties it: full memory, which drops the cache, or a call that does so.",
         snippet=_ALLOCATORS.get(job.framework),
-        gain="the idle time that disappears when the launches are replayed without these calls",
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
     )
 

@@ -166,11 +166,6 @@ def _mixed(matmuls: _Matmuls) -> bool:
     return matmuls.sixteen_bit >= limit("precision.sixteen_bit")
 
 
-def _assumes(what: str, speedup: str = "precision.speedup") -> str:
-    """Assumption of the estimated saving."""
-    return f"assumes that {what} take 1/{limit(speedup):g} of their time; memory-bound ones gain less"
-
-
 # -- tensor_cores_unused, sixteen_bit_unused --------------------------------------------------------
 
 class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
@@ -265,7 +260,6 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
             ("share_ratio", v.fp32_s / job.period_s), ("tensor_core_of_kernels_ratio", v.tensor_part))
             if not reads_zero(value) or not name.endswith("_kernels_ratio") or name == "tensor_core_of_kernels_ratio"},
         action=action, snippet=_precision_snippet(job, v),
-        gain=f"assumes that {_assumed(not reads_zero(v.fp32_part + v.attention_part), not reads_zero(v.tf32_part))}",
         source=source("precision.share", "precision.speedup", "precision.tf32_speedup"),
     )
 
@@ -324,7 +318,6 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
                 "likewise\n"
                 "print(layer.compute_dtype)  # float16 or bfloat16 under the policy"
                 if job.framework == "tensorflow" else None,
-        gain=_assumes("these kernels on tensor cores"),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
         + "; DLProf: eligible ops without tensor cores",
     )
@@ -414,6 +407,5 @@ def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
         action=" ".join(_PAD[kind].format(v.multiple) for kind in v.products),
         snippet=_PAD_SEQUENCES.get(job.framework) if v.products[:1] == ("attention",) else
                 _PAD_UNITS.format(v.multiple),
-        gain=_assumes("these kernels, aligned,", "dims_unaligned.speedup"),
         source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),
     )
