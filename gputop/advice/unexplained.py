@@ -19,7 +19,6 @@ _HALF = 0.5  # share of a part: what findings claim less of is named, too
 _WORTH_NAMING = 0.1  # share of what is unexplained
 _NAMES = 3
 _NO_STEPS = "no_steps"
-_OF_NO_STEPS = frozenset({"input", "launch", "host", "idle", "collectives"})  # parts of the step that it may be
 _NUMBER = re.compile(r"\d+")
 
 
@@ -56,7 +55,7 @@ def _left(parts: Mapping[str, float], findings: Iterable[Finding], of_s: float) 
     for finding in findings:
         rules = [rule for id_ in finding.ids if (rule := rule_of(id_, finding.origin)) is not None and rule.costs_time]
         of_finding = {part for rule in rules for part in rule.parts}
-        if any(rule.id == "time_outside_steps" for rule in rules) or of_finding & _OF_NO_STEPS:
+        if "time_outside_steps" in finding.ids or not of_finding.isdisjoint(("input", *_WAITS)):
             of_finding.add(_NO_STEPS)
         claimed = _claimed(finding)
         rest = sum(left.values()) if claimed is None else claimed * of_s

@@ -79,8 +79,8 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
         waits=_waits_within_steps(facts), recorded=recorded,
-        recording_s=None if recorded is None else (
-            recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s")),
+        recording_s=None if recorded is None else min(share * facts.period_s, (  # no more than the wait that it is in
+            recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s"))),
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Each kernel is launched before its GPU waits for it, as with one call for many kernels; kernels take as "
