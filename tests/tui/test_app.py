@@ -133,7 +133,7 @@ async def test_what_if_the_chosen_findings_were_cured(size: tuple[int, int]) -> 
     session = FoundSession()
     findings = [replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL)]
     session.results.last_capture = replace(session.results.last_capture, analysis=make_analysis(
-        steps={"median_s": 0.412}, findings=findings, what_if=COMBINED))
+        steps={"median_s": 0.412, "mean_s": 0.412}, findings=findings, what_if=COMBINED))
     session.results.last_capture = session.results.last_capture
     session.results.refresh()
     app = GputopApp(session)

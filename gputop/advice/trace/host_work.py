@@ -131,8 +131,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
-    return StepGapHost(gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, gap_s=host.gap_s,
-                       severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
+    return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
+                       severity="low" if paced else None, claim=None if paced else facts.on_cpus("about"),
+                       input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
@@ -162,7 +163,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         where += ", or small ones after the optimizer's call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
-    gain = "at most: the host's time between two calls, if this work were done while the GPUs compute or were removed"
+    gain = "the host's time between two calls, if this work were done while the GPUs compute or were removed"
     later = ""
     if v.input_s is not None:
         later = (f" But the input pipeline is slower: it takes {seconds(v.input_s)} for the batches of a step. Until "
@@ -330,7 +331,7 @@ _NOT_TENSORFLOW = {
         "outside the step, every hundred steps for example.",
         "params, loss = train_step(params, batch)  # no callback inside\n" + _SELDOM),
 }
-_CALLBACK_GAIN = "at most: the time of the callbacks, if they were outside the step"
+_CALLBACK_GAIN = "the time of the callbacks, if they were outside the step"
 _PLACEMENT_GAIN = ("the time of ops on the host while the GPU is idle, if they ran in the input pipeline or took no "
                    "time on the GPU beyond their launch")
 _PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")
