@@ -2,10 +2,10 @@
 
 It polls twenty times a second and says "ready" once its socket is bound. Its guard says of each recording that it is
 ready for it. Modes:
-good; unguarded; profiling, cycles, ending (what its guard says); ends (says so once it was ready, and never
-polls); drops (the first two configs); other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing); no-file; link, hard-link, pipe, folder (in the trace's
-place); sparse (2 TB); large (the trace, then 64 MB of zeros); dies (once it has the config); aborts (likewise);
-abstract (its name is).
+good; unguarded; profiling, cycles, ending (what its guard says); ends (says so once it was ready, and never polls);
+drops (the first two configs); other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing);
+no-file; link, hard-link, pipe, folder (in the trace's place); sparse (2 TB); large (the trace, then 64 MB of zeros);
+dies (once it has the config); aborts (likewise); abstract (its name is).
 """
 
 from __future__ import annotations
