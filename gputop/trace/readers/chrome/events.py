@@ -241,10 +241,8 @@ class _Events(Struct):
         if self._count * _EVENT_BYTES > self.limit_bytes:
             raise too_big(self.path, self.limit_bytes)
         spans = [event for event in events if event.ph == "X"]
-        if len(spans) < len(events):
-            for event in events:
-                if event.ph not in _SPANS_AND_FLOWS:
-                    self._other(event)
+        for event in [event for event in events if event.ph not in _SPANS_AND_FLOWS]:
+            self._other(event)
         if spans:
             self._spans(spans)
 
@@ -340,14 +338,17 @@ class _Events(Struct):
         piece["correlation"][at] = integers(
             [about.correlation_id if about.correlation == -1 else about.correlation for about in args])
         steps = integers([about.step_num for about in args])
-        self._append("step_num", at, np.where([_STEP.match(event.name) is None for event in spans], steps, -1),
-                     self._count)
+        for i in np.flatnonzero(steps >= 0).tolist():
+            if _STEP.match(spans[i].name) is None:
+                self._append_one("step_num", int(at[i]), int(steps[i]))
         details = np.empty(len(at), DETAIL)
         details["at"] = at + self._count
         details["device"] = np.minimum(integers([about.device for about in args]), _MAX_DEVICE)
-        details["stream"] = [
-            self.rows[event.pid, event.tid if about.stream is UNSET else hashable(about.stream)]
-            for event, about in zip(spans, args, strict=True)]
+        streams = [event.tid if about.stream is UNSET else about.stream for event, about in zip(spans, args, strict=True)]
+        if not set(map(type, streams)) <= {int, str}:
+            streams = list(map(hashable, streams))
+        of_rows = map(self.rows.__getitem__, zip([event.pid for event in spans], streams, strict=True))
+        details["stream"] = np.fromiter(of_rows, np.int32, len(spans))
         details["message_bytes"] = [
             kernel_names.kineto_message_bytes(about.dtype, about.in_elements, about.out_elements) if about.dtype else -1
             for about in args]
@@ -392,7 +393,7 @@ class _Events(Struct):
 
     def _keep_elements(self, i: int, args: Args) -> None:
         shapes = plain(args.input_dims)
-        elements = _elements(plain(args.old_input_dims) if shapes is None else shapes)
+        elements = _elements(plain(args.old_input_dims) if shapes is UNSET else shapes)
         if elements >= 0:
             self._append_one("elements", i, elements)
 

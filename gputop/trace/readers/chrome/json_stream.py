@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 _T = TypeVar("_T")
-_TEXT = 1 << 19  # characters held at a time
+_TEXT = 1 << 18  # characters held at a time
 # A longer element or member counts as damage: parsed, it could need 25 times as much memory.
 MAX_VALUE = 1 << 22
 # A number, or a constant such as NaN, may continue after the loaded text, so this many characters must follow it.

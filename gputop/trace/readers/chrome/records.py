@@ -9,7 +9,7 @@ import re
 from typing import Any, TypeGuard
 
 import numpy as np
-from msgspec import UNSET, DecodeError, Raw, Struct, field
+from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, field
 from msgspec.structs import fields
 
 from gputop.trace import kernel_names
@@ -33,10 +33,10 @@ class Args(Struct, gc=False):
     block: _Size3 | None = None
     occupancy: float | None = field(default=None, name="est. achieved occupancy %")
     sequence: Any = field(default=-1, name="Sequence number")
-    concrete_inputs: Raw = field(default=Raw(b"null"), name="Concrete Inputs")
+    concrete_inputs: Raw | UnsetType = field(default=UNSET, name="Concrete Inputs")
     input_type: Any = field(default=None, name="Input type")
-    input_dims: Raw = field(default=Raw(b"null"), name="Input Dims")
-    old_input_dims: Raw = field(default=Raw(b"null"), name="Input dims")
+    input_dims: Raw | UnsetType = field(default=UNSET, name="Input Dims")
+    old_input_dims: Raw | UnsetType = field(default=UNSET, name="Input dims")
     dtype: Any = ""
     in_elements: Any = field(default=-1, name="In msg nelems")
     out_elements: Any = field(default=-1, name="Out msg nelems")
