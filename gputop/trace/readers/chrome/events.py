@@ -344,7 +344,8 @@ class _Events(Struct):
         details = np.empty(len(at), DETAIL)
         details["at"] = at + self._count
         details["device"] = np.minimum(integers([about.device for about in args]), _MAX_DEVICE)
-        streams = [event.tid if about.stream is UNSET else about.stream for event, about in zip(spans, args, strict=True)]
+        streams = [event.tid if about.stream is UNSET else about.stream
+                   for event, about in zip(spans, args, strict=True)]
         if not set(map(type, streams)) <= {int, str}:
             streams = list(map(hashable, streams))
         of_rows = map(self.rows.__getitem__, zip([event.pid for event in spans], streams, strict=True))
