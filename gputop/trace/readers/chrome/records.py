@@ -19,9 +19,8 @@ from gputop.trace.readers.chrome.json_stream import decoder
 _Size3 = tuple[int, int, int]
 
 
-class Args(Struct, gc=False):
-    """What is read of an event's arguments; -1, None or UNSET where it is absent. Input_dims and concrete_inputs are
-    read by :func:`plain`: they are long, and seldom needed."""
+class _Work(Struct, gc=False):
+    """Arguments of work on a device, as kineto writes them."""
 
     device: Any = -1
     stream: Any = UNSET
@@ -32,20 +31,29 @@ class Args(Struct, gc=False):
     grid: _Size3 | None = None
     block: _Size3 | None = None
     occupancy: float | None = field(default=None, name="est. achieved occupancy %")
+    dtype: Any = ""
+    in_elements: Any = field(default=-1, name="In msg nelems")
+    out_elements: Any = field(default=-1, name="Out msg nelems")
+
+
+class _Call(_Work, gc=False):
+    """Those of calls on the host. Dimensions and values are read by :func:`plain`: they are long, and seldom needed."""
+
     sequence: Any = field(default=-1, name="Sequence number")
     concrete_inputs: Raw | UnsetType = field(default=UNSET, name="Concrete Inputs")
     input_type: Any = field(default=None, name="Input type")
     input_dims: Raw | UnsetType = field(default=UNSET, name="Input Dims")
     old_input_dims: Raw | UnsetType = field(default=UNSET, name="Input dims")
-    dtype: Any = ""
-    in_elements: Any = field(default=-1, name="In msg nelems")
-    out_elements: Any = field(default=-1, name="Out msg nelems")
     call_from: Any = field(default=None, name="CallFrom")
     name: Any = UNSET
     allocated: Any = field(default=-1, name="Total Allocated")
     device_type: Any = field(default=-1, name="Device Type")
     device_id: Any = field(default=-1, name="Device Id")
-    # TensorFlow, XLA and TensorBoard
+
+
+class _OfTensorFlow(_Call, gc=False):
+    """Those of TensorFlow, XLA and TensorBoard on a device."""
+
     correlation_id: Any = -1
     kernel_details: Any = ""
     memcpy_details: Any = ""
@@ -54,6 +62,12 @@ class Args(Struct, gc=False):
     hlo_op: Any = ""
     hlo_module: Any = ""
     step_num: Any = -1
+
+
+class Args(_OfTensorFlow, gc=False):
+    """What is read of an event's arguments: -1, None, "" or UNSET where it is absent. These are of TensorFlow's host
+    events."""
+
     is_func: Any = UNSET
     tracing_count: Any = UNSET
     iter_num: Any = UNSET
