@@ -65,7 +65,7 @@ def in_order(times: I64) -> I64:
 
 
 def distinct_times(times: I64) -> I64:
-    """The different ones of ``times``, which are nearly in order, in order: ten times as quick as numpy.unique."""
+    """Different times of ``times``, which are nearly in order, in order: ten times as quick as numpy.unique."""
     ordered = in_order(times)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 

@@ -338,9 +338,9 @@ class _Report:
         rows: list[tuple[Any, ...]] = []
         room, before = self._file_bytes + _SCHEMA_BYTES, 0
         try:
-            found = self._db.execute(query)
+            cursor = self._db.execute(query)
             while room >= 0:
-                rows.extend(islice(found, at_once))  # where damage ends it, the rows before it stay
+                rows.extend(islice(cursor, at_once))  # where damage ends it, the rows before it stay
                 if len(rows) == before:
                     break
                 room -= _ROW_BYTES * (len(rows) - before)

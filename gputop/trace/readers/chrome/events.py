@@ -248,8 +248,8 @@ class _Events(Struct):
 
     def columns(self) -> npt.NDArray[np.void]:
         columns = _joined(self._pieces, EVENT)
-        steps = {i: int(found[1]) for i, name in enumerate(self.builder.names.list)
-                 if (found := _STEP.match(name)) is not None}
+        steps = {i: int(marker[1]) for i, name in enumerate(self.builder.names.list)
+                 if (marker := _STEP.match(name)) is not None}
         if steps:
             rows = np.flatnonzero(np.isin(columns["name"], list(steps)))
             self._append("step_num", rows, np.array([steps[i] for i in columns["name"][rows].tolist()], np.int64), 0)
@@ -333,16 +333,16 @@ class _Events(Struct):
             return spans, groups, ts, dur
         return [spans[i] for i in np.flatnonzero(kept).tolist()], groups[kept], ts[kept], dur[kept]
 
-    def _detail(self, piece: npt.NDArray[np.void], at: I64, spans: list[Event], args: list[Args]) -> None:
-        """Append what the arguments of events say of work on a device; ``at`` is where these stand in the piece."""
-        piece["correlation"][at] = integers(
+    def _detail(self, piece: npt.NDArray[np.void], rows: I64, spans: list[Event], args: list[Args]) -> None:
+        """Append what the arguments of events say of work on a device; ``rows`` is where these stand in the piece."""
+        piece["correlation"][rows] = integers(
             [about.correlation_id if about.correlation == -1 else about.correlation for about in args])
         steps = integers([about.step_num for about in args])
         for i in np.flatnonzero(steps >= 0).tolist():
             if _STEP.match(spans[i].name) is None:
-                self._append_one("step_num", int(at[i]), int(steps[i]))
-        details = np.empty(len(at), DETAIL)
-        details["at"] = at + self._count
+                self._append_one("step_num", int(rows[i]), int(steps[i]))
+        details = np.empty(len(rows), DETAIL)
+        details["at"] = rows + self._count
         details["device"] = np.minimum(integers([about.device for about in args]), _MAX_DEVICE)
         streams = [event.tid if about.stream is UNSET else about.stream
                    for event, about in zip(spans, args, strict=True)]
@@ -413,12 +413,12 @@ class _Events(Struct):
         rows.append(self._count + i)
         values.append(value)
 
-    def _append(self, name: str, at: npt.NDArray[np.intp], values: I64, base: int) -> None:
-        """Append those values of a stat that are not -1; ``at`` counts from ``base`` on."""
+    def _append(self, name: str, places: npt.NDArray[np.intp], values: I64, base: int) -> None:
+        """Append those values of a stat that are not -1; ``places`` count from ``base`` on."""
         kept = values >= 0
         if kept.any():
             for column, numbers in zip(self._stats.setdefault(name, (array("q"), array("q"))),
-                                       (at[kept] + base, values[kept]), strict=True):
+                                       (places[kept] + base, values[kept]), strict=True):
                 column.frombytes(numbers.astype(np.int64).tobytes())
 
 

@@ -44,7 +44,7 @@ class Damaged(ValueError):
 
 
 def decoder(kind: type[_T]) -> Callable[[Any], _T]:
-    """A function that decodes JSON of a type. It raises msgspec.DecodeError or RecursionError where the text does not
+    """Decoder of JSON of a type. It raises msgspec.DecodeError or RecursionError where the text does not
     fit."""
     return msgspec.json.Decoder(kind).decode
 
@@ -89,7 +89,7 @@ def read_list(
 
 
 def _spelled(match: re.Match[str]) -> str:
-    """What stands in a constant's place."""
+    """Text in a constant's place."""
     return match[1] + "null"
 
 
@@ -202,12 +202,12 @@ class _Text:
         """The objects that lie in the loaded text and that another one follows, decoded and passed; None where one does
         not fit or there is none."""
         begin = _BETWEEN.match(self._text, self._at).end()  # type: ignore[union-attr]
-        at = len(self._text)
+        brace = len(self._text)
         for _ in range(_MAX_TRIES):
-            at = self._text.rfind("{", begin, at)
-            if at < 0 or (before := _ENDS.search(self._text, max(at - _MAX_BETWEEN, begin), at)) is not None:
+            brace = self._text.rfind("{", begin, brace)
+            if brace < 0 or (before := _ENDS.search(self._text, max(brace - _MAX_BETWEEN, begin), brace)) is not None:
                 break
-        if at < 0 or before is None:
+        if brace < 0 or before is None:
             return None
         # If the brace were inside of an object or a string, the text up to here would not be a whole list.
         text = f"[{self._text[begin:before.start() + 1]}]"

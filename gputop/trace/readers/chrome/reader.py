@@ -157,8 +157,8 @@ class _Rank:
             self._builder.steps.append(StepEvents(steps["name"].copy(), *self._ns(steps)))
         if len(device):
             out = self._device(device, ordinal[on_device], streams[on_device])
-            known = on_device[details["at"]]
-            _add_details(out, (np.cumsum(on_device) - 1)[details["at"][known]], details[known])
+            detailed = on_device[details["at"]]
+            _add_details(out, (np.cumsum(on_device) - 1)[details["at"][detailed]], details[detailed])
             self._builder.device.append(out)
             if len(host):
                 _join(out, self._builder.host[-1], host["correlation"].copy())
@@ -222,8 +222,8 @@ class _Rank:
         if not len(events):
             return np.empty(0, np.int64)
         device = device_ids[events["row"]]
-        told = file.details[file.details["device"] >= 0]
-        device[told["at"]] = told["device"]
+        with_device = file.details[file.details["device"] >= 0]
+        device[with_device["at"]] = with_device["device"]
         device[device >= MAX_GPUS] = _NEITHER
         return np.where(events["category"] == HOST, by_names[events["row"]], device)
 

@@ -37,7 +37,7 @@ class _Work(Struct, gc=False):
 
 
 class _Call(_Work, gc=False):
-    """Those of calls on the host. Dimensions and values are read by :func:`plain`: they are long, and seldom needed."""
+    """Arguments of calls on the host. Those that are long and seldom needed stay text, for :func:`plain`."""
 
     sequence: Any = field(default=-1, name="Sequence number")
     concrete_inputs: Raw | UnsetType = field(default=UNSET, name="Concrete Inputs")
@@ -52,7 +52,7 @@ class _Call(_Work, gc=False):
 
 
 class _OfTensorFlow(_Call, gc=False):
-    """Those of TensorFlow, XLA and TensorBoard on a device."""
+    """Arguments of work on a device in TensorFlow, XLA and TensorBoard."""
 
     correlation_id: Any = -1
     kernel_details: Any = ""
@@ -65,8 +65,8 @@ class _OfTensorFlow(_Call, gc=False):
 
 
 class Args(_OfTensorFlow, gc=False):
-    """What is read of an event's arguments: -1, None, "" or UNSET where it is absent. These are of TensorFlow's host
-    events."""
+    """Arguments of an event, as far as they are read: -1, None, "" or UNSET where absent. Here those of TensorFlow's
+    host events."""
 
     is_func: Any = UNSET
     tracing_count: Any = UNSET
@@ -104,7 +104,7 @@ _decode = decoder(Any)
 
 
 def event_of(value: Any) -> Event:
-    """The event in any JSON value, as far as it is one."""
+    """Make an event of any JSON value, as far as it is one."""
     if not isinstance(value, dict):
         return Event()
     phase, ts, dur = value.get("ph"), value.get("ts"), value.get("dur", 0)
@@ -124,7 +124,7 @@ def _args_of(value: Any) -> Args | None:
 
 
 def plain(value: Any) -> Any:
-    """The JSON value of a field that has been left as text; None where it cannot be decoded."""
+    """JSON value of a field that has been left as text; None where it cannot be decoded."""
     try:
         return _decode(value) if type(value) is Raw else value
     except (DecodeError, RecursionError):
@@ -148,7 +148,7 @@ def integer(value: Any) -> int:
 
 
 def integers(values: list[Any]) -> I64:
-    """The same of each value."""
+    """Integers of all values, each as :func:`integer`."""
     if set(map(type, values)) <= {int}:
         try:
             numbers = np.array(values, np.int64)
