@@ -43,7 +43,8 @@ def test_the_gpus_activity_shows_how_much_a_recording_slowed_its_job() -> None:
         times = tuple(recording.times_s)
         activity = tuple(recording.sample(i).gpus[0].readings["sm_active"].value for i in range(len(recording)))
     begin_s, end_s = CAPTURE_S
-    analysis = make_analysis(trace={"start_s": begin_s, "window_s": end_s - begin_s}, steps={"median_s": 0.026})
+    analysis = make_analysis(trace={"start_s": begin_s, "window_s": end_s - begin_s},
+                             steps={"median_s": 0.026, "mean_s": 0.026})
     record = CaptureRecord("pid:445", Path("x"), end_s, 2.0, 2.0, analysis=analysis)
     counters = GpuCounters(times, 0.2, {0: {"sm_active": CounterLane(activity)}})
     (said,) = remarks_of_activity(counters, record, BEGAN_S)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gputop.advice.registry import limit
 from gputop.advice.rule import Cause
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.core.findings import MIN_SHARE, Finding, Gain, at_most, ranked, severity_of
+from gputop.core.findings import MIN_SHARE, Finding, at_most, ranked, severity_of
 
 Holds = Callable[[Finding, Finding], bool]
 Rest = Callable[[str, str], float | None]
@@ -110,8 +110,9 @@ def _root(parent: dict[str, str], id_: str) -> str:
 
 def _without(effect: Finding, cause: Finding, rest: float) -> Finding:
     """The finding with the seconds of its cause taken off its gain."""
-    gain = Gain(rest, f"{effect.gain.how}; the saving of {cause.id} is subtracted", effect.gain.per, "bound",
-                f"{effect.gain.assumption} The saving of {cause.id} is subtracted.".lstrip())
+    gain = replace(effect.gain, step_time=rest, by="bound", claim="at most",
+                   how=f"{effect.gain.how}; the saving of {cause.id} is subtracted",
+                   assumption=f"{effect.gain.assumption} The saving of {cause.id} is subtracted.".lstrip())
     return replace(effect, gain=gain, severity=at_most(severity_of(rest), effect.severity))
 
 

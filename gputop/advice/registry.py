@@ -27,17 +27,8 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("precision.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
     Limit("precision.speedup", 3.0, "ratio",
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),
-    Limit("precision.speedup_least", 1.5, "ratio",
-          "NVIDIA, Mixed-Precision Training guide: 1.5x to 3x for most models"),
-    Limit("precision.speedup_most", 8.0, "ratio",
-          "NVIDIA, V100 datasheet: tensor cores have 8x the rate of FP32; of a GPU whose data sheet is known its own "
-          "ratio counts, 15x of an H200"),
-    Limit("precision.others_most", 2.0, "ratio", "kernels bound by memory move half the bytes in 16 bits"),
     Limit("precision.tf32_speedup", 1.5, "ratio",
           f"{OWN}products in TF32, which memory partly bounds already, do not count as wholly bound by their rate"),
-    Limit("precision.tf32_least", 1.2, "ratio",
-          f"{OWN}the casts and small products that take away a part of the gain are counted"),
-    Limit("precision.tf32_most", 2.0, "ratio", "NVIDIA, A100 and H100 datasheets: 16 bits have twice the rate of TF32"),
     Limit("precision.sixteen_bit", 0.03, "ratio", f"{OWN}a few stray 16-bit kernels do not count as mixed precision"),
     Limit("collectives.share", 0.03, "ratio", "XProf: collectives 3% of the step are moderate (15% high)"),
     Limit("causes.rest", 0.4, "ratio",
@@ -54,6 +45,8 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("live_limit.work", 0.8, "ratio", f"{OWN}GPUs with less SM activity are not called fully at work"),
     Limit("live_limit.tensor", 0.4, "ratio", f"{OWN}matrix kernels of ordinary efficiency reach it"),
     Limit("live_limit.fell", 0.3, "ratio", f"{OWN}steps differ from each other by less than that"),
+    Limit("unexplained.share", 0.1, "ratio",
+          f"{OWN}what is left of many small waits, each with its cause, is not told"),
     Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace describes the job that runs now, not an earlier one"),
 )
 

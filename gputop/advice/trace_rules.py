@@ -131,7 +131,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
             Limit("allreduce_count.many", 32, "count", f"{OWN}a job that fuses its gradients stays below"),
-            Limit("allreduce_count.exposed", 0.5, "ratio", f"{OWN}AllReduces that compute hides are not remarked on"),
             Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
                   "PyTorch's DistributedDataParallel: buckets of 25 MB (TensorFlow's NcclAllReduce: one pack for "
                   "all)"),
@@ -207,9 +206,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="tensor_cores_unused", also=("sixteen_bit_unused",), module="trace.precision", origin="trace",
         severity="by_share_capped", needs=("gpu_activity",), training_only=True,
-        shared_limits=("precision.share", "precision.sixteen_bit", "precision.speedup", "precision.speedup_least",
-                       "precision.speedup_most", "precision.tf32_speedup", "precision.tf32_least",
-                       "precision.tf32_most", "precision.others_most"),
+        shared_limits=("precision.share", "precision.sixteen_bit", "precision.speedup", "precision.tf32_speedup"),
         parts=("compute",), events=_COMPUTE,
     ),
     Rule(
@@ -417,8 +414,9 @@ TRACE_RULES: tuple[Rule, ...] = (
                       Cause("time_outside_steps", wholly=True), Cause("retracing", "most_of_it", wholly=True)),
         limits=(
             Limit("unfinished_step.steps", 3, "count", f"{OWN}the usual step is known"),
-            Limit("unfinished_step.medium", 0.15, "ratio",
-                  f"{OWN}one wait may be an accident; from the share of a high severity on it still counts"),
+            Limit("unfinished_step.medium", 0.5, "ratio",
+                  f"{OWN}one wait that is recorded may be an accident; for most of the recording, the job may have "
+                  "stopped"),
         ),
     ),
     Rule(

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct
 
 from gputop.advice.rule import Rule
-from gputop.core.findings import Culprit, Finding, Gain, Severity, at_most, severity_of
+from gputop.core.findings import Claim, Culprit, Finding, Gain, Severity, at_most, severity_of
 from gputop.text.units import percent
 
 _T = TypeVar("_T")
@@ -23,10 +23,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     share: float = 0.0  # of the step, or of the window without steps, that it costs; 0 where that is not known
     saving: float | None = None  # what a fix would save of the step; None: all of the share
-    frees_cpus: bool = False  # the fix removes work from CPUs: without a GPU the rest of the step becomes faster, too
-    best_case: bool = False  # it need not remove all of that work
-    saving_unknown: bool = False  # nothing can be said of it, not even a bound
-    severity: Severity | None = None  # the rule's own judgment; None: it follows from the share
+    # How the saving relates to what the fix brings; "measured" is "at most" where there is no replay. None: nothing can
+    # be said of it, not even a bound.
+    claim: Claim | None = "measured"
+    severity: Severity | None = None  # the rule's own judgment; None: it follows from the saving
+    severest: Severity = "high"  # a cap
     id: str | None = None  # of the finding, where the rule has several
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
     # steps. None: it cannot be replayed.
@@ -53,8 +54,8 @@ class Explanation(Struct, frozen=True):
     why: str
     evidence: Mapping[str, float]  # base units, the unit in the name
     action: str
-    gain: str  # what the upper bound of the saving assumes, or why there is no saving
     source: str  # where the rule and its limits come from
+    gain: str = ""  # what the saving assumes, or why there is none; "": what the cure does
     snippet: str | None = None
     per: Literal["step", "sample", "recording"] = "step"
     brief: str = ""  # of a live rule: the reason as one short sentence
@@ -69,61 +70,63 @@ def known(figures: Mapping[str, float | None]) -> dict[str, float]:
 class Basis(Struct, frozen=True):
     """Basis of a finding besides its verdict."""
 
-    caveat: str | None = None  # a sentence that says what little it is: it caps the severity where the rule's does
-    remark: str | None = None  # a sentence that caps nothing
+    caveat: str | None = None  # a sentence that says what little it is
     replayed: float | None = None  # what a replay with the verdict's fix saves; None: there is none
     not_replayed: str = ""  # a sentence that says why there is none
+    step_s: float | None = None  # the mean step, of which the verdict's shares are; None: there is none
+    window: float = 1.0  # without steps: the time that they are of, as a share of the recorded time
     culprits: tuple[Culprit, ...] = ()
     severest: Severity = "high"  # a cap, whatever the rule
 
 
 _VERDICT_ALONE = Basis()
-_MORE = " The fix also frees CPUs for the rest of the step, so it can save more."
-_LESS_OR_MORE = (" The fix can leave some of this time, and it also frees CPUs for the rest of the step: it can save "
-                 "less or more.")
+_BESIDES = {
+    "at least": " The fix also frees CPUs for the rest of the step, so it can save more.",
+    "about": " The fix can leave some of this time, and it also frees CPUs for the rest of the step: it can save less "
+             "or more.",
+}
 
 
 def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VERDICT_ALONE) -> Finding:
     """Make the finding of a rule."""
-    why = f"{words.why} {basis.remark}" if basis.remark else words.why
-    severity = verdict.severity or severity_of(verdict.share)
-    if basis.replayed is not None:
-        severity = at_most(verdict.severity or "high", severity_of(basis.replayed))
-    if basis.caveat and rule.severity == "by_share_capped":
-        severity, why = at_most(severity, "medium"), f"{why} {basis.caveat}"
+    gain = _gain(verdict, words, basis)
+    by_gain = severity_of(verdict.share if gain.step_time is None else gain.step_time)
+    severity = verdict.severity or by_gain
+    if gain.by == "replay":
+        severity = at_most(severity, by_gain)
     return Finding(
-        id=verdict.id or rule.id, severity=at_most(severity, basis.severest), title=words.title, why=why,
+        id=verdict.id or rule.id, severity=at_most(at_most(severity, basis.severest), verdict.severest),
+        title=words.title, why=f"{words.why} {basis.caveat}" if basis.caveat else words.why,
         evidence=words.evidence, action=words.action, source=words.source,
-        gain=_gain(verdict, words, basis.replayed, basis.not_replayed), gpus=verdict.gpus, snippet=words.snippet,
+        gain=gain, gpus=verdict.gpus, snippet=words.snippet,
         origin=rule.origin, culprits=basis.culprits, brief=words.brief, unknown=words.unknown,
     )
 
 
 def bound(verdict: Verdict) -> float | None:
     """Upper bound of the share of the step that is saved; None where no figure can be given."""
-    if verdict.saving_unknown:
+    if verdict.claim is None:
         return None
     return (verdict.share or None) if verdict.saving is None else verdict.saving
 
 
-def _gain(verdict: Verdict, words: Explanation, replayed: float | None, not_replayed: str) -> Gain:
-    most = bound(verdict)
-    if most is None:
+def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:
+    most, claim = bound(verdict), verdict.claim
+    if most is None or claim is None:
         return Gain(None, words.gain, words.per)
-    cure = verdict.cure
-    at_least, assumed = cure is not None and cure.at_least, cure is not None and cure.assumed
-    if replayed is None or cure is None:
-        # Without a GPU the step runs on the CPUs that the fix frees.
-        frees_cpus = verdict.frees_cpus and not verdict.gpus
-        how = words.gain.removeprefix("at most: ") if frees_cpus or at_least or assumed else words.gain
-        sentence = f"{how[:1].upper()}{how[1:]}. {not_replayed}".rstrip()
-        if frees_cpus:
-            sentence += _LESS_OR_MORE if verdict.best_case else _MORE
-        return Gain(most, how, words.per, "bound", sentence,
-                    at_least=at_least or (frees_cpus and not verdict.best_case),
-                    estimate=assumed or (frees_cpus and verdict.best_case))
+    either = claim in _BESIDES  # no upper bound
+    before_s = basis.step_s if words.per == "step" else None
+    per, window = words.per, 1.0
+    if per == "step" and before_s is None:
+        per, window = "recording", basis.window
+    if basis.replayed is None or verdict.cure is None:
+        how = words.gain or verdict.cure.assumes.rstrip(".")
+        sentence = f"{how[:1].upper()}{how[1:]}. {basis.not_replayed}".rstrip()
+        if not verdict.gpus:  # the step runs on the CPUs that the fix frees
+            sentence += _BESIDES.get(claim, "")
+        return Gain(most * window, how, per, "bound", sentence, claim=claim if either else "at most",
+                    before_s=before_s)
     how = "a replay of the recorded steps with the fix"
-    how += ("; the fix can save more" if at_least else "; it rests on a usual factor, not on a bound" if assumed else
-            f"; the upper bound is {percent(most)}")
-    return Gain(replayed, how, words.per, "replay", cure.assumes, at_most=cure.at_most, at_least=at_least,
-                estimate=assumed)
+    how += ("; the fix can save more" if claim == "at least" else "; it rests on a usual factor, not on a bound"
+            if claim == "about" else f"; the upper bound is {percent(most)}")
+    return Gain(basis.replayed * window, how, per, "replay", verdict.cure.assumes, claim=claim, before_s=before_s)

@@ -113,6 +113,18 @@ class StepSeries(Struct, frozen=True):
     pauses_s: tuple[float, ...]
 
 
+class Unexplained(Struct, frozen=True):
+    """Time that no finding names, in a "step" or in the "recording" of ``of_s``: seconds by part, and what the host
+    runs meanwhile, most time first. ``silent_s``: its loop shows no event then; None: not known."""
+
+    per: str
+    time_s: float
+    of_s: float
+    parts: Mapping[str, float]
+    work: tuple[HostWork, ...] = ()
+    silent_s: float | None = None
+
+
 class RankWallTime(Struct, frozen=True):
     """The recording of one rank; its parts sum to ``total_s``, ``recorded_s`` is that without what was not recorded."""
 
@@ -132,7 +144,8 @@ class WallTime(Struct, frozen=True):
     "events". ``per_step_s`` is the time from one training step to the next with all that lies between them
     (evaluations, ends of epochs), None without two steps in a row. ``pauses_s`` is what lies between each training step
     and the next one, without what was not recorded, empty where no two are in a row; ``overview`` has the steps and
-    pauses of the capture's overview, of several ranks those of the one with most steps.
+    pauses of the capture's overview, of several ranks those of the one with most steps. ``unexplained``: the time that
+    no finding names; None where it is little.
     """
 
     total_s: float
@@ -143,6 +156,7 @@ class WallTime(Struct, frozen=True):
     pauses_s: tuple[float, ...] = ()
     ranks: tuple[RankWallTime, ...] = ()
     overview: StepSeries | None = None
+    unexplained: Unexplained | None = None
 
     @property
     def steps(self) -> int:
@@ -936,7 +950,7 @@ class StackLine(Struct, frozen=True):
     It is the innermost line of the user's own code, without those that every step runs in, or else of a library.
     ``inner`` is the library's line that it most waits for, "" where it runs itself. ``traced``: the profiler's own
     tracer recorded it (:class:`HostStacks`). ``loader``: what makes batches and calls it: grain, keras, torch, datasets
-    (of Hugging Face); "": none of these.
+    (of Hugging Face), or a function of the user's own ("user") by its name; "": none of these.
     """
 
     line: str

@@ -106,7 +106,7 @@ class Outliers(Struct, frozen=True):
     node_clocks: Mapping[tuple[Key, str], float]  # the median of a group's busy GPUs, by model
     idle: Mapping[Key, Mapping[str, float]]  # of the groups that were asked for: did nothing, or did; "seen"
     idle_gpus: tuple[Series, ...]
-    target_counts: Mapping[str, float]  # "targets", "targets_before" and "down"
+    target_counts: Mapping[str, float]  # "targets" and "down", and "gpus_before"
     down_targets: tuple[str, ...]  # nodes of some that do not answer
     empty_targets: tuple[str, ...]  # and of some that answer with no activity
 
@@ -205,7 +205,7 @@ class FleetSeries(Struct, frozen=True, dict=True):
             node_clocks={(self.key(series.labels), series.labels.get("model", "")): series.value
                          for series in self._named("node_clock")},
             target_counts={figure: series.value for series in self.outlier_series
-                           if (figure := figure_of(series)) in ("targets", "targets_before", "down")},
+                           if (figure := figure_of(series)) in ("targets", "gpus_before", "down")},
             down_targets=self._targets("down_target"), empty_targets=self._targets("empty_target"))
 
     def idleness(self, key: Key) -> Idleness | None:
@@ -217,7 +217,10 @@ class FleetSeries(Struct, frozen=True, dict=True):
             return Idleness(0, gpus, gpus, 0)
         counts = self.outliers.idle.get(key, {})
         idle, busy, seen = (bounded(counts.get(figure, 0.0)) for figure in (*_IDLE, "seen"))
-        return Idleness(idle, idle + busy, seen, figures.quiet) if key in self.idle_keys else None
+        # One that was asked a moment before or after: GPUs that are not there now are nobody's idle ones.
+        watched = min(idle + busy, gpus)
+        return Idleness(min(idle, figures.quiet), watched, min(seen, gpus), figures.quiet) if (
+            key in self.idle_keys) else None
 
     @cached_property
     def gpus(self) -> GpuDetails:
@@ -279,8 +282,8 @@ def gpu_id(labels: Mapping[str, str]) -> str:
 def gpu_selection(labels: Mapping[str, str]) -> Selection:
     """Return what selects this GPU; () without a UUID."""
     # The first one may be a copy, to compare exporters by; the last is what the exporter wrote.
-    own = [(label, labels[label]) for label in UUID_LABELS if labels.get(label)][-1:]
-    return () if own and ";" in own[0][1] else tuple(own)
+    uuids = [(label, labels[label]) for label in UUID_LABELS if labels.get(label)][-1:]
+    return () if uuids and ";" in uuids[0][1] else tuple(uuids)
 
 
 def node_selection(labels: Mapping[str, str]) -> Selection:

@@ -31,6 +31,7 @@ from gputop.cluster.schemas import (
     Schema,
 )
 from gputop.core.errors import EXIT_NO_DATA, GputopError
+from gputop.text.units import printable
 
 _COUNTED = (*ACTIVITY, "memory_used_bytes")  # of a GPU without activity, memory says that it is there
 _SCRAPES_S = 1200.0  # in which scrapes are counted
@@ -67,9 +68,9 @@ class AvailableMetrics(Struct, frozen=True):
     def uuid_labels(self) -> tuple[str, ...]:
         """The labels that say which GPU a series is of: its UUID, wherever it was scraped."""
         labels = {label for schema in self.schemas() for label in schema.gpu_labels}
-        own = tuple(label for label in UUID_LABELS if label in labels)
+        labels_there = tuple(label for label in UUID_LABELS if label in labels)
         several = len(self.schemas()) > 1 or self.nameless
-        return (*(UUID_LABELS[:1] if several else own), *self.mig_labels, *self._cluster_label)
+        return (*(UUID_LABELS[:1] if several else labels_there), *self.mig_labels, *self._cluster_label)
 
     @property
     def mig_labels(self) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ class AvailableMetrics(Struct, frozen=True):
     def schemas(self) -> tuple[Schema, ...]:
         """Return the schemas that are there, the one that knows jobs first: of a GPU with two exporters, the first one
         counts."""
-        present = [s for s in SCHEMAS if any(self.spellings(s, kind) for kind in ACTIVITY)]
+        present = [s for s in SCHEMAS if any(self.series[n.name] for kind in ACTIVITY for n in self.spellings(s, kind))]
         return tuple(sorted(present, key=lambda schema: schema.jobs not in self.series))
 
     def spellings(self, schema: Schema, figure: str) -> tuple[Name, ...]:
@@ -131,8 +132,9 @@ class AvailableMetrics(Struct, frozen=True):
 def find_metrics(client: Client) -> AvailableMetrics:
     """Return what this Prometheus has; raises GputopError, also where it has no activity of GPUs."""
     names = client.metric_names()
-    known = {name.name: figure for schema in SCHEMAS for figure, each in schema.figures.items() for name in each}
-    counted = sorted(names & {name for name, figure in known.items() if figure in _COUNTED})
+    figure_of_name = {name.name: figure for schema in SCHEMAS for figure, spellings in schema.figures.items()
+                      for name in spellings}
+    counted = sorted(names & {name for name, figure in figure_of_name.items() if figure in _COUNTED})
     counts: dict[str, int] = {}
     scrape_jobs: dict[str, None] = {}
     for series in client.instant(metric_counts(counted)) if counted else ():
@@ -140,25 +142,26 @@ def find_metrics(client: Client) -> AvailableMetrics:
         if series.value >= 1:
             counts[name] = counts.get(name, 0) + int(series.value)
             scrape_jobs[series.labels.get("job", "")] = None
-    others = names & ({name for name in known if name not in counted} | {schema.jobs for schema in SCHEMAS})
-    metrics = AvailableMetrics({**dict.fromkeys(others, 0), **counts}, tuple(job for job in scrape_jobs if job))
+    # Also those without a series now: the past may have the names of an exporter that was exchanged.
+    listed = names & {*figure_of_name, *(schema.jobs for schema in SCHEMAS)}
+    metrics = AvailableMetrics({**dict.fromkeys(listed, 0), **counts}, tuple(job for job in scrape_jobs if job))
     if not metrics.schemas():
         raise _none_there(client, names)
     answer = client.instant(label_counts(metrics))
-    found = {series.labels.get(FIGURE, ""): series.value for series in answer}
+    counted_labels = {series.labels.get(FIGURE, ""): series.value for series in answer}
     clusters = {s.labels.get(CLUSTER_LABEL, "") for s in answer if s.labels.get(FIGURE) == "cluster"}
-    if "exported_pod" in found:
-        found.pop("pod", None)  # then it is the exporter's own
-    job_labels = tuple(label for label in JOB_LABELS if label in found)
+    if "exported_pod" in counted_labels:
+        counted_labels.pop("pod", None)  # then it is the exporter's own
+    job_labels = tuple(label for label in JOB_LABELS if label in counted_labels)
     return replace(
-        metrics, job_labels=job_labels, divided="divided" in found,
-        hosts=tuple(label for label in HOST_LABELS if label in found) or ("instance",),
-        clusters=frozenset(clusters if len(clusters) > 1 else ()), simulated="simulated" in found,
-        scattered="places" in found or "nameless" in found or ("hostless" in found and any(
-            label in found for label in HOST_LABELS)), nameless="nameless" in found,
-        split=bool(job_labels) and ("split" in found or len(metrics.schemas()) > 1),
+        metrics, job_labels=job_labels, divided="divided" in counted_labels,
+        hosts=tuple(label for label in HOST_LABELS if label in counted_labels) or ("instance",),
+        clusters=frozenset(clusters if len(clusters) > 1 else ()), simulated="simulated" in counted_labels,
+        scattered="places" in counted_labels or "nameless" in counted_labels or ("hostless" in counted_labels and any(
+            label in counted_labels for label in HOST_LABELS)), nameless="nameless" in counted_labels,
+        split=bool(job_labels) and ("split" in counted_labels or len(metrics.schemas()) > 1),
         # Of a Prometheus that is young it is too much, and at most what a newest sample stays for.
-        scrape_s=_SCRAPES_S / max(4.0, found.get("scrapes", _SCRAPES_S)))
+        scrape_s=_SCRAPES_S / max(4.0, counted_labels.get("scrapes", _SCRAPES_S)))
 
 
 def metric_counts(names: Sequence[str]) -> str:
@@ -172,7 +175,7 @@ def label_counts(metrics: AvailableMetrics) -> str:
     names = metrics.activity_names()
     with_jobs = names + [schema.jobs for schema in metrics.schemas() if schema.jobs in metrics.series]
     of_gpu = (*UUID_LABELS, *MIG_LABELS, CLUSTER_LABEL)
-    place = grouped("group", (*of_gpu, *HOST_LABELS), any_name(names))
+    places = grouped("group", (*of_gpu, *HOST_LABELS), any_name(names))
     no_job = grouped("group", of_gpu, any_name(names, all_of(*map(lacks, JOB_LABELS))))
     held = (grouped("group", of_gpu, any_name(names, has(label))) for label in JOB_LABELS)
     scrapes = (f"max by (job) (count_over_time({name}[{_SCRAPES_S:g}s]))" for name in names)
@@ -184,7 +187,7 @@ def label_counts(metrics: AvailableMetrics) -> str:
         "simulated": f"count({any_name(names, matchers({'simulated': ['true']}))})",
         "hostless": f"count({any_name(names, all_of(*map(lacks, HOST_LABELS)))})",
         "nameless": f"count({any_name(names, all_of(*map(lacks, UUID_LABELS)))})",
-        "places": f"count({grouped('count', of_gpu, place)} > 1)",
+        "places": f"count({grouped('count', of_gpu, places)} > 1)",
         "split": f"count(({' or '.join(held)}) and {no_job})",
         "scrapes": f"min({either(scrapes)})"})
 
@@ -199,7 +202,8 @@ def _none_there(client: Client, names: frozenset[str]) -> GputopError:
     url = client.endpoint.url
     counts: dict[str, dict[str, int]] = {"targets": {}, "down": {}}
     for series in client.instant(by_figure({"targets": "count by (job) (up)", "down": "count by (job) (up == 0)"})):
-        counts[series.labels.get(FIGURE, "")][series.labels.get("job", "")] = int(series.value)
+        of_figure = counts.setdefault(series.labels.get(FIGURE, ""), {})
+        of_figure[printable(series.labels.get("job", ""))] = int(series.value)
     dead = [f"{count} of scrape job {job}" for job, count in sorted(counts["down"].items())
             if count == counts["targets"].get(job)]
     if dead:

@@ -22,6 +22,7 @@ from gputop.cluster.model import (
     Gpu,
     Group,
     History,
+    IdleGpus,
     Job,
     LowClock,
     Mapped,
@@ -64,7 +65,7 @@ def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: View) ->
     return Fleet(
         time_s=series.time_s, source=", ".join(schema.title for schema in metrics.schemas()), jobs=jobs, free=free,
         free_nodes=free_nodes, gpus=sum(group.count(count) or 0 for group in groups.values()),
-        has_past=bool(series.outliers.target_counts.get("targets_before", not series.outlier_series)),
+        has_past=bool(series.outliers.target_counts.get("gpus_before", not series.outlier_series)),
         simulated=metrics.simulated, kinds=tuple(kind for kind in ACTIVITY if kind in kinds),
         problems=tuple(target_problems(series)))
 
@@ -91,14 +92,13 @@ class _Parts(Struct, frozen=True):
             number="" if slurm_job is None else slurm_job.id if slurm_job.id != number else slurm_job.number,
             nodes=None if (count := figures.value("nodes")) is None else bounded(count),
             node_names=tuple(node.name for node in nodes),
-            **self._idleness([key]), idle_names=self._idle_names({key}),
+            **self._idle([key]),
             median=middles.get("median") if group.kind != "mixed" else None, mad=middles.get("mad"),
             low_gpus=self._low_gpus({key}), low_clocks=self._low_clocks({key}),
             node_median=middles.get("node_median"),
             low_nodes=tuple(Node(gpus=0, activity=node.value, name=node_of(node.labels), labels=node.labels)
                             for node in outliers.low_nodes if self.series.key(node.labels) == key),
-            peers=self.series.gpus.peers.get(key, {}), history=self._history([key]), **self._idle_history([key]),
-            each=nodes)
+            peers=self.series.gpus.peers.get(key, {}), history=self._history([key]), each=nodes)
 
     def job_of_nodes(self, job: SlurmJob) -> Job | None:
         """A job of Slurm on nodes that have figures; it holds what is on its node where nobody else does. None: no
@@ -129,21 +129,23 @@ class _Parts(Struct, frozen=True):
         peers = {figure: upper_median(series.gpus.peers.get(key, {}).get(figure) for key in keys)
                  for figure in COMPARED}
         return replace(
-            job, **self._idleness(keys), idle_names=self._idle_names(set(keys)), median=upper_median(middles),
-            node_median=node_median, low_gpus=self._low_gpus(set(keys)), low_clocks=self._low_clocks(set(keys)),
+            job, **self._idle(keys, job.start_s), median=upper_median(middles), node_median=node_median,
+            low_gpus=self._low_gpus(set(keys)), low_clocks=self._low_clocks(set(keys)),
             low_nodes=less_active(nodes, None if node_median is None else node_median - series.limits.below),
-            peers={figure: value for figure, value in peers.items() if value is not None},
-            **{name: _since(history, job.start_s) for name, history in self._idle_history(keys).items()})
+            peers={figure: value for figure, value in peers.items() if value is not None})
 
-    def _idleness(self, keys: Sequence[Key]) -> dict[str, Any]:
-        """Return how many GPUs of these groups are idle, as the fields of a job; unknown unless it is of all."""
-        known = [idleness for key in keys if (idleness := self.series.idleness(key)) is not None]
-        return {f"{name}_gpus": sum(getattr(each, name) for each in known) if len(known) == len(keys) else None
-                for name in Idleness.__struct_fields__}
-
-    def _idle_names(self, keys: set[Key]) -> tuple[str, ...]:
-        return tuple(f"{node_of(gpu.labels)}:{gpu_of(gpu.labels)}" for gpu in self.series.outliers.idle_gpus
-                     if self.series.key(gpu.labels) in keys)
+    def _idle(self, keys: Sequence[Key], start_s: float | None = None) -> dict[str, Any]:
+        """Return what is known of the idle GPUs of these groups, as the fields of a job that began at ``start_s``; the
+        counts are unknown unless they are of all groups."""
+        counts = [idleness for key in keys if (idleness := self.series.idleness(key)) is not None]
+        idle, watched, seen, quiet = (
+            sum(getattr(each, name) for each in counts) if len(counts) == len(keys) else None
+            for name in Idleness.__struct_fields__)
+        names = tuple(f"{node_of(gpu.labels)}:{gpu_of(gpu.labels)}" for gpu in self.series.outliers.idle_gpus
+                      if self.series.key(gpu.labels) in keys)
+        idle_history, busy_history = (_since(history, start_s) for history in self._idle_history(keys))
+        return {"idle_gpus": idle, "idle_history": idle_history, "idle": IdleGpus(
+            watched=watched, seen=seen, quiet=quiet, names=names, busy_history=busy_history)}
 
     def _slurm_job(self, key: Key, labels: Mapping[str, str]) -> tuple[SlurmJob | None, str]:
         """Slurm's job of this label, and the number that the label names it by."""
@@ -226,13 +228,12 @@ class _Parts(Struct, frozen=True):
         weights = [self.series.groups[key].count("gpus") or 1 if key in self.series.groups else 1 for key in keys]
         return self._grid().history(lambda slot: _mean(activity, weights, slot))
 
-    def _idle_history(self, keys: Sequence[Key]) -> dict[str, Any]:
-        """Return how many GPUs did nothing, and how many did something, as the fields of a job; None where it was not
-        asked for."""
+    def _idle_history(self, keys: Sequence[Key]) -> tuple[History | None, History | None]:
+        """Return how many GPUs did nothing, and how many did something; None where it was not asked for."""
         past = self.series.past
         asked = [key for key in keys if past.is_known(IDLE, [key])]
         if not asked:
-            return {}
+            return None, None
         idle, busy = ([past.points(figure, key) for key in asked] for figure in ("idle:1", "idle:0"))
 
         def count(of: Sequence[Mapping[int, float]]) -> History:
@@ -241,7 +242,7 @@ class _Parts(Struct, frozen=True):
                 each.get(slot, 0.0) for each, *both in zip(of, idle, busy, strict=True)
                 if any(slot in points for points in both)))
 
-        return {"idle_history": count(idle), "busy_history": count(busy)}
+        return count(idle), count(busy)
 
     def _of_points(self, points: Mapping[int, float]) -> History:
         return self._grid().history(points.get)

@@ -25,6 +25,7 @@ from gputop.cluster.prometheus import LARGEST
 from gputop.cluster.promql import (
     all_of,
     any_name,
+    duration,
     either,
     grouped,
     has,
@@ -65,7 +66,7 @@ class Reading(Struct, frozen=True):
     still: bool = True  # of a window: only series that are there now
     ago_s: float = 0.0  # as it was so long ago
     instances: bool = True  # each MIG instance; False: the whole GPU, once
-    place: bool = True  # with the labels of its number and its node
+    placed: bool = True  # with the labels of its number and its node
     model: bool = False  # with the label "model"; GPUs whose model is not known are left out
 
 
@@ -77,7 +78,7 @@ class GpuValues:
         self._schemas = metrics.schemas()
         self._several_kinds = not metrics.common_kind()
         self._or = f"or on ({', '.join(metrics.uuid_labels)})"
-        self.recent = f"{max(_RECENT_S, _SCRAPES * metrics.scrape_s):g}s"
+        self.recent = duration(max(_RECENT_S, _SCRAPES * metrics.scrape_s))
 
     def figure(self, figure: str, reading: Reading) -> str:
         """A figure of each GPU in its base unit; of a counter its increase of late."""
@@ -96,35 +97,35 @@ class GpuValues:
                                        for kind, value in by_kind.items()), self._or))
         return self._with_holder(self._of_first_exporter(by_exporter), reading)
 
-    def over(self, step_s: float, where: str = "", *, place: bool = False) -> str:
+    def over(self, step_s: float, where: str = "", *, placed: bool = False) -> str:
         """Return the mean activity over a step of the history, also of GPUs that are gone since."""
         window_s = max(step_s, _SCRAPES * self._metrics.scrape_s / 2)
-        return self.activity(Reading(where, f"{window_s:g}s", still=False, place=place))
+        return self.activity(Reading(where, duration(window_s), still=False, placed=placed))
 
     def most_since(self, since_s: float, where: str = "") -> str:
         """The most that each GPU did since then; only of GPUs that were there all that time, for the same job."""
-        place = not self._metrics.by_job
-        most, now = (self.activity(replace(reading, where=where, place=place)) for reading in (
-            Reading(window=f"{since_s:g}s", over="max_over_time", still=False), Reading()))
+        placed = not self._metrics.by_job
+        most, now = (self.activity(replace(reading, where=where, placed=placed)) for reading in (
+            Reading(window=duration(since_s), over="max_over_time", still=False), Reading()))
         on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
         return f"({f' and on ({on}) '.join([most, now, *self._then(since_s, where)])})"
 
     def seen_since(self, since_s: float, where: str = "") -> str:
         """The GPUs that were there all the time since then, whoever held them."""
-        now = self.activity(Reading(where, place=not self._metrics.by_job))
+        now = self.activity(Reading(where, placed=not self._metrics.by_job))
         on = ", ".join(self._metrics.uuid_labels)
         return f"({f' and on ({on}) '.join([now, *self._then(since_s, '')])})"
 
     def _then(self, since_s: float, where: str) -> list[str]:
         """The GPUs that were there at some times since then: at none of them was one away for longer than a gap."""
-        gap = f"{max(_GAP_S, _SCRAPES * self._metrics.scrape_s):g}s"
-        return [self.activity(Reading(where, gap, "last_over_time", still=False, place=False,
+        gap = duration(max(_GAP_S, _SCRAPES * self._metrics.scrape_s))
+        return [self.activity(Reading(where, gap, "last_over_time", still=False, placed=False,
                                       ago_s=since_s * part / _SINCE_PARTS)) for part in range(1, _SINCE_PARTS + 1)]
 
-    def busy_clock(self, busy: float, where: str = "", *, place: bool = True) -> str:
+    def busy_clock(self, busy: float, where: str = "", *, placed: bool = True) -> str:
         """The mean SM clock of late of each GPU that is more active than ``busy``, with its model."""
-        clock = self.figure("sm_clock_hz", Reading(where, self.recent, model=True, place=place))
-        active = f"{self.activity(Reading(where, self.recent, place=False))} > {busy:g}"
+        clock = self.figure("sm_clock_hz", Reading(where, self.recent, model=True, placed=placed))
+        active = f"{self.activity(Reading(where, self.recent, placed=False))} > {busy:g}"
         on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
         return clock and f"({clock} and on ({on}) ({active}))"
 
@@ -144,10 +145,10 @@ class GpuValues:
                       for label in metrics.job_labels)
         on = ", ".join(metrics.uuid_labels)
         more = [*(["kind"] if self._several_kinds else []), *(["model"] if reading.model else []),
-                *([*GPU_LABELS, *metrics.node_labels] if reading.place else [])]
-        own = [label for label in dict.fromkeys(more) if label not in (*metrics.uuid_labels, *jobs)]
+                *([*GPU_LABELS, *metrics.node_labels] if reading.placed else [])]
+        kept_labels = [label for label in dict.fromkeys(more) if label not in (*metrics.uuid_labels, *jobs)]
         holders = grouped("group", (*metrics.uuid_labels, *jobs), held)
-        return (f"({holders} * on ({on}) group_left ({', '.join(own)}) topk by ({on}) (1, {value}) "
+        return (f"({holders} * on ({on}) group_left ({', '.join(kept_labels)}) topk by ({on}) (1, {value}) "
                 f"or on ({on}) {value})")
 
     def _of_exporter(self, schema: Schema, figure: str, reading: Reading) -> str:
@@ -165,10 +166,10 @@ class GpuValues:
             reading = replace(reading, where=all_of(reading.where, has(schema.model)))
         labels = dict.fromkeys([
             *(UUID_LABELS[:1] if UUID_LABELS[0] in metrics.uuid_labels else ()),
-            *(label for label in schema.gpu_labels if label in UUID_LABELS or reading.place),
+            *(label for label in schema.gpu_labels if label in UUID_LABELS or reading.placed),
             *(schema.mig_labels if reading.instances else ()), *metrics.labels_of_job,
-            *(metrics.node_labels if reading.place else ()), *(["model"] if reading.model else [])])
-        one_of = metrics.scattered and reading.place
+            *(metrics.node_labels if reading.placed else ()), *(["model"] if reading.model else [])])
+        one_of = metrics.scattered and reading.placed
         if one_of:  # its series may differ in more: take one of them, with its labels
             kept = (*metrics.uuid_labels, *UUID_LABELS, *metrics.labels_of_job, "model")
             labels = dict.fromkeys(label for label in labels if label in kept)
@@ -211,7 +212,7 @@ class GpuValues:
         labels = [label for label in self._metrics.labels_of_job if label in _OF_JOBS] or ["slurm_job_id"]
         jobs = selector(schema.jobs, of_job)
         if reading.ago_s:
-            jobs = f"{reading.over}({jobs}[{reading.window}] offset {reading.ago_s:g}s)"
+            jobs = f"{reading.over}({jobs}[{reading.window}] offset {duration(reading.ago_s)})"
         joined = _with_label_of(schema, value, ", ".join(labels), jobs)
         return joined if of_job else f"{joined} or on ({', '.join(schema.join)}) ({value})"
 
@@ -219,7 +220,7 @@ class GpuValues:
 def _measured(name: Name, reading: Reading) -> str:
     """A metric in its base unit."""
     now = selector(name.name, reading.where)
-    offset = f" offset {reading.ago_s:g}s" if reading.ago_s else ""
+    offset = f" offset {duration(reading.ago_s)}" if reading.ago_s else ""
     value = f"{reading.over}({now}[{reading.window}]{offset})" if reading.window else now + offset
     if reading.window and reading.still:
         value = f"({value} and {now})"

@@ -1,4 +1,4 @@
-"""What a job did with its GPUs, from its first sample to its last: for a line at the end of its log. Pure, but for
+"""Use that a job made of its GPUs, from its first sample to its last, for the end of its log. Pure, but for
 :func:`of_prometheus`."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.gpu_values import GpuValues, Reading
 from gputop.cluster.model import History
 from gputop.cluster.prometheus import Client, Series, figure_of
-from gputop.cluster.promql import either, matchers
+from gputop.cluster.promql import duration, either, matchers
 from gputop.cluster.schemas import ACTIVITY_TITLES, gpu_of, node_of
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
@@ -57,22 +57,22 @@ class JobUse(Struct, frozen=True):
 
     @property
     def slots(self) -> range:
-        known = [slot for gpu in self.gpus for slot in gpu.values["activity"]]
-        return range(min(known), max(known) + 1)
+        measured = [slot for gpu in self.gpus for slot in gpu.values["activity"]]
+        return range(min(measured), max(measured) + 1)
 
 
 def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUse:
     """Return what the job did in these hours. Raises GputopError, of which NoDataError where there is no such job."""
-    found = find_metrics(client)
-    metrics = replace(found, job_labels=tuple(dict.fromkeys((*found.job_labels, *_LABELS[:2]))))
+    available = find_metrics(client)
+    metrics = replace(available, job_labels=tuple(dict.fromkeys((*available.job_labels, *_LABELS[:2]))))
     values, asked = GpuValues(metrics), FigureClient(client)
     name = job.rpartition("/")[2]
     where = [matchers({label: [name]}) for label in metrics.job_labels]
     coarse_s = max(_LEAST_STEP_S, math.ceil(hours * HOUR_S / _SPAN_POINTS))
 
     def of_job(figure: str, step_s: float) -> str:
-        return either(values.over(step_s, each, place=True) if figure == "activity" else
-                      values.figure(figure, Reading(each, f"{step_s:g}s", still=False)) for each in where)
+        return either(values.over(step_s, each, placed=True) if figure == "activity" else
+                      values.figure(figure, Reading(each, duration(step_s), still=False)) for each in where)
 
     seen = asked.range({"gpus": f"count({of_job('activity', coarse_s)})"}, now_s - hours * HOUR_S, now_s, coarse_s)
     times = [time_s for series in seen for time_s, _ in series.points]
@@ -80,7 +80,8 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
         raise NoDataError(f"no GPU had metrics with job {printable(job)} in the last {hours:g} h",
                           "gputop cluster shows how jobs are named; --hours looks farther back.")
     span_s = max(times) - min(times) + coarse_s
-    step_s = max(_LEAST_STEP_S, metrics.scrape_s, math.ceil(span_s / _POINTS / _LEAST_STEP_S) * _LEAST_STEP_S)
+    steps = math.ceil(max(span_s / _POINTS, metrics.scrape_s) / _LEAST_STEP_S)
+    step_s = _LEAST_STEP_S * max(1, steps)
     begin, end = math.ceil((min(times) - coarse_s) / step_s), math.floor(min(max(times), now_s) / step_s)
     answer = asked.range({figure: of_job(figure, step_s) for figure in FIGURES}, begin * step_s,
                          max(begin, end) * step_s, step_s)
@@ -121,8 +122,8 @@ class RecordedUse:
             for figure in FIGURES:
                 value = activity.value if figure == "activity" else gpu[figure].value
                 if value is not None:
-                    place = (*key, figure, slot)
-                    count = self._counts[place] = self._counts.get(place, 0) + 1
+                    slot_key = (*key, figure, slot)
+                    count = self._counts[slot_key] = self._counts.get(slot_key, 0) + 1
                     old = use.values[figure].get(slot, 0.0)
                     use.values[figure][slot] = old + (float(value) - old) / count
 

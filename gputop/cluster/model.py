@@ -79,6 +79,18 @@ class Node(Group, frozen=True, kw_only=True):
     each: tuple[Gpu, ...] = ()  # its GPUs, where they were asked for
 
 
+class IdleGpus(Struct, frozen=True, kw_only=True):
+    """The GPUs of a job that may be idle; None: not known. ``watched`` were there in all of the idle window with this
+    job, ``seen`` whoever held them; of the others it is not known whether they did anything. ``quiet`` do nothing now,
+    some of which are ``names``. ``busy_history`` are the GPUs that did something: one without samples is not in it."""
+
+    watched: int | None = None
+    seen: int | None = None
+    quiet: int | None = None
+    names: tuple[str, ...] = ()
+    busy_history: History | None = None
+
+
 _Member = TypeVar("_Member", Gpu, Node)
 NO_JOB = "(no job)"  # in place of a job's id, where the GPUs of none are shown and asked for
 Mapped = Literal["label", "node", "shared node", "process"]
@@ -102,10 +114,7 @@ class Job(Group, frozen=True, kw_only=True):
     nodes: int | None = None
     node_names: tuple[str, ...] = ()  # where they are known
     idle_gpus: int | None = None  # that have done nothing over the idle window and were there before it
-    watched_gpus: int | None = None  # that were there all that time with this job, idle or not
-    seen_gpus: int | None = None  # that were there all that time, whoever held them: of the others it is not known
-    quiet_gpus: int | None = None  # that do nothing now
-    idle_names: tuple[str, ...] = ()  # some of these
+    idle: IdleGpus = field(default_factory=lambda: IdleGpus())
     median: float | None = None  # of the activity of its GPUs; only asked for where they differ
     mad: float | None = None  # median absolute deviation from it
     low_gpus: tuple[Gpu, ...] = ()  # the GPUs far below the median, the lowest first
@@ -115,7 +124,6 @@ class Job(Group, frozen=True, kw_only=True):
     peers: Mapping[str, float] = field(default_factory=dict)  # medians of what may tell why a GPU is slow
     history: History | None = None  # activity
     idle_history: History | None = None  # GPUs that did nothing
-    busy_history: History | None = None  # GPUs that did something: one without samples is in neither
     each: tuple[Node, ...] = ()  # its nodes, where they were asked for
     number: str = ""  # of Slurm's two names, "10" and "3_0" or "4+1", that which is not ``id``
 

@@ -1,4 +1,4 @@
-"""What gputop on a node answers to ``gputop cluster --nodes``: what its columns and rules need, some 200 bytes a GPU.
+"""Answer of gputop on a node to ``gputop cluster --nodes``: what its columns and rules need, some 200 bytes a GPU.
 
 ``gputop snapshot --format node`` prints it as JSON: arrays in the order of the fields, figures to five digits. Of a
 node with an older gputop the whole snapshot is brought to the same form.
@@ -93,10 +93,10 @@ def _gpu(gpu: GpuSample, sample: NodeSample) -> NodeGpu:
     values = [read[name] if name in read else gpu[_METRICS.get(name, name)].value for name in FIGURES]
     holders = (p for p in sample.processes if (held := p.gpus.get(gpu.info.index)) is not None and "C" in held.kind
                and held.mig in (None, gpu.info.mig))
-    known = activity.value is not None
+    has_activity = activity.value is not None
     return NodeGpu(
         gpu.info.uuid[:_TEXT_CHARS], gpu.info.label[:_TEXT_CHARS], (gpu.info.name or "")[:_TEXT_CHARS],
-        ("sm_active" if metric == "sm_active" else "util") if known else "",
+        ("sm_active" if metric == "sm_active" else "util") if has_activity else "",
         _short(activity.value) if gpu.state == OK else None, tuple(map(_short, values)),
         tuple(Holder(_text(p.user), _program(p.command), _text(p.container), p.started_s)
               for p, _ in zip(holders, range(_MAX_HOLDERS), strict=False)))

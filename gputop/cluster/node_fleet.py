@@ -20,6 +20,7 @@ from gputop.cluster.model import (
     Gpu,
     Group,
     History,
+    IdleGpus,
     Job,
     LowClock,
     Mapped,
@@ -163,8 +164,8 @@ class FleetBuilder:
         past = self._nodes[node].gpus[gpu.uuid]
         now_s = self._nodes[node].got_s
         recent = [value for at_s, value in past.newest if at_s > now_s - MEAN_S]
-        known = recent and gpu.activity is not None
-        return Gpu(node=node, gpu=gpu.label, uuid=gpu.uuid, activity=sum(recent) / len(recent) if known else None,
+        is_measured = recent and gpu.activity is not None
+        return Gpu(node=node, gpu=gpu.label, uuid=gpu.uuid, activity=sum(recent) / len(recent) if is_measured else None,
                    kind=past.kind, figures=gpu.figures, history=_history([past], self._view, self._now_s))
 
     def _past(self, gpu: Gpu) -> GpuPast:
@@ -207,9 +208,10 @@ class FleetBuilder:
     def _idle_history(self, pasts: Sequence[GpuPast]) -> dict[str, Any]:
         idle = _history(pasts, self._view, self._now_s, idle=self._limits.idle)
         measured = _history(pasts, self._view, self._now_s, idle=inf)
-        return {"idle_history": idle, "busy_history": replace(idle, values=tuple(
+        busy = replace(idle, values=tuple(
             None if all_ is None or of_idle is None else all_ - of_idle
-            for all_, of_idle in zip(measured.values, idle.values, strict=True)))}
+            for all_, of_idle in zip(measured.values, idle.values, strict=True)))
+        return {"idle_history": idle, "idle": IdleGpus(busy_history=busy)}
 
     def _low_clocks(self, mapped_job: _Job, gpus: Sequence[Gpu]) -> tuple[LowClock, ...]:
         """The busy GPUs of a job whose clocks are low among those of their model."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import re
 import socket
@@ -34,7 +35,7 @@ MAX_VALUES = 2_000_000  # names, texts and numbers
 MAX_SERIES = 50_000
 _MIN_PLAIN_BYTES = 1 << 20  # that any answer may have
 _FRAME_BYTES = 1 << 20  # for headers and the sizes of chunks
-_NAMES_S = 3600.0  # a metric that has had no sample for longer is not there
+_NAMES_S = 4 * 3600.0  # a metric that has had no sample for longer is not there
 _LAST_TIME_S = 4e9  # the year 2096
 _CHUNK = 1 << 16
 _LABEL_CHARS = 200
@@ -132,7 +133,7 @@ class Client:
         """The data of an answer. Raises GputopError."""
         began_s = time.monotonic()
         try:
-            status, body = self._send(method, path, urlencode({**form, "timeout": f"{self._timeout_s:g}s"}))
+            status, body = self._send(method, path, urlencode({**form, "timeout": f"{math.ceil(self._timeout_s)}s"}))
         finally:
             self.cost.queries += method == "POST"  # a list of names is none
             self.cost.seconds += time.monotonic() - began_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 
@@ -44,6 +45,11 @@ def any_name(names: Iterable[str], condition: str = "") -> str:
     """All series of any of these metrics."""
     joined = "|".join(names)
     return selector("", all_of(f'__name__=~"{joined}"', condition))
+
+
+def duration(seconds: float) -> str:
+    """A window or an offset: PromQL takes whole numbers, rounded up."""
+    return f"{math.ceil(seconds)}s"
 
 
 def grouped(function: str, labels: Iterable[str], value: str) -> str:

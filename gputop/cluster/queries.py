@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gputop.cluster.discovery import AvailableMetrics, selector_of_targets
 from gputop.cluster.gpu_values import GpuValues, Reading
-from gputop.cluster.promql import below_median, counted, deviation, either, grouped, lowest, median
+from gputop.cluster.promql import any_name, below_median, counted, deviation, duration, either, grouped, lowest, median
 from gputop.cluster.schemas import COUNTERS
 from gputop.cluster.view import Limits
 
@@ -42,10 +42,10 @@ class Queries:
     def figures(self) -> Figures:
         """The present figures of all groups: activity, how many GPUs have which level of it, and what sums up."""
         group, of_kind = self._group, (*self._group, *self._kind)
-        now = Reading(place=not self._metrics.by_job)
+        now = Reading(placed=not self._metrics.by_job)
         # Level 0: a GPU that does nothing; the others are steps above that.
         level = f"ceil(({self._recent('')} - {self._limits.idle:g}) * {LEVELS})"
-        all_gpus = grouped("group", self._metrics.uuid_labels, self._values.activity(replace(now, place=False)))
+        all_gpus = grouped("group", self._metrics.uuid_labels, self._values.activity(replace(now, placed=False)))
         figures = {"activity": grouped("avg", of_kind, self._recent("")), "levels": counted(of_kind, level),
                    "all_gpus": f"count({all_gpus})"}
         if self._metrics.by_job:
@@ -54,8 +54,8 @@ class Queries:
         return {**figures, **self._sums(group, "")}
 
     def idle(self, where: Where) -> Figures:
-        """How many GPUs of these groups did nothing in the idle window, of those that were there all that time; and how
-        many were there, whoever held them."""
+        """Count the GPUs of these groups that did nothing in the idle window, and that did, of those that were there
+        all that time; and those that were there, whoever held them."""
         group, limits = (*self._group, *self._kind), self._limits
         return _merged({
             "idle": counted(group, f"{self._values.most_since(limits.idle_s, condition)} < bool {limits.idle:g}"),
@@ -65,7 +65,7 @@ class Queries:
         """The present figures of each node, apart for each job."""
         node = tuple(dict.fromkeys((*self._metrics.node_labels, *self._metrics.labels_of_job)))
         by = (*node, *self._kind)
-        return _merged({"activity": grouped("avg", by, self._recent(condition, place=True)),
+        return _merged({"activity": grouped("avg", by, self._recent(condition, placed=True)),
                         "gpus": grouped("count", by, self._values.activity(Reading(condition))),
                         **self._sums(node, condition)} for condition in where)
 
@@ -94,30 +94,30 @@ class Queries:
     def node_history(self, step_s: float, where: Where) -> Figures:
         """Write the figures of a range query: the activity of each node, apart for each job."""
         node = dict.fromkeys((*self._metrics.node_labels, *self._metrics.labels_of_job))
-        return _merged({"node_activity": grouped("avg", node, self._values.over(step_s, condition, place=True))}
+        return _merged({"node_activity": grouped("avg", node, self._values.over(step_s, condition, placed=True))}
                        for condition in where)
 
     def gpu_history(self, step_s: float, where: Where, clocks_where: Where) -> Figures:
         """Write the figures of a range query: the activity of each GPU that matches, and the SM clock of those of
         ``clocks_where``."""
-        clocks = (Reading(condition, f"{step_s:g}s", still=False) for condition in clocks_where)
-        return {"gpu_activity": either(self._values.over(step_s, condition, place=True) for condition in where),
+        clocks = (Reading(condition, duration(step_s), still=False) for condition in clocks_where)
+        return {"gpu_activity": either(self._values.over(step_s, condition, placed=True) for condition in where),
                 "gpu_clock": either(self._values.figure("sm_clock_hz", reading) for reading in clocks)}
 
     # -- parts of the queries -----------------------------------------------------------------------
 
-    def _recent(self, where: str, *, place: bool = False) -> str:
+    def _recent(self, where: str, *, placed: bool = False) -> str:
         """The activity of each GPU of late; with its place where groups are nodes."""
-        return self._values.activity(Reading(where, self._values.recent, place=place or not self._metrics.by_job))
+        return self._values.activity(Reading(where, self._values.recent, placed=placed or not self._metrics.by_job))
 
     def _past(self, step_s: float, where: str) -> str:
-        return self._values.over(step_s, where, place=not self._metrics.by_job)
+        return self._values.over(step_s, where, placed=not self._metrics.by_job)
 
     def _sums(self, by: Sequence[str], where: str) -> Figures:
-        place = tuple(by) != self._metrics.labels_of_job
-        tensor = self._values.figure("tensor_active", Reading(where, place=place))
+        placed = tuple(by) != self._metrics.labels_of_job
+        tensor = self._values.figure("tensor_active", Reading(where, placed=placed))
         # Of a GPU that is divided into instances, each reports the power of the whole.
-        sums = {figure: self._values.figure(figure, Reading(where, instances=figure != "power_w", place=place))
+        sums = {figure: self._values.figure(figure, Reading(where, instances=figure != "power_w", placed=placed))
                 for figure in SUMMED}
         return {"tensor_active": tensor and grouped("avg", by, tensor),
                 **{figure: value and grouped("sum", by, value) for figure, value in sums.items()}}
@@ -127,7 +127,7 @@ class Queries:
         clock = self._values.busy_clock(busy)
         if not clock:
             return {}
-        peers = self._values.busy_clock(busy, place=not self._metrics.by_job)
+        peers = self._values.busy_clock(busy, placed=not self._metrics.by_job)
         candidates = [below_median(of_model, clock, ratio=self._limits.clock, peers=peers),
                       *(self._values.busy_clock(busy, condition) for condition in low_nodes)]
         return {"low_clock": either(lowest(OUTLIERS, group, candidate) for candidate in candidates),
@@ -138,7 +138,8 @@ class Queries:
         figures = []
         for condition in where:
             # Those that do nothing are no peers of those that work: the median is of these.
-            gpu, idle = (f"({self._recent(condition, place=True)} {than} {self._limits.idle:g})" for than in (">", "<"))
+            gpu, idle = (f"({self._recent(condition, placed=True)} {than} {self._limits.idle:g})"
+                         for than in (">", "<"))
             node = grouped("avg", dict.fromkeys((*self._group, *self._metrics.node_labels, *self._kind)), gpu)
             low_gpu, low_node = (lowest(OUTLIERS, by, below_median(by, value, distance=self._limits.below))
                                  for value in (gpu, node))
@@ -148,11 +149,12 @@ class Queries:
         return _merged(figures)
 
     def _targets(self) -> Figures:
-        """The targets of the exporters: how many there are, and were at the begin of the idle window; and which do not
-        answer, or answer with nothing."""
+        """The targets of the exporters: how many there are, and which do not answer, or answer with nothing; and how
+        many GPUs there were at the begin of the idle window."""
         up = selector_of_targets(self._metrics.scrape_jobs)
         figures = {"down": f"count({up} == 0)", "targets": f"count({up})",
-                   "targets_before": f"count({up} offset {self._limits.idle_s:g}s)",
+                   "gpus_before": f"count({any_name(self._metrics.activity_names())} "
+                                  f"offset {duration(self._limits.idle_s)})",
                    "down_target": f"topk({_TARGETS}, {up} == 0)"}
         first, *others = self._metrics.schemas()
         if not others and first.id != "all-smi":  # whose "instance" may replace Prometheus's
@@ -172,7 +174,7 @@ class Queries:
         return {f"peer_{figure}": value and median(self._group, value) for figure, value in values.items()}
 
     def _details(self, where: str) -> Figures:
-        return {"activity": self._recent(where, place=True),
+        return {"activity": self._recent(where, placed=True),
                 **{figure: self._values.figure(figure, Reading(where)) for figure in DETAILS}}
 
 

@@ -3,7 +3,7 @@
 Sources: dcgm-exporter (NVIDIA/dcgm-exporter, etc/default-counters.csv, internal/pkg/rendermetrics) up to 4.8, and 4.9,
 which names its metrics as DCGM 4.7 does, in base units; gputop's own (`gputop export`), nvitop-exporter 1.5
 and 1.7 (prometheus_client adds the unit to each name), all-smi up to 0.25 (src/api/metrics/gpu.rs and mig.rs; 0.21
-renamed its labels), nvidia_gpu_exporter (utkuozdemir/nvidia_gpu_exporter, docs/METRICS.md).
+renamed its labels), nvidia_gpu_exporter (utkuozdemir/nvidia_gpu_exporter, its page of metrics).
 """
 
 from __future__ import annotations

@@ -6,30 +6,34 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 Severity = Literal["high", "medium", "low"]
 
 # Share of the step a cure would save, from the contract in docs/concepts/how-it-decides.md.
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
+Claim = Literal["measured", "at most", "at least", "about"]
+
 MIN_SHARE = 0.01  # what a replay shows to save less is not raised
 LARGE_SHARE = 0.1  # share of the step: what a rule judged so large does not vanish because a replay saves less of it
 
 
 class Gain(Struct, frozen=True):
-    """Time to save, as a share of today's (0.31: 31% less), and how it was computed.
+    """The one saving of a finding, as a share of today's time (0.31: 31% less), and how it was computed. Whatever names
+    a saving reads this.
 
-    ``step_time`` is the share of the time per step or, with ``per`` "sample", of the time per
-    training sample: a larger batch makes the step longer and the epoch shorter. With "recording" it is the share of
-    the recorded time, with all that lies around the steps. It is None
-    where no figure can be given; ``how`` then says why.
+    ``step_time`` is the share of the mean time per step or, with ``per`` "sample", of the time per training sample: a
+    larger batch makes the step longer and the epoch shorter. With "recording" it is the share of the recorded time, of
+    a trace without steps or of all that lies around them. It is None where no figure can be given; ``how`` then says
+    why. ``before_s`` is the mean step of today, ``after_s`` that with the fix; None where the share is not of a step.
 
-    ``by`` says how a figure of a trace was had: "replay" of the recorded steps with the cure applied, or an upper
-    "bound" of what can be saved; None without a figure. ``assumption`` is a sentence that it rests on. ``together`` is
-    the share that a replay saves with this cure and those of all findings before it in the list; None: not replayed.
-    ``at_most``: the assumption of a replay is the best case. ``at_least``: the figure is of a part of what the fix
-    does, as of a wait alone where the fix also frees CPUs that the rest of the step needs, so that it can save more.
-    ``estimate``: it is no bound either way, as where it rests on a usual factor.
+    ``claim`` says how the share relates to what the fix brings: "measured" by a replay of the recorded steps, "at
+    most" or "at least" that, or "about" where it is no bound either way, as where it rests on a usual factor; None
+    without a share. ``by`` says how it was had: "replay", or "bound" where a formula gave it. ``assumption`` is a
+    sentence that it rests on. ``together`` is the share that a replay saves with this fix and those of all findings
+    before it in the list; None: not replayed. ``at_most`` (of a replay), ``at_least`` and ``estimate`` say in older
+    documents what ``claim`` does, and are filled from it.
     """
 
     step_time: float | None
@@ -41,6 +45,21 @@ class Gain(Struct, frozen=True):
     at_most: bool = False
     at_least: bool = False
     estimate: bool = False
+    claim: Claim | None = None
+    before_s: float | None = None
+
+    def __post_init__(self) -> None:
+        claim = self.claim
+        if claim is None and self.step_time is not None:  # of a document before the claims
+            claim = "at least" if self.at_least else "about" if self.estimate else (
+                "at most" if self.at_most or self.by != "replay" else "measured")
+        for name, value in (("claim", claim), ("at_most", claim == "at most" and self.by == "replay"),
+                            ("at_least", claim == "at least"), ("estimate", claim == "about")):
+            force_setattr(self, name, value)
+
+    @property
+    def after_s(self) -> float | None:
+        return None if self.before_s is None or self.step_time is None else self.before_s * (1 - self.step_time)
 
 
 class CombinedGain(Struct, frozen=True):

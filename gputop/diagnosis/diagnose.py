@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts, time_shares
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.unexplained import unexplained
 from gputop.analysis.gpu.breakdown import PartsByGpu, bounds_judged, breakdown, idle_by_gpu, unseen_before_first_event
 from gputop.analysis.gpu.collectives import no_collectives
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, timelines, unused_gpu
@@ -129,8 +130,10 @@ def analyze_with_steps(
         gpu_timelines=tuple(gpu_timelines), waits=results["waits"], replay=results["replay"], host=results["causes"],
         parts=parts, calls=layers.calls if layers else None)
     advice = trace_advice(facts)
+    wall = analysis.wall_time
     return replace(facts, analysis=msgspec.structs.replace(
-        analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if))
+        analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if,
+        wall_time=wall and msgspec.structs.replace(wall, unexplained=unexplained(analysis, advice.findings))))
 
 
 def _unjudged(trace: Trace, steps: Steps | None) -> TraceFacts:

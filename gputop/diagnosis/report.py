@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gputop.advice.registry import ids_by_part
 from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
@@ -12,17 +11,15 @@ from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.per_step import collectives_per_step
 from gputop.diagnosis.wall_text import not_enough, wall_rows, wall_sentence, wall_title, worth_saying
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis, gain_text, no_gain
+from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
 from gputop.render.step_bar import plain_step_lines
-from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
+from gputop.render.step_parts import PART_BY_ID, WALL_PARTS, WORK_FIRST
 from gputop.render.styled_text import wrap_sentences
 from gputop.text.units import counted, percent, printable, ranges, seconds, size
 from gputop.text.wrapping import wrap
 from gputop.trace.readers.registry import WRITERS
 
-# The parts of the step of which a large one without a finding is said to be unexplained. (launch_bound is for launches
-# close together alone, so the part "host" is none of its.)
-_TO_EXPLAIN = ("launch", "host", "idle", "collectives")
+_WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24
 _ENDED = "ended_early"  # the note on what ended the recording
 
@@ -59,10 +56,9 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
     lines += [""]
     if _has_verdict(a):
         lines += wrap(limit_of(a), width)
-    step_s = a.steps.median_s if a.steps is not None else None
     for number, finding in enumerate(a.findings, 1):
-        lines += _finding_in_short(number, finding, width, step_s, unfolded=number <= _UNFOLDED)
-    lines += wrap(_unexplained(a, "--full"), width)
+        lines += _finding_in_short(number, finding, width, unfolded=number <= _UNFOLDED)
+    lines += wrap(unexplained_text(a), width)
     more = not_judged(a)
     lines += ["", *wrap(f"{more + ' --verbose: which and why. ' if more else ''}--full: all values, and code to "
                         "paste.", width)]
@@ -82,9 +78,9 @@ def _step_in_short(a: Analysis, width: int) -> Iterator[str]:
     yield from plain_step_lines(a.breakdown.known if a.breakdown is not None else {}, width, a.steps.median_s)
 
 
-def _finding_in_short(number: int, f: Finding, width: int, step_s: float | None, *, unfolded: bool) -> Iterator[str]:
+def _finding_in_short(number: int, f: Finding, width: int, *, unfolded: bool) -> Iterator[str]:
     """The title with the saving; ``unfolded``: culprits, reason and action, too."""
-    saves = gain_text(f, step_s)
+    saves = gain_text(f)
     yours = ", yours" if f.yours else ""
     yield from wrap(f"{f.severity.upper()} {f.title}{': ' if saves else ''}{saves} [{f.id}{yours}]", width,
                     f"{number}. ")
@@ -125,7 +121,7 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
     if s is None:
         yield f"Step     {'not judged' if a.trace.is_damaged else 'not found'}"
         return
-    yield from wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
+    yield from wrap(f"{seconds(s.mean_s)} mean, {seconds(s.median_s)} median, {seconds(s.p95_s)} 95th percentile",
                     width, f"{s.unit.capitalize():<9}")
     text = f"{counted(s.count, s.unit)} by {s.anchor}, confidence {s.confidence}"
     if s.dropped:
@@ -224,9 +220,9 @@ def _advice(a: Analysis, width: int) -> Iterator[str]:
         if a.findings:
             yield ""
     for i, finding in enumerate(a.findings, 1):
-        yield from _finding(i, finding, width, a.steps.unit if a.steps else "window")
+        yield from _finding(i, finding, width)
         yield ""
-    yield from wrap(_unexplained(a), width)
+    yield from wrap(unexplained_text(a), width)
 
 
 def _how_many_not_judged(a: Analysis, width: int) -> Iterator[str]:
@@ -245,21 +241,25 @@ def not_judged(a: Analysis) -> str:
     return f"{counted(n, 'cause')} could not be judged from this trace." if n else ""
 
 
-def _unexplained(a: Analysis, below: str = "“Gaps” below") -> str:
-    """The largest idle part of the step that no finding names, where it is large; else nothing."""
-    if a.breakdown is None or not a.gpus or (a.steps is not None and a.steps.start_up):
+def unexplained_text(a: Analysis) -> str:
+    """The time that no finding names, with what ran in it, in a sentence or two; "" where it is little."""
+    u = a.wall_time.unexplained if a.wall_time is not None else None
+    if u is None:
         return ""
-    parts, total = a.breakdown.known, a.breakdown.total
-    named = {id_ for f in a.findings for id_ in f.ids}
-    name = max(_TO_EXPLAIN, key=lambda part: 0.0 if named & ids_by_part(part) else parts[part])
-    share = parts[name] / total if total else 0.0
-    if share < HIGH_SHARE or named & ids_by_part(name):
-        return ""
-    text = f"Unexplained: {PART_BY_ID[name].name} takes {percent(share)} of the step, and no rule names its cause."
-    return f"{text} {below} lists what the host did." if a.gaps is not None and a.gaps.main else text
+    named = {id_: name for id_, (name, _) in WALL_PARTS.items()} | {id_: part.name for id_, part in PART_BY_ID.items()}
+    if not a.gpus:
+        named["host"] = "no op of the model runs: Python, or the loop waits"
+    parts = sorted((part for part in u.parts.items() if part[1] >= _WORTH_A_NAME * u.time_s), key=lambda part: -part[1])
+    text = f"Unexplained: {seconds(u.time_s)} of the {u.per}'s {seconds(u.of_s)} ({percent(u.time_s / u.of_s)}): "
+    text += named[parts[0][0]] if len(parts) == 1 else ", ".join(f"{named[id_]} {seconds(s)}" for id_, s in parts)
+    ran = [(work.time_s, printable(work.name)) for work in u.work]
+    if u.silent_s is not None and u.silent_s >= _WORTH_A_NAME * u.time_s:
+        ran.append((u.silent_s, "Python without events"))
+    listed = ", ".join(f"{name} {seconds(time_s)}" for time_s, name in sorted(ran, reverse=True))
+    return f"{text}. Meanwhile the host shows {listed}." if ran else f"{text}."
 
 
-def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
+def _finding(number: int, f: Finding, width: int) -> Iterator[str]:
     gpus = f" · GPU {ranges(f.gpus)}" if f.gpus else ""
     yours = ", yours" if f.yours else ""
     yield from wrap(f"{f.severity.upper()} {f.title} [{f.id}{yours}]{gpus}", width, f"{number}. ")
@@ -268,10 +268,7 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     yield from wrap(f"→ {f.action}", width, "   ", "     ")
     if f.snippet:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
-    per = {"sample": "time per sample", "recording": "recorded time"}.get(f.gain.per, basis)
-    saves = f"{percent(f.gain.step_time)} of the {per}" if f.gain.step_time is not None else ""
-    saving = "; ".join(no_gain(f)) if not saves else f"{saves}{';' if f.gain.by is None else '.'} {gain_basis(f)}"
-    yield from wrap(f"saves: {saving}", width, "   ", "     ")
+    yield from wrap(gain_sentence(f), width, "   ", "     ")
     figures = "; ".join(f"{label} {value}" for label, value in evidence(f))
     yield from wrap(f"evidence: {figures}", width, "   ", "     ")
     if f.consequences:
@@ -325,9 +322,7 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str]:
     phases = {row.name: (row.device_s + row.wait_s) / table.total_s for row in table.rows if row.parent is None}
     idle = phases.pop(NO_OP_RUNS, 0.0)
     if idle >= HIGH_SHARE:
-        large = "large " if a.findings else ""
-        return False, (f"The CPU runs no op of the model for {percent(idle)} of the {table.basis}, and no {large}cause "
-                       "was found in this trace. What runs then is Python, or the loop waits.")
+        return False, f"The CPU runs no op of the model for {percent(idle)} of the {table.basis}."
     most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
             if share >= _WORTH_NAMING]
     return True, f"{shows}. Shares of the {table.basis}: {', '.join(most)}."
@@ -336,7 +331,7 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str]:
 def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:
     """The same of a trace with GPUs that worked."""
     shares, basis = _shares(a, active)
-    busy, large = 1 - shares["idle"], "large " if a.findings else ""
+    busy = 1 - shares["idle"]
     lost = max(("idle", "collectives", "copies"), key=lambda name: shares[name])
     if busy >= 0.9 and shares["compute"] >= 0.8 * busy:
         return True, (f"the GPUs are busy {percent(busy)} of the {basis}, bound by compute. Only the compute itself is "
@@ -344,12 +339,9 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:
     if shares[lost] < HIGH_SHARE:
         return True, (f"the GPUs are busy {percent(busy)} of the {basis}, and compute during "
                       f"{percent(shares['compute'])}.")
-    if lost == "idle":
-        return False, (f"The GPUs are idle {percent(shares['idle'])} of the {basis}, and no {large}cause was found in "
-                       "this trace. gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait.")
-    what = "Exposed communication takes" if lost == "collectives" else "Copies that no compute hides take"
-    return False, (f"{what} {percent(shares[lost])} of the {basis}. How much of that can be saved is unknown from "
-                   "this trace.")
+    what = {"idle": "The GPUs are idle", "collectives": "Exposed communication takes",
+            "copies": "Copies that no compute hides take"}[lost]
+    return False, f"{what} {percent(shares[lost])} of the {basis}."
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:

@@ -20,16 +20,6 @@ _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
 _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", "start")
-# The findings that name a part, if any does: of steps and pauses, those that say what takes their time.
-_IN_PAUSES = ("time_outside_steps", "long_steps", "step_gap_host", "input_bound")
-_NAMED_BY: dict[str, tuple[str, ...]] = {
-    "between": _IN_PAUSES,
-    "open": (*_IN_PAUSES, "unfinished_step"),
-    "no_steps": (*_IN_PAUSES, "eager_execution", "launch_bound", "retracing"),
-    "evaluation": ("evaluation_share",),
-    "prediction": ("evaluation_share",),
-    "start": ("retracing",),
-}
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 SEE_MORE = "A longer recording shows it (key C, or gputop capture --seconds 60)."
 
@@ -104,14 +94,6 @@ def worth_saying(wall: WallTime | None) -> bool:
     """Return whether something besides training steps takes a part of the recording that has to be named."""
     return wall is not None and any(part.id not in _NO_NEWS and part.time_s >= WORTH_SAYING * wall.recorded_s
                                     for part in wall.parts)
-
-
-def unnamed_parts(a: Analysis) -> list[WallPart]:
-    """The parts that have to be named and that no finding names."""
-    wall, ids = a.wall_time, {id_ for finding in a.findings for id_ in finding.ids}
-    return [] if wall is None else [
-        part for part in wall.parts if part.id not in _NO_NEWS and part.time_s >= WORTH_SAYING * wall.recorded_s
-        and ids.isdisjoint(_NAMED_BY.get(part.id, ()))]
 
 
 def steps_share(wall: WallTime | RankWallTime) -> float:

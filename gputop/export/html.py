@@ -28,7 +28,7 @@ from gputop.render.palette import STEPS
 from gputop.replay.snapshot import DATA_ID, Snapshot, from_document
 from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.text.units import counted, percent, printable, ranges, reading, seconds
+from gputop.text.units import counted, percent, printable, ranges, reading
 
 _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
@@ -62,8 +62,8 @@ def _header(s: Snapshot) -> str:
     sample = s.sample
     source = sample.source.removeprefix("SIMULATED: ")  # the banner says it
     facts = [f"<b>{esc(gpu_kinds(sample) or 'no GPU')}</b>", esc(source), f"every {s.interval_s:g} s"]
-    if s.capture is not None and s.capture.step_s is not None:
-        facts.insert(1, f"<b>{seconds(s.capture.step_s)}</b> a step")
+    if s.capture is not None and s.capture.step_text:
+        facts.insert(1, f"<b>{s.capture.step_text}</b> a step")
     return (header("gputop snapshot", sample.host.hostname, facts, moment(sample.time_s))
             + (BANNER if sample.simulated else ""))
 

@@ -169,8 +169,8 @@ class Exporter:
         record = session.results.last_capture
         if record is not None:
             yield _CAPTURE_TIME, {}, record.time_s
-            if record.step_s is not None:
-                yield _CAPTURE_STEP, {}, record.step_s
+            if record.median_step_s is not None:
+                yield _CAPTURE_STEP, {}, record.median_step_s
         yield from _of_itself()
         for code, count in sorted(self.requests.items()):
             yield _REQUESTS, {"code": str(code)}, count

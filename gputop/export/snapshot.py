@@ -161,7 +161,7 @@ def _finding_lines(session: Session) -> list[str]:
     if not session.results.findings:
         out += wrap(record.limit if record is not None else session.results.live.limit, _COLUMNS)
     for f in session.results.findings:
-        gain = gain_text(f, record.step_s if record is not None else None)
+        gain = gain_text(f)
         title = f.title + (f" ({gain})" if gain else "")
         out += [*wrap(title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
                 *wrap(culprits_text(f), _COLUMNS, "    ", "      "), *wrap(f.action, _COLUMNS, "    -> ")]

@@ -14,6 +14,7 @@ import struct
 import time
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import status_fields
 from gputop.launch.deadline import Deadline, TooLate
 
 # sys/ptrace.h
@@ -22,6 +23,7 @@ GETREGSET, SETREGSET, SEIZE, INTERRUPT, GETSIGMASK = 0x4204, 0x4205, 0x4206, 0x4
 _O_TRACESYSGOOD = 1
 _EVENT_STOP = 128
 _WALL = 0x40000000
+_ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
 _NT_X86_XSTATE = 0x202
 _XSTATE_BYTES = 1 << 16  # AMX's tiles alone are 8 KiB
 _AT_SYSCALL = 0x80 | 5  # SIGTRAP as TRACESYSGOOD marks it
@@ -47,7 +49,7 @@ class Tracee:
     def __init__(self, tid: int) -> None:
         self.tid = tid
         self.held = self.stopped = False
-        self.at_syscall = self.interrupted = False  # what the thread has stopped for
+        self.at_syscall = self.event_stop = self.interrupted = False  # what the thread has stopped for
         self._signal = 0  # one that the thread stopped for, and that has not been delivered to it
         self._ptrace = ctypes.CDLL(None, use_errno=True).ptrace
         self._ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
@@ -75,8 +77,8 @@ class Tracee:
         delivered. Raises TooLate."""
         self.request(INTERRUPT)
         while True:
-            status = self._wait(deadline)
-            if status >> 16 == _EVENT_STOP:
+            self._wait(deadline)
+            if self.event_stop:
                 return self.interrupted
             deadline.check()
             self._resume()
@@ -133,24 +135,27 @@ class Tracee:
         self.stopped = False
         self.request(SYSCALL, None, number)
 
-    def _wait(self, deadline: Deadline) -> int:
-        """Wait until the thread stops; its wait status. Raises TooLate, and ProcessLookupError where it has ended."""
+    def _wait(self, deadline: Deadline) -> None:
+        """Wait until the thread stops, and note for what. Raises TooLate, and ProcessLookupError where it has ended;
+        its end is left to be waited for."""
         spin_until = time.monotonic() + _SPIN_S
         pause_s = _MIN_POLL_S
         while True:
             try:
-                stopped, status = os.waitpid(self.tid, os.WNOHANG | _WALL)
+                stop = os.waitid(os.P_PID, self.tid, os.WSTOPPED | os.WNOHANG | _WALL)
+                # A stop is reported here as well, whatever is asked for.
+                end = stop or os.waitid(os.P_PID, self.tid, os.WEXITED | os.WNOWAIT | os.WNOHANG | _WALL)
+                if end is not None and end.si_code in _ENDED:
+                    raise ProcessLookupError
             except ChildProcessError:  # another thread called exec
                 raise ProcessLookupError from None
-            if stopped:
-                if not os.WIFSTOPPED(status):
-                    raise ProcessLookupError
+            if stop is not None:
                 self.stopped = True
-                number = os.WSTOPSIG(status)
-                self.at_syscall = number == _AT_SYSCALL
-                self.interrupted = status >> 16 == _EVENT_STOP and number == signal.SIGTRAP
-                self._signal = 0 if status >> 16 or number == _AT_SYSCALL else number
-                return status
+                event, number = stop.si_status >> 8, stop.si_status & 0xFF
+                self.at_syscall, self.event_stop = number == _AT_SYSCALL, event == _EVENT_STOP
+                self.interrupted = self.event_stop and number == signal.SIGTRAP
+                self._signal = 0 if event or self.at_syscall else number
+                return
             now = time.monotonic()
             if now < spin_until:
                 continue
@@ -159,8 +164,13 @@ class Tracee:
             pause_s = min(2 * pause_s, _MAX_POLL_S)
 
     def reap(self, deadline: Deadline) -> None:
-        """A thread that is killed while it is held stays a zombie until its holder has waited for it."""
+        """A thread that is killed while it is held stays a zombie until its holder has waited for it. A process that
+        gputop has started itself is waited for by whoever wants its status."""
         self.held = self.stopped = False
         with contextlib.suppress(ProcessLookupError, TooLate):
             while True:  # a stop may be waiting, too
                 self._wait(deadline)
+        with contextlib.suppress(OSError, KeyError):
+            fields = status_fields(self.tid)
+            if (fields[b"Tgid"], fields[b"PPid"]) != (b"%d" % self.tid, b"%d" % os.getpid()):
+                os.waitid(os.P_PID, self.tid, os.WEXITED | os.WNOHANG | _WALL)

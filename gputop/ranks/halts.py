@@ -1,4 +1,4 @@
-"""What keeps a process from running: a signal, a debugger, its control group, a call of the kernel, its own end.
+"""Reasons why a process does not run: a signal, a debugger, its control group, a call of the kernel, its own end.
 
 A stack shows where a process stands and not that it stands still: one that is stopped in a collective looks like those
 that wait there for it.

@@ -11,10 +11,10 @@ from gputop.text.markdown_text import as_code, without_marks
 from gputop.text.units import printable, ranges
 
 
-def finding_markdown(finding: Finding, step_s: float | None = None, *, simulated: bool = False) -> str:
-    """Title, reason, action, code and evidence; ``step_s``: the step time of its capture. Names come from outside: what
-    Markdown or a chat would take for a mark or a mention stands as code."""
-    gain = gain_text(finding, step_s)
+def finding_markdown(finding: Finding, *, simulated: bool = False) -> str:
+    """Title, reason, action, code and evidence. Names come from outside: what Markdown or a chat would take for a
+    mark or a mention stands as code."""
+    gain = gain_text(finding)
     gpus = f", GPU {ranges(finding.gpus)}" if finding.gpus else ""
     lines = [f"**{without_marks(finding.title)}** ({finding.severity}{gpus}{f', {gain}' if gain else ''})"
              + " SIMULATED" * simulated, "", without_marks(finding.why)]

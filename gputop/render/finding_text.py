@@ -14,48 +14,48 @@ NOTHING_FOUND = "Nothing found that costs time."
 BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
 _SHOWN_CULPRITS, _MIN_NAME, _BRIEFEST = 3, 16, 3
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")
+_CLAIMS = {"measured": "", "at most": "up to ", "at least": "at least ", "about": "about "}
 _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times are not those that the culprits take
 
 
-def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]:
-    """The estimated saving, longest text first: "saves 47% (344 → 184 ms)", "47%: 344 → 184 ms", "saves 47%", an
-    upper bound and the best case with "up to", a lower bound with "at least", what is no bound with "about"; none where
-    there is no figure.
-    ``step_s``: the step time of today, where it is known."""
-    gain = finding.gain.step_time
-    if not gain or gain < 0.005:
+def gain_texts(finding: Finding) -> tuple[str, ...]:
+    """The estimated saving, longest text first: "saves 47% (344 → 184 ms)", "47%: 344 → 184 ms", "saves 47%", with what
+    it claims before it: "up to", "at least" or "about"; none where there is no figure."""
+    gain = finding.gain
+    share, times = gain.step_time, _times(gain.before_s, gain.after_s)
+    if not share or share < 0.005 or gain.claim is None:
         return ()
-    sure = finding.gain.by == "replay" and not (
-        finding.gain.at_most or finding.gain.at_least or finding.gain.estimate)
-    bounded = "at least " if finding.gain.at_least else "about " if finding.gain.estimate else "up to "
-    share = f"{'' if sure else bounded}{100 * gain:.0f}%"
-    if finding.gain.per == "sample":
-        return f"saves {share} per training sample", f"{share} per sample"
-    if finding.gain.per == "recording":
-        return f"saves {share} of the time", f"saves {share}"
-    if step_s is None:
-        return f"saves {share} of the step", f"saves {share}"
-    times = _times(step_s, gain)
-    return f"saves {share} ({times})", f"{share}: {times}", f"saves {share}"
+    text = f"{_CLAIMS[gain.claim]}{100 * share:.0f}%"
+    if gain.per == "sample":
+        return f"saves {text} per training sample", f"{text} per sample"
+    if gain.per == "recording":
+        return f"saves {text} of the time", f"saves {text}"
+    if not times:
+        return f"saves {text} of the step", f"saves {text}"
+    return f"saves {text} ({times})", f"{text}: {times}", f"saves {text}"
 
 
-def _times(step_s: float, gain: float) -> str:
-    """The step time of today and with the gain: "344 → 184 ms"."""
-    before, after = seconds(step_s), seconds(step_s * (1 - gain))
+def _times(before_s: float | None, after_s: float | None) -> str:
+    """The step time of today and with the gain: "344 → 184 ms"; "" where it is not known."""
+    if before_s is None or after_s is None:
+        return ""
+    before, after = seconds(before_s), seconds(after_s)
     if before.split()[-1:] == after.split()[-1:]:
         before = before.split()[0]
     return f"{before} → {after}"
 
 
-def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: Iterable[CombinedGain],
-                 step_s: float | None) -> str:
+def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: Iterable[CombinedGain]) -> str:
     """Text on the step with the fixes of the chosen findings, and the other finding that saves most then."""
     head = f"With these {len(chosen)} fixes:" if len(chosen) > 1 else "With this fix:"
-    share, others = with_cures(findings, chosen, what_if)
+    several = tuple(findings)
+    share, others = with_cures(several, chosen, what_if)
     if share is None:
         return f"{head} not computed"
     less = f"{percent(share)} less"
-    text = f"{head} {less} of the step" if step_s is None else f"{head} {_times(step_s, share)} ({less})"
+    step_s = next((f.gain.before_s for f in several if f.id in chosen and f.gain.before_s is not None), None)
+    text = f"{head} {less} of the step" if step_s is None else (
+        f"{head} {_times(step_s, step_s * (1 - share))} ({less})")
     if others is None:
         return text
     if not others:
@@ -69,9 +69,9 @@ def kind_text(finding: Finding) -> str:
     return "yours" if finding.yours else "live" if finding.origin == "live" else finding.severity
 
 
-def gain_text(finding: Finding, step_s: float | None = None) -> str:
+def gain_text(finding: Finding) -> str:
     """The longest of :func:`gain_texts`; empty where there is no estimate."""
-    return next(iter(gain_texts(finding, step_s)), "")
+    return next(iter(gain_texts(finding)), "")
 
 
 def gain_basis(finding: Finding) -> str:
@@ -79,32 +79,23 @@ def gain_basis(finding: Finding) -> str:
     gain = finding.gain
     if gain.by is None:
         return gain.how
-    basis = "At least this" if gain.at_least else "About this" if gain.estimate else "At most this"
-    if gain.by == "replay":
-        basis = f"{basis}, by replaying the recorded steps" if gain.at_least else (
-            "Estimated by replaying the recorded steps")
-    text = gain.assumption if gain.assumption.startswith("At most:") else f"{basis}. {gain.assumption}"
+    basis = "Estimated by replaying the recorded steps" if gain.by == "replay" else f"{gain.claim} this".capitalize()
+    if gain.by == "replay" and gain.claim == "at least":
+        basis = "At least this, by replaying the recorded steps"
+    text = f"{basis}. {gain.assumption}"
     if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
         text += f" Together with the findings above: {percent(gain.together)}."
     return text
 
 
-def no_gain(finding: Finding) -> tuple[str, str]:
-    """Words instead of a figure for the saving ("not estimated", or "nothing"), and the reason."""
-    reason = gain_basis(finding)
-    rest = reason.removeprefix("none: ")
-    return ("not estimated" if rest == reason else "nothing"), rest
-
-
 def gain_sentence(finding: Finding) -> str:
     """"Saves up to 56% of the step. At most this: …", "Saves nothing: this explains a value", or "Saving not
     estimated: …"."""
-    gain = gain_text(finding)
+    gain, reason = gain_text(finding), gain_basis(finding)
     if gain:
-        end = ";" if finding.gain.by is None else "."
-        return f"{gain[0].upper()}{gain[1:]}{end} {gain_basis(finding)}"
-    words, reason = no_gain(finding)
-    return f"{'Saves nothing' if words == 'nothing' else 'Saving not estimated'}: {reason}"
+        return f"{gain[0].upper()}{gain[1:]}. {reason}"
+    nothing = reason.removeprefix("none: ")
+    return f"Saving not estimated: {reason}" if nothing == reason else f"Saves nothing: {nothing}"
 
 
 def culprits_text(finding: Finding, width: int | None = None) -> str:

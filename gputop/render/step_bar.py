@@ -9,14 +9,23 @@ from gputop.render.step_parts import PARTS
 from gputop.render.styled_text import StyledText
 from gputop.text.units import percent, seconds
 
+_DIFFERS = 0.1  # share of the median: a mean that is further from it is not what most steps take
 _MIN_BAR = 30  # cells that a bar keeps with its legend beside it; else that is below it
 
 
+def step_time(mean_s: float, median_s: float | None) -> str:
+    """The mean step, of which all shares are, with the median beside it where they differ: "643 ms (median 295)"."""
+    mean = seconds(mean_s)
+    if median_s is None or abs(mean_s - median_s) < _DIFFERS * median_s:
+        return mean
+    median = seconds(median_s)
+    return f"{mean} (median {median.split()[0] if median.split()[-1:] == mean.split()[-1:] else median})"
+
+
 def step_lines(breakdown: Mapping[str, float | None], width: int,
-               step_s: float | None = None) -> list[list[StyledText]]:
-    """The step time with the parts of the mean step in proportion, and their legend, on one line where it has room
-    and on two where not; no line for a step without a length. ``step_s`` is the median, the step time everywhere;
-    without it, it is the sum of the parts.
+               median_s: float | None = None) -> list[list[StyledText]]:
+    """The mean step, the sum of the parts, with these in proportion, and their legend, on one line where it has room
+    and on two where not; no line for a step without a length. ``median_s`` is the median of the steps.
 
     Unknown parts (None) are left out: without a GPU in the trace, those of the device.
     """
@@ -24,7 +33,7 @@ def step_lines(breakdown: Mapping[str, float | None], width: int,
     total = sum(times.values())
     if total <= 0 or width < 30:
         return []
-    head = f" Step time {seconds(total if step_s is None else step_s)} "
+    head = f" Step time {step_time(total, median_s)} "
     parts = [(part.label, times[part.id] / total, PART_STYLE[part.id]) for part in PARTS
              if times.get(part.id, 0.0) / total >= 0.005]
     texts = [(style, f" {label} {percent(share)}  ")
@@ -55,9 +64,9 @@ def step_lines(breakdown: Mapping[str, float | None], width: int,
 _PLAIN_SIGNS = "█▓▒░#=+-."  # of the parts, the largest first, where there is no color
 
 
-def plain_step_lines(breakdown: Mapping[str, float | None], width: int, step_s: float | None = None) -> list[str]:
+def plain_step_lines(breakdown: Mapping[str, float | None], width: int, median_s: float | None = None) -> list[str]:
     """The same without color: each part has a sign of its own."""
-    lines = step_lines(breakdown, width, step_s)
+    lines = step_lines(breakdown, width, median_s)
     legend = [style for text, style in (lines[-1] if lines else ()) if text == "█" and style in PART_STYLE.values()]
     # A part of one cell in the bar looks like a sign of the legend, and is before it.
     in_order = list(dict.fromkeys(legend[::-1]))[::-1]

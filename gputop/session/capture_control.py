@@ -238,7 +238,7 @@ class CaptureControl:
         try:
             opened = analyze_saved(record, self._closing)
         except Exception as error:  # noqa: BLE001  thread boundary: the next one must be possible
-            self._fail(name, 0.0, error, "the trace is kept")
+            self._fail(name, 0.0, error, "; the trace is kept")
             return
         self._receiver.capture_opened(opened)
         if opened.problem is None:
@@ -312,12 +312,12 @@ class CaptureControl:
         self.status = status
         self.watch.busy = self._captured if status is not None and status.running else ()
 
-    def _fail(self, name: str, asked_s: float, error: Exception, goes_on: str = "the job itself continues") -> None:
+    def _fail(self, name: str, asked_s: float, error: Exception, kept: str = "") -> None:
         """The capture ``name`` ended by this error, which is a bug unless it is a GputopError."""
         if isinstance(error, GputopError):
             message, fix = error.message, error.fix
         else:
-            message, fix = f"a bug in gputop: {error!r}", f"Please report this; {goes_on}."
+            message, fix = f"a bug in gputop: {error!r}", f"Please report this{kept}."
         self.set_status(CaptureStatus("failed", name, asked_s, message=message, fix=fix))
 
     def _run_capture(self, servers: Sequence[Server], request: CaptureRequest, wait: IdleWait | None) -> None:

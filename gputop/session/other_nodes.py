@@ -294,7 +294,7 @@ class OtherNodes:
         except NodeProblem as error:
             node.problem = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other nodes go on
-            node.problem = NodeProblem(f"a bug in gputop: {error!r}", "Please report this; the job itself continues.")
+            node.problem = NodeProblem(f"a bug in gputop: {error!r}", "Please report this.")
 
     def _converse(self, node: _Node, to_node: IO[bytes], from_node: IO[bytes], request: CaptureRequest) -> None:
         """Raises NodeProblem, OSError or ValueError."""

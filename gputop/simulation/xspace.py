@@ -29,6 +29,7 @@ from gputop.simulation.host_events import host_events
 from gputop.simulation.job import GPUS, Job
 from gputop.simulation.program import I64
 from gputop.simulation.timeline import HostEvent, StreamOps, Timeline
+from gputop.trace.lookups import Mask
 
 if TYPE_CHECKING:
     from gputop.simulation.loop import TrainingLoop
@@ -168,39 +169,45 @@ class _Recorder:
 
     def _kernels(self, plane: Plane, gpu: int, streams: _STREAM_LINES, kernels: _Kernels) -> None:
         """Add kernels of one stream to ``streams``, and their launches to the host's lines."""
-        ran, name, op, ops = kernels.ran, kernels.name, kernels.op, kernels.ops
-        job, correlation = self.job, self.correlation + np.arange(len(name))
-        self.correlation += len(name)
+        ran, job, correlation = kernels.ran, self.job, self.correlation + np.arange(len(kernels.name))
+        self.correlation += len(kernels.name)
         seen = (ran.start >= self.begin) & (ran.end <= self.end) & job.device_events
         if seen.any():
-            stats = [Column(plane.stat_id("correlation_id"), UINT, correlation[seen]),
-                     Column(plane.stat_id("kernel_details"), REF, plane.ref_ids(kernels.details)[name[seen]])]
-            constants = [stat(plane.stat_id("context_id"), "$$1")]
-            shown = ops
-            if job.jax or job.xla:
-                hlo = [o.rsplit("/", 1)[-1].split(":")[0].lower().replace("_", "-") for o in ops]
-                stats.append(Column(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op[seen]]))
-                constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(_module_name(job))))
-                shown = ["XlaModule:" if job.jax else "cluster_0/xla_run:_XlaRun"] * len(ops)
-            stats.append(Column(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op[seen]]))
-            ids = np.array([plane.event_id(x) for x in kernels.names], np.int64)
-            data = events(ids[name[seen]], (ran.start[seen] - self.begin) * 1000, (ran.end - ran.start)[seen] * 1000,
-                          stats, constants)
             kinds, lines = streams.setdefault(_STREAMS[kernels.kind], (set(), []))
             kinds.add("Kernel")
-            lines.append(data)
+            lines.append(self._kernel_events(plane, kernels, seen, correlation[seen]))
         called = (ran.launch >= self.begin) & (ran.launch_end <= self.end) & job.launches
         if called.any():
-            launch, launch_end = ran.launch[called], ran.launch_end[called]
-            host = self.host
-            symbols = np.array([host.event_id(_symbol(x)) for x in kernels.names], np.int64)
-            data = events(
-                symbols[name[called]], (launch - self.begin) * 1000, (launch_end - launch) * 1000,
-                [Column(host.stat_id("correlation_id"), UINT, correlation[called])],
-                [stat(host.stat_id("device_id"), gpu), stat(host.stat_id("context_id"), "$$1")])
-            self.lines.setdefault(self._launch_thread(gpu), []).append(data)
-            if kernels.kind == "Kernel" and job.op_events and not (job.xla or job.jax):
-                self._op_events(gpu, op[called], ops, launch, launch_end)
+            self._launches(gpu, kernels, called, correlation[called])
+
+    def _kernel_events(self, plane: Plane, kernels: _Kernels, seen: Mask, correlation: I64) -> bytes:
+        """The events of the kernels ``seen`` on their GPU."""
+        ran, name, op, job = kernels.ran, kernels.name[seen], kernels.op[seen], self.job
+        stats = [Column(plane.stat_id("correlation_id"), UINT, correlation),
+                 Column(plane.stat_id("kernel_details"), REF, plane.ref_ids(kernels.details)[name])]
+        constants = [stat(plane.stat_id("context_id"), "$$1")]
+        shown = kernels.ops
+        if job.jax or job.xla:
+            hlo = [o.rsplit("/", 1)[-1].split(":")[0].lower().replace("_", "-") for o in kernels.ops]
+            stats.append(Column(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op]))
+            constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(_module_name(job))))
+            shown = ["XlaModule:" if job.jax else "cluster_0/xla_run:_XlaRun"] * len(kernels.ops)
+        stats.append(Column(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op]))
+        ids = np.array([plane.event_id(x) for x in kernels.names], np.int64)
+        return events(ids[name], (ran.start[seen] - self.begin) * 1000, (ran.end - ran.start)[seen] * 1000, stats,
+                      constants)
+
+    def _launches(self, gpu: int, kernels: _Kernels, called: Mask, correlation: I64) -> None:
+        """Add the launches ``called`` to the lines of the thread that launches, and the ops around them."""
+        launch, launch_end, host, job = kernels.ran.launch[called], kernels.ran.launch_end[called], self.host, self.job
+        symbols = np.array([host.event_id(_symbol(x)) for x in kernels.names], np.int64)
+        data = events(
+            symbols[kernels.name[called]], (launch - self.begin) * 1000, (launch_end - launch) * 1000,
+            [Column(host.stat_id("correlation_id"), UINT, correlation)],
+            [stat(host.stat_id("device_id"), gpu), stat(host.stat_id("context_id"), "$$1")])
+        self.lines.setdefault(self._launch_thread(gpu), []).append(data)
+        if kernels.kind == "Kernel" and job.op_events and not (job.xla or job.jax):
+            self._op_events(gpu, kernels.op[called], kernels.ops, launch, launch_end)
 
     def _op_events(self, gpu: int, op: I64, ops: list[str], launch: I64, launch_end: I64) -> None:
         """The executor's event of each op, around its launch."""

@@ -22,10 +22,11 @@ def in_captures(trace: Trace, rows: I64) -> Mask:
     """Mask of these host events that lie in the capture of a graph on their thread."""
     host, inside = trace.host, np.zeros(len(rows), bool)
     begins, ends = host_rows(trace, _BEGINS), host_rows(trace, _ENDS)
-    for line in np.unique(host.line[begins]).tolist():
-        begun = np.searchsorted(host.start_ns[begins[host.line[begins] == line]], host.start_ns[rows])
-        ended = np.searchsorted(host.start_ns[ends[host.line[ends] == line]], host.start_ns[rows])
-        inside |= (host.line[rows] == line) & (begun > ended)
+    for line in np.unique(host.line[np.concatenate((begins, ends))]).tolist():
+        begin, end = (host.start_ns[events[host.line[events] == line]] for events in (begins, ends))
+        begun_before = len(end) > 0 and (not len(begin) or end[0] < begin[0])  # before the recording
+        begun, ended = (np.searchsorted(times, host.start_ns[rows]) for times in (begin, end))
+        inside |= (host.line[rows] == line) & (begun + begun_before > ended)
     return inside
 
 

@@ -256,8 +256,8 @@ class GputopApp(TerminalApp):
         capture = None
         if record is not None:
             earlier_lines = messages.earlier_verdict(session) if session.captured_before_restart else None
-            capture = CaptureView(step_s=record.step_s, earlier=earlier_lines) if analysis is None else CaptureView(
-                {} if analysis.breakdown is None else analysis.breakdown.known, record.step_s, analysis.what_if,
+            capture = CaptureView(earlier=earlier_lines) if analysis is None else CaptureView(
+                {} if analysis.breakdown is None else analysis.breakdown.known, record.median_step_s, analysis.what_if,
                 bool(analysis.abstained), earlier_lines)
         panel.update_view(tuple(f for f in session.results.findings if f not in reserved), title, intro, capture,
                           answer=self._refused is not None)

@@ -68,8 +68,8 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
 
     numbers = None if app.session.replayed_snapshot is not None else app.session.results.gpu_numbers
     record = app.session.results.last_capture
-    app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None,
-                                 simulated=app.session.feed.source.simulated, no_line=no_line(chosen, record)))
+    app.push_screen(FindingPopup(chosen, go, numbers, simulated=app.session.feed.source.simulated,
+                                 no_line=no_line(chosen, record)))
 
 
 def no_line(finding: Finding, record: CaptureRecord | None) -> str:
@@ -358,9 +358,7 @@ def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None
     if chosen.snippet and not as_markdown:
         copy(app, chosen.snippet, "The code of the finding")
         return
-    record = app.session.results.last_capture
-    step_s = record.step_s if record is not None and chosen.origin == "trace" else None
-    copy(app, finding_markdown(chosen, step_s, simulated=app.session.feed.source.simulated), "The finding as Markdown")
+    copy(app, finding_markdown(chosen, simulated=app.session.feed.source.simulated), "The finding as Markdown")
 
 
 def open_not_judged(app: MonitorApp) -> None:

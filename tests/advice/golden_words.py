@@ -29,10 +29,11 @@ CHOSEN: Mapping[str, Mapping[str, Any]] = {
     "rich": {"worst": "h2d", "metric": "sm_active", "limited_by": "quota", "pool": "gpu_private", "way": "h2d",
              "kind": "line", "products": ("attention", "other products"), "operation": "AllReduce",
              "gpus": (0, 1), "severity": "medium", "framework": "tensorflow", "id": None, "saving": None, "idle": (1,),
-             "inside": ("prediction",)},
+             "inside": ("prediction",), "claim": None, "severest": "high"},
     "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "d2h",
              "kind": "checkpoint", "products": ("convolutions",), "operation": "AllToAll", "inside": (),
-             "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None, "idle": (0, 1)},
+             "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None, "idle": (0, 1),
+             "claim": "measured", "severest": "high"},
 }
 FIGURES = ("gpu_util_ratio", "power_of_limit_ratio", "sm_active_ratio")
 

@@ -13,12 +13,12 @@ from gputop.advice.fleet.report import Report
 from gputop.cluster.collect import Collector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import NO_JOB
+from gputop.cluster.node_answer import NodeAnswer, encode, read_answer
 from gputop.cluster.nodes import NodesCollector
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.slurm import parse_squeue
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
-from gputop.core.samples import NodeSample
 from gputop.export.cluster import render
 from gputop.export.snapshot import render as render_snapshot
 from gputop.replay.snapshot import from_json
@@ -42,18 +42,18 @@ class _Answers(Client):
         super().__init__(parse_endpoint("http://prom:9090"), Credentials())
         self._answers = itertools.chain(answers, itertools.repeat(answers[-1]))
 
-    def _post(self, path: str, form: bytes) -> tuple[int, bytearray]:
+    def _send(self, method: str, path: str, form: str) -> tuple[int, bytearray]:
         return 200, bytearray(next(self._answers))
 
 
 class _Nodes:
-    """An Ssh that every node answers with one snapshot."""
+    """An Ssh that every node answers with one document."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
 
-    def ask(self, node: str) -> tuple[NodeSample, int]:
-        return from_json(self._answer).sample, len(self._answer)
+    def ask(self, node: str) -> tuple[NodeAnswer, int]:
+        return read_answer(self._answer, lambda data: from_json(data).sample), len(self._answer)
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -71,6 +71,11 @@ class _Noted(CannedClient):
 
     def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
         return self._note("matrix", super().range(query, begin_s, end_s, step_s))
+
+    def metric_names(self) -> frozenset[str]:
+        names = super().metric_names()
+        self.answers.append({"status": "success", "data": sorted(names)})
+        return names
 
     def _note(self, kind: str, found: list[Series]) -> list[Series]:
         points = ([[at_s, str(value)] for at_s, value in series.points] for series in found)
@@ -144,9 +149,9 @@ def _nodes(_: Path, data: bytes) -> None:
 
 
 def _snapshot_of_a_node(_: Path) -> list[bytes]:
-    from tests.fakes import StillSession
+    from tests.fakes import StillSession, node_sample
 
-    return [render_snapshot(StillSession(20, gpus=2), "json").encode()]
+    return [render_snapshot(StillSession(20, gpus=2), "json").encode(), encode(node_sample(0, gpus=2)).encode()]
 
 
 def _raw(_: Path, data: bytes) -> None:

@@ -44,7 +44,7 @@ class CannedClient:
         if '"figure", "scrapes"' in query:
             clusters = [Series({"figure": "cluster", "cluster": name}, [(NOW, 1.0)]) for name in self._clusters]
             return [*clusters, *(Series({"figure": label}, [(NOW, 1.0)]) for label in (*self._labels, *HOST_LABELS))]
-        arms = {"targets_before": self.arms.get("targets", ()), **self.arms, **self._counts()}
+        arms = {"gpus_before": self.arms.get("targets", ()), **self.arms, **self._counts()}
         return [Series({**labels, "figure": figure}, [(NOW, value)]) for figure in self._figures(query)
                 for labels, value in arms.get(figure, ())]
 
@@ -118,10 +118,10 @@ def job(**changes: object) -> Job:
     if "idle_history" not in changes:
         idle = (None if value is None else float(own.gpus * (value <= LIMITS.idle)) for value in own.history.values)
         own = replace(own, idle_history=replace(own.history, values=tuple(idle)))
-    if own.idle_history is None or "busy_history" in changes:
+    if own.idle_history is None:
         return own
     busy = (None if value is None else own.gpus - value for value in own.idle_history.values)
-    return replace(own, busy_history=replace(own.idle_history, values=tuple(busy)))
+    return replace(own, idle=replace(own.idle, busy_history=replace(own.idle_history, values=tuple(busy))))
 
 
 def gpu(activity: float, name: str = "n4:3", history: History | None = None, **figures: float) -> Gpu:

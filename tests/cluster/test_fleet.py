@@ -142,7 +142,7 @@ def test_the_past_of_a_job_and_of_what_is_open() -> None:
     job, other = fleet_of(series, [], view).jobs
     assert job.history is not None and job.history.values == (None, None, 0.5, 0.9, 0.9)
     assert job.idle_history is not None and job.idle_history.values == (None, None, None, 0.0, 2.0)
-    assert job.busy_history is not None and job.busy_history.values == (None, None, None, 2.0, 2.0)
+    assert job.idle.busy_history is not None and job.idle.busy_history.values == (None, None, None, 2.0, 2.0)
     assert other.history is None and other.each == ()
     first, second = job.each
     assert (first.name, first.power_w, second.name, second.each) == ("n1.site", 800.0, "n2.site", ())

@@ -140,7 +140,7 @@ CLUSTERS = {
         "gputop_gpu_sm_clock_hertz"), 64), ("gputop",), divided=True),
     "several-by-pod": AvailableMetrics(
         {SM: 32, "DCGM_FI_PROF_SM_UTIL_RATIO": 16, UTIL: 64, "DCGM_FI_DEV_SM_CLOCK_HERTZ": 16, "gpu_clock_sm_MHz": 8,
-         "gpu_utilization_Percentage": 8}, ("dcgm", "nvitop"), ("exported_pod",), frozenset("ab")),
+         "gpu_utilization_Percentage": 8}, ("dcgm", "nvitop"), ("exported_pod",), clusters=frozenset("ab")),
 }
 
 

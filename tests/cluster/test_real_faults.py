@@ -96,7 +96,8 @@ NODES = ("n1", "n2", "n3")
 def test_a_gpu_that_two_scrape_jobs_have_is_one(labeled: bool) -> None:
     pages: dict[str, Page] = {node: Exporter(node, "7" * labeled).page for node in NODES}
     slurm = squeue(nodes="n[1-3]", gres_detail=["gpu:h100:8(IDX:0-7)"] * 3)
-    fleet = seen(pages, slurm=slurm, jobs={"dcgm": NODES, "operator": NODES}).fleet
+    again = {f"{node}-operator": page for node, page in pages.items()}  # at another address
+    fleet = seen({**pages, **again}, slurm=slurm, jobs={"dcgm": NODES, "operator": list(again)}).fleet
     (job,) = fleet.jobs
     assert (fleet.gpus, job.gpus, job.nodes, job.power_w, job.activity) == (24, 24, 3, 24 * 500.0, pytest.approx(0.9))
     assert fleet.free is None
@@ -116,8 +117,10 @@ def test_a_gpu_that_two_releases_of_an_exporter_have_is_one(labeled: bool) -> No
     assert job.history is not None
 
 
-def test_an_exporter_that_is_exchanged_takes_no_history_with_it() -> None:
-    """On n1 by one of another release, and on n2 by one at another address, ten minutes ago."""
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_an_exporter_that_is_exchanged_takes_no_history_with_it(everywhere: bool) -> None:
+    """On n1 by one of another release, and on n2 by one at another address, ten minutes ago; or ``everywhere`` by one
+    of another release, so that no series has the older names now."""
     def held(gpu: int, ago_s: float) -> float | None:
         return 0.9 if ago_s > 2400 else 0.0
 
@@ -126,9 +129,10 @@ def test_an_exporter_that_is_exchanged_takes_no_history_with_it() -> None:
 
     now_s, past = time.time(), []
     pages: dict[str, Page] = {}
-    for node, level, changes in (("n1", held, {"new": True}), ("n2", held, {}), ("n3", partly, {"new": True})):
+    levels = {"n1": held, "n2": held, "n3": partly}
+    for node, level in levels.items():
         old = Exporter(node, f"job-{node}", level=level)
-        new = Exporter(node, f"job-{node}", level=level, **changes)  # type: ignore[arg-type]
+        new = Exporter(node, f"job-{node}", level=level, new=everywhere or node != "n2")
         past += old.past(f"10.0.0.{node[1]}:9400", [ago_s for ago_s in seconds(3) if ago_s >= 600], now_s)
         past += new.past(f"{node}:9400", [ago_s for ago_s in seconds(3) if ago_s < 600], now_s)
         pages[node] = new.page

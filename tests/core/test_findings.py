@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from gputop.advice.merge import merge_findings
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Abstained, Finding, Gain, at_most, collect, ranked, severity_of
@@ -79,3 +81,21 @@ def test_the_advice_to_capture_for_the_head_room_is_done_once_a_trace_tells_it()
     reserved = replace(F, id="memory_preallocated", severity="low", origin="live")
     assert [f.id for f in merge_findings([], [reserved])] == ["memory_preallocated"]
     assert merge_findings([], [reserved], allocators_known=True) == ()
+
+
+@pytest.mark.parametrize(("claim", "by", "key"), [
+    ("measured", "replay", None), ("at most", "bound", None), ("at most", "replay", "at_most"),
+    ("at least", "replay", "at_least"), ("at least", "bound", "at_least"), ("about", "bound", "estimate")])
+def test_a_document_before_the_claims_tells_the_same(claim, by, key) -> None:
+    gain = Gain(0.5, "how", by=by, claim=claim)
+    document = to_document(gain)
+    assert {name for name in ("at_most", "at_least", "estimate") if document[name]} == ({key} if key else set())
+    del document["claim"]
+    assert convert(document, Gain) == gain
+
+
+def test_the_arrow_ends_where_the_share_does() -> None:
+    gain = Gain(0.54, "how", before_s=0.643)
+    assert gain.after_s == pytest.approx(0.643 * (1 - 0.54))
+    assert replace(gain, before_s=None).after_s is None and Gain(None, "", before_s=0.6).after_s is None
+    assert Gain(None, "how").claim is None

@@ -34,6 +34,11 @@ def test_tear_down_is_the_end(call, kernels):
     assert {part.id: round(part.time_s, 2) for part in analysis.wall_time.parts}["end"] == 0.53
 
 
+def test_a_recording_without_any_length_has_no_end():
+    analysis, _ = judged(Builder(format="nsys").run(0, 0, 0))
+    assert not [note for note in analysis.trace.quality if note.id == "end"]
+
+
 def test_memory_that_is_freed_between_kernels_is_not_the_end():
     b = program(400, name="void at::native::vectorized_elementwise_kernel", pause_at=200)
     analysis, _ = judged(b.host("cudaFree", 1000 + 300 * 201, 900_000, "launch 0"))

@@ -8,9 +8,11 @@ import pytest
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
 from gputop.diagnosis.wall_text import wall_sentence
+from gputop.render.finding_text import gain_text
 from gputop.simulation.loop import StepKind, TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
+from tests.diagnosis.real_traces import DATA, analysis_of, needs_data
 
 BEGIN_NS = 20_000_000_000
 
@@ -54,3 +56,17 @@ def test_a_capture_of_the_idle_time_names_the_checkpoint_and_the_fix_ends_it(tmp
     assert "time_outside_steps" in {first.id, *(f.id for f in first.consequences)}
     after, _ = captured_around(tmp_path, scenario.with_fix(), StepKind.CHECKPOINT, 3.5, 14.0)
     assert not [f for f in after.findings if f.severity != "low"]
+
+
+@needs_data
+def test_one_evaluation_in_a_recording_is_no_alarm() -> None:
+    analysis = analysis_of(DATA / "loaded" / "demo-healthy-eval")
+    assert {f.id: f.severity for f in analysis.findings} == {"evaluation_share": "low", "unfinished_step": "low"}
+    assert analysis.findings[0].title == "One evaluation (validation) of 5.73 s in this recording"
+    assert all(f.gain.step_time is None for f in analysis.findings)
+
+
+@needs_data
+def test_the_arrow_of_a_long_step_begins_at_the_mean() -> None:
+    (checkpoint,) = analysis_of(DATA / "loaded" / "demo-slow-checkpoint").findings
+    assert gain_text(checkpoint) == "saves up to 54% (643 → 295 ms)"

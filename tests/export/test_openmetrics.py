@@ -145,7 +145,7 @@ def test_findings_and_captures() -> None:
     assert samples(session, "gputop_finding_active") == {
         ("input_bound", "trace", "high"): 1, ("idle_gpu", "live", "low"): 1}
     assert samples(session, "gputop_finding_saving_ratio") == {("input_bound", "step"): 0.46}
-    assert samples(session, "gputop_last_capture_step_seconds")[()] == session.results.last_capture.step_s
+    assert samples(session, "gputop_last_capture_step_seconds")[()] == session.results.last_capture.median_step_s
     for phase in ("recording", "done", "connecting", "failed", "recording", "done"):
         session.control.set_status(CaptureStatus(phase, "localhost:6009", 10.0))
     counted = {labels["result"]: value for family, labels, value in exporter.figures()

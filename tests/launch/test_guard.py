@@ -81,7 +81,13 @@ class _Daemon:
     def ask(self, guard, **other) -> str:
         """What the guard answers."""
         request = {"token": "t", "file": self.file.name, "seconds": 0.05, "rest_s": 30.0, "wait_s": 30.0, **other}
-        self.socket.sendto(json.dumps(request).encode(), str(self.folder / f"{inside.GUARD_PREFIX}{guard._pid}"))
+        self.tell(guard, request)
+        return self.report()
+
+    def tell(self, guard, message) -> None:
+        self.socket.sendto(json.dumps(message).encode(), str(self.folder / f"{inside.GUARD_PREFIX}{guard._pid}"))
+
+    def report(self) -> str:
         report = json.loads(self.socket.recv(4096)[struct.calcsize("=Q32s"):])
         assert report["token"] == "t"
         return report["state"]
@@ -125,7 +131,7 @@ def test_a_recording_that_does_not_come_is_given_up(torch, daemon, guard):
     assert daemon.ask(guard, wait_s=0.0) == "ready"
     assert guard._over.wait(_TIMEOUT_S) and torch.said == []
     assert daemon.ask(guard) == "ready"  # the next one
-    guard._socket.sendto(b"{}", str(daemon.folder / f"{inside.GUARD_PREFIX}{guard._pid}"))
+    daemon.tell(guard, {})
     assert guard._over.wait(_TIMEOUT_S) and torch.said == []
 
 
@@ -154,11 +160,14 @@ def test_an_end_without_a_recording_waits_for_nothing(torch, daemon, guard):
     assert daemon.ask(guard) == "ending" and guard._over.is_set()
 
 
-def test_an_end_with_a_request_under_way_lets_nothing_be_fetched_any_more(torch, daemon, guard, monkeypatch):
-    monkeypatch.setattr(inside, "_BEGIN_S", 0.1)
+def test_an_end_with_a_request_under_way_is_told_and_waits_for_gputop_s_word(torch, daemon, guard):
     assert daemon.ask(guard) == "ready"
-    guard._wait_at_exit()
-    assert guard._over.is_set() and torch.said == [] and not (daemon.folder / "dynolog").exists()
+    ended = threading.Thread(target=guard._wait_at_exit)
+    ended.start()
+    assert daemon.report() == "ending"
+    daemon.tell(guard, {})  # it was not fetched
+    ended.join(_TIMEOUT_S)
+    assert guard._over.is_set() and torch.said == []
 
 
 def test_the_job_s_own_profiler_begins_when_the_recording_is_over(torch, daemon, guard):

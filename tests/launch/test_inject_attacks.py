@@ -224,10 +224,11 @@ def test_signals_to_the_job_arrive_while_it_is_held(job, monkeypatch):
     _unharmed(job)
 
 
-def test_a_job_that_is_killed_while_it_is_held_is_no_fault_of_gputops(monkeypatch):
+@pytest.mark.parametrize("code", [_JOB.replace("SLEEP", _SLEEPS["poll"]), _AT_WORK], ids=["poll", "at work"])
+def test_a_job_that_is_killed_while_it_is_held_is_no_fault_of_gputops(monkeypatch, code):
+    """Its status is left to whoever started it, also where its main thread is what is held."""
     request = ptrace.Tracee.request
     for moment in range(2, 19, 2):
-        code = _JOB.replace("SLEEP", _SLEEPS["poll"])
         with once_ready(sys.executable, "-c", code, stderr=subprocess.STDOUT) as job, memory_of(job.pid) as memory:
             left = [moment]
 

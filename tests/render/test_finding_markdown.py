@@ -8,11 +8,12 @@ from tests.records import replace
 
 FINDING = Finding(id="input_bound", severity="high", title="Input *wait* takes 52%", why="The loop waits <b>.",
                   evidence={"input_wait_per_step_s": 0.157}, action="Let tf.data choose.",
-                  snippet="ds.map(f)  # ```", gain=Gain(0.52, "by replay", by="replay"), gpus=(0, 1), source="a test")
+                  snippet="ds.map(f)  # ```", gain=Gain(0.52, "by replay", by="replay", before_s=0.342),
+                  gpus=(0, 1), source="a test")
 
 
 def test_a_finding_pastes_as_markdown_and_brings_no_marks_of_its_own() -> None:
-    text = finding_markdown(FINDING, 0.342, simulated=True)
+    text = finding_markdown(FINDING, simulated=True)
     assert text.startswith("**Input `*wait*` takes 52%** (high, GPU 0-1, saves 52% (342 → 164 ms)) SIMULATED")
     assert "waits `<b>.`" in text and "What to do: Let tf.data choose." in text
     assert "````\nds.map(f)  # ```\n````" in text, "a fence longer than those of the code"

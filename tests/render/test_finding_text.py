@@ -3,26 +3,28 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice.registry import rule_of
-from gputop.advice.verdict import Explanation, Verdict, finding
+from gputop.advice.verdict import Basis, Explanation, Verdict, finding
 from gputop.core.findings import Culprit, Gain
 from gputop.render.evidence_words import evidence, evidence_label
-from gputop.render.finding_text import culprits_text, gain_basis, gain_sentence, gain_texts, no_gain, what_if_text
+from gputop.render.finding_text import culprits_text, gain_basis, gain_sentence, gain_texts, what_if_text
 from tests.records import replace
 from tests.tui.found import COMBINED, HEAVY, SMALL
 
 
 def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> None:
-    assert gain_texts(HEAVY, 0.344) == ("saves up to 38% (344 → 213 ms)", "up to 38%: 344 → 213 ms",
-                                        "saves up to 38%")
-    assert gain_texts(HEAVY, 1.2)[1] == "up to 38%: 1.20 s → 744 ms"
-    assert gain_texts(HEAVY) == ("saves up to 38% of the step", "saves up to 38%")
+    assert gain_texts(HEAVY) == ("saves up to 38% (412 → 255 ms)", "up to 38%: 412 → 255 ms", "saves up to 38%")
+    assert gain_texts(replace(HEAVY, gain=replace(HEAVY.gain, before_s=1.2)))[1] == "up to 38%: 1.20 s → 744 ms"
+    old = replace(HEAVY, gain=replace(HEAVY.gain, before_s=None))
+    assert gain_texts(old) == ("saves up to 38% of the step", "saves up to 38%")
+    of_recorded = replace(HEAVY, gain=replace(HEAVY.gain, per="recording", before_s=None))
+    assert gain_texts(of_recorded) == ("saves up to 38% of the time", "saves up to 38%"), "no step, no arrow"
     epoch = replace(HEAVY, gain=Gain(0.2, "a larger batch", "sample"))
-    assert gain_texts(epoch, 0.344)[0] == "saves up to 20% per training sample"
-    replayed = replace(HEAVY, gain=Gain(0.38, "", by="replay"))
-    assert gain_texts(replayed, 0.344) == ("saves 38% (344 → 213 ms)", "38%: 344 → 213 ms", "saves 38%")
-    best = replace(HEAVY, gain=replace(replayed.gain, at_most=True))
-    assert gain_texts(best, 0.344) == gain_texts(HEAVY, 0.344), "a replay of the best case promises no more than that"
-    part, usual = (replace(HEAVY, gain=replace(replayed.gain, **{kind: True})) for kind in ("at_least", "estimate"))
+    assert gain_texts(epoch)[0] == "saves up to 20% per training sample"
+    replayed = replace(HEAVY, gain=Gain(0.38, "", by="replay", before_s=0.344))
+    assert gain_texts(replayed) == ("saves 38% (344 → 213 ms)", "38%: 344 → 213 ms", "saves 38%")
+    best = replace(HEAVY, gain=replace(HEAVY.gain, by="replay", claim="at most"))
+    assert gain_texts(best) == gain_texts(HEAVY), "a replay of the best case promises no more than that"
+    part, usual = (replace(HEAVY, gain=Gain(0.38, "", by="replay", claim=claim)) for claim in ("at least", "about"))
     assert gain_texts(part)[0] == "saves at least 38% of the step"
     assert gain_texts(usual)[0] == "saves about 38% of the step"
     assert gain_basis(part).startswith("At least this, by replaying") and "CPUs" not in gain_basis(part)
@@ -33,15 +35,15 @@ def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> No
 def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
     heavy, small = (replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL))
     both = (heavy.id, small.id)
-    assert what_if_text((heavy, small), both, COMBINED, 0.344) == (
-        "With these 2 fixes: 344 → 200 ms (42% less). No other fix adds anything.")
-    assert what_if_text((heavy, small), both[::-1], COMBINED, None).startswith(
-        "With these 2 fixes: 42% less of the step.")
-    assert what_if_text((heavy, small), both[1:], COMBINED, 0.344) == (
-        f"With this fix: 344 → 334 ms (3% less); next: {heavy.title} (39% more)")
-    assert what_if_text((heavy, small), both, (), 0.344) == "With these 2 fixes: not computed"
-    assert what_if_text((heavy, small), both[:1], (), 0.344) == (
-        "With this fix: 344 → 213 ms (38% less)"), "what the other adds is not known"
+    assert what_if_text((heavy, small), both, COMBINED) == (
+        "With these 2 fixes: 412 → 239 ms (42% less). No other fix adds anything.")
+    old = tuple(replace(f, gain=replace(f.gain, before_s=None)) for f in (heavy, small))
+    assert what_if_text(old, both[::-1], COMBINED).startswith("With these 2 fixes: 42% less of the step.")
+    assert what_if_text((heavy, small), both[1:], COMBINED) == (
+        f"With this fix: 412 → 400 ms (3% less); next: {heavy.title} (39% more)")
+    assert what_if_text((heavy, small), both, ()) == "With these 2 fixes: not computed"
+    assert what_if_text((heavy, small), both[:1], ()) == (
+        "With this fix: 412 → 255 ms (38% less)"), "what the other adds is not known"
 
 
 def test_evidence_is_told_in_words() -> None:
@@ -116,20 +118,22 @@ def test_culprits_fit_a_line_and_are_printable() -> None:
 
 
 def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
-    wait = Verdict(gpus=(), share=0.4, frees_cpus=True)
+    wait = Verdict(gpus=(), share=0.4, claim="at least")
     words = Explanation(title="", why="", evidence={}, action="", gain="at most: the wait, if it were gone", source="")
     rule = rule_of("retracing", "trace")
     assert rule is not None
-    least = finding(rule, wait, words)
-    assert least.gain.at_least and gain_texts(least) == ("saves at least 40% of the step", "saves at least 40%")
+    least = finding(rule, wait, words, Basis(step_s=0.2))
+    assert least.gain.at_least and gain_texts(least)[0] == "saves at least 40% (200 → 120 ms)"
+    short = finding(rule, wait, words, Basis(window=0.1)).gain
+    assert (short.per, short.step_time, short.after_s) == ("recording", pytest.approx(0.04), None), "no step, no arrow"
     assert gain_basis(least) == ("At least this. The wait, if it were gone. The fix also frees CPUs for the rest of "
                                  "the step, so it can save more.")
-    either = finding(rule, replace(wait, best_case=True), words)
+    either = finding(rule, replace(wait, claim="about"), words)
     assert either.gain.estimate and gain_texts(either)[1] == "saves about 40%"
     assert gain_basis(either) == (
         "About this. The wait, if it were gone. The fix can leave some of this time, and it also frees CPUs for the "
         "rest of the step: it can save less or more.")
-    most = finding(rule, replace(wait, gpus=(0,)), words)  # the step runs on a GPU, which needs no CPU
+    most = finding(rule, replace(wait, gpus=(0,), claim="measured"), words)
     assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40%"
     assert gain_basis(most) == "At most: the wait, if it were gone."
 
@@ -141,4 +145,3 @@ def test_the_saving_is_a_sentence_with_and_without_a_figure() -> None:
         "Saving not estimated: a capture shows it")
     nothing = replace(HEAVY, gain=Gain(None, "none: this explains a value"))
     assert gain_sentence(nothing) == "Saves nothing: this explains a value"
-    assert no_gain(nothing) == ("nothing", "this explains a value")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.render.step_bar import step_lines
+from gputop.render.step_bar import step_lines, step_time
 
 STEP = {"input": 0.1, "h2d": 0.0, "compute": 0.2, "collectives": 0.05, "d2h": 0.0, "launch": 0.001, "host": 0.04,
         "idle": 0.009}
@@ -34,3 +34,9 @@ def test_the_legend_stands_beside_the_bar_where_it_has_room(width: int) -> None:
 
 def test_no_step_or_no_room_is_no_bar() -> None:
     assert step_lines({}, 100) == [] and step_lines(STEP, 20) == []
+
+
+def test_the_median_stands_beside_a_mean_that_differs_by_a_tenth() -> None:
+    assert step_time(0.643, 0.295) == "643 ms (median 295)" and step_time(1.2, 0.9) == "1.20 s (median 900 ms)"
+    assert step_time(0.1, 0.095) == step_time(0.1, None) == "100 ms"
+    assert step_lines({"compute": 0.643}, 120, 0.295)[0][0][0] == " Step time 643 ms (median 295) "

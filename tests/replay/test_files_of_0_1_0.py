@@ -72,7 +72,7 @@ def test_a_snapshot_with_a_capture(snapshot: Snapshot) -> None:
     capture = snapshot.capture
     assert capture is not None and capture.problem is None and capture.report
     assert [f.id for f in capture.findings][:1] == ["gpu0_oversubscribed"]
-    assert capture.step_s == pytest.approx(0.344694605)
+    assert capture.median_step_s == pytest.approx(0.344694605)
     assert snapshot.history is not None and snapshot.history.slices > 0 and snapshot.spectrogram is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import zlib
 from typing import Any
 
@@ -162,9 +163,10 @@ def test_segments_stand_alone() -> None:
 
 def taken(raw: bytes) -> NodeSample:
     """The sample of a record that holds this."""
-    packed = zlib.compressobj()
-    decoder = Decoder()
-    decoder.take(SAMPLE, TIME.pack(0.0) + packed.compress(raw) + packed.flush(zlib.Z_SYNC_FLUSH))
+    payload, decoder = TIME.pack(0.0), Decoder()
+    for block in (raw[i:i + 16384] for i in range(0, len(raw), 16384)):
+        payload += struct.pack("<I", len(zlib.compress(block))) + zlib.compress(block)
+    decoder.take(SAMPLE, payload)
     return decoder.sample()
 
 

@@ -179,7 +179,7 @@ def test_after_a_kill_it_goes_on_with_a_new_part(tmp_path: Path) -> None:
     def written(parts: int) -> Path:
         for _ in range(300):
             found = recordings_in(tmp_path)
-            if len(found) == parts and found[-1].stat().st_size > 4000:
+            if len(found) == parts and found[-1].stat().st_size > 9000:
                 return found[-1]
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.05)

@@ -26,7 +26,8 @@ SHORT = Plan(10.0, 4.1, "this job makes 240 k events/s", Probe(0.5, 0.8, 2_000_0
 
 
 def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT) -> CaptureRecord:
-    steps = {"count": len(durations_s), "durations_s": durations_s, "median_s": 1.0} if durations_s else None
+    steps = {"count": len(durations_s), "durations_s": durations_s, "median_s": 1.0,
+             "mean_s": 1.0} if durations_s else None
     return CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0, analysis=make_analysis(steps=steps), plan=plan,
                          cost=Cost(8.0, 4.1, 10, 30, 20))
 

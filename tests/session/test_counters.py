@@ -118,7 +118,7 @@ def _sampled(*activity: float | None) -> GpuCounters:
 
 def _recorded(begin: float, seconds: float) -> CaptureRecord:
     return replace(captured(0), analysis=make_analysis(trace={"start_s": START_S + begin, "window_s": seconds},
-                                                       steps={"median_s": 0.026}))
+                                                       steps={"median_s": 0.026, "mean_s": 0.026}))
 
 
 def test_a_recording_that_slows_the_launches_is_told_by_the_gpus_activity() -> None:

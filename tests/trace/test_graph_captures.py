@@ -38,6 +38,14 @@ def test_launches_after_a_recording_that_have_no_event_are_missing():
     assert [note.id for note in trace.quality] == ["clipped"] and "launches 200 times more" in trace.quality[0].message
 
 
+def test_a_capture_that_began_before_the_recording():
+    b = Builder(format="chrome").run(0, 20, 50, launch=0, thread="other")
+    for i in range(400):
+        b.host("cudaLaunchKernel", 100 + 50 * i, 8, "launch 0")
+    trace = b.host("cudaStreamEndCapture", 21_000, 100, "launch 0").build()
+    assert up_to_last_gpu_event(trace) is trace
+
+
 def test_launches_of_another_thread_meanwhile_are_none_of_the_graphs():
     b = Builder(format="chrome").run(0, 120, 50, launch=100)
     recording(500, 400, b=b)

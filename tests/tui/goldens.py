@@ -1,8 +1,9 @@
 """Screens as text files: what a terminal would show, and in which colors.
 
-``golden/<screen>/<width>x<height>.txt`` is the screen, a line a line, without the blanks at its right. A form of
-colors and glyphs whose letters differ has its own file, ``<width>x<height>-<form>.txt``; the others show the same
-letters, which is checked too. ``<width>x<height>-<form>.colors`` is what SVG files would hold at a tenth of their
+``golden/<screen>/<width>x<height>.txt`` (80x24, 120x40, and of the main screen 200x50) is the screen, a line a line,
+without the blanks at its right. A form of colors and glyphs whose letters differ has its own file,
+``<width>x<height>-<form>.txt``; the others show the same letters, which is checked too.
+``<width>x<height>-<form>.colors`` is what SVG files would hold at a tenth of their
 size: a list of styles, a letter each ("a #d7dae0 on #14161a bold"), and below it the screen with the letter of its
 style in the place of each cell.
 
@@ -27,7 +28,10 @@ from rich.cells import get_character_cell_size
 from rich.color import Color
 from rich.style import Style
 from textual.app import App
+from textual.pilot import Pilot
 
+from gputop.tui.app import GputopApp
+from gputop.tui.terminal.preferences import Preferences
 from tests.tui.textual_private import screen_strips
 
 FOLDER = Path(__file__).parent / "golden"
@@ -86,6 +90,17 @@ def styles_in(colors: str) -> list[list[str]]:
     legend, _, picture = colors.partition("\n\n")
     styles = {line[0]: line[2:] for line in legend.splitlines()}
     return [[styles[letter] for letter in line] for line in picture.splitlines()]
+
+
+async def wear(app: GputopApp, pilot: Pilot[int], preferences: Preferences) -> None:
+    """Show the same in another form, as if the app had been started in it; that it starts so: test_themes."""
+    app.preferences = preferences
+    app.theme = preferences.theme
+    app._apply_theme(app.current_theme)
+    for screen in app.screen_stack:
+        for widget in screen.walk_children(with_self=True):
+            widget.refresh()
+    await pilot.pause()
 
 
 # -- comparing ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from gputop.core.errors import NoDataError
 from gputop.core.findings import Advice, Finding
-from gputop.core.samples import LOST, GpuSample, HostSample
+from gputop.core.samples import GpuSample, HostSample
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.session.session import Options, Session
 from gputop.telemetry.sampler import Sampler
@@ -32,29 +32,8 @@ from tests.tui.textual_private import messages as notices
 SIZES = [(80, 24), (120, 40), (200, 50)]
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
-def test_main_screen(snap_compare: object, size: tuple[int, int]) -> None:
-    assert snap_compare(GputopApp(FoundSession()), terminal_size=size)  # type: ignore[operator]
-
-
-def test_main_screen_with_coarse_figures_and_a_lost_gpu(snap_compare: object) -> None:
-    def lose(gpu: GpuSample, tick: int) -> GpuSample:
-        if gpu.info.index != 3 or tick < 200:
-            return gpu
-        return replace(gpu, readings={}, processes=(), state=LOST,
-                       message="the GPU fell off the bus (Xid 79). Drain the node and reset it")
-
-    app = GputopApp(StillSession(fine=False, change=lose, judged=300))
-    assert snap_compare(app, terminal_size=(120, 40))  # type: ignore[operator]
-
-
-def test_details_of_a_finding(snap_compare: object) -> None:
-    assert snap_compare(GputopApp(FoundSession()), terminal_size=(100, 36), press=["enter"])  # type: ignore[operator]
-
-
-def test_help(snap_compare: object) -> None:
-    app = GputopApp(StillSession())
-    assert snap_compare(app, terminal_size=(100, 40), press=["question_mark"])  # type: ignore[operator]
+def test_main_screen(snap_compare: object) -> None:
+    assert snap_compare(GputopApp(FoundSession()), terminal_size=(120, 40))  # type: ignore[operator]
 
 
 async def test_the_top_finding_and_the_step_time_are_on_the_smallest_screen() -> None:
@@ -154,7 +133,7 @@ async def test_what_if_the_chosen_findings_were_cured(size: tuple[int, int]) -> 
     session = FoundSession()
     findings = [replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL)]
     session.results.last_capture = replace(session.results.last_capture, analysis=make_analysis(
-        steps={"median_s": 0.412}, findings=findings, what_if=COMBINED))
+        steps={"median_s": 0.412, "mean_s": 0.412}, findings=findings, what_if=COMBINED))
     session.results.last_capture = session.results.last_capture
     session.results.refresh()
     app = GputopApp(session)

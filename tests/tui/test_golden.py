@@ -1,4 +1,5 @@
-"""Every screen as text at every size, some in every form of colors: golden files, see :mod:`tests.tui.goldens`.
+"""Every screen as text, some in every form of colors: golden files of two sizes, see :mod:`tests.tui.goldens`. At other
+sizes a screen is drawn, and nothing is compared.
 
 Each screen is opened anew at each size, in one app that is resized. Compared are the cells that go to the terminal.
 """
@@ -30,7 +31,7 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.terminal.preferences import Preferences
 from tests.records import replace
-from tests.tui.goldens import FOLDER, Goldens, cells
+from tests.tui.goldens import FOLDER, Goldens, cells, wear
 from tests.tui.scenes import (
     ADDRESS,
     Scene,
@@ -291,20 +292,13 @@ async def show(screen: Screen, app: GputopApp, pilot: Pilot[int]) -> None:
     await pilot.pause()
 
 
-async def wear(app: GputopApp, pilot: Pilot[int], preferences: Preferences) -> None:
-    """Show the same in another form, as if the app had been started in it; that it starts so: test_themes."""
-    app.preferences = preferences
-    app.theme = preferences.theme
-    app._apply_theme(app.current_theme)
-    for screen in app.screen_stack:
-        for widget in screen.walk_children(with_self=True):
-            widget.refresh()
-    await pilot.pause()
-
-
 async def check(screen: Screen, goldens: Goldens, app: GputopApp, pilot: Pilot[int], size: tuple[int, int]) -> None:
     """Compare what is shown, in all its forms."""
-    held = size in (screen.in_forms or [size for size in screen.sizes if size != SMALL])
+    if size not in (USUAL, WIDE) and (screen, size) != (SCREENS["main"], HUGE):
+        grid = cells(app)
+        assert len(grid) == size[1] and all(len(line) == size[0] for line in grid)
+        return
+    held = size in (screen.in_forms or (USUAL, WIDE))
     for form, preferences in ({"": Preferences()} | (dict(screen.forms) if held else {})).items():
         if app.preferences != preferences:
             await wear(app, pilot, preferences)

@@ -23,6 +23,7 @@ from gputop.tui.terminal.terminal_app import LOW_BANDWIDTH_PERIOD_S
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.records import replace
 from tests.tui.found import FoundSession, text_of
+from tests.tui.goldens import cells, wear
 from tests.tui.textual_private import messages, screen_strips
 
 FORMS = {
@@ -47,9 +48,22 @@ def colors(app: GputopApp) -> set[str]:
     return {color.type.name for color in found if not color.is_default}
 
 
+def test_the_main_screen_in_high_contrast(snap_compare: Any) -> None:
+    assert snap_compare(GputopApp(FoundSession(), FORMS["contrast"]), terminal_size=(120, 40))
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_the_main_screen_in_each_form(snap_compare: Any, form: str) -> None:
-    assert snap_compare(GputopApp(FoundSession(), FORMS[form]), terminal_size=(120, 40))
+async def test_an_app_starts_in_the_form_that_another_one_takes_on(form: str) -> None:
+    """What each form looks like: tests/tui/test_golden.py."""
+    pictures = []
+    for preferences in (FORMS[form], Preferences()):
+        app = GputopApp(FoundSession(), preferences)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            if app.preferences != FORMS[form]:
+                await wear(app, pilot, FORMS[form])
+            pictures.append(cells(app))
+    assert pictures[0] == pictures[1]
 
 
 @pytest.mark.parametrize("form", ["none", "ascii", "16", "console"])

@@ -39,7 +39,7 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
     if job.idle_gpus < job.gpus:
         return _GAPS if _has_gaps(job) else None
     # The mean of a large job would hide that one of its GPUs worked; of one without samples nobody knows.
-    known_s, seen = view.lasts_s(view.past(job.busy_history), lambda _, busy: busy <= 0)
+    known_s, seen = view.lasts_s(view.past(job.idle.busy_history), lambda _, busy: busy <= 0)
     lasts_s = max(window_s, known_s)
     lost = job.gpus * lasts_s / HOUR_S
     used, whole = job.memory_used_bytes, job.memory_total_bytes
@@ -57,8 +57,8 @@ def _is_young(view: JobView) -> bool:
 
 def _has_gaps(job: Job) -> bool:
     """Return whether GPUs do nothing now of which it is not known whether they did in the window."""
-    return (job.quiet_gpus is not None and job.quiet_gpus > (job.idle_gpus or 0)
-            and job.seen_gpus is not None and job.seen_gpus < job.gpus)
+    return (job.idle.quiet is not None and job.idle.quiet > (job.idle_gpus or 0)
+            and job.idle.seen is not None and job.idle.seen < job.gpus)
 
 
 def describe_held_idle(v: HeldIdle) -> FleetWords:
@@ -91,12 +91,12 @@ def judge_partly_used_job(view: JobView) -> PartlyUsed | Missing | None:
         return _GAPS
     if not idle:
         return None
-    past = view.past(job.busy_history)
+    past = view.past(job.idle.busy_history)
     measured = dict(view.past(job.idle_history))
     gpus = max((busy + measured.get(time_s, 0.0) for time_s, busy in past), default=0.0)
     known_s, seen = view.lasts_s(past, lambda _, busy: busy <= gpus - idle)
     lasts_s = max(limit("held_idle.window_s"), known_s)
-    low = job.idle_names or tuple(gpu.name for gpu in job.low_gpus
+    low = job.idle.names or tuple(gpu.name for gpu in job.low_gpus
                                   if (gpu.activity or 0.0) <= limit("held_idle.activity"))
     return PartlyUsed(
         gpus=(), job=job.id, count=job.gpus, idle_count=idle, places=low, lasts_s=lasts_s,

@@ -36,7 +36,7 @@ def _threshold(median: float, mad: float | None) -> float:
 
 def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, bool]:
     """Seconds for which these have been below the mean of those GPUs of the job that worked."""
-    idle, busy = (dict(view.past(history)) for history in (view.job.idle_history, view.job.busy_history))
+    idle, busy = (dict(view.past(history)) for history in (view.job.idle_history, view.job.idle.busy_history))
     of_job = {time_s: value * (1 + idle.get(time_s, 0.0) / busy[time_s] if busy.get(time_s) else 1.0)
               for time_s, value in view.past(view.job.history)}
     values_at: dict[float, list[float]] = {}
@@ -126,7 +126,7 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
     job = view.job
     if job.kind == "mixed":
         return _ONE_KIND
-    peers = job.gpus - (job.quiet_gpus or 0)  # a GPU that does nothing is no peer of those that work
+    peers = job.gpus - (job.idle.quiet or 0)  # a GPU that does nothing is no peer of those that work
     if job.median is None or peers <= limit("straggler_gpu.peers"):
         return None
     most = _threshold(job.median, job.mad)

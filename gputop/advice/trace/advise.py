@@ -99,8 +99,9 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
             words = (out_of_the_step(words, verdict, function) if isinstance(verdict, StepGapHost) else
                      less_often(words, function))
     made = finding(rule, verdict, words, Basis(
-        facts.small_sample_caveat, facts.few_steps_caveat, replayed, reason, culprits,
-        severest="low" if facts.hardly_any_kernels and rule.costs_time else "high"))
+        facts.caveat if rule.costs_time else None, replayed, reason, culprits=culprits,
+        step_s=facts.period_s if facts.steps is not None else None, window=facts.of_recorded,
+        severest=facts.severest(rule)))
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
     if replayed is not None and verdict.cure is not None:
@@ -245,14 +246,16 @@ class Cures:
                 tuple(CombinedGain(chosen, share) for chosen, share in saved.items() if len(chosen) > 1))
 
     def _saved_together(self, ids: Iterable[str]) -> float:
-        """Saving of several fixes; the smaller of both estimates where the trace does not show what the host does in
-        its pauses."""
+        """Saving of several fixes, of the step or the recorded time; the smaller of both estimates where the trace does
+        not show what the host does in its pauses."""
         if self._replay is None:
             return 0.0
         cures = [self.by_finding[id_] for id_ in ids]
         cure = cures[0] if len(cures) == 1 else combined(cures)
         _, saved = self._alone.get(id(cure)) or (cure, self._replay.saved(cure))
-        return min(saved, self._replay.saved_if_waiting(cure)) if self._replay.ambiguous_wait_ratio else saved
+        if self._replay.ambiguous_wait_ratio:
+            saved = min(saved, self._replay.saved_if_waiting(cure))
+        return saved * self._facts.of_recorded
 
 
 def combinations_saved(

@@ -21,7 +21,6 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.sm_use import narrow_kernels
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import AllocatorUse, FewBlocks, NarrowKernel
-from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent, seconds, size
 
 _PAPERS = ("Goyal et al. 2017 and Malladi et al. 2022: learning rate and batch; McCandlish et al. 2018: noise scale of "
@@ -53,7 +52,6 @@ class BatchSizeHeadroom(Verdict, frozen=True, kw_only=True):
     under_one_wave_s: float | None
     input_s: float | None  # what the input pipeline takes for a step's samples, where that limits the saving
     memory: tuple[int, int] | None  # peak and capacity of the fullest GPU's allocator; None: not known for all
-    caveat: str | None  # what little this rests on
 
     @property
     def fixed_s(self) -> float:
@@ -81,7 +79,7 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
     tightest = max(used.values(), key=lambda use: use.peak_bytes / use.capacity_bytes) if memory_is_known else None
     launch_s, host_s = _launch_and_host_s(facts)
     allreduces = facts.waits.allreduce_s if facts.waits is not None else {}
-    caveat, gpus = facts.small_sample_caveat, facts.active
+    gpus = facts.active
     headroom = BatchSizeHeadroom(
         gpus=facts.active_numbers, factor=factor, compute=sum(gpu.compute for gpu in gpus) / len(gpus),
         launch_s=launch_s, host_s=host_s, allreduce_s=_mean(allreduces.values()),
@@ -91,7 +89,7 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
         few_blocks_s=_mean(gpu_scaling.few_blocks_s for gpu_scaling in scaling),
         last_wave_s=_mean(gpu_scaling.last_wave_s for gpu_scaling in scaling),
         under_one_wave_s=_mean(gpu_scaling.under_one_wave_s for gpu_scaling in scaling), input_s=None,
-        memory=(tightest.peak_bytes, tightest.capacity_bytes) if tightest else None, caveat=caveat)
+        memory=(tightest.peak_bytes, tightest.capacity_bytes) if tightest else None)
     share = (savings.faster(headroom.fixed_s, factor, facts.period_s)
              + savings.removed(headroom.filled_s, facts.period_s))
     input_s = _input_s(facts)
@@ -99,11 +97,10 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
         share, headroom = least, replace(headroom, input_s=input_s)
     if share < limit("batch_size_headroom.share"):
         return None
-    severity = severity_of(share)
     # The same idle time is claimed once: launch_bound names its cause, this a way to live with it.
-    if caveat or not memory_is_known or (launch_calls(facts) is None and judge_launch_bound(facts) is not None):
-        severity = at_most(severity, "medium")
-    return replace(headroom, share=share, severity=severity)
+    beside = launch_calls(facts) is None and judge_launch_bound(facts) is not None
+    alone = memory_is_known and not beside and not facts.caveat
+    return replace(headroom, share=share, severest="high" if alone else "medium")
 
 
 def _room(use: AllocatorUse) -> float:
@@ -163,9 +160,9 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
     assumed.append(f"everything else takes {much} as long" + (
         ", as far as the input pipeline keeps up" if v.input_s is not None else ""))
     return Explanation(
-        title=f"A larger batch would take {percent(v.share)} less time per sample"
+        title="A larger batch takes less time per sample"
               + (f", and memory has room for {much} the batch" if v.memory else ""),
-        why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v), *([v.caveat] if v.caveat else [])]),
+        why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v)]),
         evidence=evidence,
         action=f"Raise the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An epoch then "
                "has fewer updates: scale the learning rate with the batch for SGD, with the square root of the batch "
@@ -256,7 +253,7 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
         return None
     most = judged[empty_by_gpu.index(max(empty_by_gpu))]
     return SmallGrids(
-        gpus=tuple(use.gpu for use in judged), share=share, saving_unknown=True,
+        gpus=tuple(use.gpu for use in judged), share=share, claim=None,
         severity=severity_by_limits("small_grids", share),
         used=1 - empty_s / fmean(use.compute_s for use in judged),
         compute=fmean(use.compute_s for use in judged) / facts.period_s, empty_s=empty_s,

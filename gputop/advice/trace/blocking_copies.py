@@ -178,7 +178,6 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
             f"Copy from pinned memory{_PINNED_BY.get(job.framework, '')}, and copy the next batch while this one "
             "computes."),
         snippet=fetch_snippet if down else _PIN.get("keras" if is_keras(job) else job.framework),
-        gain="at most: all of this time, if pinned copies ran at the link's rate and overlapped with compute",
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )
 
@@ -320,7 +319,6 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
             f"{percent(v.share)} of the {job.basis} in total.",
         evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
         snippet=(_WITHOUT_WAITING_IF_LARGE if large else _WITHOUT_WAITING).get(v.way, FETCH).get(job.framework),
-        gain="at most: the idle time that disappears when the launches are replayed without these waits",
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
     )
 
@@ -380,11 +378,11 @@ def reads_one_by_one(facts: TraceFacts, waits: HostWaits) -> ReadsOneByOne | Non
         return None
     rows.sort()
     return ReadsOneByOne(
-        gpus=facts.active_numbers, share=share, idle_s=idle_s, reads=len(rows) / per,
+        gpus=facts.active_numbers, share=share, claim="at least", idle_s=idle_s, reads=len(rows) / per,
         mean_bytes=float(device.bytes[rows].mean()),
         item=facts.framework == "pytorch" and bool(len(host_rows(facts.trace, r"aten::(?:item|_local_scalar_dense)$"))),
         events=Events(rows, np.full(len(rows), round(idle_s * 1e9 * per / len(rows)), np.int64)), cure=Cure(
-            at_least=True, host=idle, calls=waits.chosen(rows).calls, scaled=((rows, 0.0),), assumes=(
+            host=idle, calls=waits.chosen(rows).calls, scaled=((rows, 0.0),), assumes=(
                 "The values are computed together and read once; the kernels and calls stay.")))
 
 
@@ -422,6 +420,5 @@ def describe_one_by_one(v: ReadsOneByOne, job: Job) -> Explanation:
                   "mean_bytes": v.mean_bytes},
         action="Compute the values of all samples at once on the GPU. Read one result, once every hundred steps.",
         snippet=_COUNT_ON_GPU.get(job.framework),
-        gain="at most: the idle time from the first of these values to the last",
         source=source("sync_copies.share", "sync_copies.one_by_one"),
     )

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, structs
-from msgspec.structs import replace
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
@@ -26,8 +25,7 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp, GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.analysis.what_if.replay import TOLERANCE
-from gputop.core.findings import MIN_SHARE, Culprit, at_most, severity_of
+from gputop.core.findings import Culprit
 from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, intersect, merge
 from gputop.trace.model import I64, Kind, Trace
@@ -142,13 +140,13 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
     if exposed_s < limit("collectives.share") * facts.period_s:
         return None
     free_s, collectives, alone = _free_compute(facts), facts.analysis.collectives, waiting_s is None
-    share = savings.overlapped(exposed_s, free_s, facts.period_s)
+    share = savings.removed(min(exposed_s, free_s), facts.period_s)
     rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
     most = max(_operations(facts), key=lambda op: sum(op.exposed_s.values()), default=None)
     return CommunicationExposed(
         gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives) if alone else facts.active_numbers,
         # Of one rank all of it may be waiting, of which overlap saves nothing.
-        severity=at_most(severity_of(share), "medium") if alone else None,
+        severest="medium" if alone else "high",
         share=share, saving=share, exposed_s=exposed_s, waiting_s=waiting_s, free_compute_s=free_s,
         per_step=None if collectives is None else collectives.count_per_step,
         operation=_GRADIENTS if most is None else most.operation,
@@ -183,9 +181,9 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
             "collectives_per_step": v.per_step}),
         action=f"{_BOTH if alone else ''}{_hide(v.operation, job)}",
         snippet=_hide_snippet(v.operation, job),
-        gain="at most: this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
+        gain="this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
              "waiting" if alone else
-             "at most: the exposed transfer, as far as there is compute to hide it",
+             "the exposed transfer, as far as there is compute to hide it",
         source=source("collectives.share") + "; nsys-ai: overlap below 30%",
     )
 
@@ -358,7 +356,7 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     return structs.replace(
         words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
         evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
-        gain="at most: the wait for these GPUs, if their hosts launched as early as the others'")
+        gain="the wait for these GPUs, if their hosts launched as early as the others'")
 
 
 def _ranks(processes: Sequence[str]) -> str:
@@ -390,8 +388,6 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
         snippet=_NUMA if v.alone else None,
-        gain="if the last GPU reached each collective at the same time as the others (their median); a faster network "
-             "does not help",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
     )
@@ -400,8 +396,6 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
 # -- allreduce_count --------------------------------------------------------------------------------
 
 class AllReduceCount(Verdict, frozen=True, kw_only=True):
-    """Verdict on many all-reduces. ``saving_unknown``: a remark, since what fewer would save is not known."""
-
     count: float  # per step
     needed: int
     median_s: float
@@ -416,8 +410,6 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     1. More than ``allreduce_count.many`` run per step, and their messages are small: by their size or, where that is
        not known, as they are short.
     2. What merging them would save is the latency of each one less, as far as it is exposed.
-    3. Where that is not known, or a replay saves next to nothing as something else holds the step up, most of their
-       time being exposed is worth a remark of low severity.
     """
     waits, op, steps = _judged(facts), _allreduce(facts), facts.steps
     unmatched = waits if isinstance(waits, Missing) else None
@@ -442,30 +434,16 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
                        f"{seconds(typical)} are too small is unknown")
     needed = 1 if moved is None else max(
         1, math.ceil(moved / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
-    share = 0.0 if least is None else savings.merged(
-        count, needed, least, facts.waits.allreduce_exposed, facts.period_s / steps.times.iterations_per_step)
+    avoided_s = max(count - needed, 0.0) * (least or 0.0) * facts.waits.allreduce_exposed
+    share = savings.removed(avoided_s, facts.period_s / steps.times.iterations_per_step)
     left = 0.0 if least is None else max(1 - least * (1 - needed / count) / typical, 0.0)
     cure = Cure(scaled=((_allreduces(facts), left),),
                 assumes="Each AllReduce that is avoided saves the time of one of the shortest.")
-    verdict = AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
-                             shortest_s=least, exposed=facts.waits.allreduce_exposed, message_bytes=per,
-                             events=Events(_allreduces(facts), timed=False), cure=cure)
-    if share >= limit("collectives.share") and not _replay_saves_nothing(facts, cure):
-        return verdict
-    exposed_s = sum(op.exposed_s.values())
-    assert facts.shares is not None
-    all_s = sum(sum(other.exposed_s.values()) for other in _operations(facts))
-    taken = facts.shares["collectives"] * exposed_s / all_s if all_s else 0.0
-    if taken < limit("collectives.share") or exposed_s < limit("allreduce_count.exposed") * op.time_s:
+    if share < limit("collectives.share"):
         return None
-    return replace(verdict, share=taken, severity="low", saving_unknown=True, exposed=min(exposed_s / op.time_s, 1.0),
-                   cure=None)
-
-
-def _replay_saves_nothing(facts: TraceFacts, cure: Cure) -> bool:
-    replay = facts.replay
-    return replay is not None and replay.error <= TOLERANCE and max(
-        replay.saved(cure), replay.saved_if_waiting(cure)) < MIN_SHARE
+    return AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
+                          shortest_s=least, exposed=facts.waits.allreduce_exposed, message_bytes=per,
+                          events=Events(_allreduces(facts), timed=False), cure=cure)
 
 
 def _allreduces(facts: TraceFacts) -> I64:
@@ -475,13 +453,10 @@ def _allreduces(facts: TraceFacts) -> I64:
 
 def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
     size = "" if v.message_bytes is None else f" of {v.message_bytes / 1e6:,.1f} MB on average"
-    exposed = (f"For {percent(v.exposed)} of their time nothing is computed." if v.saving_unknown else
-               "Most of that time is latency.")
     return Explanation(
-        title=(f"{v.count:.0f} AllReduces per step are exposed for {percent(v.share)} of the {job.basis}"
-               if v.saving_unknown else f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough"),
-        why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). {exposed} "
-            f"Packed into {v.needed}, the same gradients pay the latency "
+        title=f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough",
+        why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). Most of that time is "
+            f"latency. Packed into {v.needed}, the same gradients pay the latency "
             f"{'once' if v.needed == 1 else f'{v.needed} times'}.",
         evidence=known({
             "allreduces_per_step": v.count, "needed_per_step": float(v.needed), "median_transfer_s": v.median_s,
@@ -489,8 +464,6 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
             "mean_message_bytes": v.message_bytes}),
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(job.strategy or job.framework),
-        gain="unknown: other delays of the step, or waits in these AllReduces, may stay" if v.saving_unknown else
-             "assumes that each avoided AllReduce saves the time of one of the shortest, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
 
@@ -528,7 +501,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     wanted_s = 2 * (gpus - 1) / gpus * moved / rate + count * limit("allreduce_slow.latency_s")
     if transfer_s < limit("allreduce_slow.factor") * wanted_s:
         return None
-    share = savings.at_rate(transfer_s, wanted_s, waits.allreduce_exposed, facts.period_s)
+    share = savings.removed((transfer_s - wanted_s) * waits.allreduce_exposed, facts.period_s)
     if share < limit("collectives.share"):
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,

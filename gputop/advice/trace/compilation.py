@@ -21,7 +21,7 @@ from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.steps.torch_compilations import built_again, torch_builds
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Culprit, at_most, severity_of
+from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage, intersect, union
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, name_mask
@@ -100,10 +100,11 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     ever = [use.tracing_count for use in functions.functions
             if use.name == again.name and use.tracing_count is not None and not again.made]
     return Retracing(
-        gpus=facts.active_numbers, share=share, frees_cpus=True, function=again.name, tracing_s=host.tracing_s,
-        count=again.built, calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
+        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("at least"), function=again.name,
+        tracing_s=host.tracing_s, count=again.built, calls=again.calls, made=again.made or None,
+        ever=max(ever) if ever else None,
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
-        young_s=young_s, severity=None if young_s is None else at_most(severity_of(share), "medium"),
+        young_s=young_s, severest="high" if young_s is None else "medium",
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
     )
@@ -127,7 +128,7 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
     return Retracing(
         gpus=facts.active_numbers, share=share, function=f"Function {again.function} of torch.compile",
         tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls, made=None, ever=None, compilations=0,
-        compile_s=0.0, young_s=young_s, severity=None if young_s is None else at_most(severity_of(share), "medium"),
+        compile_s=0.0, young_s=young_s, severest="high" if young_s is None else "medium",
         culprits=(Culprit(f"Torch-Compiled Region: {again.function}", "host", host.tracing_s, facts.basis,
                           at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."))
@@ -161,7 +162,6 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
             + ("" if v.young_s is None else f" The job was {seconds(v.young_s)} old: if these calls are its start, "
                                             "they end soon. Capture again in two minutes to be sure."),
         evidence=evidence, action=action, snippet=snippet,
-        gain="the time from such a call to its first op, if all calls used a function that exists already",
         source=source("retracing.share", "retracing.count"),
     )
 
@@ -218,7 +218,8 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         return None
     begins = longest_on_host(facts.trace, {op.name for op in ops.eager}, waits_for_host(facts, "eager"))
     return EagerExecution(
-        gpus=facts.active_numbers, share=share, frees_cpus=True, wait_s=host.eager_s, eager_ratio=ops.eager_share,
+        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("at least"), wait_s=host.eager_s,
+        eager_ratio=ops.eager_share,
         ops_per_step=ops.eager_ops_per_step,
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),
@@ -256,8 +257,8 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     work = ranked_work(work_in(trace, spans, main)[0], per)
     ratio = in_optimizer / spans.total
     return EagerExecution(
-        gpus=(), share=share, saving=share * ratio if ratio >= _MOSTLY_OPTIMIZER else None, frees_cpus=True,
-        best_case=True, wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
+        gpus=(), share=share, saving=share * ratio if ratio >= _MOSTLY_OPTIMIZER else None, claim="about",
+        wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
         ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
         most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,
@@ -287,7 +288,6 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
         snippet=_EAGER_KERAS if is_keras(job) else _EAGER_CUSTOM,
-        gain="at most: all of Python's time between ops, if a function launched the ops ahead of the GPU",
         source=source("eager_execution.share"),
     )
 
@@ -336,7 +336,6 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
                 "alone." if everything else "Put the whole update into one jax.jit: gradients, the optimizer's update "
                 "and apply_updates, metrics."),
         snippet=_JIT_STEP if everything else _JIT_UPDATE,
-        gain="at most: all of Python's time for these ops, if one program ran them",
         source=source("eager_execution.share"),
     )
 
@@ -363,16 +362,16 @@ def judge_xla_off(facts: TraceFacts) -> ChainedKernels | None:
     if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:
         return None
     share = saved_s / facts.period_s
-    return replace(chains, share=share, severity=at_most(severity_of(share), "medium"))
+    return replace(chains, share=share, severest="medium")
 
 
 def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
     chained = v.chained_s / job.period_s
     return Explanation(
-        title=f"XLA is off and could fuse kernels: up to {percent(v.share)} of the {job.basis}",
+        title=f"XLA is off and could fuse kernels that take {percent(chained)} of the {job.basis}",
         why=f"No function is compiled by XLA. {percent(chained)} of the {job.basis} goes into {v.chains:.0f} chains of "
-            "element-wise kernels that run one after the other over the same tensors. Fusing them might save up to "
-            f"{percent(v.share)}. Only a test shows whether XLA does so for this model.",
+            "element-wise kernels that run one after the other over the same tensors. Only a test shows whether XLA "
+            "fuses them for this model.",
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",

@@ -94,7 +94,11 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"], fetching=fetching_ops(facts),
-        events=_copies(facts, [worst]), cure=_without(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]),
+        events=_copies(facts, [worst]), cure=Cure(
+            scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
+            assumes="These copies are avoided, or overlap with compute."),
+        # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
+        claim="about" if facts.framework == "jax" and worst != "d2d" else "measured",
     )
 
 
@@ -102,12 +106,6 @@ def _copies(facts: TraceFacts, ways: Sequence[str]) -> Events:
     """The copies of these ways, each with the time that nothing hides."""
     rows = np.flatnonzero(np.isin(facts.trace.device.kind, [_KINDS[way] for way in ways]))
     return Events(rows, exposed_ns(facts, rows))
-
-
-def _without(facts: TraceFacts, ways: Sequence[str]) -> Cure:
-    # JAX's host copies each array to pinned memory and back as well: that goes, too, and is not counted.
-    return Cure(scaled=((_copies(facts, ways).rows, 0.0),), assumed=facts.framework == "jax" and "d2d" not in ways,
-                assumes="These copies are avoided, or overlap with compute.")
 
 
 def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
@@ -166,7 +164,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
         snippet=snippet,
-        gain="at most: all exposed copy time, if the copies were avoided" + how,
+        gain="all exposed copy time, if the copies were avoided" + how,
         source=source("copies_excessive.share"),
     )
 
@@ -240,7 +238,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
         moved += int(device.bytes[copied_rows].sum())
         rows.append(copied_rows)
     exposed_s = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
-    share = savings.overlapped(exposed_s, facts.shares["compute"] * facts.period_s, facts.period_s)
+    share = savings.removed(min(exposed_s, facts.shares["compute"] * facts.period_s), facts.period_s)
     if share < limit("default_stream.share"):
         return None
     copies = np.concatenate(rows)
@@ -259,6 +257,5 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a separate stream while this one computes.",
         snippet=OWN_STREAM.get(job.framework),
-        gain="at most: the copies that fit next to the existing compute, if none of them needs a result of this step",
         source=source("default_stream.share"),
     )

@@ -52,8 +52,8 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
         return None
     return CpuContention(
         # More than the CPU time itself: their work also empties caches and interrupts the job's threads.
-        gpus=facts.active_numbers, share=_lost(facts, cpus), frees_cpus=True, best_case=True,
-        saving_unknown=facts.steps is None,
+        gpus=facts.active_numbers, share=_lost(facts, cpus),
+        claim=None if facts.steps is None else facts.on_cpus("at most"),
         allowed=cpus.allowed, used=cpus.used,
         programs=cpus.programs, children=cpus.children, held_up=cpus.held_up,
         busiest=tuple(user for user in cpus.busiest if user.cpus >= limit("cpu_contention.named") * cpus.programs))
@@ -157,8 +157,8 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool, least: float
         return None
     if least is not None:
         ran = 1 - lost if seen is None or not cpus.main else cpus.main
-        own = ran / (ran + lost)
-        if share * own / max(1 - _lost(facts, cpus), own) >= least:
+        left = ran / (ran + lost)
+        if share * left / max(1 - _lost(facts, cpus), left) >= least:
             return None
     return (f"CPUs for the job: other processes kept {cpus.programs:.2g} of {cpus.allowed:.3g} CPUs busy and no CPU "
             "was idle, which also makes steps longer; capture again when they are not running")
@@ -187,8 +187,8 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
         action=action,
         snippet=None if mostly_children else f"renice 19 {pids}  # or: taskset -apc CPUS PID\n# Slurm: --exclusive",
-        gain=f"at most: {'the waiting for the host' if v.gpus else 'the time'} in which threads that the {job.basis} "
-             "waits for are ready to run and have no CPU",
+        gain=f"{'the waiting for the host' if v.gpus else 'the time'} in which threads that the {job.basis} waits for "
+             "are ready to run and have no CPU",
         source=source("cpu_contention.full", "cpu_contention.others"),
     )
 
@@ -267,7 +267,7 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
         action=(f"Give PyTorch {v.threads} threads. torchrun sets OMP_NUM_THREADS=1 if nothing else does."),
         snippet=(f"torch.set_num_threads({v.threads})  # at the start of the script\n"
                  f"# or: OMP_NUM_THREADS={v.threads} torchrun …"),
-        gain=f"at most: the time of these ops, divided by {v.threads} threads",
+        gain=f"the time of these ops, divided by {v.threads} threads",
         source=source("threads_unused.share", "threads_unused.idle"),
     )
 
@@ -301,7 +301,7 @@ def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription |
     return ThreadOversubscription(
         gpus=(), share=cpus.held_up, working=cpus.threads, waiting=cpus.waited, allowed=cpus.limit, ranks=ranks,
         held_up=cpus.held_up, threads=max(int(np.floor(min(cpus.limit, cpus.cores or cpus.limit) / ranks)), 1),
-        best_case=True, frees_cpus=True)
+        claim="about")
 
 
 def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Explanation:
@@ -406,7 +406,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
         action=("Limit tf.data's own threads, so that the threads that launch have free CPUs." if private else
                 "Give each GPU its own launching threads, and limit tf.data's threads."),
         snippet=limited if private else f"{_PRIVATE_LAUNCHES}\n# and in the input pipeline:\n{limited}",
-        gain="at most: all waiting for launches inside the step and for GPUs with late launches, if the launching "
+        gain="all waiting for launches inside the step and for GPUs with late launches, if the launching "
              "threads always had a CPU",
         source=source("thread_contention.busy", "thread_contention.stalled")
         + "; TensorFlow's GPU performance guide: GPU host thread contention",

@@ -127,12 +127,12 @@ def _judge_xla(facts: TraceFacts) -> TablesInXla | None:
         return None
     per, share = worth
     return TablesInXla(
-        gpus=facts.active_numbers, share=share, frees_cpus=not facts.active, best_case=True,
+        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about", "at most"),
         table_bytes=tables.table_bytes, used=tables.used, sources=tables.sources,
         gradients_s=tables.gradients_s / per, optimizer_s=tables.optimizer_s / per, spent_s=tables.total_s / per,
         culprits=tuple(Culprit(source, "line") for source in tables.sources),
         events=Events(tables.rows) if facts.active else None,
-        cure=Cure(scaled=((tables.rows, tables.used),) if facts.active else (), at_most=True, assumes=_ROWS_ALONE))
+        cure=Cure(scaled=((tables.rows, tables.used),) if facts.active else (), assumes=_ROWS_ALONE))
 
 
 def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
@@ -144,14 +144,13 @@ def _judge_tensorflow(facts: TraceFacts) -> TablesAsWhole | None:
         return None
     per, share = worth
     return TablesAsWhole(
-        gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, lookups=updates.lookups,
+        gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about", "at most"), lookups=updates.lookups,
         optimizers=updates.optimizers,
         used=updates.used, gradients_s=updates.gradients_s / per, optimizer_s=updates.optimizer_s / per,
         copies_s=updates.copies_s / per, spent_s=updates.total_s / per, mixed=updates.mixed,
         culprits=tuple(Culprit(lookup, "op") for lookup in updates.lookups),
         events=Events(updates.rows) if facts.active else None,
-        cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), at_most=True,
-                  assumes=_ROWS_ALONE))
+        cure=Cure(scaled=((updates.rows, updates.used),) if facts.active else (), assumes=_ROWS_ALONE))
 
 
 def _worth(facts: TraceFacts, tables: TableUpdates | XlaTables) -> tuple[int, float] | None:
@@ -205,10 +204,10 @@ def _judge_pytorch(facts: TraceFacts) -> EmbeddingDense | Missing | None:
     if share < limit("embedding_dense.share"):
         return None
     return EmbeddingDense(
-        gpus=facts.active_numbers, share=share, rows=int(rows[largest]),
+        gpus=facts.active_numbers, share=share, claim="at most", rows=int(rows[largest]),
         width=int(of_tables[largest] // rows[largest]), used=used, tables_part=part, backward_s=times[0],
         optimizer_s=times[1], events=Events(np.concatenate((backward.rows, optimizer.rows))) if facts.active else None,
-        cure=Cure(scaled=((backward.rows, used), (optimizer.rows, 1 - part * (1 - used))), at_most=True, assumes=(
+        cure=Cure(scaled=((backward.rows, used), (optimizer.rows, 1 - part * (1 - used))), assumes=(
             "The rows that a step looks up take their part of the table's time. Sorting and merging their indices "
             "takes no time.")))
 
@@ -295,7 +294,6 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
         action="Make the tables' gradients sparse, and give the tables an optimizer that updates only the rows in use. "
                "It decays moments only of these rows and has no weight decay, so compare the loss.",
         snippet=_SPARSE,
-        gain="at most: the time of the rows that are not in use; merging the indices of those in use takes some of it",
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
 
@@ -316,7 +314,6 @@ def _describe_xla(v: TablesInXla, job: Job) -> Explanation:
         action="Look the rows up outside of the differentiated function, and add their gradient to these rows alone, "
                "with the table donated. That is SGD for the table, so compare the loss.",
         snippet=_OWN_ROWS,
-        gain="at most: the time of the rows that are not in use; merging the indices of those in use takes some of it",
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
 
@@ -348,6 +345,5 @@ def _describe_tensorflow(v: TablesAsWhole, job: Job) -> Explanation:
         title=f"Whole embedding tables are {takes} for the rows of a batch: {percent(v.spent_s / job.period_s)} of the "
               f"{job.basis}",
         why=why.rstrip(), evidence=evidence, action=action, snippet=LAZY_ADAM if whole_update else _LOOKUP.rstrip(),
-        gain="at most: the time of the rows that are not in use; merging the indices of those in use takes some of it",
         source=source("embedding_dense.share", "embedding_dense.used"),
     )

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from gputop.advice.registry import limit
+from gputop.advice.rule import Rule
 from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown, parts_by_gpu
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
@@ -20,7 +21,7 @@ from gputop.analysis.results import Analysis, Breakdown, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
 from gputop.analysis.what_if.replay import Replay
-from gputop.core.findings import Culprit, Severity
+from gputop.core.findings import Claim, Culprit, Severity
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
@@ -65,6 +66,10 @@ class TraceFacts(Struct, frozen=True):
         """The GPUs that ran kernels."""
         return [gpu for gpu in self.analysis.gpus if gpu.kernels]
 
+    def on_cpus(self, claim: Claim, on_gpus: Claim = "measured") -> Claim:
+        """Return the claim of a fix that also frees CPUs, which only a step that runs on them gains by."""
+        return on_gpus if self.active else claim
+
     @property
     def active_numbers(self) -> tuple[int, ...]:
         return tuple(gpu.gpu for gpu in self.active)
@@ -82,30 +87,36 @@ class TraceFacts(Struct, frozen=True):
         return sum(gpu.kernels for gpu in self.active) / max(len(self.active), 1)
 
     @property
-    def small_sample_caveat(self) -> str | None:
-        """Caveat on a trace that is too short for a high severity, in a sentence; else None."""
+    def caveat(self) -> str | None:
+        """Caveat on a window that is too short to stand for the job, in a sentence; else None."""
         steps, kernels = self.steps.count if self.steps else 0, self._kernels_per_gpu
-        if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
+        few_kernels = kernels < limit("few.kernels")
+        if steps >= limit("few.steps") or (not steps and not few_kernels):
             return None
         about = f"{steps} whole step{'' if steps == 1 else 's'}" if steps else ""
-        if self.active:
+        if self.active and few_kernels:
             about += f"{' and ' if about else ''}{kernels:.0f} kernels per GPU"
         only = f"Only {about} {'is' if about == '1 whole step' else 'are'}" if about else "No whole step is"
         return f"{only} in this window; capture longer to be sure."
 
-    @property
-    def few_steps_caveat(self) -> str | None:
-        """A sentence where shares are of fewer steps than can stand for the job's, if of many kernels; else None."""
+    def severest(self, rule: Rule) -> Severity:
+        """Return the gravest severity that a finding of the rule can have in so short a window."""
         steps = self.steps.count if self.steps else 0
-        if not 0 < steps < limit("few.steps") or self.small_sample_caveat is not None:
-            return None
-        return (f"The window holds {steps} whole step{'' if steps == 1 else 's'}, so whether the job's other steps "
-                "are alike is unknown.")
+        if not rule.costs_time or steps >= limit("few.steps"):
+            return "high"
+        few_kernels = self._kernels_per_gpu < limit("few.kernels") and rule.severity == "by_share_capped"
+        return "low" if self.hardly_any_kernels else "medium" if few_kernels or steps == 1 else "high"
 
     @property
     def steps_or_window(self) -> int:
         """Number of steps in a sum over all of ``analyzed_spans``; 1 without steps."""
         return self.steps.count if self.steps else 1
+
+    @property
+    def of_recorded(self) -> float:
+        """Share of the recorded time that ``period_s`` is without steps; 1 with steps."""
+        wall = self.analysis.wall_time
+        return min(self.period_s / wall.recorded_s, 1.0) if self.steps is None and wall and wall.recorded_s else 1.0
 
     @property
     def replayed_steps(self) -> float:

@@ -21,7 +21,6 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import at_most, severity_of
 from gputop.text.units import count, percent
 from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.kernel_names import short_kernel, split_op
@@ -73,8 +72,9 @@ def chained_kernels(facts: TraceFacts, kernels: I64, chained: Mask) -> tuple[flo
     per = 1e9 * facts.steps_or_window * len(facts.active)
     rows = kernels[long[row]]
     return saved / per, ChainedKernels(
-        gpus=facts.active_numbers, chained_s=float(length[long].sum()) / per, chains=float(long.sum()) * 1e9 / per,
-        events=Events(rows), cure=Cure(scaled=((rows, 1.5 / count[row[long[row]]]),), assumed=True, assumes=_FUSED))
+        gpus=facts.active_numbers, claim="about", chained_s=float(length[long].sum()) / per,
+        chains=float(long.sum()) * 1e9 / per,
+        events=Events(rows), cure=Cure(scaled=((rows, 1.5 / count[row[long[row]]]),), assumes=_FUSED))
 
 
 def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mask:
@@ -203,11 +203,12 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     in_memory = float(np.median(device.end_ns[rows] - device.start_ns[rows])) >= limit(
         "attention_unfused.in_memory_s") * 1e9
     return AttentionUnfused(
-        gpus=facts.active_numbers, share=share, between_s=between_s, softmax_s=_seconds(facts, rows), count=count,
+        gpus=facts.active_numbers, share=share, claim="at least" if in_memory else "about", between_s=between_s,
+        softmax_s=_seconds(facts, rows), count=count,
         names=_longest(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
         in_memory=in_memory, events=Events(kernels[between]), cure=Cure(
-            scaled=((kernels[between], 0.0),), at_least=in_memory, assumed=not in_memory, assumes=(
+            scaled=((kernels[between], 0.0),), assumes=(
                 "The kernels between the two products disappear, and the fused kernel takes as long as the products do "
                 "now.")))
 
@@ -262,8 +263,6 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         action=_NO_FLASH_KERNEL if v.fallback else action,
         snippet=None if v.fallback else xla_on_step(job) + _KERAS_ON_JAX if job.framework == "tensorflow" else (
             _ATTENTION.get(job.framework)),
-        gain="these kernels, as far as launches do not delay the GPU, if the fused kernel takes as long as the "
-             "products do now",
         source=source("attention_unfused.share", "attention_unfused.count", "attention_unfused.in_memory_s"),
     )
 
@@ -304,10 +303,10 @@ def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
     share = _beside_launch_waits(facts, seconds)
     if share < limit("layout_conversions.share"):
         return None
-    return LayoutConversions(gpus=facts.active_numbers, share=share, conversions_s=seconds,
+    return LayoutConversions(gpus=facts.active_numbers, share=share, claim="at least", conversions_s=seconds,
                              count=len(rows) / _per(facts), names=_longest(facts, rows), events=Events(rows),
                              norms_s=_seconds(facts, kernels[_matching(trace, name, _NCHW_NORM, _NHWC_NORM)]),
-                             cure=Cure(scaled=((rows, 0.0),), at_least=True, assumes=(
+                             cure=Cure(scaled=((rows, 0.0),), assumes=(
                                  "No tensor is converted; what else NHWC makes faster is not counted.")))
 
 
@@ -323,7 +322,6 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for convolutions in FP32 without tensor cores.",
         snippet=_LAYOUT.get(job.framework),
-        gain="all conversions, as far as launches do not delay the GPU; what else NHWC makes faster is not counted",
         source=source("layout_conversions.share"),
     )
 
@@ -347,7 +345,7 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ChainedKernels | None:
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):
         return None
-    return replace(chains, share=share, severity=at_most(severity_of(share), "medium"), cure=replace(
+    return replace(chains, share=share, severest="medium", cure=replace(
         chains.cure, host=_launched_within(facts, chains.events.rows)))
 
 
@@ -369,10 +367,9 @@ def _launched_within(facts: TraceFacts, chained: I64) -> dict[int, Spans]:
 def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
     part = v.chained_s / job.period_s
     return Explanation(
-        title=f"A compiler could fuse element-wise kernels: up to {percent(v.share)} of the {job.basis}",
+        title=f"A compiler could fuse element-wise kernels that take {percent(part)} of the {job.basis}",
         why=f"{percent(part)} of the {job.basis} goes into {v.chains:.0f} chains of element-wise kernels that run one "
-            f"after the other over the same tensors. Fusing them might save up to {percent(v.share)}. Only a test "
-            "shows how much of that this model gains.",
+            "after the other over the same tensors. Only a test shows how much of that this model gains.",
         evidence={"chained_s": v.chained_s, "chained_ratio": part, "chains_count": v.chains, "share_ratio": v.share},
         action="A part of the model is compiled already, but by a backend that does not fuse these kernels, or without "
                "them: use the backend inductor, and find what breaks the graph." if job.compiled else
@@ -444,6 +441,6 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
         action="Update all variables in a few kernels, with a fused optimizer or one that a compiler fuses.",
         snippet=xla_on_step(job) if job.framework == "tensorflow" else (
             _FUSED_OPTIMIZER if job.framework == "pytorch" else None),
-        gain="at most: the pauses, and the kernels that are too short to do much work",
+        gain="the pauses, and the kernels that are too short to do much work",
         source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
     )

@@ -48,22 +48,22 @@ def growing_steps(facts: TraceFacts) -> StepsGrow | None:
     first, last = np.searchsorted(host.start_ns, edges[:, 0]), np.searchsorted(host.start_ns, edges[:, 1])
     length, calls = (edges[:, 1] - edges[:, 0]) / 1e9, (last - first).astype(float)
     slope, begin = np.polyfit(np.arange(steps.count), length, 1)
-    found = StepsGrow(
+    growth = StepsGrow(
         gpus=facts.active_numbers, steps=steps.count, first_s=max(float(begin), 0.0),
         last_s=float(begin + slope * (steps.count - 1)), calls=float(calls.mean()), more_calls=0.0)
     if _rises(calls):
         share, culprits = _of_growing_kinds(facts, first, last)
         more = float(calls[-1] - calls[0]) / (steps.count - 1)
         # Of these kinds the calls that a step adds are its own, and the others are of steps before.
-        share -= more / found.calls
+        share -= more / growth.calls
         return None if share < limit("long_steps.share") else replace(
-            found, share=share, more_calls=more, culprits=culprits)
+            growth, share=share, more_calls=more, culprits=culprits)
     order = np.argsort(np.argsort(length, kind="stable"))
     if (steps.count < _MIN_TIMES or (facts.trace.job_cpus is not None and others_take(facts.trace.job_cpus))
-            or found.last_s < _LONGER * found.first_s or _explained(length) < _TIMES_ON_A_LINE
+            or growth.last_s < _LONGER * growth.first_s or _explained(length) < _TIMES_ON_A_LINE
             or np.corrcoef(np.arange(steps.count), order)[0, 1] < _IN_ORDER):
         return None
-    return replace(found, share=float(1 - found.first_s / length.mean()))
+    return replace(growth, share=float(1 - growth.first_s / length.mean()))
 
 
 def _of_growing_kinds(facts: TraceFacts, first: I64, last: I64) -> tuple[float, tuple[Culprit, ...]]:

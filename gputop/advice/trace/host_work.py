@@ -37,11 +37,6 @@ _SELDOM = (
     "    print(step, float(loss))  # reading a value waits for the GPU")
 _MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
 
-# Names of functions that make a batch; callbacks and metrics of one do not.
-_MAKES_BATCH = re.compile(r"^(?!on_|eval|valid|test_|predict|train_|log|metric|loss|update)\w*(?:batch|augment|collate|"
-                          r"transform|pre_?process|tokeni[sz]|__getitem__|decode|read_|load_(?:image|data|file|sample))")
-
-
 class KnownWork(Struct, frozen=True):
     """A kind of host work (of ``WORK_KINDS``): what to do, and what to paste by the way the loop is written."""
 
@@ -136,8 +131,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
-    return StepGapHost(gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, gap_s=host.gap_s,
-                       severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
+    return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
+                       severity="low" if paced else None, claim=None if paced else facts.on_cpus("about"),
+                       input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
@@ -167,7 +163,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         where += ", or small ones after the optimizer's call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
-    gain = "at most: the host's time between two calls, if this work were done while the GPUs compute or were removed"
+    gain = "the host's time between two calls, if this work were done while the GPUs compute or were removed"
     later = ""
     if v.input_s is not None:
         later = (f" But the input pipeline is slower: it takes {seconds(v.input_s)} for the batches of a step. Until "
@@ -183,12 +179,12 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 
 class UserFunction(Struct, frozen=True):
     """A function of the user's, and its line that runs longest. ``holds_loop``: the steps themselves run in it, too.
-    ``loader``: the loader that calls it to make a batch, "" where its name says that it makes one; None: neither."""
+    ``loader``: what calls it to make a batch (:class:`~gputop.analysis.results.StackLine`), "": nothing."""
 
     name: str
     location: str
     holds_loop: bool
-    loader: str | None = None
+    loader: str = ""
 
 
 def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks | None) -> UserFunction | None:
@@ -203,11 +199,11 @@ def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks 
     if function is None or _total_s(lines) < 0.5 * gap_s:
         return None
     longest = max(lines, key=lambda line: line.time_s or 0.0)
-    name, gaps = function[1].rpartition(".")[2], stacks.gaps if stacks is not None else ()
+    gaps = stacks.gaps if stacks is not None else ()
     loader = next((line.loader for gap in gaps for line in gap.lines if line.line == longest.name), "")
-    return UserFunction(name, longest.name.partition(" ")[0],
+    return UserFunction(function[1].rpartition(".")[2], longest.name.partition(" ")[0],
                         _runs_outside_gaps(function, stacks.flame if stacks is not None else ()),
-                        loader if loader or _MAKES_BATCH.search(name) else None)
+                        loader)
 
 
 def _total_s(lines: Iterable[Culprit]) -> float:
@@ -237,11 +233,11 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
     better one."""
     if verdict.inside:
         return words
-    if function.loader is not None:
+    if function.loader:
         action, snippet = fix_of_loader(function.loader)
         return structs.replace(
             words, title=f"Making batches between steps takes {percent(verdict.share)} of the step", snippet=snippet,
-            action=f"{function.name} ({function.location}) makes the batch while the loop waits. {action}")
+            action=f"The loop waits while {function.name} ({function.location}) runs to make its batch. {action}")
     if function.holds_loop:
         return structs.replace(
             words, action=f"Move the work at {function.location} out of the loop, or do it every N steps. If it makes "
@@ -335,7 +331,7 @@ _NOT_TENSORFLOW = {
         "outside the step, every hundred steps for example.",
         "params, loss = train_step(params, batch)  # no callback inside\n" + _SELDOM),
 }
-_CALLBACK_GAIN = "at most: the time of the callbacks, if they were outside the step"
+_CALLBACK_GAIN = "the time of the callbacks, if they were outside the step"
 _PLACEMENT_GAIN = ("the time of ops on the host while the GPU is idle, if they ran in the input pipeline or took no "
                    "time on the GPU beyond their launch")
 _PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")

@@ -18,8 +18,10 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputop.advice.trace.snippets import LOADER
 from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS
 from gputop.analysis.results import Pipeline, Stage
+from gputop.core.findings import Claim
 from gputop.core.job_cpus import JobCpus
 from gputop.text.units import percent, seconds
 
@@ -101,8 +103,9 @@ class InputFix(Struct, frozen=True):
     tells: str = ""  # a sentence about the stage that bounds the pipeline
     numbers: Mapping[str, float] | None = None
     stage: str = ""  # the path of the stage that bounds the pipeline
-    at_most: bool = False  # ``how`` is the best case
-    frees_cpus: bool = False  # the work is not done elsewhere
+    # "at most": ``how`` is the best case. "at least", with both "about": the work is not done elsewhere, which frees
+    # CPUs for a step that runs on them.
+    claim: Claim = "measured"
     beside_s: float | None = None  # what a step's batches take, where they are made beside the step, behind a buffer
     fast_enough: bool = False  # on average: only batches that come late now and then are waited for
 
@@ -127,8 +130,7 @@ class _Effect(Struct, frozen=True, kw_only=True):
     how: str
     most_s: float | None = None  # what can go at most; None: the segment's own cost
     removes: bool = False  # the work is gone, and not done elsewhere or at another time
-    at_most: bool = False  # in the best case
-    frees_cpus: bool = False  # what removes the work takes no time to speak of
+    claim: Claim = "measured"  # "at most": in the best case; "at least": what removes the work takes hardly any time
 
 
 class _Bottleneck(Struct, frozen=True):
@@ -194,19 +196,20 @@ class _Bottleneck(Struct, frozen=True):
     def fix(self, action: str, snippet: str, effect: _Effect) -> InputFix:
         """Return the fix with what the step takes after it."""
         floor_s, job = 0.0, self.job
-        left_s, how, most_s, at_most = effect.left_s, effect.how, effect.most_s, effect.at_most
+        left_s, how, most_s, claim = effect.left_s, effect.how, effect.most_s, effect.claim
+        best: Claim = "about" if claim == "at least" else "at most"
         if not effect.removes:
+            claim = best if job is None else claim
             floor_s = self.step_s * job.used / job.free if job is not None and job.used is not None else 0.0
             how += _cpu_clause(job)
         if most_s is None:
             most_s = self.cost_s - left_s if self.apart else self.cost_s
             if self.wait_s > _EXPLAINS * self.pipeline_s:
-                most_s, left_s, floor_s, at_most = self.wait_s, 0.0, 0.0, True
+                most_s, left_s, floor_s, claim = self.wait_s, 0.0, 0.0, best
                 how += "; the stages' own times do not explain the wait, so it can go as a whole"
         expected_s = max(self.rest_s, left_s, self.others_s, floor_s, self.step_s - most_s)
         return InputFix(action, snippet, min(expected_s, self.step_s), how, self._sentences(), self._evidence(),
-                        self.stage.path, at_most or (job is None and not effect.removes), effect.frees_cpus,
-                        self.pipeline_s if self.apart else None)
+                        self.stage.path, claim, self.pipeline_s if self.apart else None)
 
     def _sentences(self) -> str:
         stage, last = self.stage, self.prefetch
@@ -276,10 +279,10 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
     if _MAPS.match(stage.name) and stage.function_s and python_s >= _MAIN_SHARE * stage.function_s:
         if slow.waits:
             return slow.fix(_MAP_WAITS, f"{_PARALLEL}\n{_THREADS.format(_WAITING)}", _Effect(
-                left_s=slow.cost_s - slow.stage_s * (1 - min(stage.workers / _WAITING, 1.0)), at_most=True,
+                left_s=slow.cost_s - slow.stage_s * (1 - min(stage.workers / _WAITING, 1.0)), claim="at most",
                 how=f"{_WAITING} calls wait at the same time{MOST_TO_EXPECT}"))
         return slow.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
-            left_s=slow.cost_s - slow.stage_s, removes=True, at_most=True,
+            left_s=slow.cost_s - slow.stage_s, removes=True, claim="at most",
             how="the Python code takes no time; this is an upper bound"))
     return None
 
@@ -297,7 +300,7 @@ def _use_threads(slow: _Bottleneck) -> InputFix | None:
         if PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
             return slow.fix("The map is parallel already, but the trace does not show on how many threads. Let "
                             "tf.data choose their number, and cache work that is the same in every epoch.", _CACHE,
-                            _Effect(left_s=slow.cost_s - slow.stage_s, how=_CACHED, removes=True, frees_cpus=True))
+                            _Effect(left_s=slow.cost_s - slow.stage_s, how=_CACHED, removes=True, claim="at least"))
         of = f", of {slow.cpus:.3g} CPUs" if slow.cpus else ""
         action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
                   f"Let tf.data choose the number of the map's threads (now {stage.workers}{of})")
@@ -318,7 +321,7 @@ def _do_less(slow: _Bottleneck) -> InputFix:
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
         return slow.fix(*((_LESS_WORK, _CACHE) if slow.prefetch else (_OVERLAP, _PREFETCH)), _Effect(
             left_s=left_s, how=f"{stage.name} takes no time, so this is an upper bound", removes=True,
-            at_most=True))
+            claim="at most"))
     crowd = ""
     if slow.cpus and stage.workers >= _MAX_THREADS_PER_CPU * max(slow.threads, 1):
         # Threads that compute take turns on the CPUs; only those that wait for something else can be more.
@@ -327,7 +330,7 @@ def _do_less(slow: _Bottleneck) -> InputFix:
     fed = max((other.calls for other in slow.pipeline.stages if other.parent == stage.path), default=0)
     full = ("The work runs on all CPUs already" if job is None or stage.workers >= int(job.limit) else
             "No CPU is free for more threads")
-    cached = _Effect(left_s=left_s, how=_CACHED, removes=True, frees_cpus=True)
+    cached = _Effect(left_s=left_s, how=_CACHED, removes=True, claim="at least")
     if slow.pipeline.batches and max(stage.calls, fed) >= 2 * slow.pipeline.batches:
         return slow.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache work that is "
                         "the same in every epoch.", _ONCE_OR_WHOLE, cached)
@@ -368,7 +371,7 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
         fix, action=f"Give the {what} workers: without them one thread of Python makes one batch after the other. A "
                     f"generator has no workers, so make it a {what} first. Threads help if Python waits for storage, "
                     "processes (use_multiprocessing) if it computes.",
-        snippet=_WORKERS[keras], at_most=True,
+        snippet=_WORKERS[keras], claim="at most",
         how=f"workers make the batches ahead of the steps{MOST_TO_EXPECT}")
 
 
@@ -381,10 +384,9 @@ _OF_LOADER = {
     "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
               "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
               _WORKERS[3]),
-    "torch": ("Give the DataLoader workers, which load ahead while the model trains.",
-              "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True)"),
+    "torch": ("Give the DataLoader workers, which load ahead while the model trains.", LOADER),
     "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
-                 "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)\n"
+                 f"{LOADER}\n"
                  "dataset = dataset.map(transform, batched=True, num_proc=8)  # if it is the same in every epoch"),
 }
 _AHEAD = ("Make the next batch while the step runs: in workers of a loader, or in a thread that fills a queue.",
@@ -396,7 +398,7 @@ _AHEAD = ("Make the next batch while the step runs: in workers of a loader, or i
 
 
 def fix_of_loader(loader: str) -> tuple[str, str]:
-    """Action and code for batches that this loader makes in the loop's own thread; "": code of the user's own."""
+    """Action and code for batches that this loader makes in the loop's own thread, or code of the user's own."""
     return _OF_LOADER.get(loader, _AHEAD)
 
 

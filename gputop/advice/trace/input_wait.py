@@ -28,7 +28,7 @@ from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Culprit
+from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage, intersect
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -46,6 +46,7 @@ _OF_ROWS = frozenset((*_ROWS, *(f"aten::{name}" for name in (
 # Share of the waits, and rows of a batch, from which these are worth it; the rest is Python around them. gputop's own
 # figures.
 _MOSTLY_ROWS, _MANY_ROWS = 0.4, 64
+_ON_GPUS: Mapping[Claim, Claim] = {"at most": "at most", "about": "at most"}  # where freed CPUs save nothing
 _WORKERS = 8  # to begin with, where the CPUs are not known
 _CPUS_FULL_RATIO = 0.9  # share of the CPUs that are busy; above it no further worker finds one
 
@@ -85,8 +86,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
     return replace(
-        _verdict(facts, fix, share), saving=saving, frees_cpus=fix.frees_cpus, best_case=fix.at_most,
-        cure=Cure(input_left=left, assumes=assumes, at_most=fix.at_most))
+        _verdict(facts, fix, share), saving=saving, claim=facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured")),
+        cure=Cure(input_left=left, assumes=assumes))
 
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
@@ -197,7 +198,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
                 " Workers would copy row by row as well.", _WHOLE_BATCHES, None, "",
                 tells=f" The DataLoader takes {rows:,.0f} rows of a batch from tensors one by one, and stacks them "
                       "again.")
-        return InputFix("Give the DataLoader workers, which load ahead while the model trains.", snippet, None, "",
+        return InputFix(fix_of_loader("torch")[0], snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
     if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:
         children = cpus.children or 0.0
@@ -241,7 +242,7 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     if job.framework == "pytorch" and v.gpus:
         gain += "; to hand large batches over from workers, and to pin them, takes time as well"
     if v.fix.step_s is not None:
-        how = v.fix.how.replace(MOST_TO_EXPECT, "") if v.frees_cpus and not v.gpus else v.fix.how
+        how = v.fix.how.replace(MOST_TO_EXPECT, "") if v.claim in ("at least", "about") else v.fix.how
         gain = f"the step then takes as long as its slowest remaining part, assuming that {how}"
     return Explanation(
         title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,

@@ -80,8 +80,8 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
         waits=_waits_within_steps(facts), recorded=recorded,
-        recording_s=None if recorded is None else (
-            recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s")),
+        recording_s=None if recorded is None else min(share * facts.period_s, (  # no more than the wait that it is in
+            recorded * limit("launch_bound.recording_s") + launches * limit("launch_bound.recorded_launch_s"))),
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
             "Each kernel is launched before its GPU waits for it, as with one call for many kernels; kernels take as "
@@ -153,7 +153,6 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         snippet=None if job.graphs else server if server is not None else (
             xla_on_step(job) if job.framework == "tensorflow" else
             _SNIPPETS.get(job.framework + kind, _SNIPPETS.get(job.framework))),
-        gain="at most: all gaps between launches, if kernels were always queued ahead",
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
     )
 
@@ -274,7 +273,6 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
         action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and raise "
                "the batch size if memory allows.",
         snippet=snippet,
-        gain="at most: all pauses between kernels, if the same work were done in a few large ones",
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
     )
 
@@ -339,6 +337,5 @@ def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:
         action=_BY_XLA if job.framework in ("tensorflow", "jax") else _RECORD_ONCE + _WHAT_CHANGES.get(
             job.framework, ""),
         snippet=_ONCE.get(job.framework),
-        gain="at most: the GPU's idle time while graphs are recorded",
         source=source("graph_recapture.share", "graph_recapture.recurring"),
     )

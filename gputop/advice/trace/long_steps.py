@@ -17,6 +17,7 @@ from gputop.advice.trace.snippets import SAME_LENGTHS
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
+from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
 from gputop.analysis.results import GapWork
 from gputop.analysis.steps.accumulation import steps_per_update
@@ -32,6 +33,7 @@ from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the longest work
 _EQUAL_LENGTH_FACTOR = 2.0  # extra times within this factor are told as their mean, others as a range
+_NO_TIME_SLICE_S = 0.3  # on full CPUs a thread was seen to wait for 0.13 s at most
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
@@ -115,9 +117,21 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         shown_s = sum(item.s_per_step for item in work)
         silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s
         others = may_be_others(facts, share, silent=silent)
-        if others is not None:
+        if others is not None and not _line_of_their_own(facts, verdict, long.indices, usual):
             return Missing(others)
     return verdict
+
+
+def _line_of_their_own(facts: TraceFacts, verdict: LongStepsFound, indices: I64, usual: I64) -> bool:
+    """Return whether one line of Python takes most of these steps' time outside of calls, and little of the others'. A
+    thread without a CPU stops at any line; where the other steps' lines are not known, it does so for less time."""
+    spans = [_outside_work(facts, chosen) for chosen in (indices, usual)]
+    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, merge(EMPTY, *spans))
+    of_long, of_usual = (gap_lines("gap", gaps, 1.0, processes).lines for gaps in spans)
+    if not of_long or (not of_usual and verdict.range_s[0] < _NO_TIME_SLICE_S):
+        return False
+    elsewhere = next((line.share for line in of_usual if line.line == of_long[0].line), 0.0)
+    return of_long[0].share >= limit("long_steps.named") and elsewhere < of_long[0].share / 2
 
 
 def _host_work(facts: TraceFacts, indices: I64, usual: I64) -> tuple[GapWork, ...]:

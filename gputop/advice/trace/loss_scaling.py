@@ -84,7 +84,6 @@ def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
         evidence={"checks_s": v.checks_s, "verdict_wait_s": v.verdict_wait_s, "share_ratio": v.share,
                   "kernels": float(v.kernels)},
         action=action, snippet=_snippet(job, bool(v.has_bf16)),
-        gain="all of this time: BF16 needs no scaling, and a static scale takes almost no time",
         source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide",
     )
 

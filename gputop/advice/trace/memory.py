@@ -118,7 +118,6 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
         action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has "
                "one, find what empties it: full memory, which drops the cache, or a call that does so.",
         snippet=_ALLOCATORS.get(job.framework),
-        gain="at most: the idle time that disappears when the launches are replayed without these calls",
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
     )
 
@@ -183,7 +182,7 @@ def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
         action="Prefetch the data that the next kernels read, or keep it in device memory. If it does not fit, use a "
                "smaller batch.",
         snippet=_MANAGED.get(job.framework),
-        gain="at most: the time of all migrations, if the memory were already where it is used",
+        gain="the time of all migrations, if the memory were already where it is used",
         source=source("managed_memory.share"),
     )
 

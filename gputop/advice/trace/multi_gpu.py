@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -97,8 +97,7 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
     alike = "" if excess is None or has_own_work else _alike(excess, more)
     slower = alike == "slower"
     alone = has_own_work or slower  # what the others could not take from it
-    share = (savings.removed(work[heavy] - others, facts.period_s) if alone else
-             savings.equalized(work, facts.period_s))
+    share = savings.removed(work[heavy] - (others if alone else fmean(work.values())), facts.period_s)
     if share < limit("replica_imbalance.share"):
         return None
     ratios = {gpu: others / s if alone else sum(work.values()) / len(work) / s
@@ -159,7 +158,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
         return Explanation(
             title=f"GPU {v.heavy} of the job takes {ratio:.2f}× the others' time for the same work", why=why,
             evidence=evidence, action=_SLOWER, snippet=_SHOW_CLOCKS,
-            gain="at most: if this GPU were as fast as the others, and the step takes as long as its slowest GPU",
+            gain="if this GPU were as fast as the others, and the step takes as long as its slowest GPU",
             source=source("replica_imbalance.ratio", "replica_imbalance.share", "replica_imbalance.alike",
                           "replica_imbalance.same_work"))
     if v.alike in ("larger", "unknown"):
@@ -170,7 +169,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
         title=f"GPU {v.heavy} of the job does {ratio:.1f}× the others' work", why=why, evidence=evidence,
         action=_GPU0 if v.heavy == 0 else _OTHER,
         snippet=_even_batches(job),
-        gain="at most: if this GPU had as little to do as the others, and the step takes as long as its slowest "
+        gain="if this GPU had as little to do as the others, and the step takes as long as its slowest "
              "GPU" if v.own_work
         else "if the same work were spread evenly and the step takes as long as its slowest GPU",
         source=source("replica_imbalance.ratio", "replica_imbalance.share"),
@@ -206,7 +205,7 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
         return None
     overlap = (1 - compute.serial) / (1 - compute.serial_by_chance)
     period = facts.period_s
-    share = savings.side_by_side((1 - compute.exactly[0]) * period, [w.compute_s for w in work], period)
+    share = savings.removed((1 - compute.exactly[0]) * period - max(w.compute_s for w in work), period)
     if overlap > limit("serial_gpus.overlap") or share < limit("serial_gpus.share"):
         return None
     numbers = [w.gpu for w in work]
@@ -269,7 +268,7 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     worst = min(delay[last], first_kernel)
     # In the end the last GPU may catch up: what it stands still for bounds what an earlier begin would save.
     busy = {gpu.gpu: gpu.busy for gpu in facts.active}
-    share = savings.started_together(worst, (1 - busy[last]) * facts.period_s, facts.period_s)
+    share = savings.removed(min(worst, (1 - busy[last]) * facts.period_s), facts.period_s)
     in_turns = _one_by_one(launches, work)
     if share < limit("staggered_launch.share") or not (in_turns or _even(delay, launches)):
         return None

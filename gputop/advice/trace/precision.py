@@ -20,7 +20,6 @@ from gputop.advice.trace.fusion import batched_products
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.layers.peaks import best_type, peak_of
 from gputop.analysis.results import KernelRow
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, reads_zero
@@ -130,8 +129,8 @@ def _parts(row: KernelRow, dtype: str) -> list[str]:
 def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) -> dict[str, Any]:
     """The compute kernels with one of these names, and as the cure that they take less time by the factor."""
     rows = kernels_named(facts, names)
-    return {"events": Events(rows), "cure": Cure(
-        scaled=((rows, 1 / factor),), assumed=True,
+    return {"events": Events(rows), "claim": "about", "cure": Cure(
+        scaled=((rows, 1 / factor),),
         assumes=f"{what} take 1/{factor:g} of their time; kernels bound by memory gain less.")}
 
 
@@ -167,11 +166,6 @@ def _mixed(matmuls: _Matmuls) -> bool:
     return matmuls.sixteen_bit >= limit("precision.sixteen_bit")
 
 
-def _assumes(what: str, speedup: str = "precision.speedup") -> str:
-    """Assumption of the estimated saving."""
-    return f"assumes that {what} take 1/{limit(speedup):g} of their time; memory-bound ones gain less"
-
-
 # -- tensor_cores_unused, sixteen_bit_unused --------------------------------------------------------
 
 class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
@@ -183,8 +177,6 @@ class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
     fp32_s: float  # the seconds per step of all these
     tensor_part: float  # share of the kernels' time on tensor cores
     mixed: bool  # other matrix kernels run in 16 bits already
-    least: float  # what 16 bits save of the step at least, by the usual experience
-    most: float  # and at most, by the rates of the hardware, with half the bytes in all other kernels
     tf32: bool  # the GPUs have TF32
 
 
@@ -207,14 +199,8 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         return Missing("the GPUs' compute capability, which neither the trace nor a kernel's name shows")
     assert not isinstance(capability, bool)
     compute_s = _compute_s(facts)
-
-    def saved(fp32: float, tf32: float, others: float = 1.0) -> float:
-        rest = max(1.0 - part - matmuls.sixteen_bit, 0.0)
-        return (savings.faster((plain + matmuls.attention_32) * compute_s, fp32, facts.period_s)
-                + savings.faster(matmuls.tensor_32 * compute_s, tf32, facts.period_s)
-                + savings.faster(rest * compute_s, others, facts.period_s))
-
-    share = saved(limit("precision.speedup"), limit("precision.tf32_speedup"))
+    share = savings.faster((plain + matmuls.attention_32) * compute_s, limit("precision.speedup"), facts.period_s)
+    share += savings.faster(matmuls.tensor_32 * compute_s, limit("precision.tf32_speedup"), facts.period_s)
     # What little compute there is may still be wholly on the wrong cores: worth knowing, if not worth much.
     if share < limit("precision.share") and plain < 0.5:
         return None
@@ -222,26 +208,15 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
                                  *matmuls.names.get("attention_32", ())))
     tf32 = kernels_named(facts, matmuls.names.get("tensor_32", ()))
     return TensorCoresUnused(
-        gpus=facts.active_numbers, share=share, saving=share,
+        gpus=facts.active_numbers, share=share, claim="about",
         id=None if plain >= matmuls.attention_32 + matmuls.tensor_32 else "sixteen_bit_unused",
         # TF32 is the default and uses tensor cores: how much 16 bits bring beyond it only a test shows.
         severity="low" if matmuls.tensor_32 > part / 2 else None,
         fp32_part=plain, attention_part=matmuls.attention_32, tf32_part=matmuls.tensor_32, fp32_s=part * compute_s,
-        tensor_part=matmuls.tensor, mixed=mixed,
-        least=saved(limit("precision.speedup_least"), limit("precision.tf32_least")),
-        most=saved(*_most_speedups(facts), limit("precision.others_most")), tf32=capability >= _TF32,
+        tensor_part=matmuls.tensor, mixed=mixed, tf32=capability >= _TF32,
         events=Events(np.concatenate((slow, tf32))), cure=Cure(
-            assumed=True, scaled=((slow, 1 / limit("precision.speedup")), (tf32, 1 / limit("precision.tf32_speedup"))),
+            scaled=((slow, 1 / limit("precision.speedup")), (tf32, 1 / limit("precision.tf32_speedup"))),
             assumes=f"I{_assumed(bool(len(slow)), bool(len(tf32)))[1:]}."))
-
-
-def _most_speedups(facts: TraceFacts) -> tuple[float, float]:
-    """Rates of 16 bits over those of FP32 and TF32, by the GPUs' data sheets, or the usual ones where it is unknown."""
-    usual = limit("precision.speedup_most"), limit("precision.tf32_most")
-    peaks = [peak_of(gpu) for gpu in facts.trace.gpus]
-    rates = [[peak.flops[best_type(peak)] / peak.flops[dtype] if peak is not None and dtype in peak.flops else ratio
-              for dtype, ratio in zip(("fp32", "tf32"), usual, strict=True)] for peak in peaks] or [list(usual)]
-    return max(fp32 for fp32, _ in rates), max(tf32 for _, tf32 in rates)
 
 
 def _assumed(fp32: bool, tf32: bool) -> str:
@@ -269,8 +244,7 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
         why = f"{', '.join(kinds)}. In {sixteen} these kernels read half the bytes and multiply faster."
         if v.mixed:
             why += " Other matrix kernels run in 16 bits already, so these layers are left out of mixed precision."
-    why += (f" 16 bits save {percent(v.least)} to {percent(v.most)} of the {job.basis}: the hardware rates set the "
-            "upper bound, and only a test shows the rest.")
+    why += " Only a test shows how much of that 16 bits save."
     if job.trains is False:
         action = f"Run the model in {sixteen}, and compare its outputs with today's."
     elif not v.tf32:
@@ -286,7 +260,6 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
             ("share_ratio", v.fp32_s / job.period_s), ("tensor_core_of_kernels_ratio", v.tensor_part))
             if not reads_zero(value) or not name.endswith("_kernels_ratio") or name == "tensor_core_of_kernels_ratio"},
         action=action, snippet=_precision_snippet(job, v),
-        gain=f"assumes that {_assumed(not reads_zero(v.fp32_part + v.attention_part), not reads_zero(v.tf32_part))}",
         source=source("precision.share", "precision.speedup", "precision.tf32_speedup"),
     )
 
@@ -345,7 +318,6 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
                 "likewise\n"
                 "print(layer.compute_dtype)  # float16 or bfloat16 under the policy"
                 if job.framework == "tensorflow" else None,
-        gain=_assumes("these kernels on tensor cores"),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
         + "; DLProf: eligible ops without tensor cores",
     )
@@ -435,6 +407,5 @@ def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
         action=" ".join(_PAD[kind].format(v.multiple) for kind in v.products),
         snippet=_PAD_SEQUENCES.get(job.framework) if v.products[:1] == ("attention",) else
                 _PAD_UNITS.format(v.multiple),
-        gain=_assumes("these kernels, aligned,", "dims_unaligned.speedup"),
         source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),
     )

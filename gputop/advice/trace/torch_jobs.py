@@ -81,7 +81,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     share = communication * (most - 1) / most
     if share < limit("accumulation_sync.share"):
         return None
-    return AccumulationSync(gpus=facts.active_numbers, share=share, frees_cpus=not facts.active, best_case=True,
+    return AccumulationSync(gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about"),
                             passes=most, reductions=float(np.mean(reductions)), communication=communication)
 
 
@@ -97,7 +97,7 @@ def describe_accumulation_sync(v: AccumulationSync, job: Job) -> Explanation:
                  "    last = i == len(micro_batches) - 1\n"
                  "    with contextlib.nullcontext() if last else model.no_sync():\n"
                  "        loss_of(model(batch)).backward()  # the forward pass too"),
-        gain="at most: the reductions but the last one of each update",
+        gain="the reductions but the last one of each update",
         source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"),
     )
 
@@ -126,7 +126,7 @@ def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
     share = zeroing + adding
     if share < limit("gradients_zeroed.share"):
         return None
-    return GradientsZeroed(gpus=facts.active_numbers, share=share, frees_cpus=not facts.active, best_case=True,
+    return GradientsZeroed(gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about"),
                            zeroing_s=zeroing * facts.period_s, adding_s=adding * facts.period_s)
 
 
@@ -149,7 +149,7 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
         evidence={"zeroing_s": v.zeroing_s, "adding_zeros_s": v.adding_s, "share_ratio": v.share},
         action="Drop the gradients instead, as PyTorch 2 does by default. That also frees their memory meanwhile.",
         snippet="optimizer.zero_grad(set_to_none=True)",
-        gain="at most: the time of both" if v.adding_s else "at most: the time of the zeros",
+        gain="the time of both" if v.adding_s else "at most: the time of the zeros",
         source=source("gradients_zeroed.share"),
     )
 
@@ -183,7 +183,7 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     longest = [i for i in np.argsort(-times).tolist() if times[i] >= limit("ops_without_gradient.named") * total]
     spans = host_spans_of(facts, ops)
     return OpsOutsideModel(
-        gpus=(), share=share, frees_cpus=True, best_case=True, ops_s=share * facts.period_s,
+        gpus=(), share=share, claim="about", ops_s=share * facts.period_s,
         names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_LINES]) or "many kinds",
         calls=float(counts[longest[0]]) / steps.count if longest else 0.0,
         culprits=(*_lines(facts, intersect(spans, facts.analyzed_spans)), *(
@@ -215,7 +215,7 @@ def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
         action=("Compute metrics and logging every hundred steps. Compute what does not change once, before the loop. "
                 "Prepare the batch in the DataLoader's workers."),
         snippet="if step % 100 == 0:\n    log_histograms(model)",
-        gain="at most: the time of these ops",
+        gain="the time of these ops",
         source=source("ops_without_gradient.share", "ops_without_gradient.products"),
     )
 
@@ -265,8 +265,8 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     # The stacks that the forward pass keeps cost more than the checks: in a job of small layers on the CPU these were
     # 12% of the step, and without anomaly detection it was 75% shorter.
     severity: Severity = "high" if share >= MEDIUM_SHARE else "medium"
-    return AnomalyMode(gpus=facts.active_numbers, share=share, severity=severity, frees_cpus=True, nodes=within / per,
-                       checked=float(checked.mean()), checks_s=share * facts.period_s,
+    return AnomalyMode(gpus=facts.active_numbers, share=share, severity=severity, claim=facts.on_cpus("at least"),
+                       nodes=within / per, checked=float(checked.mean()), checks_s=share * facts.period_s,
                        culprits=(Culprit("aten::isnan", "host", share * facts.period_s, facts.basis,
                                          at_s=int(host.start_ns[after[0]]) / 1e9),))
 
@@ -329,7 +329,7 @@ def judge_double_precision(facts: TraceFacts) -> DoublePrecision | None:
         return None
     longest = wide[(host.end_ns[wide] - host.start_ns[wide]).argmax()]
     return DoublePrecision(
-        gpus=(), share=share, ratio=ratio, of_products=ratio / every, frees_cpus=True, best_case=True,
+        gpus=(), share=share, ratio=ratio, of_products=ratio / every, claim="about",
         culprits=(Culprit(trace.names[host.name[longest]], "host", ratio * facts.period_s, facts.basis,
                           at_s=int(host.start_ns[longest]) / 1e9),))
 
@@ -383,6 +383,6 @@ def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
         evidence={"slow_convolutions_ratio": v.ratio},
         action="Switch oneDNN on, or install a build of PyTorch that has it.",
         snippet="torch.backends.mkldnn.enabled = True\nassert torch.backends.mkldnn.is_available()",
-        gain="at most: the time of these convolutions",
+        gain="the time of these convolutions",
         source=source("onednn_off.batch", "onednn_off.share"),
     )

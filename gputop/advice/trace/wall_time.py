@@ -1,4 +1,8 @@
-"""The recorded time around the training steps: ends of epochs, checkpoints, evaluations, steps that had not ended."""
+"""The recorded time around the training steps: ends of epochs, checkpoints, evaluations, steps that had not ended.
+
+What came once in the recording is told in seconds: a share of a recording says nothing of a job that does it once an
+hour, so it is no saving, and never of high severity.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer
                    "of an epoch (on_epoch_end, checkpoints, metrics) delays the training.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
+_ONCE = "it came once in this recording, and how often it comes is unknown: a longer capture shows that"
 _MEASURED = "gputop stacks PID  # the line that it runs now"
 
 
@@ -75,7 +80,9 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if others is not None:
         return Missing(others)
     return TimeOutsideSteps(
-        gpus=facts.active_numbers, share=share, parts=sorted(parts, key=lambda part: -part.time_s),
+        gpus=facts.active_numbers, share=share, claim=None if once else "measured",
+        severest="medium" if once else "high",
+        parts=sorted(parts, key=lambda part: -part.time_s),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
         pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
@@ -112,8 +119,6 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."
     if v.per_step_s is not None and v.pauses_show:
         why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
-    if sum(part.count for part in v.parts) == 1:
-        why += " It occurs once in this recording: a longer capture shows how often it comes."
     action, snippet = _fix(first, job)
     evidence = known({
         "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
@@ -122,9 +127,10 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
         "every_training_steps": float(first.every_steps) if first.every_steps else None,
         "per_training_step_s": v.per_step_s, "between_per_step_s": v.between_per_step_s})
     return Explanation(
-        title=f"{percent(v.share)} of the time passes {between}: {what}", why=why, evidence=evidence, action=action,
-        snippet=snippet, gain="at most: all of this time, if the work overlapped with the training or were not done "
-                              "at all",
+        title=(f"Once in this recording {seconds(time_s)} pass {between}: {what}" if v.claim is None else
+               f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
+        snippet=snippet, gain=_ONCE if v.claim is None else
+        "all of this time, if the work overlapped with the training or were not done at all",
         per="recording", source=source("time_outside_steps.share"))
 
 
@@ -182,9 +188,11 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
         return None
     share = time_s / wall.recorded_s
     longest = max(parts, key=lambda part: part.time_s)
+    loops = sum(part.count for part in parts)
     return EvaluationShare(
-        gpus=facts.active_numbers, share=share, severity=severity_by_limits("evaluation_share", share),
-        evaluation_s=time_s, recorded_s=wall.recorded_s, loops=sum(part.count for part in parts),
+        gpus=facts.active_numbers, share=share, claim="measured" if loops > 1 else None,
+        severity=severity_by_limits("evaluation_share", share) if loops > 1 else "low",
+        evaluation_s=time_s, recorded_s=wall.recorded_s, loops=loops,
         every_steps=longest.every_steps,
         training_s=sum(part.time_s for part in wall.parts if part.id == _STEPS))
 
@@ -201,16 +209,16 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     often = f", every {counted(v.every_steps, 'step')}" if v.every_steps else ""
     why = (f"{seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded evaluate ({percent(v.share)}{often}); "
            f"training steps take {seconds(v.training_s)}.")
-    if v.loops == 1:
-        why += " The recording holds one evaluation: a longer capture shows how often it comes."
     evidence = known({
         "evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "evaluations_count": float(v.loops), "every_training_steps": float(v.every_steps) if v.every_steps else None})
     action = _VALIDATE_LESS if job.loop in KERAS else (
         "Evaluate less often, or on fewer batches, as far as the results allow it (validation frequency and size).")
     return Explanation(
-        title=f"Evaluation (validation) takes {percent(v.share)} of the time{often}", why=why, evidence=evidence,
-        action=action, snippet=_VALIDATION.get(job.loop), gain="at most: all of the time that evaluates",
+        title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
+               f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
+        action=action, snippet=_VALIDATION.get(job.loop),
+        gain=_ONCE if v.claim is None else "all of the time that evaluates",
         per="recording", source=source("evaluation_share.share"))
 
 
@@ -243,7 +251,7 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
         return Missing(others)
     return UnfinishedStep(gpus=facts.active_numbers, share=share, part=part, recorded_s=wall.recorded_s,
                           severity="medium" if share >= limit("unfinished_step.medium") else "low",
-                          usual_s=steps.median_s, culprits=_culprits([part]))
+                          claim=None, usual_s=steps.median_s, culprits=_culprits([part]))
 
 
 def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
@@ -253,12 +261,12 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
                  "The training loop's thread shows no event meanwhile.")
     action, snippet = _fix(part, job)
     return Explanation(
-        title=f"No step ends for {seconds(part.longest_s)}, {percent(v.share)} of the time: {what}",
+        title=f"No step ends for {seconds(part.longest_s)}, once in this recording: {what}",
         why=(f"At an edge of the recording no step ends for {seconds(part.longest_s)}; a usual step takes "
              f"{seconds(v.usual_s)}. A step or a wait takes at least that long, and its start or its end was not "
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                   "usual_step_s": v.usual_s},
-        action=action, snippet=snippet, gain="at most: this time, if it were as short as a usual step",
+        action=action, snippet=snippet, gain=_ONCE,
         per="recording", source=source("time_outside_steps.share"))
 

@@ -13,8 +13,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.named_ranges import named_ranges
-from gputop.analysis.steps.numbered_ranges import numbered_ranges
+from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
 from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, rows_of
 from gputop.trace.model import I64, Trace

@@ -14,17 +14,18 @@ from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import by_line, host_stat, launching_lines, name_mask, rows_of
 from gputop.trace.model import I64, Trace
-from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
+from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, GRAPH_EXECUTOR, INPUT, MAIN, lines_of
 
 # Work of a tf.data thread. Its Iterator:: events last while it waits for the stages below as well.
 _INPUT_WORK = rf"{OP}|ExecutorState::Process$|InstantiatedCapturedFunction::Run"
 
 
 def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> LaunchThreads | None:
-    """Launch threads and contention; None where no launch is in the trace."""
+    """Launch threads and contention; None where no launch, or no thread, is in the trace."""
     device = trace.device
     launched = rows_of(device.launch_line >= 0)
-    if not len(device.launch_line[launched]):
+    lines = launching_lines(trace).tolist()
+    if not lines or trace.lines[lines[0]].name.startswith(GRAPH_EXECUTOR):
         return None
     launching = union(device.launch_ns[launched], device.launch_end_ns[launched])
     work = work_by_line(trace)

@@ -64,6 +64,12 @@ _LOADERS = {name: re.compile(rf"(?:^|/){path}/") for name, path in (
     ("datasets", "datasets"))}
 
 
+# Names of functions of the user's that make a batch, and of those in whose calls nothing does.
+_MAKES_BATCH = re.compile(r"\w*(?:batch|augment|collate|transform|pre_?process|tokeni[sz]|__getitem__|decode|read_|"
+                          r"load_(?:image|data|file|sample))")
+_OTHER_WORK = re.compile(r"on_|eval|valid|test_|predict|train_|log|metric|loss|update|save|plot|show")
+
+
 class _Telling(Struct, frozen=True):
     """Indices by stack of the frame that says most, of the outermost one that could, and of the innermost one of all;
     -1: the stack says nothing. ``elsewhere``: by frame, whether the loop was seen to begin it outside of gaps as often
@@ -76,8 +82,8 @@ class _Telling(Struct, frozen=True):
 
     def by_line(self, of_stack: I64) -> I64:
         """Figures of the stacks, added up by frame."""
-        known = self.line >= 0
-        return np.bincount(self.line[known], of_stack[known], len(self.elsewhere)).astype(np.int64)
+        tells = self.line >= 0
+        return np.bincount(self.line[tells], of_stack[tells], len(self.elsewhere)).astype(np.int64)
 
 
 class Lines:
@@ -86,10 +92,8 @@ class Lines:
     def __init__(self, python: PythonStacks, outside: Spans, gaps: Spans = EMPTY) -> None:
         """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
         self.python = python
-        loader_of = [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
-                     for frame, library in zip(python.frames, python.of_library, strict=True)]
-        self._loaders = [next((loader_of[frame] for frame in reversed(stack) if loader_of[frame]), "")
-                         for stack in python.stacks]
+        self._loader_of = [next((name for name, path in _LOADERS.items() if library and path.search(frame.file)), "")
+                           for frame, library in zip(python.frames, python.of_library, strict=True)]
         self._around = self._frames_around(outside)
         loop, within = python.loop, (gaps, outside)
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
@@ -165,8 +169,15 @@ class Lines:
             time = intersect(union(start[of_frame], end[of_frame]), gaps).total
             if time:
                 out.append((frames[frame], time, frames[_most(leaf[of_frame], inside[of_frame])],
-                            self._loaders[_most(stack[of_frame], inside[of_frame])]))
+                            self._loader(_most(stack[of_frame], inside[of_frame]))))
         return sorted(out, key=lambda row: (-row[1], row[0].file, row[0].line))
+
+    def _loader(self, stack: int) -> str:
+        """The maker of a batch in this stack: a library, by its name, or "user"; "" where none is made."""
+        frames = self.python.stacks[stack]
+        names = [self.python.frames[frame].function.rpartition(".")[2] for frame in self.python.own(stack)]
+        by_user = any(map(_MAKES_BATCH.match, names)) and not any(map(_OTHER_WORK.match, names))
+        return next(filter(None, (self._loader_of[frame] for frame in reversed(frames))), "user" if by_user else "")
 
     def _frames_that_tell(self, worker: bool, around: frozenset[int]) -> _Telling:
         """Innermost frame of each stack that is of the user's own code that is not ``around`` the steps, else the

@@ -315,7 +315,7 @@ def end_start_ns(trace: Trace) -> int | None:
     end."""
     (begin, end), last = trace.window_ns, int(trace.device.end_ns.max(initial=-1))
     took = tear_down(trace, np.ones(len(trace.lines), bool), last).total if last >= 0 else 0
-    return last if took >= max(_STARTS * (end - last), _WORTH_SAYING * (end - begin)) else None
+    return last if took and took >= max(_STARTS * (end - last), _WORTH_SAYING * (end - begin)) else None
 
 
 def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:

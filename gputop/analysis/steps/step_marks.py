@@ -6,10 +6,9 @@ import numpy as np
 
 from gputop.analysis.steps.anchors import Anchors, first_to_last, steps_of_ranks
 from gputop.analysis.steps.loop_selection import other_loops, select_loop, within_each_step
-from gputop.analysis.steps.named_ranges import named_ranges
-from gputop.analysis.steps.numbered_ranges import RepeatedSteps, names_parts, numbered_ranges, repeated_steps
 from gputop.analysis.steps.optimizer_calls import updates_ns
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
+from gputop.analysis.steps.user_ranges import RepeatedSteps, named_ranges, names_parts, numbered_ranges, repeated_steps
 from gputop.trace.intervals import joined, union
 from gputop.trace.lookups import host_rows, host_stat
 from gputop.trace.model import I64, Trace
@@ -82,7 +81,7 @@ def step_markers(trace: Trace) -> Anchors | None:
 
 
 def numbered_steps(trace: Trace) -> Anchors | None:
-    """Ranges of the user's that number the iterations (:mod:`gputop.analysis.steps.numbered_ranges`). Those that
+    """Ranges of the user's that number the iterations (:mod:`gputop.analysis.steps.user_ranges`). Those that
     evaluate end a step, and are another loop."""
     ranges = numbered_ranges(trace)
     if ranges is None:
@@ -122,7 +121,7 @@ def _of_repeated(trace: Trace, steps: RepeatedSteps) -> tuple[I64, I64, I64]:
 
 
 def named_steps(trace: Trace) -> Anchors | None:
-    """Ranges of the user's that name the step, or its parts in turn (:mod:`gputop.analysis.steps.named_ranges`)."""
+    """Ranges of the user's that name the step, or its parts in turn (:mod:`gputop.analysis.steps.user_ranges`)."""
     ranges = named_ranges(trace)
     if ranges is None:
         return None

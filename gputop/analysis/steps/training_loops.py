@@ -9,8 +9,9 @@ from gputop.trace.intervals import Spans, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import Trace
 
-# The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
-GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
+# The step's own wait, the last two in TensorFlow 1. tf.data's stages run on other threads and cost nothing while a
+# batch lies ready.
+GET_NEXT = r"(?:(?:MultiDevice)?IteratorGetNext\w*|QueueDequeue\w*|Unstage)Op::DoCompute$"
 LOADER = r"enumerate\(DataLoader\)#"
 SINGLE_PROCESS = f"{LOADER}_SingleProcess"  # the loop's own thread loads, with num_workers=0
 # grain's iterators, which a loop in JAX asks for its batches; those of its workers are on other threads.

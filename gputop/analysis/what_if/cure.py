@@ -25,20 +25,15 @@ class Calls(NamedTuple):
 class Cure(Struct, frozen=True, kw_only=True):
     """The changes that a finding's advice makes. What it does not name stays as it was recorded.
 
-    ``assumes`` is a sentence about the change, ``at_most`` whether that is the best case, ``at_least`` whether it is
-    only the part of the change that the trace shows; ``assumed``: it rests on a usual factor, so the bound is none.
-    ``scaled``: rows of the
-    trace's device events and what is left of their durations (ratio, one or one for each). ``host``: by GPU (index into
-    ``Trace.gpus``) time that the threads which launch to it no longer need. ``launching``: the host needs no time from
-    one launch to the next. ``pauses``: a kernel follows the one before it in its stream at once. ``calls``: calls of
-    the host that take it no more time than a launch, and wait for nothing. ``input_left``: what is left of the waits
-    for a batch (ratio). ``together``: the last GPU comes to each collective when the others do.
+    ``assumes`` is a sentence about the change. ``scaled``: rows of the trace's device events and what is left of their
+    durations (ratio, one or one for each). ``host``: by GPU (index into ``Trace.gpus``) time that the threads which
+    launch to it no longer need. ``launching``: the host needs no time from one launch to the next. ``pauses``: a kernel
+    follows the one before it in its stream at once. ``calls``: calls of the host that take it no more time than a
+    launch, and wait for nothing. ``input_left``: what is left of the waits for a batch (ratio). ``together``: the last
+    GPU comes to each collective when the others do.
     """
 
     assumes: str
-    at_most: bool = False
-    at_least: bool = False
-    assumed: bool = False
     scaled: tuple[tuple[I64, float | F64], ...] = ()
     host: Mapping[int, Spans] = field(default_factory=dict)
     launching: bool = False

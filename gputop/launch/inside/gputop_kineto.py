@@ -198,7 +198,8 @@ class _Guard:
                 state, detail = ("observed", "") if self._is_recorded() else _own_profiler(self._torch, seconds)
                 _report(self._folder, token, state or "ready", detail)
                 if not state:
-                    self._follow(seconds, float(request["rest_s"]), min(float(request["wait_s"]), _MAX_RECORDING_S))
+                    wait_s = min(float(request["wait_s"]), _MAX_RECORDING_S)
+                    self._follow(token, seconds, float(request["rest_s"]), wait_s)
         finally:
             self._over.set()
 
@@ -225,17 +226,16 @@ class _Guard:
                 if getattr(module, name) is after[name]:
                     setattr(module, name, call)
 
-    def _follow(self, seconds: float, rest_s: float, wait_s: float) -> None:
+    def _follow(self, token: str, seconds: float, rest_s: float, wait_s: float) -> None:
         """Follow one recording from its begin, which may be ``wait_s`` away, to its file. It takes ``rest_s`` longer
         than ``seconds``: no operator is recorded in the rest."""
         asked_s = idle_s = time.monotonic()
         given_up_s = asked_s + wait_s
         while not self._is_recorded():
             idle_s = time.monotonic()
-            if self._ending.is_set() and given_up_s > idle_s + _BEGIN_S:  # what was not fetched is not fetched any more
+            if self._ending.is_set() and given_up_s > idle_s + _BEGIN_S:
                 given_up_s = idle_s + _BEGIN_S
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{self._folder}/dynolog")  # noqa: PTH108
+                _report(self._folder, token, "ending")  # gputop takes back what has not been fetched, and says so
             if idle_s > given_up_s:
                 return
             quick = idle_s < asked_s + _BEGIN_S or self._ending.is_set()

@@ -39,9 +39,10 @@ def need_of(framework: str, cpus: int, threads: int) -> Need:
     glibc's, as long as there are fewer than eight for each CPU: with less than that TensorFlow ended at 400 MiB, and
     JAX, which had all its arenas, was well at 70 MiB."""
     usual = 2 if framework == "pytorch" else 6 + min(cpus, 16)
-    arenas = max(0, min(usual, 8 * cpus - threads))
-    margin = 4 if framework == "pytorch" else 6
-    return Need(usual + margin, arenas * _ARENA_BYTES + 32 * _MIB, 16 if framework == "pytorch" else 24)
+    arenas_bytes = _ARENA_BYTES * max(0, min(usual, 8 * cpus - threads))
+    if framework == "pytorch":
+        return Need(usual + 4, arenas_bytes + 16 * _MIB, 16)
+    return Need(usual + 6, arenas_bytes + 32 * _MIB, 24)
 
 
 _LEAST_FILE_BYTES = 64 * _MIB  # a trace of some ten thousand events

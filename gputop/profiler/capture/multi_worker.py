@@ -70,7 +70,7 @@ class _Worker:
         except GputopError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other workers go on
-            self.error = GputopError(f"a bug in gputop: {error!r}", "Please report this; the job itself continues.")
+            self.error = GputopError(f"a bug in gputop: {error!r}", "Please report this.")
 
     def probe_server(self, folder: Path, stop: threading.Event, asked_s: float) -> None:
         """The probe, and what it tells about the server's clock."""

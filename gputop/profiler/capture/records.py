@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
+from gputop.render.step_bar import step_time
 from gputop.text.units import seconds
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class CaptureRecord(Struct, frozen=True):
     started_s: float | None = None  # Unix time at which that process began; None: not known
     uncaptured: str = ""  # in a line: the other jobs and workers that were not captured
     compared: ComparedTrace | None = None  # what a comparison needs of the trace; None: it was not read for one
-    saved_step_s: float | None = None  # the median step time as gputop.capture.json tells it, until it is analyzed
+    saved_step_s: float | None = None  # the step time as gputop.capture.json tells it, until it is analyzed
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -99,8 +100,17 @@ class CaptureRecord(Struct, frozen=True):
 
     @property
     def step_s(self) -> float | None:
-        """Median step time, where the trace has steps."""
+        """Mean step time, where the trace has steps."""
+        return self.steps.mean_s if self.steps is not None else self.saved_step_s
+
+    @property
+    def median_step_s(self) -> float | None:
         return self.steps.median_s if self.steps is not None else self.saved_step_s
+
+    @property
+    def step_text(self) -> str:
+        """The mean step, and the median where it differs; "" where the trace has no steps."""
+        return "" if self.step_s is None else step_time(self.step_s, self.median_step_s)
 
     @property
     def steps(self) -> StepTimes | None:

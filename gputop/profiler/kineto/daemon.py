@@ -93,6 +93,10 @@ class Daemon:
         encode_config(config.text())
         self._configs[pid] = config
 
+    def withdraw(self, pid: int) -> bool:
+        """Take back the config of a process; returns whether it had not been given to it."""
+        return self._configs.pop(pid, None) is not None
+
     def send(self, name: str, datagram: bytes) -> bool:
         """Send to another socket in the folder; returns whether it went. Never blocks."""
         return self.folder.send(self._socket, name, datagram)
@@ -126,7 +130,7 @@ class Daemon:
         name = address.rpartition("/")[2] if isinstance(address, str) else ""
         if ready is None or not is_client_name(name):
             return None
-        config = self._configs.get(pid) if ready else None
+        kept = config = self._configs.pop(pid, None) if ready else None
         if config is not None and config.start_ms and 1000 * time.time() > config.start_ms - _LEAST_LEAD_MS:
             config = replace(config, start_ms=0)  # kineto drops what it is too late for
         if config is None:
@@ -136,8 +140,8 @@ class Daemon:
                 self.folder.send(self._socket, name, encode_config(""))
             return Event(pid, ready)
         configured = self.folder.send(self._socket, name, encode_config(config.text()))
-        if configured:
-            del self._configs[pid]
+        if not configured and kept is not None:
+            self._configs[pid] = kept
         return Event(pid, ready, configured)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
@@ -23,7 +23,16 @@ from gputop.profiler.discovery import rank_of
 from gputop.profiler.kineto.clients import Client, client_of, is_same
 from gputop.profiler.kineto.daemon import Daemon, Event, serving
 from gputop.profiler.kineto.folder import TRACE_PREFIX, SocketFolder, is_of_gputop
-from gputop.profiler.kineto.guard import PASTE, GuardRequest, ask_guard, let_go, rest_s, when_idle
+from gputop.profiler.kineto.guard import (
+    PASTE,
+    GuardRequest,
+    ask_guard,
+    let_go,
+    raise_unless,
+    read_report,
+    rest_s,
+    when_idle,
+)
 from gputop.profiler.kineto.protocol import RecordingConfig
 from gputop.profiler.recording import (
     CaptureResult,
@@ -151,6 +160,7 @@ class _Take(Struct):
     events: queue.SimpleQueue[Event]
     rest_s: float
     pidfd: int  # of the process, -1: none
+    token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording
     fetched_s: float = 0.0  # monotonic
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
     busy_s: float = 0.0  # of the last poll that said that it records or builds
@@ -167,7 +177,7 @@ class _Take(Struct):
         file = config.written(self.client.own_pid)
         began = asked_s = time.monotonic()
         wait_s = max(0.0, start_ms / 1000 - time.time()) + _ATTEMPTS * (_POLL_TIMEOUT_S + seconds)
-        request = GuardRequest(os.urandom(16).hex(), file, seconds, wait_s, self.rest_s)
+        request = GuardRequest(self.token, file, seconds, wait_s, self.rest_s)
         when_idle(lambda: ask_guard(self.daemon, self.client, request, self.events))
         try:
             self.daemon.register(pid, config)
@@ -232,7 +242,7 @@ class _Take(Struct):
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
                             "Its own torch.profiler was busy, the node is overloaded, or it cannot write to "
-                            f"{self.daemon.folder.path} (disk full?). The job itself continues.")
+                            f"{self.daemon.folder.path} (disk full?). It still runs.")
 
     def _step(self, began: float) -> None:
         """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
@@ -246,6 +256,10 @@ class _Take(Struct):
             pass
         now, seconds = time.monotonic(), self.recording.seconds
         for event in got:
+            if event.report is not None:
+                if read_report(event.report, self.token) == ("ending", "") and self.daemon.withdraw(self.client.pid):
+                    raise_unless(self.client.pid, "ready", "ending", "")
+                continue
             self.polled = True
             if event.configured:
                 self.fetched_s, self.ready_polls = now, 0

@@ -37,7 +37,7 @@ class CaptureFile(Struct, frozen=True, tag_field="schema", tag="gputop.capture/1
     """``files`` are the names of the traces that were captured together; ``findings`` None: they were not analyzed.
 
     ``job`` is the command line of the job, its secrets hidden; ``time_s`` the Unix time at which the capture ended,
-    ``step_s`` the median step time, ``counters_by_file`` the samples of the GPUs where several workers were captured,
+    ``step_s`` the mean step time, ``counters_by_file`` the samples of the GPUs where several workers were captured,
     ``pid`` and ``started_s`` are the first job process and the Unix time of its start,
     ``live_steps`` the step period in the minutes before, by the live signal, ``ended`` in a sentence what ended the
     recording early. ``name`` is what the user calls it ("before prefetch"), at most :data:`MAX_NAME` characters.

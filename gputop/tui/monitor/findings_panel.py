@@ -30,7 +30,7 @@ class CaptureView(Struct, frozen=True):
     """View of the last capture in the panel, besides its findings."""
 
     breakdown: Mapping[str, float | None] = {}
-    step_s: float | None = None
+    median_s: float | None = None  # of the steps, whose mean the breakdown is
     what_if: tuple[CombinedGain, ...] = ()  # what it saves to fix several of its findings at once
     not_judged: bool = False  # some causes could not be judged
     earlier: tuple[str, ...] | None = None  # the verdict on an earlier job, if the capture is of one
@@ -42,7 +42,6 @@ _NO_CAPTURE = CaptureView()
 class FindingView(Struct, frozen=True):
     """View of a finding: how it is drawn."""
 
-    step_s: float | None = None  # the step time, with which the gain is told in full where there is room
     chosen: bool = False  # it is marked
     earlier: bool = False  # it is of an earlier job, which is no alarm
     unfolded: bool = False
@@ -57,7 +56,7 @@ def finding_lines(finding: Finding, width: int, room: int, view: FindingView) ->
     most, style = room, SEVERITY_STYLE[finding.severity]
     title_style = BOLD if view.selected else PLAIN
     title = ("[x] " if view.chosen else "") + finding.title
-    gains = gain_texts(finding, view.step_s)
+    gains = gain_texts(finding)
     gain = next((text for text in gains if len(title) + len(text) + 5 <= width), "".join(gains[-1:]))
     gain_style = PLAIN if finding.gain.per == "sample" else GAIN
     if not gain:
@@ -164,7 +163,7 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
         lead = self._lead_lines(self.lead, width, height) if height > _ONE_FINDING or not self.findings else []
         what_if: list[list[StyledText]] = []
         if self.chosen and height > 1:
-            text = printable(what_if_text(self.findings, self.chosen, capture.what_if, capture.step_s))
+            text = printable(what_if_text(self.findings, self.chosen, capture.what_if))
             most = 2 if height >= _MIN_HEIGHT_OF_TWO_LINES else 1
             what_if = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)]
         chosen = self._selected_lines(width, height)
@@ -178,7 +177,7 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
                 lead = self._lead_lines(self.lead[:1], width, most) if lead else []
         room = max(1, height - len(lead) - len(what_if))
         # The selected finding comes first, then where the step's time goes, then the titles of the others.
-        step = step_lines(capture.breakdown, width, capture.step_s)
+        step = step_lines(capture.breakdown, width, capture.median_s)
         if capture.earlier is not None:
             step = _dimmed([[(" " + part, DIM)] for text in capture.earlier
                             for part in wrap_sentences(printable(text), width - 2, 2)] + step)
@@ -229,8 +228,7 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
 
     def _view_of(self, finding: Finding) -> FindingView:
         """View of a finding that is not selected."""
-        step_s = self.capture.step_s if self.capture is not None else None
-        return FindingView(step_s, finding.id in self.chosen, self._is_earlier(finding))
+        return FindingView(finding.id in self.chosen, self._is_earlier(finding))
 
     def _is_earlier(self, finding: Finding) -> bool:
         return self.capture is not None and self.capture.earlier is not None and finding.origin == "trace"

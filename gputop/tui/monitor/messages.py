@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gputop.advice.registry import EXPLANATIONS
 from gputop.core.errors import GputopError, sentences
-from gputop.diagnosis.wall_text import unnamed_parts, wall_sentence, worth_saying
+from gputop.diagnosis.wall_text import wall_sentence, worth_saying
 from gputop.profiler.capture.records import CaptureStatus, Server, usable
 from gputop.render.gpu_columns import unread_text
 from gputop.session.session import Session
@@ -32,13 +32,11 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     if record is not None and record.analysis is None:
         return ("The trace could not be analyzed; it is kept on disk. t: why.",)
     unread = tuple(filter(None, (unread_text(session.feed.sample),)))
-    analysis = record.analysis if record is not None else None
-    wall = analysis.wall_time if analysis is not None else None
-    if any(f.severity != "low" for f in findings):
-        unnamed = analysis is not None and unnamed_parts(analysis)
-        return (*unread, wall_sentence(wall)) if wall is not None and unnamed else unread
-    if record is not None:
-        return (*unread, record.limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))
+    weighty = any(f.severity != "low" for f in findings)
+    if weighty or record is not None:
+        wall = record.analysis.wall_time if record is not None and record.analysis is not None else None
+        limit = (record.limit,) if record is not None and not weighty else ()
+        return (*unread, *limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))
     nothing = unread
     watched = session.feed.sample is not None and session.feed.sample.gpus
     if watched and not unread and all(f.id in EXPLANATIONS for f in findings):

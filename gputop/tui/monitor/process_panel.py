@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from msgspec import Struct
@@ -116,6 +116,15 @@ class Columns(Struct, frozen=True):
     labeled: bool  # without a heading: each figure says what it is
 
 
+def _headings(columns: Columns) -> str:
+    """The line above the rows."""
+    on_gpus = f"{'GPU':<{columns.gpu}} {'mem':>5} {'':{columns.bar}}{'sm':>4}" if columns.gpu else f"{'RAM':>5}"
+    return (f" {'pid':>{columns.pid}} {'user':<9}"[:columns.pid + 2 + columns.user] + on_gpus
+            + f" {'cpu':>5}" + (f" {'I/O':>{columns.io}}" if columns.io else "")
+            + (f" {'time':>{columns.time}}" if columns.time else "")
+            + (f"  {'container':<{columns.container}}" if columns.container else "") + "  command")
+
+
 class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
     """A table of processes; up and down select, enter asks for the details."""
 
@@ -175,44 +184,51 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
         self.sort = self.sort if self.sort in self._sorts else self._sorts[0]
         processes = arrange(self._processes, self.sort, self.pattern)
         rows = self._rows = tree(processes) if self.as_tree else [Branch(p) for p in processes]
+        self._heads = 0 if self.has_class("bare") else min(1, height - 1)
+        self._set_titles(len(rows) - (height - self._heads))
+        columns = self._columns(processes, on_gpus=on_gpus)
+        lines: list[list[StyledText]] = [[(fit(_headings(columns), width), DIM)]][:self._heads]
+        if not rows:
+            text = "no process matches the filter: / changes it" if self.pattern and self._processes else self._reason
+            lines.append([(fit(" " + printable(text), width), DIM)])
+        self.show([*lines, *self._shown_rows(columns)])
+
+    def _set_titles(self, hidden: int) -> None:
+        """Say in the border what is listed, and how many rows have no room."""
         title = "Processes" + (f" matching “{printable(self.pattern)}”" if self.pattern else "")
-        self._heads = heads = 0 if self.has_class("bare") else min(1, height - 1)
-        room, hidden = height - heads, len(rows) - (height - heads)
         subtitle = ((f"{hidden} more: ↑ ↓   " if hidden > 0 else "") + ("tree, " if self.as_tree else "")
                     + f"sorted by {self.sort}")
         if (title, subtitle) != self._titles:  # setting them repaints the border
             self._titles = (title, subtitle)
             self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
-        # The command is what tells processes apart: the other columns take what they need and no more.
+
+    def _columns(self, processes: Sequence[ProcessSample], *, on_gpus: bool) -> Columns:
+        """The columns that have room. The command is what tells processes apart: the others take what they need and no
+        more."""
+        width, labeled = self.size.width, not self._heads
         names = [container_name(p, _CONTAINER_WIDTH) for p in processes] if width >= _CONTAINER_FROM else []
-        time_from = _TIME_FROM if heads else _LABELED_TIME_FROM
-        columns = Columns(
+        time_from = _LABELED_TIME_FROM if labeled else _TIME_FROM
+        return Columns(
             pid=max([5, *(len(str(p.pid)) for p in processes)]), user=9 if width >= 60 else 0,
             gpu=max([3, *(len(devices(p)) for p in processes)]) if on_gpus else 0,
             bar=_BAR_WIDTH if on_gpus and width >= _BAR_FROM else 0, io=_IO_WIDTH if width >= _IO_FROM else 0,
             time=_TIME_WIDTH if width >= time_from and any(p.started_s is not None for p in processes) else 0,
-            container=min(_CONTAINER_WIDTH, max([9, *map(len, names)])) if any(names) else 0, labeled=not heads)
-        head = (f" {'pid':>{columns.pid}} {'user':<9}"[:columns.pid + 2 + columns.user]
-                + (f"{'GPU':<{columns.gpu}} {'mem':>5} {'':{columns.bar}}{'sm':>4}" if on_gpus else f"{'RAM':>5}")
-                + f" {'cpu':>5}" + (f" {'I/O':>{columns.io}}" if columns.io else "")
-                + (f" {'time':>{columns.time}}" if columns.time else "")
-                + (f"  {'container':<{columns.container}}" if columns.container else "") + "  command")
-        lines: list[list[StyledText]] = [[(fit(head, width), DIM)]][:heads]
-        if not rows:
-            text = "no process matches the filter: / changes it" if self.pattern and self._processes else self._reason
-            lines.append([(fit(" " + printable(text), width), DIM)])
-        chosen = self.selected
+            container=min(_CONTAINER_WIDTH, max([9, *map(len, names)])) if any(names) else 0, labeled=labeled)
+
+    def _shown_rows(self, columns: Columns) -> Iterator[list[StyledText]]:
+        """The rows that have room, the selected one among them."""
+        rows, chosen, room = self._rows, self.selected, self.size.height - self._heads
         index = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
-        self._top = max(0, min(max(self._top, index - (height - heads - 1)), index, len(rows) - (height - heads)))
+        self._top = max(0, min(max(self._top, index - (room - 1)), index, len(rows) - room))
+        hidden = len(rows) - room
         for b in rows[self._top:self._top + room]:
             # Without a frame nothing else says that there are more, or of a filter.
             more = ""
-            if not heads and b is rows[-1 if hidden <= 0 else self._top + room - 1]:
+            if not self._heads and b is rows[-1 if hidden <= 0 else self._top + room - 1]:
                 more = f" {hidden} more" if hidden > 0 else ""
                 more += f" with “{printable(self.pattern)}”" if self.pattern else ""
-            lines.append([*self._row(b, width - len(more), columns, b.process is chosen and self.has_focus),
-                          (more, DIM)])
-        self.show(lines)
+            yield [*self._row(b, self.size.width - len(more), columns, b.process is chosen and self.has_focus),
+                   (more, DIM)]
 
     def _row(self, branch: Branch, width: int, columns: Columns, here: bool) -> list[StyledText]:
         p = branch.process

@@ -230,8 +230,8 @@ def job(state: JobState, now_s: float, width: int) -> list[StyledText]:
     right: list[StyledText] = []
     if record is not None:
         ago = time_ago(now_s, record.time_s)
-        if record.step_s is not None:
-            step = [(f"step time {seconds(record.step_s)}  ", BOLD)]
+        if record.step_text:
+            step = [(f"step time {record.step_text}  ", BOLD)]
             right = [(f"captured {ago} ", DIM)] if width >= _WIDE_JOB else []
         else:
             right = [(f"no steps in the capture, {ago} ", DIM)]
@@ -257,7 +257,8 @@ def job(state: JobState, now_s: float, width: int) -> list[StyledText]:
     else:
         left.append(("looking for profiler servers…", DIM))
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
-    period = _first_that_fits(_step_period(state.step_period, record.step_s if record is not None else None), room)
+    median_s = record.median_step_s if record is not None else None
+    period = _first_that_fits(_step_period(state.step_period, median_s), room)
     return justify(left, [*step, *period, *right], width)
 
 

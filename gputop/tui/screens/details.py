@@ -322,7 +322,7 @@ def job_text(session: Session) -> Text:
         out.append(printable(note) + "\n", DIM)
     if session.feed.step_period is not None:
         out.append("\nStep period\n", BOLD)
-        step_s = None if session.results.last_capture is None else session.results.last_capture.step_s
+        step_s = None if session.results.last_capture is None else session.results.last_capture.median_step_s
         if session.feed.sample is not None and not session.feed.sample.gpus:
             by_capture = "" if step_s is None else f" By the last capture a step takes {seconds(step_s)}."
             out.append(f"unknown: gputop estimates it from the load of GPUs, and there are none here.{by_capture}\n")

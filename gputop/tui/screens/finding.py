@@ -30,16 +30,15 @@ class FindingPopup(Popup):
     ]
 
     def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None,
-                 step_s: float | None = None, *, simulated: bool = False, no_line: str = "") -> None:
+                 *, simulated: bool = False, no_line: str = "") -> None:
         """``no_line``: why the finding names no line of Python, or how it would."""
         keys = ["t: on the timeline"] if finding.origin == "trace" else []
         keys += ["S: stacks"] if finding.id in STACKS_TELL else []
         keys += ["y: copy the code"] if finding.snippet else ["y: copy the command"] if finding.ncu else []
         keys += ["Y: as Markdown"]
         hint = [Text(f"\n{printable(no_line)}\n", DIM)] if no_line else []
-        super().__init__(finding.title, *finding_parts(finding, numbers, step_s), *hint, keys=keys)
+        super().__init__(finding.title, *finding_parts(finding, numbers), *hint, keys=keys)
         self._finding, self._go, self._simulated = finding, go, simulated
-        self._step_s = step_s if finding.origin == "trace" else None
 
     def copied(self) -> tuple[str, str]:
         if self._finding.snippet or not self._finding.ncu:
@@ -50,8 +49,7 @@ class FindingPopup(Popup):
         from gputop.render.finding_markdown import finding_markdown
         from gputop.tui.terminal.clipboard import copy
 
-        copy(self.app, finding_markdown(self._finding, self._step_s, simulated=self._simulated),
-             "The finding as Markdown")
+        copy(self.app, finding_markdown(self._finding, simulated=self._simulated), "The finding as Markdown")
 
     def action_place(self) -> None:
         if self._finding.origin == "trace":
@@ -61,15 +59,14 @@ class FindingPopup(Popup):
             self.notify("This finding is from live samples: the timeline has no place for it.")
 
 
-def finding_parts(finding: Finding, numbers: GpuNumbers | None = None, step_s: float | None = None) -> list[Part]:
+def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
     """Everything about one finding. Built with styles, never markup: names come from outside.
 
-    ``numbers``: what the GPUs of the job are on this node; the texts of a trace have the job's own. ``step_s``: the
-    step time of its capture.
+    ``numbers``: what the GPUs of the job are on this node; the texts of a trace have the job's own.
     """
     parts: list[Part] = []
     out = Text()
-    gain = gain_text(finding, step_s if finding.origin == "trace" else None)
+    gain = gain_text(finding)
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "live samples"

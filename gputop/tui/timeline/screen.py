@@ -323,7 +323,7 @@ class TimelineScreen(ModalScreen[None]):
         finding = self.trace.finding(message.idle.finding)
         timeline = self._canvas.timeline
         if finding is not None:
-            self.app.push_screen(FindingPopup(finding, self.go_to_finding, step_s=self.trace.step_s))
+            self.app.push_screen(FindingPopup(finding, self.go_to_finding))
         elif timeline is not None:
             self._open_idle(timeline, message.idle)
 

@@ -38,7 +38,6 @@ class TraceFile(Struct):
     findings: tuple[Finding, ...] = ()
     report: Text = field(default_factory=lambda: Text("The trace is being analyzed."))
     analyzed: bool = False  # findings and report are there
-    step_s: float | None = None  # median step time, where it has steps and is analyzed
     open: Open = _in_worker
     timeline: Timeline | None = None
 
@@ -55,7 +54,6 @@ class TraceFile(Struct):
     def _take(self, diagnosis: Diagnosis) -> None:
         self.report = Text(diagnosis.report)
         self.findings = diagnosis.analysis.findings
-        self.step_s = diagnosis.analysis.steps.median_s if diagnosis.analysis.steps is not None else None
         self.analyzed = True
 
     def all_findings(self) -> Iterator[Finding]:
@@ -85,4 +83,4 @@ def trace_of(record: CaptureRecord, before: TraceFile | None) -> TraceFile:
     from gputop.tui.screens.details import capture_text
 
     title = f"{record.path.parent.name}/{record.path.name}"  # TensorBoard names a run folder after the time
-    return TraceFile(paths, title, record.findings, capture_text(record), analyzed=True, step_s=record.step_s)
+    return TraceFile(paths, title, record.findings, capture_text(record), analyzed=True)

@@ -41,7 +41,7 @@ def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():
             b.run(0, t, 10, KERNEL, launch=t - 8)
             b.host("gap", t + 20, 5)
         facts = analyze_to_facts(with_memory(b, 1).build())
-        return findings(facts.analysis), facts.small_sample_caveat
+        return findings(facts.analysis), facts.caveat
 
     for kernels, steps in ((25, 0), (150, 2)):
         few, caveat = micro(kernels, steps)

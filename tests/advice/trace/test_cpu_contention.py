@@ -11,6 +11,7 @@ from gputop.trace.model import Trace
 from tests.advice.trace.host_jobs import gap
 from tests.advice.trace.long_step_traces import COUNT, job
 from tests.advice.trace.traces import abstained, findings, input_bound, verdict
+from tests.analysis.host.stack_samples import sampled
 from tests.analysis.host.traces_of_epochs import MS, train
 from tests.trace.build import Builder, keras_steps
 
@@ -95,6 +96,22 @@ def test_steps_that_others_lengthen_are_not_put_down_to_python(cpus, blamed):
     assert ("long_steps" in findings(trace)) == blamed
     if not blamed:
         assert "other processes kept 1.6 of 2 CPUs" in abstained(trace)["long_steps"]
+
+
+@pytest.mark.parametrize(("usual_line", "blamed"), [("train.py:50 log", True), ("data.py:7 swap", False)])
+def test_long_steps_in_which_a_line_of_their_own_runs_stay(usual_line, blamed):
+    """A thread that others keep from running stops wherever it is, as in the other steps."""
+    b, stacks, at = Builder(gpus=0), [], 0.0
+    for i in range(24):
+        gap_s = 0.26 if i in (5, 9, 18) else 0.02
+        b.host("EagerExecute", at * 1e6, 79_000, is_func=1, eager_op="__inference_multi_step_on_iterator_42")
+        stacks += [(at + 0.002, "train.py:9 main > tensorflow/python/execute.py:53 quick_execute"),
+                   (at + 0.082, "train.py:9 main > " + ("data.py:7 swap" if gap_s > 0.1 else usual_line))]
+        at += 0.08 + gap_s
+    trace = recorded(b)
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = (sampled({"MainThread": stacks}, at, rate_hz=200.0),)
+    assert ("long_steps" in findings(trace)) == blamed
 
 
 @pytest.mark.parametrize(("long", "name"), [

@@ -146,12 +146,6 @@ def test_products_in_32_bits_on_tensor_cores_could_be_in_16(name, severity, fact
     assert not findings(on(b, (6, 1))).keys() & PRECISION
 
 
-@pytest.mark.parametrize(("least", "name", "most"), [(0.33, ATTENTION, 0.88), (0.16, TF32, 0.5)])
-def test_the_range_of_what_16_bits_bring(least, name, most):
-    v = verdict(on(mixed((name, 19_000)), (8, 0)), "tensor_cores_unused")
-    assert (v.least, v.most) == pytest.approx((least * 0.95, most * 0.95), abs=0.02) and v.least < v.share < v.most
-
-
 def test_products_in_16_bits_are_left_alone():
     assert not findings(on(mixed((FLASH, 9_000), (HMMA, 9_000)), (8, 0))).keys() & PRECISION
 

@@ -64,7 +64,8 @@ def test_one_pause_is_told_as_one():
     evaluate(b, end + 100, 2)
     train(b, end + 300 * MS, 20)
     finding = findings(b)["time_outside_steps"]
-    assert finding.evidence["stretches_count"] == 1 and "occurs once" in finding.why
+    assert finding.evidence["stretches_count"] == 1 and finding.title.startswith("Once in this recording 290 ms pass")
+    assert finding.severity == "medium" and finding.gain.step_time is None and "came once" in finding.gain.how
 
 
 def few_steps(pause: float, gap: float) -> Builder:
@@ -115,6 +116,7 @@ def test_a_step_that_had_not_ended_is_told():
     trace = train_then(Builder(gpus=0), silence_s=3.0)
     finding = findings(trace)["unfinished_step"]
     assert finding.severity == "medium" and finding.evidence["unfinished_s"] == pytest.approx(3.0, rel=0.02)
+    assert finding.gain.step_time is None, "it came once"
     assert verdict(trace, "unfinished_step").usual_s == pytest.approx(0.01)
 
 

@@ -71,10 +71,11 @@ def test_a_gap_names_the_user_s_line_that_every_step_does_not_run_in():
 @pytest.mark.parametrize(("caller", "loader"), [
     ("keras/src/trainers/data_adapters/py_dataset_adapter.py:7 get", "keras"), ("grain/dataset/map.py:7 next", "grain"),
     ("torch/utils/data/dataloader.py:7 __next__", "torch"), ("datasets/arrow_dataset.py:7 __getitem__", "datasets"),
-    ("keras/src/callbacks.py:7 on_batch_end", "")])
+    ("keras/src/callbacks.py:7 on_batch_end", ""), ("data.py:7 make_batch", "user"), ("data.py:7 tokenize", "user"),
+    ("data.py:7 Log.on_train_batch_end > data.py:8 decode", ""), ("data.py:7 eval_batch", "")])
 def test_what_calls_a_line_to_make_a_batch_is_told(caller, loader):
-    found = gap(analysis_of({"MainThread": loop(f"{FIT} > {caller} > data.py:6 Slow.__getitem__")}))
-    assert (found.lines[0].line, found.lines[0].loader) == ("data.py:6 Slow.__getitem__", loader)
+    found = gap(analysis_of({"MainThread": loop(f"{FIT} > {caller} > data.py:6 burn")}))
+    assert (found.lines[0].line, found.lines[0].loader) == ("data.py:6 burn", loader)
 
 
 def test_where_only_a_library_ran_its_innermost_line_is_named():

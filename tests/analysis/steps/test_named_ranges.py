@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputop.analysis.steps.named_ranges import named_ranges
 from gputop.analysis.steps.steps import find_steps
+from gputop.analysis.steps.user_ranges import named_ranges
 from gputop.trace.model import Trace
 from tests.trace.build import Builder
 

@@ -2,8 +2,8 @@
 
 It polls twenty times a second and says "ready" once its socket is bound. Its guard says of each recording that it is
 ready for it. Modes:
-good; unguarded; profiling, cycles, ending (what its guard says); drops (the first two configs); other-pids (claims to
-be PID 1); silent (never polls); busy (polls, takes nothing); no-file; link, hard-link, pipe, folder (in the trace's
+good; unguarded; profiling, cycles, ending (what its guard says); ends (says so once it was ready, and never
+polls); drops (the first two configs); other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing); no-file; link, hard-link, pipe, folder (in the trace's
 place); sparse (2 TB); large (the trace, then 64 MB of zeros); dies (once it has the config); aborts (likewise);
 abstract (its name is).
 """
@@ -52,7 +52,7 @@ def main(folder: Path, mode: str) -> None:
         guard.bind(str(folder / f"gputop-guard-{os.getpid()}"))
         threading.Thread(target=answer_guard, args=(folder, guard, mode), daemon=True).start()
     print("ready", flush=True)
-    if mode == "silent":
+    if mode in ("silent", "ends"):
         signal.pause()
     dropped = 0
     pids = (1, 2) if mode == "other-pids" else (os.getpid(), os.getppid())
@@ -76,9 +76,12 @@ def answer_guard(folder: Path, guard: socket.socket, mode: str) -> None:
         request = json.loads(guard.recv(4096))
         if "token" in request:
             rest_s = request["rest_s"]
-            state = mode if mode in ("profiling", "cycles", "ending") else "ready"
-            body = json.dumps({"token": request["token"], "state": state, "detail": "12" * (mode == "cycles")}).encode()
-            guard.sendto(struct.pack("=Q32s", len(body), b"gputop") + body, str(folder / "dynolog"))
+            states = ["ready", "ending"] if mode == "ends" else [
+                mode if mode in ("profiling", "cycles", "ending") else "ready"]
+            for state in states:
+                report = {"token": request["token"], "state": state, "detail": "12" * (mode == "cycles")}
+                body = json.dumps(report).encode()
+                guard.sendto(struct.pack("=Q32s", len(body), b"gputop") + body, str(folder / "dynolog"))
 
 
 def write(folder: Path, mode: str, config: dict[str, str]) -> None:

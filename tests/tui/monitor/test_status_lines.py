@@ -18,7 +18,8 @@ FOUND = StepPeriodEstimate(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5
 
 def _job(step_period: StepPeriodEstimate | None, step_s: float | None = None, width: int = 160) -> str:
     record = None if step_s is None else CaptureRecord(
-        SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis=make_analysis(steps={"median_s": step_s}))
+        SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis=make_analysis(
+            steps={"median_s": step_s, "mean_s": step_s}))
     return "".join(text for text, _ in job(
         JobState((SERVER,), True, record=record, step_period=step_period), 112.0, width))
 

@@ -98,7 +98,7 @@ async def test_a_capture_after_a_is_offered_beside_it() -> None:
     session.results.baseline = session.results.captures[0]
     assert compared_to_baseline(session) == ()
     session.capture_ended(record(2, 0.3), [SERVER])
-    assert compared_to_baseline(session) == ("400 ms/step in A, 300 ms now. B: what changed.",)
+    assert compared_to_baseline(session) == ("401 ms/step in A, 301 ms now. B: what changed.",)
 
 
 def marks(app: GputopApp) -> list[str]:
@@ -119,7 +119,7 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         assert marks(app) == ["", "A", "B"]  # without a mark the last two
         await pilot.press("tab", "up", "up", "a")
         assert marks(app) == ["A", "", "B"] and session.results.baseline is first
-        assert " A " in text_of(captures) and "350 ms/step" in text_of(captures)
+        assert " A " in text_of(captures) and "351 ms/step" in text_of(captures)
         await pilot.press("down", "b")
         assert (screen._a, screen._b) == (first, second)
         await pilot.press("x")

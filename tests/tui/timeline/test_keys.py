@@ -235,8 +235,8 @@ async def test_a_gap_tells_of_its_finding() -> None:
 
 
 async def test_a_gaps_finding_has_the_step_times_that_the_panel_has() -> None:
-    async with shown(findings=[LAUNCH_BOUND]) as (pilot, screen, _):
-        screen.trace.step_s = 0.2
+    timed = replace(LAUNCH_BOUND, gain=replace(LAUNCH_BOUND.gain, before_s=0.2))
+    async with shown(findings=[timed]) as (pilot, _, _canvas):
         await pilot.press("g", "enter", "down", "enter")
         assert isinstance(pilot.app.screen, FindingPopup)
         assert "saves up to 40% (200 → 120 ms)" in box_text(pilot.app)

@@ -33,7 +33,7 @@ _PROCESS_STREAM = re.compile(r"/(?:stream:(\w+)|memcpy Compute$)")
 # TensorFlow 1's timeline of one session.run: the ops of a device are run by one executor, and a tid is a row of the
 # drawing. What its GPUs do is there three times: by stream, of all streams, and copies apart.
 _EXECUTOR = re.compile(r"/(?:device:)?([cg]pu:\d+) Compute$", re.IGNORECASE)
-_GET_NEXT = "IteratorGetNext"
+_TAKES_BATCH = re.compile(r"IteratorGetNext|QueueDequeue|Unstage")
 _REPEATED = frozenset(("stream all", "stream memcpy"))
 _AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
 _NO_THREAD = re.compile(r"thread 0 \(")  # where kineto writes the Python functions of threads that run no op
@@ -182,7 +182,7 @@ class _Rank:
         of_node = nodes & (op[on_host] >= 0)
         name[of_node] = op[on_host][of_node]
         for number in np.unique(host["name"][nodes]).tolist():
-            if names.list[number].startswith(_GET_NEXT):
+            if _TAKES_BATCH.match(names.list[number]):
                 name[nodes & (host["name"] == number)] = names[f"{names.list[number]}Op::DoCompute"]
         return name
 

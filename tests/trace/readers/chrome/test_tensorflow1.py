@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import short_report
 from gputop.trace.model import Kind, Trace
@@ -63,13 +65,14 @@ def test_without_streams_what_the_gpus_executor_does_is_no_kernel():
     assert len(timeline.trace().device) == 0
 
 
-def test_the_file_is_one_step_and_its_wait_for_a_batch_is_named():
-    trace = Timeline().op(CPU, "v0/IteratorGetNext", "IteratorGetNext", 0, 20_000).model(20_100).trace()
+@pytest.mark.parametrize("op", ["IteratorGetNext", "QueueDequeueManyV2"])
+def test_the_file_is_one_step_and_its_wait_for_a_batch_is_named(op):
+    trace = Timeline().op(CPU, f"v0/{op}", op, 0, 20_000).model(20_100).trace()
     analysis = analyze_trace(trace)
     assert analysis.steps is not None and analysis.steps.count == 1 and "session.run" in analysis.steps.anchor
     first = analysis.findings[0]
-    assert first.id == "input_bound" and first.culprits[0].name == "IteratorGetNextOp::DoCompute"
-    assert abs(first.evidence["share_ratio"] - 20 / 32) < 0.02
+    assert first.id == "input_bound" and first.culprits[0].name == f"{op}Op::DoCompute"
+    assert abs(first.evidence["share_ratio"] - 20 / 32) < 0.02 and analysis.launch_threads is None
 
 
 def test_a_batch_that_is_there_is_no_wait():
