@@ -42,23 +42,21 @@ _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents, StepEven
 _Collectable = TypeVar("_Collectable", bound=Columns)
 
 
-class Names:
+class Names(dict[str, int]):
     """Strings, each stored once, by number. Raises GputopError where they need many times the memory of the file."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.list: list[str] = []
         self._room_chars = limits.NAME_CHARS
-        self._index: dict[str, int] = {}
 
-    def __getitem__(self, name: str) -> int:
-        index = self._index.get(name)
-        if index is None:
-            self._room_chars -= len(name)
-            if self._room_chars < 0:
-                raise GputopError("The names in this trace need much more memory than the file is large; no profiler "
-                                  "writes such names.", "Capture again, or copy the file again.")
-            index = self._index[name] = len(self.list)
-            self.list.append(encodable(name))
+    def __missing__(self, name: str) -> int:
+        self._room_chars -= len(name)
+        if self._room_chars < 0:
+            raise GputopError("The names in this trace need much more memory than the file is large; no profiler "
+                              "writes such names.", "Capture again, or copy the file again.")
+        index = self[name] = len(self.list)
+        self.list.append(encodable(name))
         return index
 
     def allow_for(self, file_bytes: int) -> None:

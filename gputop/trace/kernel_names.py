@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.occupancy import theoretical_occupancy
@@ -161,7 +160,7 @@ def launch_shape(text: str, nvidia: tuple[int, int] | None = None) -> LaunchShap
     NVIDIA GPU it is computed from the rest.
     """
     details = dict(_DETAIL.findall(text))
-    grid, block = (_dimensions(details.get(key, "").split(",")) for key in ("grid", "block"))
+    grid, block = (dimensions(details.get(key, "").split(",")) for key in ("grid", "block"))
     if grid is None or block is None:
         return None
     number = {key: float(value) for key, value in details.items() if _DETAIL_NUMBER.fullmatch(value)}
@@ -172,7 +171,7 @@ def launch_shape(text: str, nvidia: tuple[int, int] | None = None) -> LaunchShap
         nvidia, math.prod(block), registers, bytes_))
 
 
-def _dimensions(values: object) -> tuple[int, int, int] | None:
+def dimensions(values: object) -> tuple[int, int, int] | None:
     """Three positive numbers, from integers or their text; None where it is anything else."""
     if not isinstance(values, (list, tuple)) or len(values) != 3:
         return None
@@ -181,24 +180,23 @@ def _dimensions(values: object) -> tuple[int, int, int] | None:
     return (x, y, z) if sound else None
 
 
-def kineto_shape(args: Mapping[str, Any]) -> LaunchShape | None:
-    """The launch shape in a Chrome event's arguments: kineto's own, or TensorFlow's ``kernel_details``."""
-    grid, block = _dimensions(args.get("grid")), _dimensions(args.get("block"))
+def kineto_shape(
+    grid: tuple[int, int, int] | None, block: tuple[int, int, int] | None, registers: int, shared: int,
+    percent: float | None,
+) -> LaunchShape | None:
+    """The launch shape in a Chrome event's arguments, as kineto writes them."""
+    grid, block = dimensions(grid), dimensions(block)
     if grid is None or block is None:
-        details = args.get("kernel_details")
-        return launch_shape(details) if isinstance(details, str) else None
-    registers, shared = (n if isinstance(n, int) and 0 <= n < 1 << 32 else -1
-                         for n in (args.get("registers per thread"), args.get("shared memory")))
-    percent = args.get("est. achieved occupancy %")
-    occupancy = percent / 100 if isinstance(percent, (int, float)) and 0 <= percent <= 100 else None
+        return None
+    registers, shared = (n if 0 <= n < 1 << 32 else -1 for n in (registers, shared))
+    occupancy = percent / 100 if percent is not None and 0 <= percent <= 100 else None
     return LaunchShape(grid, block, registers, shared, occupancy if occupancy or shared <= _KINETO_SHARED else None)
 
 
-def kineto_message_bytes(args: Mapping[str, Any]) -> int:
+def kineto_message_bytes(dtype: object, *elements: object) -> int:
     """Bytes of a collective's larger side (gathered output, scattered input) on one rank; -1: unknown."""
-    size = _KINETO_BYTES.get(str(args.get("dtype", "")).lower())
-    counts = [n for n in (args.get("In msg nelems"), args.get("Out msg nelems")) if isinstance(n, int)]
-    largest = max(counts, default=-1)
+    size = _KINETO_BYTES.get(str(dtype).lower())
+    largest = max((n for n in elements if isinstance(n, int)), default=-1)
     return largest * size if size is not None and 0 < largest < 1 << 50 else -1
 
 

@@ -142,31 +142,23 @@ def test_odd_figures_of_a_shape_are_unknown():
 
 
 def test_kinetos_shapes():
-    args = {"grid": [8, 1, 1], "block": [544, 1, 1], "registers per thread": 96, "shared memory": 4096,
-            "est. achieved occupancy %": 3}
-    assert kineto_shape(args) == LaunchShape((8, 1, 1), (544, 1, 1), 96, 4096, 0.03)
+    grid, block = (8, 1, 1), (544, 1, 1)
+    assert kineto_shape(grid, block, 96, 4096, 3) == LaunchShape(grid, block, 96, 4096, 0.03)
     # 0 may be less than half a percent, but with much shared memory it is kineto's failure to reckon it.
-    assert kineto_shape({**args, "est. achieved occupancy %": 0}) == LaunchShape((8, 1, 1), (544, 1, 1), 96, 4096, 0.0)
-    failed = kineto_shape({**args, "est. achieved occupancy %": 0, "shared memory": 87_568})
+    assert kineto_shape(grid, block, 96, 4096, 0) == LaunchShape(grid, block, 96, 4096, 0.0)
+    failed = kineto_shape(grid, block, 96, 87_568, 0)
     assert failed is not None and failed.occupancy is None
-    odd = kineto_shape({**args, "est. achieved occupancy %": "3", "registers per thread": -5, "shared memory": 1 << 40})
-    assert odd == LaunchShape((8, 1, 1), (544, 1, 1), -1, -1, None)
-    assert kineto_shape({"kernel_details": "grid:1,1,1 block:32,1,1 occ_pct:50"}) == LaunchShape(
-        (1, 1, 1), (32, 1, 1), -1, -1, 0.5)
-    for bad in ({}, {"grid": [1, 1], "block": [1, 1, 1]}, {"grid": [True, 1, 1], "block": [1, 1, 1]},
-                {"grid": "1,1,1", "block": None}, {"kernel_details": 7}):
-        assert kineto_shape(bad) is None
+    assert kineto_shape(grid, block, -5, 1 << 40, None) == LaunchShape(grid, block, -1, -1, None)
+    for bad in ((None, None), ((0, 1, 1), block), (grid, (1, 1, 1 << 40))):
+        assert kineto_shape(*bad, 96, 4096, 3) is None
 
 
-@pytest.mark.parametrize(("args", "size"), [
-    ({"In msg nelems": 10, "Out msg nelems": 80, "dtype": "Float"}, 320),
-    ({"In msg nelems": 10, "Out msg nelems": 10, "dtype": "BFloat16"}, 20),
-    ({"In msg nelems": 10, "dtype": "Complicated"}, -1), ({"dtype": "Float"}, -1), ({}, -1),
-    ({"In msg nelems": 0, "Out msg nelems": 0, "dtype": "Float"}, -1),
-    ({"In msg nelems": 1 << 60, "dtype": "Float"}, -1), ({"In msg nelems": "10", "dtype": "Float"}, -1),
+@pytest.mark.parametrize(("dtype", "elements", "size"), [
+    ("Float", (10, 80), 320), ("BFloat16", (10, 10), 20), ("Complicated", (10, -1), -1), ("Float", (-1, -1), -1),
+    ("", (-1, -1), -1), ("Float", (0, 0), -1), ("Float", (1 << 60, -1), -1), ("Float", ("10", -1), -1), (5, (1, 1), -1),
 ])
-def test_kinetos_messages(args, size):
-    assert kineto_message_bytes(args) == size
+def test_kinetos_messages(dtype, elements, size):
+    assert kineto_message_bytes(dtype, *elements) == size
 
 
 @pytest.mark.parametrize(("text", "op"), [

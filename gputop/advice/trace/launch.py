@@ -20,7 +20,7 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
 from gputop.trace.graph_captures import recordings
-from gputop.trace.intervals import Spans, coverage, intersect
+from gputop.trace.intervals import Spans, coverage, distinct_times, intersect
 from gputop.trace.lookups import by_line, launching_lines, rows_of
 from gputop.trace.model import I64, Kind
 
@@ -70,7 +70,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
     recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None
     # Launches and copies, which the profiler records where the driver runs them.
-    launches = _in_waits(facts, np.unique(facts.trace.device.launch_ns), waits)
+    launches = _in_waits(facts, distinct_times(facts.trace.device.launch_ns), waits)
     idle_ns = idle_before(facts, "launch")
     late = np.flatnonzero(idle_ns)
     return LaunchBound(
@@ -167,7 +167,7 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     if len(launch) < 2:
         return None
     # The kernels of a CUDA graph have one launch: calls are counted, not kernels.
-    calls = [np.unique(launch[on_line]) for on_line in by_line(device.launch_line[launched]).values()]
+    calls = [distinct_times(launch[on_line]) for on_line in by_line(device.launch_line[launched]).values()]
     if sum(map(len, calls)) < _ONE_BY_ONE * len(launch):
         return None
     apart = np.concatenate([np.diff(starts) for starts in calls])

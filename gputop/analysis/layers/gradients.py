@@ -9,7 +9,6 @@ reduce while another's bucket is not full.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +20,7 @@ from gputop.trace.model import I64, Kind, Trace
 
 _ACCUMULATE = r"(?:autograd::engine::evaluate_function: )?torch::autograd::AccumulateGrad$"
 # Between the function that computes a parameter's gradient and its AccumulateGrad: they only reshape or convert it.
-_PASSES_ON = re.compile(
+_PASSES_ON = (
     r"(?:.*: )?(?:T|Transpose\w*|Permute|View|Reshape\w*|UnsafeView|ToCopy|Expand|Squeeze|Unsqueeze)Backward\d*$")
 _MAX_PARTS = 3  # of the model, or kinds of functions, that a name lists
 
@@ -60,26 +59,33 @@ def _of_thread(trace: Trace, functions: I64, accumulate: Mask, reduced: I64) -> 
     sized, elements = host_stat(host, "elements")
     here = host.line[sized] == host.line[functions[0]]
     sized, elements = sized[here], elements[here]
-    is_gradient, launch = name_mask(trace, _ACCUMULATE)[host.name[sized]], trace.device.launch_ns[reduced]
+    is_gradient = name_mask(trace, _ACCUMULATE)[host.name[sized]]
+    launch = trace.device.launch_ns[reduced]
+    by_launch = np.argsort(launch, kind="stable")
+    times = host.start_ns[functions], host.end_ns[functions]
+    # Of each function its begin and end, and from where to where the sizes and the launches within it stand.
+    within = np.array([*times, *np.searchsorted(host.start_ns[sized], times),
+                       *np.searchsorted(launch[by_launch], times)]).T.tolist()
     pending: list[tuple[int, int]] = []  # since the bucket before: the gradient's function, and its elements or -1
     source, until, current, number, whole = -1, -1, -1, 0, False
-    for row, now in zip(functions.tolist(), sequence, strict=True):
-        begin, end = int(host.start_ns[row]), int(host.end_ns[row])
+    for row, now, accumulates, passes_on, (begin, end, first, last, first_launch, last_launch) in zip(
+            functions.tolist(), sequence, accumulate[functions].tolist(),
+            name_mask(trace, _PASSES_ON, ("backward",))[host.name[functions]].tolist(), within, strict=True):
         if begin >= until:
             until = end
             if now > current:  # in a backward pass they fall, from op to op back
                 pending, number, source = [], 0, -1
                 whole = bool((numbers[:np.searchsorted(numbered, row)] == now).any())  # else the trace begins within it
             current = now if now >= 0 else current
-        if not accumulate[row]:
-            source = source if _PASSES_ON.match(trace.names[host.name[row]]) else row
+        if not accumulates:
+            source = source if passes_on else row
             continue
-        inside = np.arange(*np.searchsorted(host.start_ns[sized], (begin, end)))
-        of_gradient, of_message = elements[inside[is_gradient[inside]]], elements[inside[~is_gradient[inside]]]
+        of_gradient = elements[first:last][is_gradient[first:last]]
         pending.append((source, int(of_gradient[0]) if len(of_gradient) else -1))
-        events = reduced[(launch >= begin) & (launch < end)]
+        events = reduced[np.sort(by_launch[first_launch:last_launch])]
         if len(events):
             number += 1
+            of_message = elements[first:last][~is_gradient[first:last]]
             message = int(of_message.sum()) if len(of_message) else -1
             held = _held([size for _, size in pending], message, len(pending) if whole else 0)
             bucket, pending = pending[len(pending) - held:], pending[:len(pending) - held]

@@ -149,7 +149,9 @@ def _stacks(
     those whose gradients the ``frames`` compute.
     """
     host = trace.host
-    rows = np.union1d(np.union1d(host_rows(trace, _CALL), annotations), np.flatnonzero(functions[host.name]))
+    called = (name_mask(trace, _CALL) | functions)[host.name]
+    called[annotations] = True
+    rows = np.flatnonzero(called)
     rows = rows[nesting_order(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)]
     depth = depths(host.line[rows], host.start_ns[rows], host.end_ns[rows])
     code = np.isin(line, _backward_threads(trace, functions, ops)).astype(np.int64)

@@ -3,13 +3,15 @@ tell."""
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 import numpy as np
 
 from gputop.analysis.results import StepTimes
 from gputop.core.findings import TraceNote
 from gputop.text.units import seconds
 from gputop.trace.intervals import Spans, in_order, union
-from gputop.trace.lookups import Mask, name_mask
+from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
 
@@ -40,8 +42,12 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
     evaluation, or prediction by the name. UNKNOWN where no op is traced.
     """
     named = {phase: name_mask(trace, pattern) for phase, pattern in _NAMED}
-    times = [_times_by_rank(trace, name_mask(trace, pattern, words)) for pattern, words in (
-        (_BACKWARD, _BACKWARD_WORDS), (_FORWARD, ()), (_XLA_RUNS, ()))]
+    times = cache(partial(_times_by_rank, trace))  # of few kinds, and mostly those on the host's threads suffice
+
+    def ran(pattern: str, *words: str) -> bool:
+        return any(_within(times(pattern, words, on_gpu).get(rank), of_rank)
+                   for on_gpu in (False, True) for rank, of_rank in spans.items())
+
     rank_of_line = np.array([line.rank for line in trace.lines], np.int64)
     order = np.argsort(key, kind="stable")
     functions, first = np.unique(key[order], return_index=True)
@@ -50,14 +56,12 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
         rank_of_call = rank_of_line[trace.host.line[calls]]
         spans = {rank: union(trace.host.start_ns[called], trace.host.end_ns[called]) for rank, called in (
             (rank, calls[rank_of_call == rank]) for rank in np.unique(rank_of_call).tolist())}
-        backward, forward, xla = (any(_within(by_rank.get(rank), of_rank) for rank, of_rank in spans.items())
-                                  for by_rank in times)
         by_name = next((phase for phase, mask in named.items() if mask[function]),
                        trace.function_phases.get(trace.names[function], UNKNOWN))
         out[function] = by_name
-        if backward:
+        if ran(_BACKWARD, *_BACKWARD_WORDS):
             out[function] = TRAINING
-        elif by_name == UNKNOWN and forward and not xla:
+        elif by_name == UNKNOWN and ran(_FORWARD) and not ran(_XLA_RUNS):
             out[function] = EVALUATION
     return out
 
@@ -86,12 +90,17 @@ def _within(times_ns: I64 | None, spans: Spans) -> bool:
         (np.searchsorted(times_ns, spans.end) > np.searchsorted(times_ns, spans.start)).any())
 
 
-def _times_by_rank(trace: Trace, mask: Mask) -> dict[int, I64]:
-    """Times, by rank, at which such ops start on threads other than tf.data's, or are launched to a GPU, in order."""
-    host, device = trace.host, trace.device
-    on_host = mask[host.name] & ~lines_of(trace, INPUT)[host.line] if len(host) else np.zeros(0, bool)
-    on_gpu = (mask[device.tf_op] | mask[device.name]) & (device.launch_ns >= 0)
-    times = np.concatenate((host.start_ns[on_host], device.launch_ns[on_gpu]))
-    rank = np.concatenate((np.array([line.rank for line in trace.lines], np.int64)[host.line[on_host]],
-                           np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu[on_gpu]]))
+def _times_by_rank(trace: Trace, pattern: str, words: tuple[str, ...], on_gpu: bool) -> dict[int, I64]:
+    """Times, by rank, at which ops of such names start on threads other than tf.data's, or are launched to a GPU, in
+    order."""
+    mask, host, device = name_mask(trace, pattern, words), trace.host, trace.device
+    if not mask.any():
+        return {}
+    if on_gpu:
+        rows = np.flatnonzero((mask[device.tf_op] | mask[device.name]) & (device.launch_ns >= 0))
+        times, rank = device.launch_ns[rows], np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu[rows]]
+    else:
+        rows = np.flatnonzero(mask[host.name])
+        rows = rows[~lines_of(trace, INPUT)[host.line[rows]]]
+        times, rank = host.start_ns[rows], np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
     return {number: in_order(times[rank == number]) for number in np.unique(rank).tolist()}

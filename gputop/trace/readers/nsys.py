@@ -10,6 +10,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,8 +196,10 @@ class _Report:
         keep = np.isin(numbers[:, 2], _RANGES) & _sane(numbers[:, 0], numbers[:, 1])
         rows = numbers[keep]
         if len(rows):
-            name = np.array([names[_NUMBERING.sub("", texts[i] or self._strings.get(int(numbers[i, 4]), ""))]
-                             for i in np.flatnonzero(keep).tolist()], np.int32)
+            of_rows = [texts[i] or self._strings.get(text_id, "")
+                       for i, text_id in zip(np.flatnonzero(keep).tolist(), rows[:, 4].tolist(), strict=True)]
+            number = {text: names[_NUMBERING.sub("", text)] for text in dict.fromkeys(of_rows)}
+            name = np.array([number[text] for text in of_rows], np.int32)
             self._builder.host.append(HostEvents(
                 self._host_lines(rows[:, 3], host), name, rows[:, 0].copy(), rows[:, 1].copy()))
 
@@ -322,7 +325,7 @@ class _Report:
         if not present:
             return np.empty((0, len(columns)), np.int64)
         pieces = [np.empty((0, len(columns)), np.int64)]
-        for rows in self._fetch(f'SELECT {", ".join(casts)} FROM "{table}"'):
+        for rows in self._fetch(f'SELECT {", ".join(casts)} FROM "{table}"', _BATCH):
             pieces.append(np.array(rows, np.int64).reshape(len(rows), len(columns)))
         return np.concatenate(pieces)
 
@@ -334,25 +337,30 @@ class _Report:
         wanted = [(f'CAST("{c}" AS TEXT)' if text else f'"{c}"') if c in present else "NULL" for c in columns]
         return [row for rows in self._fetch(f'SELECT {", ".join(wanted)} FROM "{table}"') for row in rows]
 
-    def _fetch(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
+    def _fetch(self, query: str, at_once: int = 1) -> Iterator[list[tuple[Any, ...]]]:
         """Rows in batches. Damage ends them early and is added to ``_damage``.
 
         Pages of a damaged file that refer to each other in circles would yield rows or text without end, so no more
-        is read than the file has room for.
+        is read than the file has room for. That is looked at after so many rows: after each where they may hold text.
         """
         rows: list[tuple[Any, ...]] = []
-        room = self._file_bytes + _SCHEMA_BYTES
+        room, before = self._file_bytes + _SCHEMA_BYTES, 0
         try:
-            for row in self._db.execute(query):
-                rows.append(row)
-                room -= _ROW_BYTES + sum([len(value) for value in row if isinstance(value, (str, bytes))])
-                if room < 0:
-                    self._damage.append("a table with more rows than the file has room for")
+            cursor = self._db.execute(query)
+            while room >= 0:
+                rows.extend(islice(cursor, at_once))  # where damage ends it, the rows before it stay
+                if len(rows) == before:
                     break
-                if len(rows) == _BATCH:
+                room -= _ROW_BYTES * (len(rows) - before)
+                if at_once == 1:
+                    room -= sum([len(value) for value in rows[-1] if isinstance(value, (str, bytes))])
+                before = len(rows)
+                if before >= _BATCH:
                     self._watch.check(self._path)
                     yield rows
-                    rows = []
+                    rows, before = [], 0
+            else:
+                self._damage.append("a table with more rows than the file has room for")
         except (sqlite3.Error, ValueError) as error:  # ValueError: text in the schema that cannot be decoded
             self._damage.append("reading it takes many times more steps than its size allows"
                                 if str(error) == "interrupted" else str(error))

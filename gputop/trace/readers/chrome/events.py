@@ -5,36 +5,57 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, field
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.trace import kernel_names
 from gputop.trace.builder import IGNORED_EVENT, TraceBuilder, encodable
-from gputop.trace.model import I64, TEXT_STATS, Kind
+from gputop.trace.model import F64, I64, TEXT_STATS, Kind
 from gputop.trace.readers.chrome.json_stream import read_list
+from gputop.trace.readers.chrome.records import (
+    MOST_US,
+    NO_ARGS,
+    Args,
+    Event,
+    decode_events,
+    event_of,
+    finite,
+    hashable,
+    integer,
+    integers,
+    plain,
+)
 from gputop.trace.readers.content import MemoryWatch, too_big
 
 DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
                      "gpu_memset": Kind.MEMSET, "memset": Kind.MEMSET}
 HOST = -1  # in the column ``category``; else the Kind of the category
-_WITHOUT_DETAILS = frozenset(("cpu_op", "cuda_runtime", "cuda_driver", "python_function"))
-_SKIPPED_CATEGORIES = frozenset(("gpu_user_annotation", "trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"))
+_TS, _DUR, _CATEGORY, _ROW = (attrgetter(*names) for names in (("ts",), ("dur",), ("cat",), ("pid", "tid")))
+_SHAPE = attrgetter("grid", "block", "registers", "shared", "occupancy")
+# What an event is by its category: a number of its own where its arguments are read in a way of their own.
+_ANY, _CALL, _PYTHON, _RANGE, _NO_CATEGORY, _SKIPPED, _RECORDED = range(-1, -8, -1)
+_GROUPS = {
+    **DEVICE_CATEGORIES, "cpu_op": _CALL, "cuda_runtime": _CALL, "cuda_driver": _CALL, "python_function": _PYTHON,
+    "user_annotation": _RANGE, "": _NO_CATEGORY, "trace": _RECORDED,
+    **dict.fromkeys(("gpu_user_annotation", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"), _SKIPPED)}
 _MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties", "otherData"))
 _RECORDING = "PyTorch Profiler ("  # kineto's event that lasts as long as the recording
 # Phases of spans that belong to no thread and need not nest, with those that Chrome no longer writes; and phases of
 # spans whose begin and end are two events.
 _ASYNCHRONOUS, _BEGINS_OR_ENDS = frozenset("bneSTpF"), frozenset("BE")
+_SPANS_AND_FLOWS = frozenset("Xstf")
 _NCCL_CATEGORIES = frozenset(("GROUP", "GROUP_API", "COLL", "COLL_API", "P2P", "P2P_API", "PROXY", "NET"))
 _HOROVOD_NAME = "NEGOTIATE_"
 _EXAMPLE_CHARS = 48  # of a span's name
 _RECORD_AGAIN = "Record the job with the PyTorch profiler, or with `nsys profile --trace=cuda,nvtx`"
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
-_DECIMAL = re.compile(r"\s{0,8}-?[0-9]{1,24}(?:\.[0-9]{0,24})?(?:[eE][-+]?[0-9]{1,3})?\s{0,8}")
 _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
 # The surest first: a host may be called node03.
@@ -44,20 +65,22 @@ _GRADIENT, _REDUCES = "torch::autograd::AccumulateGrad", re.compile(r"nccl:(?:al
 _OWN_CONVOLUTIONS = frozenset(("aten::_slow_conv2d_forward", "aten::_nnpack_spatial_convolution"))
 # PyTorch's gradients of embedding tables that fill a whole table: where among their inputs its number of rows stands.
 _DENSE_TABLES = {"aten::embedding_dense_backward": 2, "aten::_embedding_bag_dense_backward": 5}
+_SIZED = frozenset((_GRADIENT, *_DENSE_TABLES, *_OWN_CONVOLUTIONS))
 _MAX_DIMENSIONS = 64  # as many as a tensor of PyTorch can have
-_BATCH = 1 << 14
 _MAX_DEVICE = 1 << 20
 
-# ``row`` and ``stream`` number the (pid, tid) of the event and, where its arguments name a stream, the (pid, stream);
-# ``bytes`` are of a copy or memset, ``message_bytes`` of a collective.
-EVENT = np.dtype([("ts", "f8"), ("dur", "f8"), ("correlation", "i8"), ("step", "i8"), ("bytes", "i8"),
-                  ("message_bytes", "i8"), ("row", "i4"), ("stream", "i4"), ("name", "i4"), ("device", "i4"),
-                  ("tf_op", "i4"), ("shape", "i4"), ("category", "i1"), ("src", "u1"), ("dst", "u1")])
+# Of each event; ``row`` numbers its (pid, tid).
+EVENT = np.dtype([("ts", "f8"), ("dur", "f8"), ("correlation", "i8"), ("row", "i4"), ("name", "i4"),
+                  ("category", "i1")])
+# Of those with arguments that may be of a device, ``at`` being their index: ``stream`` numbers the (pid, stream) where
+# the arguments name a stream; ``bytes`` are of a copy or memset, ``message_bytes`` of a collective.
+DETAIL = np.dtype([("at", "i8"), ("bytes", "i8"), ("message_bytes", "i8"), ("stream", "i4"), ("device", "i4"),
+                   ("tf_op", "i4"), ("shape", "i4"), ("src", "u1"), ("dst", "u1")])
 # Stats of host events in TensorFlow's exports, all of them text there: kept sparse, as numbers and as names.
 _NUMBERS = frozenset(("is_func", "tracing_count", "iter_num", "buffered_elements", "id", "parent_id", "parallelism",
                       "buffer_limit", "cpu_budget"))
 _HASHES = frozenset(("id", "parent_id"))  # all 64 bits, so half of them are negative
-_STATS = _NUMBERS.union(TEXT_STATS)
+_STATS = (*_NUMBERS, *TEXT_STATS)
 # Memory of one event until the trace is assembled, in both forms of its columns.
 _EVENT_BYTES = 4 * EVENT.itemsize
 # What an allocator of PyTorch holds after an allocation or a release, as profile_memory=True records it.
@@ -75,6 +98,7 @@ class ChromeFile(Struct):
     base_ns: int  # Unix time of ts 0, or 0
     devices: dict[int, dict[str, Any]]
     events: npt.NDArray[np.void]
+    details: npt.NDArray[np.void]
     rows: list[tuple[Any, Any]]
     processes: dict[Any, str]
     threads: dict[tuple[Any, Any], str]
@@ -91,8 +115,10 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``, NoDataError
     where its only spans are of kinds that are not read.
     """
-    events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes))
-    members, has_list, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take)
+    events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes),
+                     _Table(lambda about: builder.shape(kernel_names.kineto_shape(*about))))
+    members, has_list, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take,
+                                           decode_events, event_of)
     if not has_list and not damaged:
         raise GputopError(f"{path} is JSON, but not a Chrome trace: it has no list \"traceEvents\".",
                           "Give the trace that the PyTorch profiler, TensorBoard or JAX exported.")
@@ -114,7 +140,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
         base if isinstance(base, int) and 0 <= base < 1 << 61 else 0,
         {d["id"]: d for d in devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(devices, list) else {},
-        columns, events.rows, events.processes, events.threads, damaged,
+        columns, events.details(), list(events.rows), events.processes, events.threads, damaged,
         isinstance(other, dict) and other.get("simulated") is True, events.window_us, events.sparse(), events.memory())
 
 
@@ -133,17 +159,17 @@ class _UnreadSpans(Struct):
     first_name: str = ""
     writer: str = ""
 
-    def add(self, event: dict[str, Any], phase: str) -> None:
+    def add(self, event: Event) -> None:
         """Count the event, if its phase is one of such spans."""
+        phase, name = event.ph, event.name
         if phase in _ASYNCHRONOUS:
             self.asynchronous += 1
         elif phase in _BEGINS_OR_ENDS:
             self.begins_and_ends += 1
         else:
             return
-        name = str(event.get("name", ""))
         self.first_name = self.first_name or name
-        if phase == "b" and event.get("cat") in _NCCL_CATEGORIES:
+        if phase == "b" and event.cat in _NCCL_CATEGORIES:
             self.writer = "NCCL"
         elif phase == "B" and name.startswith(_HOROVOD_NAME):
             self.writer = "Horovod"
@@ -168,199 +194,243 @@ class _UnreadSpans(Struct):
         return None
 
 
+class _Table(dict[Any, int]):
+    """Numbers of values, each found when the value first comes."""
+
+    def __init__(self, find: Callable[[Any], int]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, value: Any) -> int:
+        number = self[value] = self._find(value)
+        return number
+
+
+class _Numbered(dict[Any, int]):
+    """Different values, numbered as they come."""
+
+    def __missing__(self, value: Any) -> int:
+        number = self[value] = len(self)
+        return number
+
+
 class _Events(Struct):
-    """Receives one event after the other and appends what the trace needs of it to columns."""
+    """Receives some events after the others and makes columns of what the trace needs of them."""
 
     path: str
     builder: TraceBuilder
     limit_bytes: float
     watch: MemoryWatch
+    shapes: _Table  # of launches, by what the arguments say
     seen: int = 0
     window_us: tuple[float, float] | None = None
-    rows: list[tuple[Any, Any]] = field(default_factory=list)
+    rows: _Numbered = field(default_factory=_Numbered)
     processes: dict[Any, str] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], str] = field(default_factory=dict)
-    _row_numbers: dict[tuple[Any, Any], int] = field(default_factory=dict)
-    _stats: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
-    _batch: list[tuple[Any, ...]] = field(default_factory=list)
-    _pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
-    _memory: list[tuple[float, int, int]] = field(default_factory=list)
-    _memory_pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
     unread: _UnreadSpans = field(default_factory=_UnreadSpans)
+    _groups: _Table = field(default_factory=lambda: _Table(lambda category: _GROUPS.get(category.lower(), _ANY)))
+    _count: int = 0  # of events in the pieces
+    _stats: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
+    _pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
+    _details: list[npt.NDArray[np.void]] = field(default_factory=list)
+    _memory: tuple[array[Any], ...] = field(default_factory=lambda: (array("d"), array("q"), array("q")))
 
-    def take(self, event: Any) -> None:
-        self.seen += 1
-        if not self.seen % _BATCH:
-            self.watch.check(self.path)
-        if not isinstance(event, dict):
-            return
-        phase = event.get("ph")
-        if phase == "X":
-            self._complete(event)
-        elif phase == "M":
-            self._name(event)
-        elif phase == "i" and event.get("name") == _MEMORY:
-            self._allocation(event.get("ts"), event.get("args"))
-        elif isinstance(phase, str):
-            self.unread.add(event, phase)
-
-    def memory(self) -> npt.NDArray[np.void]:
-        pieces = [*self._memory_pieces, np.array(self._memory, MEMORY)]
-        self._memory, self._memory_pieces = [], []
-        return np.concatenate(pieces)
-
-    def _allocation(self, ts: Any, args: Any) -> None:
-        allocated = integer(args.get("Total Allocated")) if isinstance(args, dict) else -1
-        if not _finite(ts) or allocated < 0:
-            return
-        gpu = -1 if args.get("Device Type") == _CPU_DEVICE else min(integer(args.get("Device Id")), _MAX_DEVICE)
-        self._memory.append((ts, allocated, gpu))
-        if len(self._memory) == _BATCH:
-            self._memory_pieces.append(np.array(self._memory, MEMORY))
-            self._memory.clear()
+    def take(self, events: list[Event]) -> None:
+        self.seen += len(events)
+        self.watch.check(self.path)
+        if self._count * _EVENT_BYTES > self.limit_bytes:
+            raise too_big(self.path, self.limit_bytes)
+        spans = [event for event in events if event.ph == "X"]
+        for event in [event for event in events if event.ph not in _SPANS_AND_FLOWS]:
+            self._other(event)
+        if spans:
+            self._spans(spans)
 
     def columns(self) -> npt.NDArray[np.void]:
-        self._flush()
-        pieces, self._pieces = self._pieces, []
-        return np.concatenate(pieces) if pieces else np.empty(0, EVENT)
+        columns = _joined(self._pieces, EVENT)
+        steps = {i: int(marker[1]) for i, name in enumerate(self.builder.names.list)
+                 if (marker := _STEP.match(name)) is not None}
+        if steps:
+            rows = np.flatnonzero(np.isin(columns["name"], list(steps)))
+            self._append("step_num", rows, np.array([steps[i] for i in columns["name"][rows].tolist()], np.int64), 0)
+        return columns
+
+    def details(self) -> npt.NDArray[np.void]:
+        return _joined(self._details, DETAIL)
+
+    def memory(self) -> npt.NDArray[np.void]:
+        return np.array(list(zip(*self._memory, strict=True)), MEMORY)
 
     def sparse(self) -> dict[str, tuple[I64, I64]]:
         stats, self._stats = self._stats, {}
         return {name: (np.array(rows, np.int64), np.array(values, np.int64)) for name, (rows, values) in stats.items()}
 
-    def _keep(self, args: dict[str, Any]) -> None:
-        """Keep the stats of the event that is appended next."""
-        for name in args.keys() & _STATS:
-            raw = args[name]
+    def _other(self, event: Event) -> None:
+        args = event.args
+        if event.ph == "M" and args is not None:
+            name = "" if args.name is UNSET else text_of(args.name)
+            if event.name == "process_name":
+                self.processes[event.pid] = name
+            elif event.name == "thread_name":
+                self.threads[event.pid, event.tid] = name.strip()
+        elif event.ph == "i" and event.name == _MEMORY and args is not None:
+            allocated = integer(args.allocated)
+            if finite(event.ts) and allocated >= 0:
+                gpu = -1 if args.device_type == _CPU_DEVICE else min(integer(args.device_id), _MAX_DEVICE)
+                for column, value in zip(self._memory, (event.ts, allocated, gpu), strict=True):
+                    column.append(value)
+        else:
+            self.unread.add(event)
+
+    def _spans(self, spans: list[Event]) -> None:
+        """Append complete events."""
+        spans, groups, ts, dur = self._kept(spans)
+        names = [event.name for event in spans]
+        args = [event.args or NO_ARGS for event in spans]
+        python, ranges, calls, unnamed = (
+            np.flatnonzero(groups == group) for group in (_PYTHON, _RANGE, _CALL, _NO_CATEGORY))
+        for i in python.tolist():
+            if " at 0x" in names[i]:
+                names[i] = _ADDRESS.sub(">", names[i])
+            if isinstance(args[i].call_from, str):
+                self._append_one("called_from", i, self.builder.names[args[i].call_from])
+        self._append("annotation", ranges, np.ones(len(ranges), np.int64), self._count)
+        for i in ranges.tolist():
+            if _REDUCES.match(names[i]):
+                self._keep_elements(i, args[i])
+        piece = np.empty(len(spans), EVENT)
+        piece["ts"], piece["dur"], piece["category"], piece["correlation"] = ts, dur, np.maximum(groups, HOST), -1
+        piece["name"] = np.fromiter(map(self.builder.names.__getitem__, names), np.int32, len(spans))
+        piece["row"] = np.fromiter(map(self.rows.__getitem__, map(_ROW, spans)), np.int32, len(spans))
+        of_calls = [args[i] for i in calls.tolist()]
+        piece["correlation"][calls] = integers([about.correlation for about in of_calls])
+        self._append("sequence", calls, integers([about.sequence for about in of_calls]), self._count)
+        for i, about in zip(calls.tolist(), of_calls, strict=True):
+            if about.input_type is not None or names[i] in _SIZED:
+                self._keep_sizes(i, names[i], about)
+        for i in unnamed.tolist():
+            self._keep(i, args[i])
+        detailed = np.array([i for i in np.flatnonzero((groups != _CALL) & (groups != _PYTHON)).tolist()
+                             if args[i] is not NO_ARGS], np.int64)
+        if len(detailed):
+            self._detail(piece, detailed, [spans[i] for i in detailed.tolist()], [args[i] for i in detailed.tolist()])
+        self._pieces.append(piece)
+        self._count += len(piece)
+
+    def _kept(self, spans: list[Event]) -> tuple[list[Event], npt.NDArray[np.int8], F64, F64]:
+        """The spans that are read, with their groups, times and durations."""
+        ts, dur = (np.fromiter(map(of, spans), np.float64, len(spans)) for of in (_TS, _DUR))
+        groups = np.fromiter(map(self._groups.__getitem__, map(_CATEGORY, spans)), np.int8, len(spans))
+        kept = (np.abs(ts) < MOST_US) & (dur >= 0) & (dur < MOST_US)
+        for event in [spans[i] for i in np.flatnonzero(kept & (groups == _RECORDED)).tolist()]:
+            if event.name.startswith(_RECORDING):
+                begin, end = self.window_us or (event.ts, event.ts)
+                self.window_us = min(begin, event.ts), max(end, event.ts + event.dur)
+        kept &= groups > _SKIPPED
+        for i in np.flatnonzero(groups == _NO_CATEGORY).tolist():
+            kept[i] &= spans[i].pid != "Spans" and not spans[i].name.startswith(IGNORED_EVENT)
+        if kept.all():
+            return spans, groups, ts, dur
+        return [spans[i] for i in np.flatnonzero(kept).tolist()], groups[kept], ts[kept], dur[kept]
+
+    def _detail(self, piece: npt.NDArray[np.void], rows: I64, spans: list[Event], args: list[Args]) -> None:
+        """Append what the arguments of events say of work on a device; ``rows`` is where these stand in the piece."""
+        piece["correlation"][rows] = integers(
+            [about.correlation_id if about.correlation == -1 else about.correlation for about in args])
+        steps = integers([about.step_num for about in args])
+        for i in np.flatnonzero(steps >= 0).tolist():
+            if _STEP.match(spans[i].name) is None:
+                self._append_one("step_num", int(rows[i]), int(steps[i]))
+        details = np.empty(len(rows), DETAIL)
+        details["at"] = rows + self._count
+        details["device"] = np.minimum(integers([about.device for about in args]), _MAX_DEVICE)
+        streams = [event.tid if about.stream is UNSET else about.stream
+                   for event, about in zip(spans, args, strict=True)]
+        if not set(map(type, streams)) <= {int, str}:
+            streams = list(map(hashable, streams))
+        of_rows = map(self.rows.__getitem__, zip([event.pid for event in spans], streams, strict=True))
+        details["stream"] = np.fromiter(of_rows, np.int32, len(spans))
+        details["message_bytes"] = [
+            kernel_names.kineto_message_bytes(about.dtype, about.in_elements, about.out_elements) if about.dtype else -1
+            for about in args]
+        sizes, ops = integers([about.bytes for about in args]).tolist(), [-1] * len(args)
+        ends = [_ends(event.name) for event in spans]
+        shapes = list(map(self.shapes.__getitem__, map(_SHAPE, args)))
+        for i, about in enumerate(args):
+            if about.memcpy_details:
+                copy = kernel_names.copy_details(str(about.memcpy_details))
+                sizes[i], ends[i] = copy.bytes if sizes[i] < 0 else sizes[i], ends[i] or (copy.src, copy.dst)
+            if about.kernel_details and shapes[i] < 0 and isinstance(about.kernel_details, str):
+                shapes[i] = self.builder.shape(kernel_names.launch_shape(about.kernel_details))
+            if about.tf_op or about.hlo_op or about.hlo_module or about.annotation or about.op is not UNSET:
+                ops[i] = _op(about, self.builder)
+        details["bytes"], details["shape"], details["tf_op"] = sizes, shapes, ops
+        details["src"], details["dst"] = np.array([pair or (0, 0) for pair in ends], np.uint8).T
+        self._details.append(details)
+
+    def _keep(self, i: int, args: Args) -> None:
+        """Keep the stats of TensorFlow's event at ``i`` of the piece that is appended next."""
+        for name in _STATS:
+            raw = getattr(args, name)
+            if raw is UNSET:
+                continue
             if name in _HASHES and type(raw) is int and -(1 << 63) <= raw < 1 << 63:
-                self._append_stat(name, raw)
+                self._append_one(name, i, raw)
                 continue
             value = integer(raw) if name in _NUMBERS else self.builder.names[str(raw)]
             if value >= 0:
-                self._append_stat(name, value)
+                self._append_one(name, i, value)
 
-    def _keep_elements(self, args: dict[str, Any]) -> None:
-        elements = _elements(args.get("Input Dims", args.get("Input dims")))
+    def _keep_sizes(self, i: int, name: str, args: Args) -> None:
+        """Keep what PyTorch's op at ``i`` says of its inputs."""
+        if name == _GRADIENT:
+            self._keep_elements(i, args)
+        elif name in _DENSE_TABLES:
+            self._keep_table(i, args, _DENSE_TABLES[name])
+        elif name in _OWN_CONVOLUTIONS and (batch := _first_size(plain(args.input_dims))) >= 0:
+            self._append_one("batch", i, batch)
+        if isinstance(args.input_type, list) and "double" in args.input_type:
+            self._append_one("float64", i, 1)
+
+    def _keep_elements(self, i: int, args: Args) -> None:
+        shapes = plain(args.input_dims)
+        elements = _elements(plain(args.old_input_dims) if shapes is UNSET else shapes)
         if elements >= 0:
-            self._append_stat("elements", elements)
+            self._append_one("elements", i, elements)
 
-    def _keep_table(self, args: dict[str, Any], rows_at: int) -> None:
-        shapes, values = args.get("Input Dims"), args.get("Concrete Inputs")
+    def _keep_table(self, i: int, args: Args, rows_at: int) -> None:
+        shapes, values = plain(args.input_dims), plain(args.concrete_inputs)
         if not isinstance(shapes, list) or not isinstance(values, list) or len(values) <= rows_at:
             return
         gradient, indices, rows = _elements(shapes), _elements(shapes[1:]), integer(values[rows_at])
         width = integer(shapes[0][-1]) if gradient > 0 else -1
         if 0 < rows < 1 << 40 and 0 < width < 1 << 20 and indices > 0:
             for name, value in (("table_rows", rows), ("table_elements", rows * width), ("indices", indices)):
-                self._append_stat(name, value)
+                self._append_one(name, i, value)
 
-    def _append_stat(self, name: str, value: int) -> None:
+    def _append_one(self, name: str, i: int, value: int) -> None:
         rows, values = self._stats.setdefault(name, (array("q"), array("q")))
-        rows.append(len(self._pieces) * _BATCH + len(self._batch))
+        rows.append(self._count + i)
         values.append(value)
 
-    def _flush(self) -> None:
-        self.watch.check(self.path)
-        if self._batch:
-            self._pieces.append(np.array(self._batch, EVENT))
-            self._batch.clear()
-        if len(self._pieces) * _BATCH * _EVENT_BYTES > self.limit_bytes:
-            raise too_big(self.path, self.limit_bytes)
-
-    def _name(self, event: dict[str, Any]) -> None:
-        args = event.get("args")
-        if not isinstance(args, dict):
-            return
-        pid, name = hashable(event.get("pid")), text_of(args.get("name", ""))
-        if event.get("name") == "process_name":
-            self.processes[pid] = name
-        elif event.get("name") == "thread_name":
-            self.threads[pid, hashable(event.get("tid"))] = name.strip()
-
-    def _complete(self, event: dict[str, Any]) -> None:
-        ts, dur = event.get("ts"), event.get("dur", 0)
-        if isinstance(ts, str) or isinstance(dur, str):  # some programs write all numbers so
-            ts, dur = _number(ts), _number(dur)
-        if not _finite(ts) or not _finite(dur) or dur < 0:
-            return
-        category, pid = str(event.get("cat", "")).lower(), hashable(event.get("pid"))
-        if category == "trace" and str(event.get("name", "")).startswith(_RECORDING):
-            begin, end = self.window_us or (ts, ts)
-            self.window_us = min(begin, ts), max(end, ts + dur)
-        if category in _SKIPPED_CATEGORIES or (category == "" and pid == "Spans"):
-            return
-        name, args = str(event.get("name", "")), event.get("args")
-        if name.startswith(IGNORED_EVENT):
-            return
-        args = args if isinstance(args, dict) else {}
-        if category == "user_annotation":
-            self._append_stat("annotation", 1)
-            if _REDUCES.match(name):
-                self._keep_elements(args)
-        elif category == "python_function":
-            name = _ADDRESS.sub(">", name)
-            if isinstance(args.get("CallFrom"), str):
-                self._append_stat("called_from", self.builder.names[args["CallFrom"]])
-        tid = hashable(event.get("tid"))
-        row = self._row(pid, tid)
-        index, kind = self.builder.names[name], DEVICE_CATEGORIES.get(category, HOST)
-        if not args or category in _WITHOUT_DETAILS:  # most events, and only of the host
-            correlation, sequence = integer(args.get("correlation")), integer(args.get("Sequence number"))
-            if sequence >= 0:
-                self._append_stat("sequence", sequence)
-            if name == _GRADIENT:
-                self._keep_elements(args)
-            elif name in _DENSE_TABLES:
-                self._keep_table(args, _DENSE_TABLES[name])
-            types = args.get("Input type")
-            if isinstance(types, list) and "double" in types:
-                self._append_stat("float64", 1)
-            if name in _OWN_CONVOLUTIONS and (batch := _first_size(args.get("Input Dims"))) >= 0:
-                self._append_stat("batch", batch)
-            self._batch.append((ts, dur, correlation, _step(name, args), -1, -1, row, row, index, -1, -1, -1, kind, 0,
-                                0))
-        else:
-            correlation = integer(args.get("correlation", args.get("correlation_id")))
-            size, src, dst = _copy(name, args)
-            device = min(integer(args.get("device")), _MAX_DEVICE)
-            stream = self._row(pid, hashable(args["stream"])) if "stream" in args else row
-            if category == "":
-                self._keep(args)
-            self._batch.append((
-                ts, dur, correlation, _step(name, args), size, kernel_names.kineto_message_bytes(args), row, stream,
-                index, device, _op(args, self.builder), self.builder.shape(kernel_names.kineto_shape(args)), kind, src,
-                dst))
-        if len(self._batch) == _BATCH:
-            self._flush()
-
-    def _row(self, pid: Any, tid: Any) -> int:
-        number = self._row_numbers.setdefault((pid, tid), len(self.rows))
-        if number == len(self.rows):
-            self.rows.append((pid, tid))
-        return number
+    def _append(self, name: str, places: npt.NDArray[np.intp], values: I64, base: int) -> None:
+        """Append those values of a stat that are not -1; ``places`` count from ``base`` on."""
+        kept = values >= 0
+        if kept.any():
+            for column, numbers in zip(self._stats.setdefault(name, (array("q"), array("q"))),
+                                       (places[kept] + base, values[kept]), strict=True):
+                column.frombytes(numbers.astype(np.int64).tobytes())
 
 
-def hashable(value: Any) -> Any:
-    return value if isinstance(value, (int, str)) else str(value)
+def _joined(pieces: list[npt.NDArray[np.void]], dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    """The pieces as one; empties the list."""
+    joined = np.concatenate(pieces) if pieces else np.empty(0, dtype)
+    pieces.clear()
+    return joined
 
 
 def text_of(value: Any) -> str:
     return encodable(str(value))
-
-
-def _number(value: Any) -> Any:
-    """The number that a text spells; what is none as it is."""
-    return float(value) if isinstance(value, str) and _DECIMAL.fullmatch(value) else value
-
-
-def _finite(value: Any) -> TypeGuard[float]:
-    """Return whether a value is a number of µs that, with any offset, fits an int64 of nanoseconds."""
-    return isinstance(value, (int, float)) and -2e15 < value < 2e15
-
-
-def _step(name: str, args: dict[str, Any]) -> int:
-    marker = _STEP.match(name) if name.startswith("ProfilerStep#") else None
-    return int(marker[1]) if marker else integer(args["step_num"]) if "step_num" in args else -1
 
 
 def _elements(shapes: Any) -> int:
@@ -379,28 +449,19 @@ def _first_size(shapes: Any) -> int:
     return integer(first[0]) if isinstance(first, list) and first else -1
 
 
-def _copy(name: str, args: dict[str, Any]) -> tuple[int, int, int]:
-    """Bytes and the kinds of memory at both ends, if the event is a copy or memset."""
-    details = kernel_names.copy_details(str(args.get("memcpy_details", "")))
-    size = integer(args.get("bytes"))
+@lru_cache(maxsize=65536)
+def _ends(name: str) -> tuple[int, int] | None:
+    """The kinds of memory at both ends of a copy, where its name has them."""
     ends = _COPY_ENDS.search(name)
-    src, dst = (kernel_names.memory_kind(e) for e in ends.groups()) if ends else (details.src, details.dst)
-    return size if size >= 0 else details.bytes, src, dst
+    return None if ends is None else (kernel_names.memory_kind(ends[1]), kernel_names.memory_kind(ends[2]))
 
 
-def _op(args: dict[str, Any], builder: TraceBuilder) -> int:
-    op, hlo, module = (str(args.get(k) or "") for k in ("tf_op", "hlo_op", "hlo_module"))
+def _op(args: Args, builder: TraceBuilder) -> int:
+    op, hlo, module = (str(text or "") for text in (args.tf_op, args.hlo_op, args.hlo_module))
     if op and op != "XlaModule:":
         return builder.names[op]
-    if isinstance(args.get("op"), str) and "name" in args:  # a node of TensorFlow 1's graph
-        return builder.names[f"{args['name']}:{args['op']}"]
+    if isinstance(args.op, str) and args.name is not UNSET:  # a node of TensorFlow 1's graph
+        return builder.names[f"{args.name}:{args.op}"]
     if not hlo:
-        hlo = kernel_names.op_of_annotation(str(args.get("annotation") or ""))
+        hlo = kernel_names.op_of_annotation(str(args.annotation or ""))
     return builder.names[f"{module}/{hlo}" if module else hlo] if hlo else -1
-
-
-def integer(value: Any) -> int:
-    """A non-negative integer that fits, also from text; -1 for everything else."""
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else -1

@@ -19,10 +19,11 @@ from gputop.trace import kernel_names, limits
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches, set_launches
-from gputop.trace.lookups import TORCH_HOST_MEMORY
+from gputop.trace.lookups import TORCH_HOST_MEMORY, Mask
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
-from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file, text_of
+from gputop.trace.readers.chrome.events import HOST, ChromeFile, read_file, text_of
+from gputop.trace.readers.chrome.records import integer
 from gputop.trace.readers.clock_file import HostClock, clocks_of
 from gputop.trace.readers.content import as_utf8, memory_limit, read_chunks
 from gputop.trace.threads import GRAPH_EXECUTOR, NOT_NUMBERED
@@ -139,45 +140,57 @@ class _Rank:
         return begin, end
 
     def read(self) -> None:
-        ordinal = self._with_few_lines(self._ordinals())
-        host, device = self._file.events[ordinal == _ON_HOST], self._file.events[ordinal >= 0]
+        details = self._file.details
+        streams = self._file.events["row"].copy()
+        streams[details["at"]] = details["stream"]
+        ordinal = self._with_few_lines(self._ordinals(), streams)
+        on_host, on_device = ordinal == _ON_HOST, ordinal >= 0
+        host, device = self._file.events[on_host], self._file.events[on_device]
         steps = self._file.events[ordinal == _STEPS]
         self._file.events = self._file.events[:0]
         self._allocators()
         if len(host):
             start, end = self._ns(host)
             nodes = np.isin(host["row"], [row for row, (pid, _) in enumerate(self._file.rows) if self._executor(pid)])
-            names = self._builder.names
-            name = np.where(nodes & (host["tf_op"] >= 0), host["tf_op"], host["name"])
-            for op in np.unique(host["name"][nodes]).tolist():
-                if _TAKES_BATCH.match(names.list[op]):  # as later versions call it
-                    name[nodes & (host["name"] == op)] = names[f"{names.list[op]}Op::DoCompute"]
-            events = HostEvents(self._lines(-1, host["row"]), name, start, end)
-            numbered = np.flatnonzero(host["step"] >= 0)
-            if len(numbered):
-                events.stats["step_num"] = (numbered, host["step"][numbered])
-            row = np.cumsum(ordinal == _ON_HOST) - 1
+            events = HostEvents(self._lines(-1, host["row"]), self._names(host, nodes, on_host), start, end)
+            row = np.cumsum(on_host) - 1
             for name, (rows, values) in self._file.stats.items():
-                here = ordinal[rows] == _ON_HOST
+                here = on_host[rows]
                 if here.any():
                     events.stats[name] = (row[rows[here]], values[here])
             self._builder.host.append(events)
         if len(steps):
             self._builder.steps.append(StepEvents(steps["name"].copy(), *self._ns(steps)))
         if len(device):
-            out = self._device(device, ordinal[ordinal >= 0])
+            out = self._device(device, ordinal[on_device], streams[on_device])
+            detailed = on_device[details["at"]]
+            _add_details(out, (np.cumsum(on_device) - 1)[details["at"][detailed]], details[detailed])
             self._builder.device.append(out)
             if len(host):
                 _join(out, self._builder.host[-1], host["correlation"].copy())
             if len(host) and nodes.any():
                 _join_nodes(out, self._builder.host[-1])
 
-    def _with_few_lines(self, ordinal: I64) -> I64:
+    def _names(self, host: npt.NDArray[np.void], nodes: Mask, on_host: Mask) -> npt.NDArray[np.int32]:
+        """Names of events on the host: nodes of TensorFlow 1's graph are called as later versions call them."""
+        name = host["name"].copy()
+        if not nodes.any():
+            return name
+        names, details = self._builder.names, self._file.details
+        op = np.full(len(on_host), -1, np.int32)
+        op[details["at"]] = details["tf_op"]
+        of_node = nodes & (op[on_host] >= 0)
+        name[of_node] = op[on_host][of_node]
+        for number in np.unique(host["name"][nodes]).tolist():
+            if _TAKES_BATCH.match(names.list[number]):
+                name[nodes & (host["name"] == number)] = names[f"{names.list[number]}Op::DoCompute"]
+        return name
+
+    def _with_few_lines(self, ordinal: I64, streams: npt.NDArray[np.int32]) -> I64:
         """Leave out the threads and streams with the fewest events, where the file has more than are read."""
-        events = self._file.events
-        if not len(events):
+        if not len(ordinal):
             return ordinal
-        rows = np.maximum(np.where(ordinal >= 0, events["stream"], events["row"]), 0)
+        rows = np.where(ordinal >= 0, streams, self._file.events["row"])
         counts = np.bincount(rows)
         if np.count_nonzero(counts) <= limits.MAX_CHROME_LINES:
             return ordinal
@@ -208,26 +221,20 @@ class _Rank:
                 self._gpu(ordinal)
         return len(self._gpus)
 
-    def _device(self, events: npt.NDArray[np.void], ordinal: I64) -> DeviceEvents:
+    def _device(self, events: npt.NDArray[np.void], ordinal: I64, streams: npt.NDArray[np.int32]) -> DeviceEvents:
         out = DeviceEvents.empty(len(events))
         out.start_ns, out.end_ns = self._ns(events)
-        for column in ("name", "correlation", "tf_op", "shape"):
-            getattr(out, column)[:] = events[column]
+        out.name[:], out.correlation[:] = events["name"], events["correlation"]
         for number in np.unique(ordinal).tolist():
             on_gpu = np.flatnonzero(ordinal == number)
             out.gpu[on_gpu] = gpu = self._gpu(number)
-            out.line[on_gpu] = self._lines(gpu, events["stream"][on_gpu])
+            out.line[on_gpu] = self._lines(gpu, streams[on_gpu])
         names, which = np.unique(out.name, return_inverse=True)
         out.kind[:] = np.array([kernel_names.classify(self._builder.names.list[i]).kind for i in names.tolist()],
                                np.uint8)[which]
         # The category distinguishes copies from kernels where the name does not.
         by_category = (events["category"] > Kind.COMPUTE) & (out.kind <= Kind.COLLECTIVE)
         out.kind[by_category] = events["category"][by_category]
-        collective, copy_or_memset = out.kind == Kind.COLLECTIVE, out.kind > Kind.COLLECTIVE
-        out.bytes[collective] = events["message_bytes"][collective]
-        out.bytes[copy_or_memset] = events["bytes"][copy_or_memset]
-        copy = copy_or_memset & (out.kind != Kind.MEMSET)
-        out.src[copy], out.dst[copy_or_memset] = events["src"][copy], events["dst"][copy_or_memset]
         return out
 
     def _ordinals(self) -> I64:
@@ -235,10 +242,13 @@ class _Rank:
         events, file = self._file.events, self._file
         device_ids = np.array([integer(pid) for pid, _ in file.rows], np.int64)  # kineto: the process is the GPU
         by_names = self._ordinals_by_names(np.unique(events["row"][events["category"] == HOST]).tolist())
-        device = events["device"].astype(np.int64)
-        device = np.where(device >= 0, device, device_ids[events["row"]]) if len(events) else device
+        if not len(events):
+            return np.empty(0, np.int64)
+        device = device_ids[events["row"]]
+        with_device = file.details[file.details["device"] >= 0]
+        device[with_device["at"]] = with_device["device"]
         device[device >= MAX_GPUS] = _NEITHER
-        return np.where(events["category"] == HOST, by_names[events["row"]], device) if len(events) else device
+        return np.where(events["category"] == HOST, by_names[events["row"]], device)
 
     def _ordinals_by_names(self, used: Sequence[int]) -> I64:
         """The same for rows without a category, by the names of their processes and threads; ``used`` have events."""
@@ -302,6 +312,17 @@ class _Rank:
             name = self._row_name(pid, tid) or text_of(f"stream {tid}" if gpu >= 0 else f"thread {tid}")
             lines[i] = self._builder.add_line(Line(self._file.host, gpu, name, self._file.rank))
         return lines[which]
+
+
+def _add_details(out: DeviceEvents, rows: I64, details: npt.NDArray[np.void]) -> None:
+    """Add what is known of the events of these rows."""
+    kinds = out.kind[rows]
+    moves = kinds > Kind.COLLECTIVE  # copies and memsets
+    out.tf_op[rows], out.shape[rows] = details["tf_op"], details["shape"]
+    out.bytes[rows] = np.where(moves, details["bytes"],
+                               np.where(kinds == Kind.COLLECTIVE, details["message_bytes"], -1))
+    out.src[rows] = np.where(moves & (kinds != Kind.MEMSET), details["src"], 0)
+    out.dst[rows] = np.where(moves, details["dst"], 0)
 
 
 def _join(device: DeviceEvents, host: HostEvents, correlation: I64) -> None:

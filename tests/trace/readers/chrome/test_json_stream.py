@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -9,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.trace.readers.chrome import json_stream
-from gputop.trace.readers.chrome.json_stream import MAX_VALUE, read_list
+from gputop.trace.readers.chrome.json_stream import MAX_VALUE, decoder, read_list
 
 VALUE = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()),
     lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)), max_leaves=8)
 
 
@@ -22,7 +21,8 @@ def pieces(raw: bytes, size: int) -> list[bytes]:
 
 def read(raw: bytes, size: int = 1 << 20) -> tuple[list[Any], dict[str, Any], bool, bool]:
     taken: list[Any] = []
-    kept, found, damaged = read_list(pieces(raw, size), "traceEvents", {"a", "rank"}, taken.append)
+    kept, found, damaged = read_list(pieces(raw, size), "traceEvents", {"a", "rank"}, taken.extend, decoder(list[Any]),
+                                     lambda value: value)
     return taken, kept, found, damaged
 
 
@@ -83,7 +83,7 @@ def test_too_deep_and_too_long_is_damage():
 
 def test_all_pieces_are_asked_for():
     left = iter([b"[1", b"]", b" ", b" "])
-    assert read_list(left, "traceEvents", (), [].append) == ({}, True, False)
+    assert read_list(left, "traceEvents", (), [].extend, decoder(list[Any]), lambda value: value) == ({}, True, False)
     assert next(left, None) is None
 
 
@@ -95,8 +95,7 @@ def test_what_is_no_number_in_c_loses_one_value(word, size, little_text):
     raw = raw.replace('"dur": 7', f'"dur": {word}').replace('[1, 2]', f'[{word}, 2]', 1)
     taken, kept, found, damaged = read(raw.encode(), size)
     assert (found, damaged, kept, len(taken)) == (True, False, {"rank": 3}, 20)
-    assert not math.isfinite(taken[7]["dur"]) and not math.isfinite(taken[0]["args"]["x"][0])
-    assert (taken[7]["dur"] > 0) == (word.strip("+").lower() == "inf")
+    assert taken[7]["dur"] is None and taken[0]["args"]["x"] == [None, 2]
     assert [event["name"] for event in taken] == ["a, nan, b"] * 20
     assert [event["dur"] for i, event in enumerate(taken) if i != 7] == [*range(7), *range(8, 20)]
 
