@@ -341,7 +341,8 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:
                       f"{percent(shares['compute'])}.")
     what = {"idle": "The GPUs are idle", "collectives": "Exposed communication takes",
             "copies": "Copies that no compute hides take"}[lost]
-    return False, f"{what} {percent(shares[lost])} of the {basis}."
+    where = " gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait." if lost == "idle" else ""
+    return False, f"{what} {percent(shares[lost])} of the {basis}.{where}"
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:
