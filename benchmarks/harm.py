@@ -42,7 +42,7 @@ TORCH_KINDS = ("plain", "threads", "workers", "ddp", "compile", "profiler", "sch
                "end-plain", "end-threads", "end-workers", "end-busy", "end-pinned", "end-load")
 _EACH = 10  # recordings of one process, at most
 _STATUS = 3  # with which jobs end
-_STEPS_S, _END_S, _BUSY = 240.0, 60.0, {"pinned": 10, "load": 30}
+_STEPS_S, _END_S, _BUSY = 240.0, 240.0, {"pinned": 10, "load": 30}
 
 
 class Job:
