@@ -119,7 +119,7 @@ def test_culprits_fit_a_line_and_are_printable() -> None:
 
 def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     wait = Verdict(gpus=(), share=0.4, claim="at least")
-    words = Explanation(title="", why="", evidence={}, action="", gain="at most: the wait, if it were gone", source="")
+    words = Explanation(title="", why="", evidence={}, action="", gain="the wait, if it were gone", source="")
     rule = rule_of("retracing", "trace")
     assert rule is not None
     least = finding(rule, wait, words, Basis(step_s=0.2))

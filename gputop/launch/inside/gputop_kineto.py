@@ -45,7 +45,7 @@ _LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.2
 _BEGIN_S = 3.0  # after it has fetched a request: kineto looks twice, once a second
 _WRITE_S, _EXIT_WRITE_S, _EXIT_S = 60.0, 10.0, 2.0
 _MAX_RECORDING_S = 3600.0
-_LOOK_AHEAD_STEPS = 10_000  # of a schedule of the job's own torch.profiler
+_AHEAD_STEPS = 10_000  # of a schedule of the job's own torch.profiler
 _RECORDING_TAKES_S = 8.0  # beyond its length, from the request to the file
 _DETAIL_CHARS = 300
 _POLL_S, _ANSWER_S = 1.0, 0.5
@@ -176,7 +176,7 @@ class _Guard:
                     self._guard(request)
 
     def _receive(self, timeout_s: float | None) -> dict[str, Any] | None:
-        """What gputop asks; None where nothing that can be read came in time."""
+        """Request of gputop's; None where nothing that can be read came in time."""
         self._socket.settimeout(timeout_s)
         try:
             request = json.loads(self._socket.recv(4096))
@@ -284,7 +284,7 @@ class _Guard:
 
 
 def _own_profiler(torch: Any, seconds: float | None) -> tuple[str, str]:
-    """What the job's own torch.profiler does: "profiling" and for how many steps more, if that is known; "cycles" and
+    """Activity of the job's own torch.profiler: "profiling" and for how many steps more, if that is known; "cycles" and
     in how many steps it begins, where that is before a recording of ``seconds`` would be over; else nothing. Looks for
     half a second at how fast it steps, unless there are no ``seconds``."""
     module = torch.autograd.profiler
@@ -297,7 +297,7 @@ def _own_profiler(torch: Any, seconds: float | None) -> tuple[str, str]:
     time.sleep(0.0 if enabled or seconds is None else _ANSWER_S)
     for profiler, first in zip(alive, before):  # noqa: B905  of the job's Python, which may be older
         step, rate, action = profiler.step_num, (profiler.step_num - first) / _ANSWER_S, profiler.current_action
-        changes = (n for n in range(1, _LOOK_AHEAD_STEPS) if (profiler.schedule(step + n) == idle) is (action != idle))
+        changes = (n for n in range(1, _AHEAD_STEPS) if (profiler.schedule(step + n) == idle) is (action != idle))
         steps = next(changes, 0)
         # One that was stopped, and not left, stays at its last action.
         if action != idle and (enabled or action == torch.profiler.ProfilerAction.WARMUP):
@@ -400,9 +400,9 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
     try:
         if _cuda_untouched(torch):
             return "no CUDA yet", version
-        own = _own_profiler(torch, None)
-        if own[0]:
-            return own
+        activity = _own_profiler(torch, None)
+        if activity[0]:
+            return activity
         guard, library = _Guard(torch, folder), _library(torch, "torch_cpu")
         is_set, init = getattr(library, _IS_SET), getattr(library, _INIT)
     except (AttributeError, OSError):  # before 2.6 the functions are not exported

@@ -276,7 +276,7 @@ class _Take(Struct):
             raise GputopError("the capture was stopped before the job was recorded", "")
 
     def _over_s(self) -> float:
-        """When a recording that began as late as it may is over (monotonic)."""
+        """End of a recording that began as late as it may (monotonic)."""
         return self.begins_s + _STARTS_WITHIN_S + self.recording.seconds + self.rest_s
 
     def _open(self, file: str) -> BinaryIO:
