@@ -306,7 +306,7 @@ def _python(analysis: Analysis) -> Table:
         reason = stacks.reason if stacks is not None and stacks.reason else "none fell into the trace."
         return Table("Python", columns, (), f"No Python stacks were sampled: {reason}")
     whole = sum(node.time_s for node in stacks.flame if node.parent is None)
-    rows = tuple((node.time_s / whole, node.time_s, node.gap_s, node.line) for node in stacks.flame)
+    rows = tuple((node.time_s / whole if whole else 0.0, node.time_s, node.gap_s, node.line) for node in stacks.flame)
     period_s = analysis.steps.mean_s if analysis.steps is not None else analysis.trace.window_s
     ran = "; ".join(line_words(gaps.lines[0], stacks.basis) for gaps in worth_showing(stacks, period_s) if gaps.lines)
     by_whom = BY_TRACER * stacks.traced

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gputop.analysis.results import Analysis, Layers, Limits, TypicalStep
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
@@ -13,7 +13,7 @@ from gputop.diagnosis.tables import gpus_table, tables
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.step_parts import PART_BY_ID
-from gputop.render.table import html_none, to_html
+from gputop.render.table import Table, html_none, to_html
 from gputop.replay.snapshot import Snapshot
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import esc, esc_lines, moment, titled
@@ -69,9 +69,11 @@ def step(s: Snapshot) -> str:
 
 def step_of(result: Analysis) -> list[str]:
     """Return the parts of an analysis alone; an empty text for what it lacks."""
-    made = (gpus_table(result), *tables(result))
-    return [_breakdown(result), _limits(result.limits), _one_step(result.typical_step), _python(result),
-            _layers(result.layers or result.cpu_layers), *(to_html(t, opened=t.name in _OPEN) for t in made)]
+    made = {table.name: table for table in (gpus_table(result), *tables(result))}
+    return [_breakdown(result), _limits(result.limits), _one_step(result.typical_step),
+            _python(result, made["Python"]) if "Python" in made else "",
+            _layers(result.layers or result.cpu_layers, made["Layers"]),
+            *(to_html(table, opened=name in _OPEN) for name, table in made.items())]
 
 
 def _breakdown(result: Analysis) -> str:
@@ -115,7 +117,7 @@ def _one_step(step: TypicalStep | None) -> str:
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
 
 
-def _python(result: Analysis) -> str:
+def _python(result: Analysis, table: Table) -> str:
     """The lines of Python that ran in the gaps, and the training loop's stacks as an icicle: a flame graph, hanging."""
     stacks = result.stacks
     if stacks is None or not stacks.flame:
@@ -126,44 +128,40 @@ def _python(result: Analysis) -> str:
         lines = "".join(f"<li>{esc(text)}</li>" for text in lines_of_gaps(gaps, stacks))
         words = gap_words(gaps, stacks)
         lists += f"<p>{esc(words[0].upper() + words[1:])}.</p><ul>{lines}</ul>"
-    whole = sum(node.time_s for node in stacks.flame if node.parent is None)
-    depth: list[int] = []
-    used: dict[int | None, float] = {None: 0.0}
-    boxes = ""
-    for i, node in enumerate(stacks.flame):
-        depth.append(0 if node.parent is None else depth[node.parent] + 1)
-        used[i] = left = used[node.parent]
-        share = node.time_s / whole if whole else 0.0
-        used[node.parent] += share
-        in_gaps = node.gap_s > 0.5 * node.time_s
-        about = f"{node.line}: {_share(share)}, {seconds(node.time_s)}, in gaps {seconds(node.gap_s)}; {node.file}"
-        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * share:.3f}%;top:{22 * depth[i]}px;'
-                  f'background:{_GAP_COLOR if in_gaps else _OTHER_COLOR}" title="{esc(about)}">{esc(node.line)}</b>')
+    whole, flame = sum(node.time_s for node in stacks.flame if node.parent is None), stacks.flame
+    boxes = _icicle(table, lambda row, _: _GAP_COLOR if flame[row].gap_s > 0.5 * flame[row].time_s else _OTHER_COLOR)
     return (f"<h3>Lines of Python that ran in the gaps</h3>{lists}<h3>The Python of the training loop, "
             f"{esc(per_basis(stacks.basis))} of {seconds(whole)}: each line with its calls below it, without library "
             "lines that only pass a call on. Lines that run mostly in gaps are highlighted. Click a box to see it "
-            "alone, click again to go back.</h3>"
-            f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
+            f"alone, click again to go back.</h3>{boxes}"
             f'<p class="fine">{esc(cost_words(stacks, result.simulated))}</p>')
 
 
-def _layers(layers: Layers | None) -> str:
+def _icicle(table: Table, color: Callable[[int, int], str]) -> str:
+    """Draw a tree whose first column is a share: each box is as wide as that, its parts are below it. ``color`` is of a
+    row and of the one at its root."""
+    depth: list[int] = []
+    root: list[int] = []
+    used: dict[int | None, float] = {None: 0.0}  # up to where each box, and the whole, is filled
+    boxes = ""
+    for i, (row, parent) in enumerate(zip(table.rows, table.parents, strict=True)):
+        depth.append(0 if parent is None else depth[parent] + 1)
+        root.append(i if parent is None else root[parent])
+        used[i] = left = used[parent]
+        share = float(row[0] or 0.0)
+        used[parent] += share
+        about = ", ".join(f"{c.title} {c.text(v)}" for c, v in zip(table.columns, row, strict=True) if v is not None)
+        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * share:.3f}%;top:{22 * depth[i]}px;'
+                  f'background:{color(i, root[i])}" title="{esc(about)}">{esc(str(row[-1]))}</b>')
+    return f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
+
+
+def _layers(layers: Layers | None, table: Table) -> str:
     """The step by phase and layer as an icicle: each box is as wide as its share, its parts are below it."""
     if layers is None or not layers.rows:
         return ""
-    depth, processor = layers.depths, "GPU" if layers.gpus else "CPU"
-    phase: list[str] = []
-    used: dict[int | None, float] = {None: 0.0}  # up to where each box, and the whole, is filled
-    boxes = ""
-    for i, (row, parent) in enumerate(zip(layers.rows, layers.parents, strict=True)):
-        used[i] = left = used[parent]
-        used[parent] += row.share
-        phase.append(row.name if parent is None else phase[parent])
-        flops = "" if not row.flops else f", {row.flops / 1e9:,.4g} GFLOP"
-        about = (f"{row.name}: {_share(row.share)}, {processor} {seconds(row.device_s)}, idle {seconds(row.wait_s)}, "
-                 f"{row.kernels:,.4g} {'kernels' if layers.gpus else 'ops'}{flops} {row.source or row.reason}")
-        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * row.share:.3f}%;top:{22 * depth[i]}px;'
-                  f'background:{_PHASE_COLORS.get(phase[i], _OTHER_COLOR)}" title="{esc(about)}">{esc(row.name)}</b>')
+    rows, processor = layers.rows, "GPU" if layers.gpus else "CPU"
+    boxes = _icicle(table, lambda _, phase: _PHASE_COLORS.get(rows[phase].name, _OTHER_COLOR))
     lines = "".join(f"<li>{esc(line.line)}<b>{esc(_share(line.share))}</b><em>{seconds(line.device_s)}</em></li>"
                     for line in (layers.sources or ())[:_LINES_SHOWN])
     what = "captured window" if layers.basis == "window" else f"mean {layers.basis}"
@@ -171,8 +169,7 @@ def _layers(layers: Layers | None) -> str:
                "the time in which the CPU runs their ops; ops that overlap share it")
     by_line = f"<h3>By line of source, of the {processor}'s time</h3>"
     return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: {of_what}. "
-            "Click a box to see it alone, click again to go back.</h3>"
-            f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
+            f"Click a box to see it alone, click again to go back.</h3>{boxes}"
             + (f'{by_line}<ul class="legend">{lines}</ul>' if lines else ""))
 
 
@@ -185,7 +182,7 @@ def _limits(limits: Limits | None) -> str:
     drawing = svg(limits)
     points = "".join(f'<p class="fine">{esc(line)}</p>' for line in (axes_text(limits), *legend(limits)))
     return ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes, "
-                f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
+            f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
 
 
 # -- now -----------------------------------------------------------------------------------------

@@ -195,13 +195,10 @@ def _html_cell(column: Column, value: Value) -> str:
     text = esc(column.text(value))
     if isinstance(value, str):
         return f'<td class="{"wrap" if column.wide else "l"}">{text.replace("  ", "&nbsp; ")}</td>'
-    return html_level(value, text) if column.show in (portion, percent) else f"<td>{text}</td>"
+    level = f"{100 * min(1.0, max(0.0, value)):.0f}"
+    return f'<td class="level" style="--v:{level}%">{text}</td>' if column.show in (portion, percent) else (
+        f"<td>{text}</td>")
 
 
 def html_none(reason: str) -> str:
     return f'<td class="na" title="{esc(reason or "not in the analysis")}">{NA}</td>'
-
-
-def html_level(value: float, text: str) -> str:
-    """A cell with a bar behind it, ``value`` of its width."""
-    return f'<td class="level" style="--v:{100 * min(1.0, max(0.0, value)):.0f}%">{text}</td>'
