@@ -166,7 +166,7 @@ def to_text(table: Table, width: int, most: int = _TEXT_ROWS) -> list[str]:
         cells = [cell_lines(table.columns[i], row[i], n, _TEXT_LINES) for i, n in shown.items()]
         lines += [[cell[line] if line < len(cell) else " " * n for cell, n in zip(cells, shown.values(), strict=True)]
                   for line in range(max(map(len, cells)))]
-    return [*wrap_all(table.note, width, f"{table.name:<9}" + " " * (len(table.name) > 8)),
+    return [*(wrap_all(table.note, width, f"{table.name:<9}" + " " * (len(table.name) > 8)) or [table.name]),
             *(fit("  " + "  ".join(line), width).rstrip() for line in lines), *_left_out(table, rows, "  "),
             *(f"  {line}"[:width] for line in table.picture)]
 
