@@ -1,4 +1,4 @@
-"""The tables of the page: the step of the last capture, the GPUs now, processes, host and servers."""
+"""The sections of the page: the step of the last capture, the GPUs now, processes, host and servers."""
 
 from __future__ import annotations
 
