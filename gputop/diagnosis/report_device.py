@@ -1,4 +1,4 @@
-"""The GPUs' side of the text report: kernels, their sizes, copies, and the GPUs against each other."""
+"""The GPUs' side of the text report beside its tables: kernels by length, and the GPUs against each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host's side of the text report: input by stage, gaps, ops, functions, launch threads, holders of memory."""
+"""The host's side of the text report beside its tables: gaps, lines of Python, launch threads."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def _ranks(analysis: Analysis) -> Table:
                   float(r.most_steps), r.host) for r in ordered)
     unit = analysis.steps.unit
     note = (f"Per {unit}, mean of {analysis.steps.count}. load: kernels and copies; transfer, waiting: collective time "
-            "that no load hides.")
+            "that no load hides.") + " The others wait for the rank with least waiting." * (extremes.by == "waiting")
     return Table("Ranks", columns, rows, "", note)
 
 
