@@ -814,14 +814,6 @@ class Layers(Struct, frozen=True):
         return tuple(row.parent if row.parent is not None and 0 <= row.parent < i else None
                      for i, row in enumerate(self.rows))
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Number of rows above each row in the tree."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent is None else depths[parent] + 1)
-        return tuple(depths)
-
 
 class LimitStep(Struct, frozen=True):
     """A step of the :class:`Limits`. ``id`` is a part of the :class:`Breakdown`, or of compute: "unknown" (work not

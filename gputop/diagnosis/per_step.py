@@ -45,14 +45,12 @@ class PerStep(NamedTuple):
 
 
 class KernelsPerStep(Struct, frozen=True):
-    """A row of a table of kernels, of a GPU that runs them. ``share`` is of the time of all kernels, ``gpus`` the part
-    of the GPUs that run it."""
+    """A row of a table of kernels, of a GPU that runs them. ``share`` is of the time of all kernels."""
 
     row: KernelRow
     share: float
     count: float
     time_s: float
-    gpus: float
 
 
 def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[KernelsPerStep], PerStep]:
@@ -63,9 +61,8 @@ def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[Kern
     all_s, rows = sum(time_s for _, _, time_s in sums), []
     for row, count, time_s in sums:
         if count:
-            gpus = len(row.by_gpu) or by.gpus
-            of = by.steps * gpus
-            rows.append(KernelsPerStep(row, time_s / all_s if all_s else 0.0, count / of, time_s / of, gpus / by.gpus))
+            parts = by.steps * (len(row.by_gpu) or by.gpus)
+            rows.append(KernelsPerStep(row, time_s / all_s if all_s else 0.0, count / parts, time_s / parts))
     return sorted(rows, key=lambda kernel: (not kernel.row.name, -kernel.share)), by
 
 

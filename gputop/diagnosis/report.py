@@ -8,14 +8,15 @@ from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
-from gputop.diagnosis.per_step import collectives_per_step
-from gputop.diagnosis.wall_text import not_enough, wall_rows, wall_sentence, wall_title, worth_saying
+from gputop.diagnosis.tables import gpus_table, tables
+from gputop.diagnosis.wall_text import not_enough, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID, WALL_PARTS, WORK_FIRST
 from gputop.render.styled_text import wrap_sentences
-from gputop.text.units import counted, percent, printable, ranges, seconds, size
+from gputop.render.table import to_text
+from gputop.text.units import counted, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.trace.readers.registry import WRITERS
 
@@ -31,14 +32,25 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
     ``verbose``: with each rule that could not be judged, and why. Plain text: control characters out of the trace
     (escape codes, newlines in names) are taken out.
     """
-    lines: list[str] = []
-    for section in (_head, _quality, _steps, _recorded, *((_advice,) if findings else ()),
-                    _not_judged if verbose else _how_many_not_judged,
-                    _breakdown, report_device.critical_path, report_device.limits, report_device.layers, _gpus,
-                    report_device.ranks, report_device.across_gpus, _collectives,
-                    report_device.kernels, report_device.copies, report_host.pipelines, report_host.gaps,
-                    report_host.stacks, report_host.ops, report_host.functions, report_host.launch_threads, _memory):
-        part = "\n".join(line.rstrip() for line in section(analysis, max(width, 60))).rstrip("\n").splitlines()
+    made = {table.name: table for table in (*tables(analysis), gpus_table(analysis))}
+    # Tables that say why they have no row, where the analysis has the result.
+    explained = {"Path": analysis.critical_path, "Limit": analysis.limits, "Input": analysis.input,
+                 "Kernels": analysis.kernels}
+    width, lines = max(width, 60), list[str]()
+    for section in (_head, _quality, _steps, *((_advice,) if findings else ()),
+                    _not_judged if verbose else _how_many_not_judged, "Time", _breakdown, "Path", "Limit", "Layers",
+                    report_device.source_lines, "GPUs", "Ranks", report_device.across_gpus, "Collectives",
+                    "Kernels", report_device.kernel_details, "By op", "Copies", "Input",
+                    report_host.gaps, report_host.stacks, "Python", "Host ops", "Functions",
+                    report_host.launch_threads, "Memory"):
+        if not isinstance(section, str):
+            drawn = section(analysis, width)
+        elif (table := made.get(section)) is not None and table.rows:
+            drawn = to_text(table, width)
+        else:
+            drawn = wrap(f"{table.note} {table.empty}".strip(), width, f"{section:<9}") if (
+                table is not None and explained.get(section) is not None) else ()
+        part = "\n".join(line.rstrip() for line in drawn).rstrip("\n").splitlines()
         if part:
             lines += ["", *part] if lines else part
     return "\n".join(lines) + "\n"
@@ -132,24 +144,6 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
     yield from wrap(text, width, "         ")
 
 
-def _recorded(a: Analysis, width: int) -> Iterator[str]:
-    """Yield the division of the recorded time."""
-    wall = a.wall_time
-    if wall is None:
-        return
-    rows = list(wall_rows(wall))
-    yield (wall_title(wall) + (
-        f", mean of {counted(len(wall.ranks), 'rank')}" if wall.ranks else ""))
-    for row in rows:
-        text = "; ".join(part for part in (row.often, row.what) if part)
-        head = f"  {row.name:<16}{seconds(row.time_s):>9} {row.share:>6.1%}  "
-        fits = 0 < max(map(len, text.split()), default=0) <= width - len(head)
-        yield from wrap(text, width, head) if fits else (head.rstrip(), *wrap(text, width, "    "))
-    if wall.per_step_s is not None and a.steps is not None and wall.pauses_show(a.steps.mean_s):
-        yield from wrap(f"{seconds(wall.per_step_s)} of wall time per training step, {seconds(a.steps.mean_s)} of it "
-                        "in the step itself", width, "  ")
-
-
 def _breakdown(a: Analysis, width: int) -> Iterator[str]:
     if a.breakdown is None:
         return
@@ -161,57 +155,6 @@ def _breakdown(a: Analysis, width: int) -> Iterator[str]:
         share = parts.get(part.id, 0.0) / total if total else 0.0
         if share >= 0.0005:
             yield f"  {part.name:<21}{seconds(parts[part.id]):>10} {share:>6.1%}  {'█' * round(share * _BAR)}"
-
-
-def _gpus(a: Analysis, width: int) -> Iterator[str]:
-    if not a.gpus:
-        return
-    yield "GPU   busy compute coll. exposed copies  idle caused  launch kernels/s"
-    yield "                                         by the host   delay"
-    for gpu in a.gpus:
-        yield _gpu(gpu)
-
-
-def _gpu(g: GpuUse) -> str:
-    if not g.busy:
-        return f"{g.gpu:>3}  nothing ran on it"
-    fault = "?" if g.idle_host_fault is None else f"{g.idle_host_fault:.0%}"
-    delay = "?" if g.launch_delay_median_s is None else seconds(g.launch_delay_median_s)
-    return (f"{g.gpu:>3} {g.busy:>6.1%} {g.compute:>7.1%} {g.collectives:>5.1%} {g.collectives_exposed:>7.1%} "
-            f"{g.copies:>6.1%} {fault:>12} {delay:>7} {g.kernels_per_s:>9,.0f}")
-
-
-def _collectives(a: Analysis, width: int) -> Iterator[str]:
-    c = a.collectives
-    if c is None:
-        return
-    rows, by = collectives_per_step(a)
-    text = f"{seconds(sum(operation.time_s for operation in rows))} {by.basis}"
-    if c.count_per_step is not None:
-        text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
-    if c.transfer_s is None or c.waiting is None:
-        text += f"; how much of it is waiting is unknown: {c.reason}"
-    else:
-        moving_s = sum(operation.transfer_s or 0.0 for operation in rows)
-        text += f": {seconds(moving_s)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
-        if c.last_to_arrive:
-            late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
-            text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"
-    yield from wrap(text, width, "Collectives  ")
-    yield from report_device.collective_operations(a)
-
-
-def _memory(a: Analysis, width: int) -> Iterator[str]:
-    fullest = sorted(a.memory, key=lambda use: -use.peak_bytes / max(use.capacity_bytes, 1))
-    for i, use in enumerate(fullest[:3]):
-        text = f"{printable(use.allocator)}: peak {size(use.peak_bytes)}"
-        if use.capacity_bytes:
-            share = use.peak_bytes / use.capacity_bytes
-            text += f" of {size(use.capacity_bytes)}, {percent(share) if share >= 0.005 else 'under 1%'}"
-        yield f"{'' if i else 'Memory':<9}{text}"
-    if len(fullest) > 3:
-        yield f"         and {len(fullest) - 3} more, less full"
-    yield from report_host.holders(a, width)
 
 
 def _advice(a: Analysis, width: int) -> Iterator[str]:

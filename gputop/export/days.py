@@ -16,9 +16,7 @@ from gputop.goodput.model import (
     TRAINING,
     UNKNOWN,
     WAITING,
-    GpuReport,
     Hour,
-    JobReport,
     Report,
     WorstHour,
 )
@@ -30,17 +28,16 @@ from gputop.goodput.text import (
     creep_sentence,
     decimals,
     duration,
-    energy_decimals,
-    energy_kwh,
     energy_sentence,
     figure,
     goodput,
     lost_hours,
     own_rule_sentence,
     share,
+    tables,
 )
 from gputop.render.step_parts import PART_BY_ID
-from gputop.text.commands import short_command
+from gputop.render.table import to_html as table_html
 from gputop.text.local_time import clock_time
 from gputop.text.markup import esc, moment
 from gputop.text.units import percent, ranges
@@ -50,7 +47,6 @@ DATA_ID = "gputop-report"
 _PARTS = {TRAINING: "compute", WAITING: "input", CHECKPOINT: "h2d", STARTING: "host", RESTART: "launch", IDLE: "idle"}
 _COLORS = {state: PART_BY_ID[part].dark for state, part in _PARTS.items()} | {UNKNOWN: "#c8ccd4"}
 _HEIGHT = 100
-_MAX_ROWS = 50
 
 
 def to_html(report: Report) -> str:
@@ -59,7 +55,7 @@ def to_html(report: Report) -> str:
     parts = [_header(report), BANNER if report.simulated else "", _total(report), _days(report), _worst(report),
              _list("Growing host memory", map(creep_sentence, report.creep)),
              _list("Rules of yours", map(own_rule_sentence, report.own_rules)),
-             _table("GPUs", report.gpus, report), _table("Jobs", report.jobs[:_MAX_ROWS], report),
+             *(f"<section><h2>{table.name}</h2>{table_html(table, opened=True)}</section>" for table in tables(report)),
              _list("Not in this report", closing_sentences(report))]
     return page(title, parts, (
         f"<footer>Written by gputop {esc(report.gputop)}. Secrets in commands are hidden. The page contains its "
@@ -157,32 +153,6 @@ def _worst_hour(hour: WorstHour) -> str:
 def _list(heading: str, sentences: Iterator[str]) -> str:
     rows = "".join(f"<li>{esc(sentence)}</li>" for sentence in sentences)
     return f"<section><h2>{esc(heading)}</h2><ul>{rows}</ul></section>" if rows else ""
-
-
-def _table(heading: str, rows: Sequence[GpuReport | JobReport], report: Report) -> str:
-    if not rows:
-        return ""
-    shown = [state for state in STATES if report.total.states_s.get(state)]
-    head = "".join(f"<th>{esc(word)}</th>" for word in (heading[:-1], "GPU hours", "goodput", *shown, "kWh"))
-    hours, kwh = decimals(sum(row.states_s.values()) / HOUR_S for row in rows), energy_decimals(rows)
-    body = "".join(_row(row, shown, hours, kwh) for row in rows)
-    return (f'<section><h2>{esc(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div></section>")
-
-
-def _row(row: GpuReport | JobReport, shown: Sequence[str], hours: int, kwh: int) -> str:
-    if isinstance(row, GpuReport):
-        first = f'<td title="{esc(row.uuid)}">{esc(row.gpu)} {esc(row.name)}</td>'
-    else:
-        again = "" if not row.restarts else f", {row.restarts} restart{'s' * (row.restarts > 1)}"
-        user = esc(row.user or "user not known")
-        first = (f'<td class="wrap" title="{esc(row.job)}">{esc(short_command(row.job))} <span class="sub">{user}, GPU '
-                 f"{esc(', '.join(row.gpus))}{again}</span></td>")
-    all_s = sum(row.states_s.values())
-    cells = [figure(all_s / HOUR_S, hours), goodput(row),
-             *(share(row.states_s[state], all_s) if row.states_s.get(state) else "–" for state in shown),
-             energy_kwh(row, kwh)]
-    return f"<tr>{first}{''.join(f'<td>{esc(cell)}</td>' for cell in cells)}</tr>"
 
 
 def _in_order(states: Mapping[str, float]) -> list[tuple[str, float]]:

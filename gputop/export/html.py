@@ -17,9 +17,9 @@ from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.core.version import __version__
 from gputop.diagnosis.report import limit_of, text_report
-from gputop.export import pictures, tables
+from gputop.export import pictures, sections
 from gputop.export.page import BANNER, embedded, header, page
-from gputop.export.tables import step_of
+from gputop.export.sections import step_of
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import NOTHING_FOUND, PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
@@ -38,8 +38,8 @@ def to_html(document: Mapping[str, Any]) -> str:
     """The page of a snapshot's document. Raises GputopError for one of another version."""
     s = from_document(document)
     title = f"gputop: {printable(s.sample.host.hostname)}, {moment(s.sample.time_s)}"
-    parts = [_header(s), _activity(s), _findings(s), tables.step(s), tables.gpus(s), _lanes(s), tables.processes(s),
-             tables.node(s)]
+    parts = [_header(s), _activity(s), _findings(s), sections.step(s), sections.gpus(s), _lanes(s),
+             sections.processes(s), sections.node(s)]
     return page(title, parts, (
         f"<footer>Written by gputop {esc(s.version)}. Secrets in commands are hidden. The page contains its document: "
         "<code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
@@ -184,7 +184,7 @@ def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
 
 
 def _findings(s: Snapshot) -> str:
-    result = tables.analysis(s)
+    result = sections.analysis(s)
     missing = ids_by_missing((*s.live.abstained, *(result.abstained if result is not None else ())))
     return _what_to_do(s.findings, s.capture.limit if s.capture is not None else s.live.limit, missing)
 

@@ -16,7 +16,7 @@ from gputop.core.findings import Finding
 from gputop.core.samples import OK, GpuSample
 from gputop.diagnosis.roofline import legend, svg_content
 from gputop.export import pictures
-from gputop.export.tables import analysis
+from gputop.export.sections import analysis
 from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_text, kind_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from gputop.goodput.model import (
     CHECKPOINT,
@@ -17,16 +18,19 @@ from gputop.goodput.model import (
     WAITING,
     Creep,
     Hour,
+    JobReport,
     OwnRuleReport,
     Report,
     Spent,
     WorstHour,
 )
 from gputop.goodput.recorded import JOULES_PER_KWH
+from gputop.render.table import Column, Table
+from gputop.render.table import to_text as table_text
 from gputop.text import units
 from gputop.text.commands import short_command
 from gputop.text.local_time import clock_time, comes_twice, utc_offset
-from gputop.text.units import NA, fit, percent, printable, ranges, size
+from gputop.text.units import NA, percent, portion, printable, ranges, size
 from gputop.text.wrapping import wrap
 
 MEANING = {
@@ -38,7 +42,6 @@ MEANING = {
     IDLE: "no process holds the GPU",
     UNKNOWN: "the driver gave no activity",
 }
-_MAX_ROWS = 20
 _MINUTE = "%Y-%m-%d %H:%M"
 _DAY_S = 86400.0
 _HOURS_A_DAY = 24
@@ -46,8 +49,8 @@ _HOURS_A_DAY = 24
 
 def to_text(report: Report, width: int = 100) -> str:
     """All of it, in lines of ``width``."""
-    sections = (_header(report), _states(report), _gpus(report), _jobs(report), _grid(report.hours),
-                _worst(report.worst_hours), _own_rules(report.own_rules), _memory(report.creep),
+    sections = (_header(report), _states(report), *(table_text(table, width) for table in tables(report)),
+                _grid(report.hours), _worst(report.worst_hours), _own_rules(report.own_rules), _memory(report.creep),
                 closing_sentences(report))
     return "\n\n".join("\n".join(_wrapped(lines, width)) for section in sections if (lines := list(section)))
 
@@ -96,7 +99,8 @@ def energy_sentence(report: Report) -> str:
     all_s = sum(total.states_s.values())
     missing = ("" if not total.energy_unknown_s else
                f" {share(total.energy_unknown_s, all_s)} of the GPU time has no reading and is not included.")
-    return f"Energy of the GPUs, without host and cooling: {energy_kwh(total)} kWh{cost}.{missing}"
+    kwh = figure(total.energy_j / JOULES_PER_KWH)
+    return f"Energy of the GPUs, without host and cooling: {kwh} kWh{cost}.{missing}"
 
 
 def _states(report: Report) -> Iterator[str]:
@@ -110,41 +114,32 @@ def _states(report: Report) -> Iterator[str]:
             yield f"  {state:<12}{figure(seconds / 3600, digits):>9}  {share(seconds, all_s):>5}  {MEANING[state]}"
 
 
-def _gpus(report: Report) -> Iterator[str]:
-    shown = [state for state in STATES if report.total.states_s.get(state)]
-    if not shown:
-        return
-    yield f"GPU  {_columns(shown)}"
-    digits = energy_decimals(report.gpus)
-    yield from (f"{gpu.gpu:<5}{_row(gpu, shown, digits)}" for gpu in report.gpus)
+def tables(report: Report) -> Iterator[Table]:
+    """Yield the GPU time of each GPU and of each job, where there is one."""
+    if report.gpus:
+        yield _table("GPUs", report.gpus, "GPU", [f"{gpu.gpu} {gpu.name}" for gpu in report.gpus])
+    if report.jobs:
+        yield _table("Jobs", report.jobs, "job", list(map(_job_text, report.jobs)))
 
 
-def _jobs(report: Report) -> Iterator[str]:
-    if not report.jobs:
-        return
-    shown = [state for state in STATES if any(job_row.states_s.get(state) for job_row in report.jobs)]
-    yield f"Job  {_columns(shown)}"
-    digits = energy_decimals(report.jobs[:_MAX_ROWS])
-    for job_row in report.jobs[:_MAX_ROWS]:
-        yield f"     {_row(job_row, shown, digits)}"
-        hours = sum(job_row.states_s.values()) / 3600
-        restarts = "" if not job_row.restarts else ", restarted once" if job_row.restarts == 1 else (
-            f", restarted {job_row.restarts} times")
-        job = fit(printable(short_command(job_row.job)), 60).rstrip()
-        yield (f"  {job} ({printable(job_row.user or 'user unknown')}, GPU {','.join(job_row.gpus)}): "
-               f"{figure(hours)} GPU hours, goodput {goodput(job_row)}{restarts}")
-    if len(report.jobs) > _MAX_ROWS:
-        yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
+def _table(name: str, rows: Sequence[Spent], whose: str, names: Sequence[str]) -> Table:
+    states = [state for state in STATES if any(row.states_s.get(state) for row in rows)]
+    all_s = [sum(row.states_s.values()) for row in rows]
+    kwh = [None if row.energy_j is None else row.energy_j / JOULES_PER_KWH for row in rows]
+    hours_text, kwh_text = (partial(figure, digits=decimals(value for value in column if value is not None))
+                            for column in ([time_s / 3600 for time_s in all_s], kwh))
+    columns = (Column("hours", hours_text), Column("goodput", percent), *(Column(state, portion) for state in states),
+               Column("kWh", kwh_text, missing="no reading of power"), Column(whose, wide=True, prose=True))
+    return Table(name, columns, tuple(
+        (time_s / 3600, row.goodput_ratio,
+         *(row.states_s.get(state, 0.0) / time_s if time_s else None for state in states), energy, text)
+        for row, time_s, energy, text in zip(rows, all_s, kwh, names, strict=True)), "",
+        "GPU hours, and the share of them in each state.")
 
 
-def _columns(shown: Sequence[str]) -> str:
-    return "".join(f"{state:>11}" for state in (*shown, "kWh"))
-
-
-def _row(spent: Spent, shown: Sequence[str], digits: int) -> str:
-    all_s = sum(spent.states_s.values())
-    cells = [share(seconds, all_s) if (seconds := spent.states_s.get(state)) else "-" for state in shown]
-    return "".join(f"{cell:>11}" for cell in (*cells, energy_kwh(spent, digits)))
+def _job_text(job: JobReport) -> str:
+    again = "" if not job.restarts else ", restarted once" if job.restarts == 1 else f", restarted {job.restarts} times"
+    return f"{short_command(job.job)} ({job.user or 'user unknown'}, GPU {','.join(job.gpus)}){again}"
 
 
 def _grid(hours: Sequence[Hour]) -> Iterator[str]:
@@ -259,14 +254,6 @@ def lost_hours(hour: WorstHour) -> str:
     lost_h, all_s = hour.lost_s / 3600, sum(hour.states_s.values()) / 3600
     digits = decimals([all_s])
     return f"lost {figure(lost_h, digits)} of {figure(all_s, digits)} GPU hours"
-
-
-def energy_kwh(spent: Spent, digits: int | None = None) -> str:
-    return NA if spent.energy_j is None else figure(spent.energy_j / JOULES_PER_KWH, digits)
-
-
-def energy_decimals(rows: Iterable[Spent]) -> int:
-    return decimals(spent.energy_j / JOULES_PER_KWH for spent in rows if spent.energy_j is not None)
 
 
 def decimals(column: Iterable[float]) -> int:

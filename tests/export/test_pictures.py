@@ -15,13 +15,14 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, GpuSample
+from gputop.diagnosis.tables import gpus_table
 from gputop.export.html import to_html
 from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
 from gputop.export.svg import to_svg
-from gputop.export.tables import NO_LAUNCHES, TRACE_COLUMNS
 from gputop.render.finding_text import NOTHING_FOUND
 from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.snapshot import read
+from gputop.text.markup import esc
 from tests.analyses import make_analysis
 from tests.export.html_page import Page
 from tests.export.scene import HOSTILE, SECRET, session
@@ -78,7 +79,7 @@ def test_the_page_names_the_ops_of_the_roofline_and_says_why_a_row_is_no_layer()
     assert "1 Dense_0/dot_general: 400 TFLOP/s in bf16, 900 FLOP per byte" in words and "both logarithmic" in words
     ladder = words[words.index("From the mean step"):]
     assert "MFU unknown." in ladder and "0 s" not in ladder[:ladder.index("MFU unknown.")]
-    assert "no op named , 20%: These kernels name no op." in words, "not only as a hint on hover"
+    assert "no op named: These kernels name no op." in words, "not only as a hint on hover"
 
 
 def test_the_svg_needs_nothing_from_outside() -> None:
@@ -129,8 +130,8 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
     doc["capture"]["analysis"]["gpus"] = make_analysis(gpus=[{"gpu": 0, "busy": 0.9}]).to_json()["gpus"]
     page = to_html(doc)
     assert "D2H<b>&lt;0.1%</b>" in page and "0.0%" not in page
-    (why,) = (why for heading, _, why in TRACE_COLUMNS if heading == "idle caused by the host")
-    assert f'title="{why}">N/A<' in page and f'title="{NO_LAUNCHES}">N/A<' in page
+    reasons = {column.title: column.missing for column in gpus_table(make_analysis()).columns}
+    assert all(f'title="{esc(reasons[title])}">N/A<' in page for title in ("by host", "tensor", "delay"))
 
 
 @pytest.mark.parametrize(("name", "value", "shown"), [

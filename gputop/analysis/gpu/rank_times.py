@@ -59,11 +59,6 @@ class Extremes(Struct, frozen=True):
     by: Literal["load", "waiting"]
     ranks: tuple[tuple[str, RankTimes], ...]
 
-    @property
-    def sorted_by(self) -> str:
-        """Caption: "8 ranks, sorted by …"."""
-        return "load (kernels and copies)" if self.by == "load" else "waiting: the others wait for the first"
-
 
 def least_median_most(ranks: Sequence[RankTimes]) -> Extremes:
     """Rank with the least, the median and the most load; of waiting where that differs more between the ranks than

@@ -16,15 +16,16 @@ from textual.screen import Screen
 from textual.widgets import DataTable
 
 from gputop.core.extras import install_command
+from gputop.diagnosis.tables import tables
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText, justify, wrap
+from gputop.render.table import Table, Value, arranged, cell_lines, sentence_lines, widths
 from gputop.text.units import printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
 from gputop.tui.screens.csv_file import write_csv
 from gputop.tui.screens.dialogs import Code, Part, Popup, ask_text
-from gputop.tui.screens.tables import Table, Value, arranged, cell_lines, sentence_lines, tables, widths
 from gputop.tui.terminal.clipboard import copy
 from gputop.tui.widgets.cached_lines import LinesWidget
 
@@ -169,7 +170,8 @@ class TablesScreen(Screen[None]):
             [(" gputop ", BOLD), *badge, (" tables  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)]
             if width >= _NARROW else [*badge, (" " + step.strip(), PLAIN)],
             [(f" {next(keys for columns, keys in _KEYS.items() if width >= columns)} ", DIM)], width)])
-        about = table.note
+        keys = "space: unfold a row." if table.parents else "enter: the roofline." if len(table.picture) > 1 else ""
+        about = f"{table.note} {keys}".rstrip()
         if self._pattern:
             about = f"{len(self._rows)} of {len(table.rows)} rows contain “{self._pattern}”   {about}"
         self.query_one(Tabs).draw(self._index, printable(about))

@@ -1,26 +1,26 @@
-"""The tables of the page: the step of the last capture, the GPUs now, processes, host and servers."""
+"""The sections of the page: the step of the last capture, the GPUs now, processes, host and servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from gputop.analysis.gpu.rank_times import least_median_most
-from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limits, RankTimes, TypicalStep
+from gputop.analysis.results import Analysis, Layers, Limits, TypicalStep
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, per_basis, worth_showing
-from gputop.diagnosis.report_device import mfu_text, rank_label
 from gputop.diagnosis.roofline import axes_text, legend, svg
-from gputop.diagnosis.wall_text import wall_rows, wall_title
+from gputop.diagnosis.tables import gpus_table, tables
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, activity_text, clock_limits, fault_texts, flags_of
-from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
+from gputop.render.step_parts import PART_BY_ID
+from gputop.render.table import Table, html_none, to_html
 from gputop.replay.snapshot import Snapshot
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, reading, seconds
 
 _LINES_SHOWN = 10
+_OPEN = ("GPUs", "Limit", "Ranks", "Time")  # tables that are unfolded at first
 _PHASE_COLORS = {"forward": "#43b98c", "loss": "#d8c05a", "backward": "#5f8fe5", "recomputation": "#e5955f",
                  "optimizer": "#9a7fe0", "collectives": "#e56b7f", "copies": "#7fb3e8"}
 _OTHER_COLOR, _GAP_COLOR = "#8b93a3", "#e5955f"
@@ -58,7 +58,7 @@ def step(s: Snapshot) -> str:
         parts.append(f'<p class="bad">{esc(record.problem.message)}</p><p>{esc(record.problem.fix)}</p>')
     notes = list(record.notes)
     if result is not None:
-        parts += [*step_of(result), _rank_table(result.ranks)]
+        parts += step_of(result)
         notes = [note.message for note in result.trace.quality] + notes
     parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
     parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')
@@ -69,9 +69,11 @@ def step(s: Snapshot) -> str:
 
 def step_of(result: Analysis) -> list[str]:
     """Return the parts of an analysis alone; an empty text for what it lacks."""
-    return [_wall_time(result), _breakdown(result), _limits(result.limits), _one_step(result.typical_step),
-            _critical_path(result.critical_path), _python(result), _layers(result.layers or result.cpu_layers),
-            _gpu_table(result.gpus)]
+    made = {table.name: table for table in (gpus_table(result), *tables(result))}
+    return [_breakdown(result), _limits(result.limits), _one_step(result.typical_step),
+            _python(result, made["Python"]) if "Python" in made else "",
+            _layers(result.layers or result.cpu_layers, made["Layers"]),
+            *(to_html(table, opened=name in _OPEN) for name, table in made.items())]
 
 
 def _breakdown(result: Analysis) -> str:
@@ -91,21 +93,6 @@ def _breakdown(result: Analysis) -> str:
     means = " The parts are means over the GPUs that took part." if len(result.gpus) > 1 else ""
     return (f"<p>{summary}.{means}</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
-
-
-def _wall_time(result: Analysis) -> str:
-    """Show where the recorded time went."""
-    wall = result.wall_time
-    if wall is None or not wall.recorded_s:
-        return ""
-    rows = "".join(f'<tr title="{esc(row.meaning)}"><td class="l">{esc(row.name)}</td><td>{seconds(row.time_s)}</td>'
-                   f'<td>{esc(_share(row.share))}</td><td class="l">{esc(row.often)}</td>'
-                   f'<td class="wrap">{esc(row.what)}</td></tr>' for row in wall_rows(wall))
-    of_ranks = f", mean of {len(wall.ranks)} ranks" if wall.ranks else ""
-    return (f"<h3>{wall_title(wall)}{of_ranks}</h3>"
-            '<div class="scroll"><table><thead><tr><th class="l">part</th><th>time</th><th>share</th>'
-            '<th class="l">how often</th><th class="l">what the host did</th></tr></thead>'
-            f"<tbody>{rows}</tbody></table></div>")
 
 
 def _share(share: float) -> str:
@@ -130,28 +117,7 @@ def _one_step(step: TypicalStep | None) -> str:
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
 
 
-def _critical_path(path: CriticalPath | None) -> str:
-    """Show what the length of a typical step is made of, and what ran beside it with how much slack."""
-    if path is None or not path.kinds or path.step_s <= 0:
-        return ""
-    kinds = "".join(f'<li title="{esc(path_kind(kind.id)[1])}">{esc(path_kind(kind.id)[0])}'
-                    f"<b>{esc(_share(kind.time_s / path.step_s))}</b><em>{seconds(kind.time_s)}</em></li>"
-                    for kind in path.kinds if kind.time_s)
-    rows = "".join(f'<tr><td class="l">{esc(path_kind(row.kind)[0])}</td><td>{seconds(row.time_s)}</td>'
-                   + (_none("nothing waited for it") if row.slack_s is None else f"<td>{seconds(row.slack_s)}</td>")
-                   + f'<td>{row.count:,}</td><td class="l">{esc(row.place)}</td>'
-                   f'<td class="wrap">{esc(row.name)}</td></tr>'
-                   for row in path.slack)
-    beside = ("<details><summary>Work off the critical path. Slack: how much longer it could take, once, before "
-              'the next step ends later</summary><div class="scroll"><table><thead><tr><th class="l">kind</th>'
-              '<th>time</th><th>slack</th><th>count</th><th class="l">where</th><th class="l">what</th></tr></thead>'
-              f"<tbody>{rows}</tbody></table></div></details>") if rows else ""
-    return (f"<h3>The critical path of step {path.step}, {seconds(path.step_s)}: each part waited for the one "
-            f'before</h3><ul class="legend">{kinds}</ul>{beside}'
-            + (f"<p>{esc(path.reason)}</p>" if path.reason else ""))
-
-
-def _python(result: Analysis) -> str:
+def _python(result: Analysis, table: Table) -> str:
     """The lines of Python that ran in the gaps, and the training loop's stacks as an icicle: a flame graph, hanging."""
     stacks = result.stacks
     if stacks is None or not stacks.flame:
@@ -162,124 +128,61 @@ def _python(result: Analysis) -> str:
         lines = "".join(f"<li>{esc(text)}</li>" for text in lines_of_gaps(gaps, stacks))
         words = gap_words(gaps, stacks)
         lists += f"<p>{esc(words[0].upper() + words[1:])}.</p><ul>{lines}</ul>"
-    whole = sum(node.time_s for node in stacks.flame if node.parent is None)
-    depth: list[int] = []
-    used: dict[int | None, float] = {None: 0.0}
-    boxes = ""
-    for i, node in enumerate(stacks.flame):
-        depth.append(0 if node.parent is None else depth[node.parent] + 1)
-        used[i] = left = used[node.parent]
-        share = node.time_s / whole if whole else 0.0
-        used[node.parent] += share
-        in_gaps = node.gap_s > 0.5 * node.time_s
-        about = f"{node.line}: {_share(share)}, {seconds(node.time_s)}, in gaps {seconds(node.gap_s)}; {node.file}"
-        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * share:.3f}%;top:{22 * depth[i]}px;'
-                  f'background:{_GAP_COLOR if in_gaps else _OTHER_COLOR}" title="{esc(about)}">{esc(node.line)}</b>')
+    whole, flame = sum(node.time_s for node in stacks.flame if node.parent is None), stacks.flame
+    boxes = _icicle(table, lambda row, _: _GAP_COLOR if flame[row].gap_s > 0.5 * flame[row].time_s else _OTHER_COLOR)
     return (f"<h3>Lines of Python that ran in the gaps</h3>{lists}<h3>The Python of the training loop, "
             f"{esc(per_basis(stacks.basis))} of {seconds(whole)}: each line with its calls below it, without library "
             "lines that only pass a call on. Lines that run mostly in gaps are highlighted. Click a box to see it "
-            "alone, click again to go back.</h3>"
-            f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
+            f"alone, click again to go back.</h3>{boxes}"
             f'<p class="fine">{esc(cost_words(stacks, result.simulated))}</p>')
 
 
-def _layers(layers: Layers | None) -> str:
+def _icicle(table: Table, color: Callable[[int, int], str]) -> str:
+    """Draw a tree whose first column is a share: each box is as wide as that, its parts are below it. ``color`` is of a
+    row and of the one at its root."""
+    depth: list[int] = []
+    root: list[int] = []
+    used: dict[int | None, float] = {None: 0.0}  # up to where each box, and the whole, is filled
+    boxes = ""
+    for i, (row, parent) in enumerate(zip(table.rows, table.parents, strict=True)):
+        depth.append(0 if parent is None else depth[parent] + 1)
+        root.append(i if parent is None else root[parent])
+        used[i] = left = used[parent]
+        share = float(row[0] or 0.0)
+        used[parent] += share
+        about = ", ".join(f"{c.title} {c.text(v)}" for c, v in zip(table.columns, row, strict=True) if v is not None)
+        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * share:.3f}%;top:{22 * depth[i]}px;'
+                  f'background:{color(i, root[i])}" title="{esc(about)}">{esc(str(row[-1]))}</b>')
+    return f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
+
+
+def _layers(layers: Layers | None, table: Table) -> str:
     """The step by phase and layer as an icicle: each box is as wide as its share, its parts are below it."""
     if layers is None or not layers.rows:
         return ""
-    depth, processor = layers.depths, "GPU" if layers.gpus else "CPU"
-    phase: list[str] = []
-    used: dict[int | None, float] = {None: 0.0}  # up to where each box, and the whole, is filled
-    boxes = ""
-    for i, (row, parent) in enumerate(zip(layers.rows, layers.parents, strict=True)):
-        used[i] = left = used[parent]
-        used[parent] += row.share
-        phase.append(row.name if parent is None else phase[parent])
-        flops = "" if not row.flops else f", {row.flops / 1e9:,.4g} GFLOP"
-        about = (f"{row.name}: {_share(row.share)}, {processor} {seconds(row.device_s)}, idle {seconds(row.wait_s)}, "
-                 f"{row.kernels:,.4g} {'kernels' if layers.gpus else 'ops'}{flops} {row.source or row.reason}")
-        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * row.share:.3f}%;top:{22 * depth[i]}px;'
-                  f'background:{_PHASE_COLORS.get(phase[i], _OTHER_COLOR)}" title="{esc(about)}">{esc(row.name)}</b>')
+    rows, processor = layers.rows, "GPU" if layers.gpus else "CPU"
+    boxes = _icicle(table, lambda _, phase: _PHASE_COLORS.get(rows[phase].name, _OTHER_COLOR))
     lines = "".join(f"<li>{esc(line.line)}<b>{esc(_share(line.share))}</b><em>{seconds(line.device_s)}</em></li>"
                     for line in (layers.sources or ())[:_LINES_SHOWN])
-    reasons = "".join(f'<p class="fine"><b>{esc(row.name)}</b>, {_share(row.share)}: {esc(row.reason)}</p>'
-                      for row in layers.rows if row.reason)
     what = "captured window" if layers.basis == "window" else f"mean {layers.basis}"
     of_what = ("the GPU's time, and its idle time that their kernels end" if layers.gpus else
                "the time in which the CPU runs their ops; ops that overlap share it")
     by_line = f"<h3>By line of source, of the {processor}'s time</h3>"
     return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: {of_what}. "
-            "Click a box to see it alone, click again to go back.</h3>"
-            f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>{reasons}'
+            f"Click a box to see it alone, click again to go back.</h3>{boxes}"
             + (f'{by_line}<ul class="legend">{lines}</ul>' if lines else ""))
 
 
 def _limits(limits: Limits | None) -> str:
-    """Show the way from the step down to the limit, where the GPU's peak is known, and MFU."""
+    """Show the roofline, or why the limit is not known."""
     if limits is None or not limits.step_s:
         return ""
     if not limits.gpu:
         return f"<p>How far the step is from the GPU's limit is unknown. {esc(limits.reason)}</p>"
-    rows = "".join(f'<li title="{esc(limit_step(step.id)[1])}">{esc(limit_step(step.id)[0])}'
-                   f"<b>{esc(_share(step.time_s / limits.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
-                   for step in limits.steps if step.time_s and (step.id in PART_BY_ID or step.id in COMPUTE_STEPS))
     drawing = svg(limits)
     points = "".join(f'<p class="fine">{esc(line)}</p>' for line in (axes_text(limits), *legend(limits)))
-    roofline = ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes, "
-                f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
-    return (f"<h3>From the mean step down to the limit of the {esc(limits.gpu)}</h3>"
-            f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(limits).rstrip("."))}.</p>{roofline}')
-
-
-NO_LAUNCHES = "the launches are not in the trace"
-# Heading, what it shows, and why there may be no figure.
-TRACE_COLUMNS: tuple[tuple[str, Callable[[GpuUse], float | None], str], ...] = (
-    ("busy", lambda gpu: gpu.busy, ""), ("compute", lambda gpu: gpu.compute, ""),
-    ("collectives", lambda gpu: gpu.collectives, ""), ("copies", lambda gpu: gpu.copies, ""),
-    ("idle caused by the host", lambda gpu: gpu.idle_host_fault,
-     "never idle, or the launches that ended most of it are not in the trace"),
-    ("tensor cores, of kernel time", lambda gpu: gpu.tensor_core_time, "no kernel's name shows it"))
-
-
-def _gpu_table(gpus: Sequence[GpuUse]) -> str:
-    if not gpus:
-        return ""
-    head = "".join(f"<th>{esc(title)}</th>" for title, _, _ in TRACE_COLUMNS)
-    rows = ""
-    for gpu in gpus:
-        cells = "".join(_level(value(gpu), reason) for _, value, reason in TRACE_COLUMNS)
-        delay = gpu.launch_delay_median_s
-        cells += _none(NO_LAUNCHES) if delay is None else f"<td>{seconds(delay)}</td>"
-        rows += f"<tr><td>{gpu.gpu}</td>{cells}<td>{gpu.kernels_per_s:,.0f}</td></tr>"
-    return ('<h3>In the trace, by the job\'s own GPU numbers</h3><div class="scroll"><table><thead><tr><th>GPU</th>'
-            f"{head}<th>launch delay</th><th>kernels/s</th></tr></thead><tbody>{rows}</tbody></table></div>")
-
-
-def _rank_table(ranks: Sequence[RankTimes]) -> str:
-    """The ranks with least, median and most load or waiting side by side."""
-    shown = least_median_most(ranks)
-    if not shown.ranks:
-        return ""
-    rows = "".join(
-        f'<tr><td class="l">{word}</td><td class="l">{esc(rank_label(rank, True))}</td><td>{seconds(rank.load_s)}</td>'
-        f"<td>{seconds(rank.communication_s)}</td>"
-        + (_none("inseparable from transfer: its collectives match no other rank's") if rank.waiting_s is None
-           else f"<td>{seconds(rank.waiting_s)}</td>")
-        + f"<td>{seconds(rank.other_s)}</td><td>{rank.most_steps:,}</td></tr>" for word, rank in shown.ranks)
-    head = "".join(f"<th>{title}</th>" for title in ("load", "transfer", "waiting", "other", "steps with most load"))
-    return (f"<h3>{len(ranks)} ranks in the mean step, sorted by {shown.sorted_by}</h3>"
-            f'<div class="scroll"><table><thead><tr><th class="l"></th><th class="l">rank</th>{head}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></div>")
-
-
-def _none(reason: str) -> str:
-    return f'<td class="na" title="{esc(reason or "not in the analysis")}">N/A</td>'
-
-
-def _level(value: float | None, reason: str) -> str:
-    if value is None:
-        return _none(reason)
-    return f'<td class="level" style="--v:{100 * min(1.0, max(0.0, value)):.0f}%">{percent(value)}</td>'
+    return ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes, "
+            f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
 
 
 # -- now -----------------------------------------------------------------------------------------
@@ -317,7 +220,7 @@ def _gpu_row(g: GpuSample) -> str:
 def _figure(r: Reading, text: str = "") -> str:
     origin = (r.reason or r.source or "") + (" (coarse)" if r.coarse else "")
     if r.value is None:
-        return _none(origin)
+        return html_none(origin)
     level = f' class="level" style="--v:{100 * min(1.0, max(0.0, r.value)):.0f}%"' if r.unit == RATIO else ""
     return f'<td{level} title="{esc(origin)}">{esc(text or reading(r))}</td>'
 

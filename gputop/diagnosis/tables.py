@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-from msgspec import Struct, field
+from collections.abc import Mapping
 
 from gputop.analysis.gpu.rank_times import least_median_most
-from gputop.analysis.results import Analysis, TraceSummary
+from gputop.analysis.results import Analysis, Collectives, TraceSummary
 from gputop.diagnosis.per_step import (
     collectives_per_step,
     copies_per_step,
@@ -23,117 +20,12 @@ from gputop.diagnosis.roofline import picture
 from gputop.diagnosis.wall_text import wall_rows, wall_title
 from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
-from gputop.render.styled_text import wrap
-from gputop.text.commands import cut_path
-from gputop.text.units import NA, bytes_, count, fit, percent, portion, printable, ranges, rate, seconds
+from gputop.render.table import CALL, Column, Table, Value
+from gputop.text.units import bytes_, count, counted, percent, portion, printable, ranges, rate, seconds, size
 from gputop.trace.kernel_names import short_kernel
 
 _HOT = 0.1  # share of the training loop's time: a line of Python is unfolded at first
-_MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
-
-_CALL = "StatefulPartitionedCall/"  # TensorFlow puts it before each op of a function
-
-_CODE = re.compile(r"[<(:]")  # of a kernel's name, which begins with what matters
-_SENTENCE_LINES, _MOST_SENTENCE_LINES = 2, 4
-
-Value = str | float | None
-
-
-class Column(Struct, frozen=True):
-    """``show`` formats a number; a column without it holds text. A ``wide`` one gets the remaining room.
-
-    Where that is too little, ``spare`` ones are left out, the last one first.
-    """
-
-    title: str
-    show: Callable[[float], str] | None = None
-    wide: bool = False
-    spare: bool = False
-
-    def text(self, value: Value) -> str:
-        if value is None:
-            return NA
-        return printable(value) if isinstance(value, str) else (self.show or str)(value)
-
-
-class Table(Struct, frozen=True):
-    """Rows hold one value per column, None where it is unknown; ``empty`` says why there are no rows.
-
-    ``note`` explains how to read the table. ``parents``: of a tree that unfolds, the place of the row above each.
-    """
-
-    name: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    empty: str
-    note: str = ""
-    parents: tuple[int | None, ...] = ()
-    picture: tuple[str, ...] = ()  # lines, below a whole row
-    commands: Mapping[str, str] = field(default_factory=dict)  # how to look at a row of that name (the last column)
-    opened: tuple[int, ...] = ()  # rows of a tree that are unfolded at first, beside those without one above
-
-    @property
-    def open_first(self) -> set[int]:
-        return {i for i, parent in enumerate(self.parents) if parent is None} | set(self.opened)
-
-    def unfolded(self, open_rows: Collection[int]) -> list[int]:
-        """The rows of a tree of which all rows above are open, in their order."""
-        shown: list[int] = []
-        seen: set[int | None] = {None}
-        for i, parent in enumerate(self.parents):
-            if parent in seen:
-                shown.append(i)
-                if i in open_rows:
-                    seen.add(i)
-        return shown
-
-    def branch(self, row: int, open_rows: Collection[int]) -> tuple[Value, ...]:
-        """A row of a tree, its name with the depth and whether more is below it."""
-        depth, parent = 0, self.parents[row]
-        while parent is not None:
-            depth, parent = depth + 1, self.parents[parent]
-        mark = " " if row not in self.parents else "▾" if row in open_rows else "▸"
-        return (*self.rows[row][:-1], f"{'  ' * depth}{mark} {self.rows[row][-1]}")
-
-
-def cell_lines(column: Column, value: Value, width: int, most: int = 1) -> list[str]:
-    """A cell in ``width`` columns: a sentence in ``most`` lines where it needs them; of a path, as of an op, the end is
-    kept, too: ops differ there."""
-    text = column.text(value)
-    if column.wide and len(text) > width:
-        if text.endswith(".") and most > 1:
-            return wrap(text, width, most)
-        if "/" in text and not _CODE.search(text):
-            return [fit(cut_path(text.replace(_CALL, ""), width), width)]
-    return [fit(text, width, right=column.show is not None)]
-
-
-def sentence_lines(table: Table, rows: Sequence[Sequence[Value]], shown: Mapping[int, int], room: int) -> int:
-    """Number of lines that a sentence may have so that all rows fit in ``room`` lines; two where they do not fit
-    anyway."""
-    if len(rows) > room:
-        return _SENTENCE_LINES
-    for most in range(_MOST_SENTENCE_LINES, 1, -1):
-        if sum(max(len(cell_lines(table.columns[i], row[i], size, most)) for i, size in shown.items())
-               for row in rows) <= room:
-            return most
-    return 1
-
-
-def arranged(table: Table, pattern: str, by: int | None, reverse: bool) -> list[tuple[Value, ...]]:
-    """The rows whose text holds ``pattern``, by column ``by`` (None: as they came), what is not known last.
-
-    Numbers go from the largest, text from A; ``reverse`` turns both.
-    """
-    wanted = pattern.casefold()
-    rows = [r for r in table.rows
-            if not wanted or any(wanted in v.casefold() for v in r if isinstance(v, str))]
-    if by is None:
-        return rows[::-1] if reverse else rows
-    with_value = [r for r in rows if r[by] is not None]
-    down = table.columns[by].show is not None
-    with_value.sort(key=lambda r: r[by], reverse=down != reverse)  # type: ignore[arg-type,return-value]
-    return with_value + [r for r in rows if r[by] is None]
+_WORTH_EAGER = 0.01
 
 
 def tables(analysis: Analysis | None) -> tuple[Table, ...]:
@@ -165,7 +57,7 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
     rows = tuple((k.share, k.time_s, k.count, k.time_s / k.count, _type(r.types), r.tensor_core,
                   ranges(r.by_gpu), r.occupancy, r.name.removeprefix("void ") or f"and {r.names} more")
                  for k in of_step for r in (k.row,))
-    empty = ("No kernel ran in the window." if table is not None else
+    empty = (f"No kernel ran in the {'steps' if table else 'window'}." if table is not None else
              "The kernels in this trace name no op, so the op of each is unknown.")
     each = ", of a GPU that runs it" if by.gpus > 1 else ""
     note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
@@ -191,14 +83,21 @@ def _collectives(analysis: Analysis) -> Table:
     of_step, by = collectives_per_step(analysis)
     rows = tuple((row.op.operation, row.count, row.time_s, row.transfer_s, row.op.waiting, row.bytes, row.exposed_s,
                   row.op.reason or "") for row in of_step)
-    note = f"Times, counts and bytes {by.text()}." if rows else ""
-    last = collectives.last_to_arrive or {}
-    if any(last.values()):
-        late = max(last, key=lambda g: last[g])
-        note += f" GPU {late} arrives last most often, at {percent(last[late] / sum(last.values()))} of them."
-    elif collectives.reason:
-        note += f" How much of the time is waiting is unknown: {printable(collectives.reason)}."
-    return Table("Collectives", columns, rows, empty, note.lstrip())
+    note = (f"{seconds(sum(row.time_s for row in of_step))} {by.basis}"
+            f"{_waiting(collectives, sum(row.transfer_s or 0.0 for row in of_step))}. "
+            f"Times, counts and bytes {by.text()}.")
+    return Table("Collectives", columns, rows, empty, note)
+
+
+def _waiting(collectives: Collectives, moving_s: float) -> str:
+    """Words for the parts of the time: transfer, and waiting for which GPU."""
+    late = sorted((collectives.last_to_arrive or {}).items(), key=lambda item: -item[1])[:4]
+    last = f" ({', '.join(f'GPU {gpu} last at {n}' for gpu, n in late)})" if late else ""
+    if collectives.transfer_s is not None and collectives.waiting is not None:
+        return (f": {seconds(moving_s)} transfer, {percent(collectives.waiting)} waiting for the last GPU to arrive"
+                + last)
+    return last + (f"; how much of it is waiting is unknown: {printable(collectives.reason)}" if collectives.reason
+                   else "")
 
 
 def _memory(analysis: Analysis) -> Table:
@@ -219,9 +118,15 @@ def _memory(analysis: Analysis) -> Table:
         rows += [(use.allocator, size, size / peak if peak else None, size / room if room else None, count, what)
                  for size, count, what in parts]
     held = any(use.holders for use in analysis.memory)
-    note = "" if held or not rows else "The trace does not show what held the memory at the peak."
+    note = "" if held or not rows else "The trace does not show what held the memory at the peak. "
+    sized = [(free, use) for use in analysis.memory if (free := use.headroom_bytes) is not None and use.capacity_bytes]
+    if sized:
+        free, use = min(sized, key=lambda pair: pair[0] / pair[1].capacity_bytes)
+        note += f"{printable(use.allocator)}: {size(free)} free at the peak of this window"
+        broken = use.fragmentation_at_peak
+        note += f", fragmentation {percent(broken)}." if broken is not None else "."
     return Table("Memory", columns, tuple(rows),
-                 "No allocator in the trace: TensorFlow writes them with its host events.", note)
+                 "No allocator in the trace: TensorFlow writes them with its host events.", note.rstrip())
 
 
 def _copies(analysis: Analysis) -> Table:
@@ -259,10 +164,12 @@ def _host_ops(analysis: Analysis) -> Table:
         # An op whose events on the host were not traced is known by its work on the GPU alone.
         rows += [(r.type, r.placement, r.count / by.steps or None, r.host_s / by.steps if r.count else None,
                   *((r.device_s / by.steps_times_gpus,) if on_gpus else ()),
-                  r.example.removeprefix(_CALL)) for r in ops.types]
+                  r.example.removeprefix(CALL)) for r in ops.types]
         rows += [(r.name, "eager", r.count / by.steps, r.seconds / by.steps, *((None,) if on_gpus else ()),
                   "run one by one from Python") for r in ops.eager]
     note = f"Times and counts {by.text(by_gpu=False)}{', GPU time: mean of the GPUs' if by.gpus > 1 else ''}."
+    if ops is not None and (ops.eager_share or 0.0) >= _WORTH_EAGER:
+        note += f" Eager: {percent(ops.eager_share or 0.0)} of the time in ops and functions."
     return Table("Host ops", columns, tuple(rows),
                  "No TF ops on host threads: the trace has no host events, or is from another framework.",
                  note if rows else "")
@@ -305,10 +212,12 @@ def _input(analysis: Analysis) -> Table:
     rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, over(s.function_s, by.steps), s.calls / by.steps, s.workers,
                   s.parallelism, s.buffer_empty, _stage(s.path)) for p in waits.pipelines for s in p.stages)
     note = f"A step waits {seconds(waits.wait_s_per_step)} for its batch, {percent(waits.wait_ratio)} of it."
-    bounding = [_stage(p.bounding) for p in waits.pipelines if p.bounding]
-    note += f" Bounded by {printable('; '.join(bounding))}." if bounding else ""
+    for p in waits.pipelines:
+        each = f"{counted(p.batches, 'batch', 'es')}, {seconds(p.wait_s / p.batches)} per call" if p.batches else ""
+        bounding = f"bounded by {_stage(p.bounding)}" if p.bounding else ""
+        note += f" {p.dataset or 'tf.data'}: {'; '.join(filter(None, (each, bounding)))}." if each or bounding else ""
     note += f" Times and calls {by.text(by_gpu=False)}." if rows else ""
-    return Table("Input", columns, rows, empty, note)
+    return Table("Input", columns, rows, empty, printable(note))
 
 
 def _layers(source: Analysis) -> Table:
@@ -325,9 +234,8 @@ def _layers(source: Analysis) -> Table:
                   r.flops / (r.device_s * r.flops_known) if r.flops and r.device_s and r.flops_known else None, r.bytes,
                   r.name + (f"  ({r.source})" if r.source else f": {r.reason}" if r.reason else ""))
                  for r in table.rows)
-    note = (f"Per {table.basis}, on the CPU: there is no GPU in this trace. Ops that overlap share the time. "
-            "space: unfold a row." if on_cpu else
-            f"Per {table.basis} and GPU. idle: GPU idle time that these kernels ended. space: unfold a row.")
+    note = (f"Per {table.basis}, on the CPU: there is no GPU in this trace. Ops that overlap share the time."
+            if on_cpu else f"Per {table.basis} and GPU. idle: GPU idle time that these kernels ended.")
     return Table("Layers", columns, rows, "Nothing ran in the steps.", note, table.parents)
 
 
@@ -335,7 +243,8 @@ def _ranks(analysis: Analysis) -> Table:
     """The ranks with least, median and most load or waiting first, then all of them by their numbers."""
     extremes = least_median_most(analysis.ranks)
     columns = (Column(f"by {extremes.by}"), Column("rank"), Column("load", seconds), Column("transfer", seconds),
-               Column("waiting", seconds), Column("other", seconds), Column("steps with most load", _count, spare=True),
+               Column("waiting", seconds, missing="inseparable from transfer: its collectives match no other rank's"),
+               Column("other", seconds), Column("steps with most load", _count, spare=True),
                Column("host", wide=True))
     if analysis.steps is None:
         return Table("Ranks", columns, (), "No steps found in the trace: ranks are compared by step.")
@@ -347,7 +256,7 @@ def _ranks(analysis: Analysis) -> Table:
                   float(r.most_steps), r.host) for r in ordered)
     unit = analysis.steps.unit
     note = (f"Per {unit}, mean of {analysis.steps.count}. load: kernels and copies; transfer, waiting: collective time "
-            "that no load hides.")
+            "that no load hides.") + " The others wait for the rank with least waiting." * (extremes.by == "waiting")
     return Table("Ranks", columns, rows, "", note)
 
 
@@ -357,11 +266,12 @@ def _limit(analysis: Analysis) -> Table:
     if limits is None:
         return Table("Limit", columns, (), "No steps found, or no GPU in the trace: there is no step to compare with "
                                            "the GPU's limit.")
+    if not limits.gpu:  # without a peak the rows would be the step's parts again
+        return Table("Limit", columns, (), f"How far the step is from the GPU's limit is unknown. {limits.reason}")
     rows = tuple((step.time_s / limits.step_s if limits.step_s else None, step.time_s, *limit_step(step.id))
                  for step in limits.steps)
-    on = f" of the {printable(limits.gpu)}" if limits.gpu else ""
-    note = f"From the mean step down to the limit{on}. MFU {printable(mfu_text(limits).rstrip('.'))}."
-    note += " enter: the roofline." if limits.points else ""
+    note = (f"From the mean step down to the limit of the {printable(limits.gpu)}. "
+            f"MFU {printable(mfu_text(limits).rstrip('.'))}.")
     return Table("Limit", columns, rows, "", note, picture=tuple(picture(limits)))
 
 
@@ -396,19 +306,19 @@ def _python(analysis: Analysis) -> Table:
         reason = stacks.reason if stacks is not None and stacks.reason else "none fell into the trace."
         return Table("Python", columns, (), f"No Python stacks were sampled: {reason}")
     whole = sum(node.time_s for node in stacks.flame if node.parent is None)
-    rows = tuple((node.time_s / whole, node.time_s, node.gap_s, node.line) for node in stacks.flame)
+    rows = tuple((node.time_s / whole if whole else 0.0, node.time_s, node.gap_s, node.line) for node in stacks.flame)
     period_s = analysis.steps.mean_s if analysis.steps is not None else analysis.trace.window_s
     ran = "; ".join(line_words(gaps.lines[0], stacks.basis) for gaps in worth_showing(stacks, period_s) if gaps.lines)
     by_whom = BY_TRACER * stacks.traced
     return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}{by_whom}. In gaps: "
-                 f"{ran or 'no line was seen'}. space: unfold a row.", tuple(node.parent for node in stacks.flame),
+                 f"{ran or 'no line was seen'}.", tuple(node.parent for node in stacks.flame),
                  opened=tuple(i for i, node in enumerate(stacks.flame) if node.time_s >= _HOT * whole))
 
 
 def _wall_time(analysis: Analysis) -> Table:
     columns = (Column("share", portion), Column("time", seconds), Column("part"),
-               Column("longest", seconds, spare=True), Column("how often", spare=True),
-               Column("what the host did", wide=True))
+               Column("longest", seconds, spare=True), Column("how often"),
+               Column("what the host did", wide=True, prose=True))
     wall = analysis.wall_time
     if wall is None:
         return Table("Time", columns, (), "The trace does not show when it was recorded.")
@@ -428,23 +338,16 @@ def _flops(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def widths(table: Table, rows: Iterable[Sequence[Value]], room: int, by: int | None = None) -> dict[int, int]:
-    """The columns to show with their widths: what the cells need, the wide one what is left of ``room``.
-
-    ``by``: the column by which they are sorted, whose head has an arrow. A column of which no row knows anything is not
-    shown; the whole row has it.
-    """
-    rows = [*rows]
-    needs = [len(c.title) + 2 * (i == by) for i, c in enumerate(table.columns)]
-    for row in rows:
-        needs = [max(n, len(c.text(v))) for n, c, v in zip(needs, table.columns, row, strict=True)]
-    needs = [min(n, 24) if not c.wide else n for n, c in zip(needs, table.columns, strict=True)]
-    shown = {i: need for i, need in enumerate(needs) if not rows or any(row[i] not in (None, "") for row in rows)}
-
-    def left() -> int:
-        return room - sum(n + 2 for i, n in shown.items() if not table.columns[i].wide) - 2
-
-    for i in reversed(range(len(needs))):
-        if i in shown and table.columns[i].spare and left() < _MIN_NAME_COLUMNS:
-            del shown[i]
-    return {i: max(_LEAST_NAME_COLUMNS, min(n, left())) if table.columns[i].wide else n for i, n in shown.items()}
+def gpus_table(analysis: Analysis) -> Table:
+    """The GPUs of the trace by the job's own numbers; the screen has them in its monitor."""
+    columns = (
+        Column("GPU", str), Column("busy", percent), Column("compute", percent), Column("coll.", percent, spare=True),
+        Column("exposed", percent, spare=True), Column("copies", percent),
+        Column("by host", percent, missing="never idle, or the launches that ended most of it are not in the trace"),
+        Column("tensor", percent, spare=True, missing="no kernel's name shows it"),
+        Column("delay", seconds, missing="the launches are not in the trace"), Column("kernels/s", _count))
+    rows = tuple((gpu.gpu, gpu.busy, gpu.compute, gpu.collectives, gpu.collectives_exposed, gpu.copies,
+                  gpu.idle_host_fault, gpu.tensor_core_time, gpu.launch_delay_median_s, gpu.kernels_per_s)
+                 for gpu in analysis.gpus)
+    return Table("GPUs", columns, rows, "No GPU in the trace.", "Shares of the time, by the job's own GPU numbers. by "
+                 "host: idle caused by the host; tensor: tensor cores, of kernel time; delay: of launches.")
