@@ -84,7 +84,7 @@ def _not_judged(view: NodeView) -> str | None:
     window_s = view.seconds("window_s")
     for gpu in view.sample.gpus:
         if gpu.state != OK or not gpu.readings:
-            return f"Not judged: {gpus_text([gpu])} cannot be read now."
+            return f"Not judged: {gpus_text([gpu])} cannot be read now" + (f" ({gpu.message})." if gpu.message else ".")
     if not view.whole_gpus:
         return "Not judged: live samples cannot judge jobs on MIG instances."
     times = view.window("gpu_util", window_s).times
