@@ -67,7 +67,7 @@ _SLICES = 3  # before and after, at least: a pause that is shorter is ordinary
 
 
 def live_limit(view: NodeView) -> str | None:
-    """What stands in the place of findings, since silence would look like a fault: "No problem visible yet. GPUs 0-7
+    """Text in the place of findings, since silence would look like a fault: "No problem visible yet. GPUs 0-7
     are compute bound (SM 92%, tensor 61%, 540 of 700 W)."; or, without the evidence for that, why it is not known.
 
     None on a node without GPUs, and where a rule that ran before on this view found time lost.
