@@ -112,19 +112,19 @@ def training(pid: int, proc: Path = Path("/proc")) -> list[int]:
     these have started, such as DataLoader's workers."""
     parents = {other: stat.parent for other in process_ids(proc) if (stat := stat_of(other, proc)) is not None}
     children = children_by_parent(parents.items())
-    found: list[int] = []
+    trainers: list[int] = []
     queue = list(children.get(pid, ()))
-    while queue and len(found) < MAX_TRAINING:
+    while queue and len(trainers) < MAX_TRAINING:
         child = queue.pop(0)
         try:
             trains = loaded_frameworks(read_maps(child, proc)) and not is_launcher(command_of(child, proc).split())
         except OSError:  # another user's, or it has ended
             continue
         if trains:
-            found.append(child)
+            trainers.append(child)
         else:
             queue += children.get(child, ())
-    return sorted(found)
+    return sorted(trainers)
 
 
 def check_same(process: Target) -> None:

@@ -42,8 +42,8 @@ _MAX_NAMED = 5  # other servers that are named
 ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
     "gputop capture PID records a running TensorFlow, JAX or PyTorch job, gputop run -- python train.py starts one "
-    "ready for captures. In the code: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009). On "
-    "another machine: gputop --attach HOST:PORT."
+    "ready for captures. In the code: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009). "
+    "On another machine: gputop --attach HOST:PORT."
 )
 
 
