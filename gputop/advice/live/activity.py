@@ -314,7 +314,8 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
 # -- dram_bound and tensor_idle ---------------------------------------------------------------------
 
 _FEWER_BYTES = {
-    "tensorflow": f"{MIXED_PRECISION['tensorflow']}\nmodel.compile(…, jit_compile=True)",
+    "tensorflow": f"{MIXED_PRECISION['tensorflow']}\n"
+                  "# Keras 3 fuses by XLA itself; in your own loop:\n@tf.function(jit_compile=True)",
     "jax": f"{MIXED_PRECISION['jax']}\ntrain_step = jax.jit(train_step, donate_argnums=0)",
     "pytorch": f"model = torch.compile(model)\n{MIXED_PRECISION['pytorch']}",
 }

@@ -23,7 +23,7 @@ _INPUT = {
 }
 _INPUT["jax"] = _INPUT["tensorflow"]
 _MAIN_THREAD = {
-    "tensorflow": f"model.compile(…, steps_per_execution=32, jit_compile=True)\n{_DATASET}.prefetch(tf.data.AUTOTUNE)",
+    "tensorflow": f"model.compile(…, steps_per_execution=32)\n{_DATASET}.prefetch(tf.data.AUTOTUNE)",
     "jax": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in one jitted call",
     "pytorch": f'model = torch.compile(model, mode="reduce-overhead")\n{_LOADER.format(8)}',
 }

@@ -275,7 +275,7 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
         evidence={"window_s": v.window_s, f"first_gpu_{v.metric}_ratio": v.first_activity,
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
         action=f"Let GPU {index} compute only its share of the batch: {_EVEN_WORK.get(v.framework, _EVEN_WORK[''])} "
-               "A capture shows which operations run only on GPU {index}.",
+               f"A capture shows which operations run only on GPU {index}.",
         snippet=code_for(v.framework, _EVEN),
         gain=NO_FIGURE,
         source="the GPUs of one process compared; gputop's own limits, above the straggler limits of HTA and TraceML "
