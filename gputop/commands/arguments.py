@@ -161,9 +161,9 @@ class _Parser(argparse.ArgumentParser):
         """Parse as argparse does, but answer a mistyped word with the one that was meant."""
         commands = self._commands.choices.keys() | {word for word in _GONE if not word.startswith("-")}
         for option in (word.partition("=")[0] for word in takewhile(lambda word: word not in commands, args)):
-            known = option if option in _GONE else option.rstrip("0123456789.")  # -l1
-            if known in _GONE and option not in self._option_string_actions:
-                self.error(f"gputop has no option {known}. {_GONE[known]}")
+            habit = option if option in _GONE else option.rstrip("0123456789.")  # -l1
+            if habit in _GONE and option not in self._option_string_actions:
+                self.error(f"gputop has no option {habit}. {_GONE[habit]}")
             if option.startswith("--") and not any(word.startswith(option) for word in self._option_string_actions):
                 self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
                            "gputop --help lists them")
