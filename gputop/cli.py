@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from gputop.commands.arguments import parse
 from gputop.commands.settings import apply_settings, config_path, load
 from gputop.commands.user_rules import use_user_rules
-from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
+from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, NUMPY_SETTINGS, keep_freed_memory, offer_to_oom_killer
 from gputop.text import console, crash
 
+_REAL_ONLY = {"attach", "cluster", "doctor", "run", "xprof"}  # they never touch real things as a part of a demo
 _ANALYSES = {"analyze", "compare"}
 
 
@@ -50,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             console.write_text(describe())
             return EXIT_OK
+        if getattr(args, "demo", None) is not None and args.command in _REAL_ONLY:
+            raise GputopError(f"a demo has nothing for gputop {args.command}, which is about real things",
+                              f"Without --demo: gputop {args.command}. Or look around: gputop --demo {args.demo}",
+                              EXIT_USAGE)
         if sys.stdout is None:
             raise GputopError("standard output is closed", "Redirect the output to a file, or use -o FILE.")
         if args.command is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.advice.trace.snippets import KERAS_XLA
 from gputop.cli import main
 from tests.code_blocks import FRAMEWORKS, ROOT, Block, code_blocks, parameters
 from tests.forked_processes import start
@@ -60,3 +61,25 @@ def test_the_code_of_a_fix_names_what_exists(block: Block, tmp_path: Path) -> No
              for module in [_MODULES.get(name.partition(".")[0])] if module and importlib.util.find_spec(module)]
     if names:
         _run(_LOOKS_UP.format(names=names), tmp_path)
+
+
+def test_the_fix_for_a_keras_model_without_xla_names_the_layer_that_turns_it_off(tmp_path: Path) -> None:
+    """What gputop advises changes something: without the layer that it names Keras compiles, with it never."""
+    listing = KERAS_XLA.splitlines()[1]
+    _run(f"""
+import contextlib, io, keras
+
+class Odd(keras.layers.Dense):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.supports_jit = False
+
+for layers, names, compiles in (([keras.layers.Dense(2), Odd(2, name="odd")], "['odd']", False),
+                                ([keras.layers.Dense(2)], "[]", True)):
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec({listing!r})
+    assert said.getvalue().strip() == names, said.getvalue()
+    model.compile("sgd", "mse", jit_compile=True)
+    assert model.jit_compile is compiles, (names, model.jit_compile)
+""", tmp_path)

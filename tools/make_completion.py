@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
+from gputop.advice.registry import RULES
 from gputop.commands.arguments import COMMANDS, parser
 from gputop.commands.completion import FILES
 from gputop.commands.schema import SCHEMAS
@@ -23,6 +24,7 @@ _NAMES = ("FILE", "PATH", "A", "B")
 _WORDS: dict[tuple[str | None, str], Iterable[str]] = {
     (None, "demo"): ("list", *SCENARIOS), (None, "theme"): ("gputop-dark", "gputop-light", "gputop-contrast"),
     (None, "notify"): ("bell", "webhook"), ("schema", "name"): SCHEMAS,
+    ("rules", "words"): sorted({rule_id for rule in RULES for rule_id in rule.ids}),
 }
 
 

@@ -102,7 +102,7 @@ COMMANDS: Mapping[str, Command] = {
                      "gputop xprof gputop-traces"),
     "config": Command("print all settings as a config file",
                       "Print all settings, your own and the defaults, as a config file.",
-                      "gputop config > ~/.config/gputop/config.toml"),
+                      "gputop config --write"),
     "doctor": Command("check what works on this node, and how to fix what does not",
                       "Test everything that gputop reads and does, and show how to fix what fails.",
                       "gputop doctor"),
@@ -115,8 +115,16 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 
-# What an earlier version had, and what to use instead.
+# What an earlier version had, or other programs have, and what to use instead.
 _GONE: Mapping[str, str] = {
+    **dict.fromkeys(("-i", "--id"), "To show only GPU 0: gputop --gpus 0."),
+    **dict.fromkeys(("-l", "-d", "-n", "-lms", "--loop", "--delay"), "Seconds between samples: gputop --interval 2."),
+    **dict.fromkeys(("-1", "--once", "-L", "--list"), "To print once: gputop snapshot."),
+    **dict.fromkeys(("-q", "--query-gpu", "--query"), "gputop snapshot --json prints all values."),
+    **dict.fromkeys(("-p", "--pid"), "gputop capture PID records a process."),
+    **dict.fromkeys(("profile", "trace"), "gputop capture records a running job."),
+    **dict.fromkeys(("top", "monitor", "watch", "dmon", "pmon"), "gputop alone is the monitor."),
+    "version": "gputop --version prints it.",
     "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
     "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
@@ -153,6 +161,9 @@ class _Parser(argparse.ArgumentParser):
         """Parse as argparse does, but answer a mistyped word with the one that was meant."""
         commands = self._commands.choices.keys() | {word for word in _GONE if not word.startswith("-")}
         for option in (word.partition("=")[0] for word in takewhile(lambda word: word not in commands, args)):
+            habit = option if option in _GONE else option.rstrip("0123456789.")  # -l1
+            if habit in _GONE and option not in self._option_string_actions:
+                self.error(f"gputop has no option {habit}. {_GONE[habit]}")
             if option.startswith("--") and not any(word.startswith(option) for word in self._option_string_actions):
                 self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
                            "gputop --help lists them")

@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         too_many,
     )
     from gputop.session.counters import CounterWatch
+    from gputop.session.server_watch import WatchedJob
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
     if args.ranks_of:
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         say(note)
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
     chosen = choose_servers(servers)
-    require_no_question(server_question(chosen, request))
+    require_no_question(WatchedJob().question(servers, request) or server_question(chosen, request))
     if note := left_out(servers, chosen):
         say(note)
     answering = [s for s in chosen if s.problem is None]

@@ -13,7 +13,7 @@ import argparse
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -255,16 +255,45 @@ def apply_settings(args: argparse.Namespace, config: Config) -> None:
 
 def document(config: Config) -> str:
     """All settings as a file: those that are set, and the others as comments with their defaults."""
-    out = [f"# {config.path or 'a user without a home has no file of settings'}"]
+    head = f"# {config.path or 'a user without a home has no file of settings'}"
+    return "\n".join([head, *(part for _, part in _parts(config))]) + "\n"
+
+
+def _parts(config: Config) -> Iterator[tuple[str, str]]:
+    """Each setting's key, and its lines in the file."""
     for setting in SETTINGS.values():
         option = f" ({setting.option})" if setting.option else ""
         line = f"{setting.key} = {_toml(config[setting.key])}"
-        out += ["", f"# {setting.help}{option}", line if setting.key in config.values else f"# {line}"]
-    return "\n".join(out) + "\n"
+        yield setting.key, f"\n# {setting.help}{option}\n{line if setting.key in config.values else f'# {line}'}"
 
 
 def save_setting(path: Path | None, key: str, value: str) -> str:
     """Write one setting into the file, leaving the rest unchanged; returns what went wrong, or ""."""
+    line = f"{key} = {_toml(value)}"
+
+    def change(lines: list[str]) -> list[str]:
+        lines_of_key = [i for i, old in enumerate(lines)
+                        if (m := _ASSIGNMENT.fullmatch(old)) and m[1].replace("-", "_") == key]
+        if not lines_of_key:
+            return [*lines, line]
+        return [*lines[:lines_of_key[-1]], line, *lines[lines_of_key[-1] + 1:]]
+
+    return _change_file(path, change)
+
+
+def save_all(config: Config) -> str:
+    """Add the settings that the file does not name to it, as comments with their defaults; what stands there stays.
+    Returns what went wrong, or ""."""
+    def change(lines: list[str]) -> list[str]:
+        named = {m[1].replace("-", "_") for old in lines if (m := _ASSIGNMENT.fullmatch(old.lstrip("# \t")))}
+        added = [part for key, part in _parts(config) if key not in named]
+        return [*lines, *"\n".join(added).lstrip("\n" if not lines else "").split("\n")] if added else lines
+
+    return _change_file(config.path, change)
+
+
+def _change_file(path: Path | None, change: Callable[[list[str]], list[str]]) -> str:
+    """Write the lines of the file anew; returns what went wrong, or ""."""
     from gputop.core.files import read_regular, untrusted_ancestor, writable_folder
 
     if path is None:
@@ -273,15 +302,8 @@ def save_setting(path: Path | None, key: str, value: str) -> str:
     if exchangeable is not None:  # root in the home of another user, whose link could lead anywhere
         return f"The setting was not saved: {exchangeable[0]} {exchangeable[1]}."
     path = Path(os.path.realpath(path))  # kept among other dotfiles, it is a link
-    line = f"{key} = {_toml(value)}"
     try:
-        lines = read_regular(path, _MAX_BYTES).decode("utf-8").splitlines() if path.exists() else []
-        lines_of_key = [i for i, old in enumerate(lines)
-                        if (m := _ASSIGNMENT.fullmatch(old)) and m[1].replace("-", "_") == key]
-        if lines_of_key:
-            lines[lines_of_key[-1]] = line
-        else:
-            lines.append(line)
+        lines = change(read_regular(path, _MAX_BYTES).decode("utf-8").splitlines() if path.exists() else [])
     except (OSError, UnicodeDecodeError) as error:
         return f"{path} cannot be read, so it is not written: {error}"
     try:

@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from gputop.ranks.stack_groups import jobs, report
     from gputop.ranks.stacks_document import StacksDocument
 
+    if args.demo is not None:
+        return _simulated(args)
     if args.flight_recorder and not args.pids:
         return _only_dumps(args.flight_recorder, args.json)
     pids = args.pids or training_processes()
@@ -92,6 +94,36 @@ def run(args: argparse.Namespace) -> int:
         problem = next((process.problem for process in processes if process.problem is not None), None)
     if problem is not None:
         raise problem
+    return EXIT_OK
+
+
+def _simulated(args: argparse.Namespace) -> int:
+    """Write the stacks of the demo's job, whose processes do not exist. Raises GputopError where it does not hang."""
+    from gputop.ranks.stack_groups import report
+    from gputop.ranks.stacks_document import StacksDocument
+    from gputop.session.simulated_ranks import SimulatedRanks
+    from gputop.sources.simulated import SimulatedSource
+
+    if args.pids or args.flight_recorder:
+        raise GputopError("the processes of a demo do not exist: none can be named", "gputop --demo hang stacks",
+                          EXIT_USAGE)
+    source = SimulatedSource(args.demo)
+    source.open()
+    try:
+        ranks = SimulatedRanks(source)
+        if not ranks.pids:
+            raise NoDataError("the job of this demo does not hang, and has no simulated stacks",
+                              "gputop --demo hang stacks")
+        last = ranks.ask(ranks.pids, ranks.hosts())
+        lines, nccl = _nccl(ranks.earlier() or last, last)
+        processes = ranks.stacks(ranks.pids, args.native)
+    finally:
+        source.close()
+    if args.json:
+        console.write_json(StacksDocument.of(nccl, (), (), [processes]))
+    else:
+        console.write_text("\n".join(["*** SIMULATED: these processes do not exist ***", *lines, "",
+                                      *report([processes], threads=args.threads)]).rstrip())
     return EXIT_OK
 
 

@@ -186,6 +186,14 @@ def cpu_time_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
     return total
 
 
+def waited_for_cpu_s(pid: int | str, proc: Path = Path("/proc")) -> float:
+    """Seconds that a process's main thread could have run and had no CPU; 0 where the kernel does not count them."""
+    try:
+        return int(read(f"{proc}/{pid}/schedstat").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def status_fields(pid: int | str, proc: Path = Path("/proc")) -> dict[bytes, bytes]:
     """Names and values of its /proc/PID/status. Raises OSError."""
     return dict(re.findall(rb"^(\w+):[ \t]*(.*)$", read(f"{proc}/{pid}/status", _STATUS_BYTES), re.MULTILINE))

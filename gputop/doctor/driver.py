@@ -144,6 +144,9 @@ def nvml(facts: DriverFacts, root: Path) -> Result:
     if facts.import_error:
         return Result("fail", f"nvidia-ml-py cannot be used: {facts.import_error}",
                       "pip install --force-reinstall nvidia-ml-py")
+    if facts.starved_s:
+        return Result("unknown", f"the host is starved: what asks the driver waited {facts.starved_s:.1f} s for a CPU",
+                      "uptime\ngputop doctor   # once there is less load")
     if facts.hung_in:
         return Result("fail",
                       f"the driver does not answer: {facts.hung_in} did not return. A process stuck in it cannot be "

@@ -16,14 +16,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
 from gputop.core.own_program import child_command
-from gputop.core.proc import mappings, read_maps
+from gputop.core.proc import mappings, read_maps, waited_for_cpu_s
 
 DEADLINE_S = 8.0  # nvmlInit takes seconds where 8 GPUs wake up without persistence mode
+_MOST_STARVED = 0.1  # of the deadline that the child may wait for a CPU, if the driver is to be the one that hangs
 LIBRARY = "libnvidia-ml.so.1"
 
 
@@ -56,6 +57,7 @@ class DriverFacts:
     gpus: tuple[GpuFacts, ...] = ()
     hung_in: str = ""  # the call that did not return
     died: str = ""  # how the child ended before it was done
+    starved_s: float = 0.0  # for which a child that did not end in time had waited for a CPU, if that is much
 
     @property
     def nvml_version(self) -> str:
@@ -82,15 +84,17 @@ def ask_driver(deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = N
                                    env=env, start_new_session=True)
     except OSError as error:
         return DriverFacts(died=f"before it began: {error}")
-    ended = False
+    ended, starved_s = False, 0.0
     try:
         output, errors, ended = _read(process, deadline_s)
     finally:
         if not ended:
+            starved_s = waited_for_cpu_s(process.pid)
             process.kill()
     how = _ending(process, errors)
     died = how if ended else ""
-    return facts_from(output.decode(errors="replace").splitlines(), hung=not ended, died=died)
+    facts = facts_from(output.decode(errors="replace").splitlines(), hung=not ended, died=died)
+    return replace(facts, starved_s=starved_s) if starved_s > _MOST_STARVED * deadline_s else facts
 
 
 def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, bool]:

@@ -191,7 +191,7 @@ def _findings(s: Snapshot) -> str:
 
 def _what_to_do(findings: Iterable[Finding], limit: str, missing: Mapping[str, list[str]]) -> str:
     """``limit``: what is said where there are no findings; ``missing``: the rules that lack it."""
-    body = "".join(_finding(f) for f in findings) or f"<p>{NOTHING_FOUND} {esc(limit)}</p>"
+    body = "".join(_finding(f) for f in findings) or f"<p>{esc(limit) or NOTHING_FOUND}</p>"
     if missing:
         rows = "".join(f"<dt><code>{esc(', '.join(ids))}</code></dt><dd>{esc(what)}</dd>"
                        for what, ids in missing.items())

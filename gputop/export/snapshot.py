@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gputop.advice.registry import EXPLANATIONS
 from gputop.core.codec import document_of, to_document
 from gputop.core.errors import GputopError
 from gputop.core.files import write_new_files
@@ -153,12 +154,11 @@ def to_text(session: Session) -> str:
 
 
 def _finding_lines(session: Session) -> list[str]:
-    """Return what to do; where nothing was found, what bounds the job."""
+    """Return what to do; where nothing was found, what bounds the job, or that nothing was judged."""
     record = session.results.last_capture
-    nothing = ": no problem visible yet" if session.results.live.abstained else ": no problem visible"
     unread = unread_text(session.feed.sample)
-    out = ["What to do" + ("" if session.results.findings or unread else nothing), *wrap(unread, _COLUMNS)]
-    if not session.results.findings:
+    out = ["What to do", *wrap(unread, _COLUMNS)]
+    if not unread and all(f.id in EXPLANATIONS for f in session.results.findings):
         out += wrap(record.limit if record is not None else session.results.live.limit, _COLUMNS)
     for f in session.results.findings:
         gain = gain_text(f)

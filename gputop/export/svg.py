@@ -217,7 +217,7 @@ def _findings(page: _Page, s: Snapshot) -> None:
     page.text(_EDGE, "What to do", _BOLD, bold=True)
     if not s.findings:
         limit = s.capture.limit if s.capture is not None else s.live.limit
-        _wrapped(page, f"{NOTHING_FOUND} {limit}", _PLAIN)
+        _wrapped(page, limit or NOTHING_FOUND, _PLAIN)
     for f in s.findings:
         _finding(page, f)
 

@@ -11,11 +11,23 @@ from msgspec import Struct
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
-from gputop.core.proc import COMMAND_BYTES, read, read_maps, read_stat, stat_of, user_name
+from gputop.core.proc import (
+    COMMAND_BYTES,
+    children_by_parent,
+    command_of,
+    process_ids,
+    read,
+    read_maps,
+    read_stat,
+    stat_of,
+    user_name,
+)
+from gputop.launch.inside.gputop_kineto import is_launcher
 from gputop.profiler import sockets
 from gputop.profiler.capture.limits import check_limits
 from gputop.ranks.tracing_rights import YAMA, check_rights
 from gputop.text import redaction
+from gputop.text.commands import short_command
 from gputop.text.units import printable
 
 WHAT_STARTING_DOES = (
@@ -24,6 +36,7 @@ WHAT_STARTING_DOES = (
     "Before Python 3.14 it pauses one idle thread for about 1 ms. "
     "After a capture the job returns memory that it keeps free, if that is much: 0.1 to 0.3 s of its main thread.")
 _ALTERNATIVE = "Or restart the job with gputop run."
+MAX_TRAINING = 64  # processes of one launcher that are named
 SERVED = frozenset({"tensorflow", "jax"})  # whose profiler server gputop can start
 
 
@@ -77,20 +90,41 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
         raise GputopError(f"process {pid} has ended", "") from None
     if started not in (None, process_started):
         raise GputopError(f"process {pid} has ended, and another one has its PID", "Nothing was done.")
-    if loaded == {"pytorch"} and "pytorch" not in frameworks:
-        raise GputopError(f"process {pid} ({command[:60]}) trains with PyTorch, which has no profiler server",
-                          "Record some steps with torch.profiler, write them with export_chrome_trace, and run gputop "
-                          "analyze on the file.")
+    if (not loaded & frameworks or is_launcher(command.split())) and (started_by_it := training(pid, proc)):
+        which = f"process {started_by_it[0]}" if len(started_by_it) == 1 else f"{len(started_by_it)} processes"
+        theirs = short_command(command_of(started_by_it[0], proc))
+        raise GputopError(f"process {pid} ({command[:60]}) starts the job; {which} of it "
+                          f"{'trains' if len(started_by_it) == 1 else 'train'}: {printable(theirs[:60])}",
+                          f"gputop capture {' '.join(map(str, started_by_it))}")
     if not loaded & frameworks:
-        without = "no PyTorch" if frameworks == {"pytorch"} else "neither TensorFlow nor JAX"
+        without = "no PyTorch" if frameworks == {"pytorch"} else "neither TensorFlow, JAX nor PyTorch"
         raise GputopError(f"process {pid} ({command[:60]}) has {without} loaded",
-                          "Give the Python process that trains, not its shell or launcher; or wait until it has "
-                          "imported them.")
+                          "Give the Python process that trains; or wait until it has imported its framework.")
     check_limits(pid, proc)
     same_network = True
     with contextlib.suppress(OSError):
         same_network = sockets.network_namespace(proc, pid) == sockets.network_namespace(proc, os.getpid())
     return Target(pid, command, uid, user, process_started, same_network)
+
+
+def training(pid: int, proc: Path = Path("/proc")) -> list[int]:
+    """The PIDs of the processes that a launcher has started and that train, as far as they can be read; not what
+    these have started, such as DataLoader's workers."""
+    parents = {other: stat.parent for other in process_ids(proc) if (stat := stat_of(other, proc)) is not None}
+    children = children_by_parent(parents.items())
+    trainers: list[int] = []
+    queue = list(children.get(pid, ()))
+    while queue and len(trainers) < MAX_TRAINING:
+        child = queue.pop(0)
+        try:
+            trains = loaded_frameworks(read_maps(child, proc)) and not is_launcher(command_of(child, proc).split())
+        except OSError:  # another user's, or it has ended
+            continue
+        if trains:
+            trainers.append(child)
+        else:
+            queue += children.get(child, ())
+    return sorted(trainers)
 
 
 def check_same(process: Target) -> None:

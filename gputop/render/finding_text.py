@@ -10,7 +10,7 @@ from gputop.core.findings import CombinedGain, Culprit, Finding, with_cures
 from gputop.text.units import percent, printable, ranges, seconds
 
 PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"
-NOTHING_FOUND = "Nothing found that costs time."
+NOTHING_FOUND = "No findings."
 BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
 _SHOWN_CULPRITS, _MIN_NAME, _BRIEFEST = 3, 16, 3
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")

@@ -41,9 +41,9 @@ ATTEMPTS, RETRY_DELAY_S = 3, 0.5
 _MAX_NAMED = 5  # other servers that are named
 ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
-    "gputop attach PID starts one in a running job, gputop run -- python train.py starts a job with one. In the code: "
-    "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009). On another machine: gputop "
-    "--attach HOST:PORT."
+    "gputop capture PID records a running TensorFlow, JAX or PyTorch job, gputop run -- python train.py starts one "
+    "ready for captures. In the code: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009). "
+    "On another machine: gputop --attach HOST:PORT."
 )
 
 

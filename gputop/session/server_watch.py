@@ -257,6 +257,9 @@ class ServerWatch:
 
     def question(self, request: CaptureRequest) -> CaptureQuestion | None:
         """See :meth:`WatchedJob.question`."""
+        if self.ended_server is not None and not request.reason and not self.servers[0].asked:
+            # The job line still shows that one.
+            return ask_job(request, jobs_of(self.servers, self._processes), self.ended_server)
         return self.job.question(self.servers, request, self._processes)
 
     def update_sample(self, sample: NodeSample | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 _WAKEUP = object()  # a message that only ends the scheduler's wait
+MOST_LATE = 0.1  # of a wait: this thread wakes within milliseconds on a host with CPU to spare
 HANG_TIMEOUT_S = 2.0  # a call that takes longer is reported as hanging; the usual ones take microseconds
 
 
@@ -125,6 +126,7 @@ class Workers:
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._workers: list[Worker] = []
         self._calls: list[Call] = []
+        self._late: deque[tuple[float, float]] = deque(maxlen=256)  # when a wait ended late, by how many seconds
 
     def worker(self, name: str) -> Worker:
         """One more thread."""
@@ -141,12 +143,22 @@ class Workers:
         try:
             message = self._results.get(timeout=None if until_s is None else max(0.0, until_s - self.clock()))
         except queue.Empty:
+            if until_s is not None and (now_s := self.clock()) > until_s:
+                self._late.append((now_s, now_s - until_s))
             return False
         if message is not _WAKEUP:
             worker, batch = message
             worker.idle = True
             batch.collect()
         return True
+
+    def starved_s(self, waited_s: float) -> float | None:
+        """Seconds of the last ``waited_s`` in which gputop itself got no CPU; None where it got enough for a call that
+        has not ended to be the driver's fault.
+
+        What is seen is how late this thread was woken, which other threads of a starved process are at least."""
+        late_s = min(waited_s, sum(late for when, late in self._late if when >= self.clock() - waited_s))
+        return late_s if late_s > MOST_LATE * waited_s else None
 
     def wait_for(self, calls: Sequence[Call], timeout_s: float) -> None:
         """Receive results until none of ``calls`` is pending, at most for ``timeout_s``."""

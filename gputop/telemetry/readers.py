@@ -66,6 +66,10 @@ class GpuReader:
             waited_s = call.duration_s if call.submitted_s is None else self._workers.clock() - call.submitted_s
             if waited_s <= deadline_calls.HANG_TIMEOUT_S:
                 state, message = OK, f"no value at this tick: the driver has taken {waited_s:.1f} s so far"
+            elif (starved_s := self._workers.starved_s(waited_s)) is not None:
+                state = OK
+                message = (f"no value for {waited_s:.0f} s, in {starved_s:.0f} s of which gputop itself got no CPU: "
+                           "the host is starved")
             else:
                 state = NOT_RESPONDING
                 message = (

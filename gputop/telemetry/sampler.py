@@ -152,11 +152,17 @@ class Sampler:
         opening = workers.call(self._source.open)
         opening.prepare(workers.clock(), self._open_deadline_s)
         self._opener.submit(Batch([opening]))
-        due_s: float | None = workers.clock() + self._open_deadline_s
+        began_s = workers.clock()
+        due_s: float | None = began_s + self._open_deadline_s
         while opening.pending:
-            if not workers.receive(due_s) and due_s is not None and not workers.stopping:
+            until_s = None if due_s is None else min(due_s, workers.clock() + 1.0)  # often: to see how late it wakes
+            if not workers.receive(until_s) and until_s == due_s and not workers.stopping:
+                if workers.starved_s(self._open_deadline_s) is not None:
+                    due_s = workers.clock() + self._open_deadline_s
+                    continue
+                waited_s = workers.clock() - began_s
                 self._fail(GputopError(
-                    f"{self._source.label} does not respond: opening it has taken {self._open_deadline_s:.0f} s.",
+                    f"{self._source.label} does not respond: opening it has taken {waited_s:.0f} s.",
                     "Check whether `nvidia-smi` also hangs, and look for Xid errors in `dmesg`. A driver that "
                     "hangs needs a reboot."))
                 due_s = None

@@ -32,6 +32,26 @@ def settled(file: Path, *arguments: str) -> argparse.Namespace:
     return args
 
 
+def test_what_stands_in_the_file_stays_where_all_settings_are_written(file):
+    mine = '# mine\ninterval = 2\n# theme = "nord"\nunknown = 1\n'
+    file.write_text(mine)
+    for _ in range(2):
+        assert main(["config", "--write"]) == 0
+    written = file.read_text()
+    assert written.startswith(mine) and written.count("theme =") == 1 and written.count("interval =") == 1
+    assert all(f"# {key} = " in written for key in SETTINGS if key != "interval")
+    assert load(file)["interval"] == 2.0
+    file.unlink()
+    assert main(["config", "--write"]) == 0 and load(file).warnings == () and load(file).values == {}
+
+
+def test_the_settings_are_not_printed_into_their_own_file(file):
+    with file.open("w") as output:
+        done = subprocess.run([sys.executable, "-m", "gputop", "config"], stdout=output, stderr=subprocess.PIPE,
+                              text=True, check=False)
+    assert done.returncode == 1 and "gputop config --write" in done.stderr and file.read_text() == ""
+
+
 def test_every_setting_can_be_set(file: Path) -> None:
     file.write_text('''\
 # a comment

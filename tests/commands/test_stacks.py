@@ -117,3 +117,16 @@ def test_a_node_without_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr(processes, "training_processes", list)
     assert main(["stacks"]) == 3
     assert "Name the process" in capsys.readouterr().err
+
+
+def test_the_stacks_of_a_demo_are_simulated_and_no_real_process_is_read(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "training_processes", lambda: pytest.fail("real processes"))
+    assert main(["--demo", "hang", "stacks"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("*** SIMULATED") and "Rank 5 did not reach AllReduce" in text and "dataset.py:41" in text
+    assert main(["--demo", "hang", "stacks", "--json"]) == 0
+    assert "SIMULATED" in json.loads(capsys.readouterr().out)["nccl"]["version"]
+    assert main(["--demo", "healthy", "stacks"]) == 3 and "does not hang" in capsys.readouterr().err
+    assert main(["--demo", "hang", "stacks", "1"]) == 2
+    assert main(["--demo", "hang", "doctor"]) == 2 and "a demo has nothing for gputop doctor" in capsys.readouterr().err

@@ -162,6 +162,11 @@ def test_a_driver_that_cannot_be_talked_to(facts: DriverFacts, words: str, tmp_p
     assert not driver.no_gpu(facts)
 
 
+def test_a_driver_that_a_starved_host_asked_is_not_accused(tmp_path: Path) -> None:
+    check = driver.nvml(DriverFacts(nvml_path="/l", hung_in="nvmlInit", starved_s=5.0), tmp_path)
+    assert check.status == "unknown" and "the host is starved" in check.detail and "hang" not in check.detail
+
+
 def test_device_files(tmp_path: Path) -> None:
     def checked(*refused: str, facts: DriverFacts = FINE) -> Check:
         return driver.device_files(facts, tmp_path, lambda path, mode: path.name not in refused)

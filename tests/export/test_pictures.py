@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gputop.core.errors import GputopError
+from gputop.core.findings import Advice
 from gputop.core.samples import LOST, GpuSample
 from gputop.diagnosis.tables import gpus_table
 from gputop.export.html import to_html
@@ -196,6 +197,7 @@ def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
     assert watched.feed.sample is not None
     watched.feed.sample = replace(watched.feed.sample, gpus=(), processes=())
     watched.feed.history = None
+    watched.results.live = Advice()
     page = Page(to_html(document(watched)))
     assert page.count("section") == 2 and NOTHING_FOUND in page.text
     ElementTree.fromstring(to_svg(document(watched)))

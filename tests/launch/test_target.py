@@ -41,27 +41,38 @@ def _refusal(pid: int) -> GputopError:
 
 def test_a_process_without_a_framework(sleeper):
     refusal = _refusal(sleeper.pid)
-    assert "(cat) has neither TensorFlow nor JAX loaded" in refusal.message
+    assert "(cat) has neither TensorFlow, JAX nor PyTorch loaded" in refusal.message
 
 
-def test_a_process_of_pytorch_is_told_how_to_get_a_trace(tmp_path):
+def test_a_launcher_names_the_processes_that_train(tmp_path):
     library = tmp_path / "libtorch_cpu.so"
     library.write_bytes(b"\0" * 4096)
-    code = (f"import mmap, sys\nfile = open({str(library)!r})\n"
-            "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
-            "print('up', flush=True)\nsys.stdin.read()")
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        refusal = _refusal(process.pid)
-        process.communicate()
-    assert "trains with PyTorch, which has no profiler server" in refusal.message
-    assert "torch.profiler" in refusal.fix and "gputop analyze" in refusal.fix
+    train = tmp_path / "train.py"
+    train.write_text(f"import mmap, sys\nfile = open({str(library)!r})\n"
+                     "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+                     "print('up', flush=True)\nsys.stdin.read()")
+    launcher = tmp_path / "torchrun"  # which has torch loaded itself
+    launcher.write_text(train.read_text().replace(
+        "print('up', flush=True)\n",
+        "import subprocess\njob = subprocess.Popen([sys.executable, sys.argv[1], '--token=sk-live-4f8a9c2d7e1b'])\n"
+        "print(job.pid, flush=True)\n"))
+    started = [sys.executable, str(launcher), str(train)]
+    for command in (started, ["sh", "-c", f"{' '.join(started)}; :"]):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
+            (child,) = lines - {"up"}
+            refusal = _refusal(process.pid)
+            with pytest.raises(GputopError, match=f"process {child} of it trains"):
+                serve.examine(process.pid)
+            process.communicate()
+        assert f"starts the job; process {child} of it trains: train.py" in refusal.message
+        assert refusal.fix == f"gputop capture {child}" and "4f8a9c2d" not in refusal.message
 
 
 def test_a_process_that_has_got_the_pid_since_the_question_is_not_meant(sleeper):
     started = read_stat(sleeper.pid).start
-    for meant, word in ((started, "neither TensorFlow nor JAX"), (started - 1, "another one has its PID")):
+    for meant, word in ((started, "neither TensorFlow, JAX nor PyTorch"), (started - 1, "another one has its PID")):
         with pytest.raises(GputopError, match=word):
             target.examine(sleeper.pid, started=meant)
         with pytest.raises(GputopError, match=word):
@@ -182,5 +193,5 @@ def test_root_is_not_sent_to_become_root(tmp_path, monkeypatch, capabilities, me
 def test_the_command_says_why_not(sleeper):
     ended = subprocess.run([*GPUTOP, "attach", str(sleeper.pid), "--yes"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "neither TensorFlow nor JAX" in ended.stderr and "Traceback" not in ended.stderr
+    assert "neither TensorFlow, JAX nor PyTorch" in ended.stderr and "Traceback" not in ended.stderr
     assert subprocess.run([*GPUTOP, "attach", "x"], capture_output=True, check=False).returncode == 2

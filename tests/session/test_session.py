@@ -449,6 +449,8 @@ def test_the_end_of_the_job_on_the_gpus_is_told_until_another_answers(monkeypatc
     job.wait()
     session.watch.drop_ended()
     assert session.watch.ended_server == on_gpus and session.watch.servers == (other,)
+    question = session.watch.question(session.control.request())
+    assert question is not None and question.servers == (other,), "the line of the job still shows the one that ended"
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other,)))
     session.watch.update()
     assert session.watch.ended_server is None, "nobody chose it"

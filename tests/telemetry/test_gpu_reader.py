@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Iterator
 
@@ -55,6 +56,26 @@ def test_the_gpus_behind_one_that_hangs_are_read_by_another_thread(gpus: Gpus) -
     hanging = gpus.read(timeout_s=0.0)[1]
     assert hanging.state == NOT_RESPONDING and "has hung for 3 s" in hanging.message
     assert hanging.xids == gpus.probes[1].faults and hanging.processes_reason == hanging.message
+
+
+def test_the_driver_is_not_accused_where_gputop_itself_got_no_cpu(gpus: Gpus) -> None:
+    class Late:
+        """The results, for which the thread that waits a moment is woken seconds too late."""
+
+        def get(self, timeout: float) -> object:
+            gpus.now_s += 3.0
+            raise queue.Empty
+
+    results, workers = gpus.workers._results, gpus.workers
+    gpus.probes[1].gate.clear()
+    gpus.read(timeout_s=0.0)
+    workers._results = Late()  # type: ignore[assignment]
+    assert not workers.receive(gpus.now_s + 0.1)
+    workers._results = results
+    sample = gpus.read(timeout_s=0.0)[1]
+    assert sample.state == OK and "the host is starved" in sample.message
+    gpus.now_s += 40.0
+    assert gpus.read(timeout_s=0.0)[1].state == NOT_RESPONDING
 
 
 def test_a_probe_that_raises_is_a_failed_gpu(gpus: Gpus) -> None:

@@ -170,6 +170,7 @@ def test_ticks_keep_to_their_raster() -> None:
 
 def test_a_hanging_gpu_holds_up_nobody_and_comes_back(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline_calls, "HANG_TIMEOUT_S", 0.8)
+    monkeypatch.setattr(deadline_calls, "MOST_LATE", 1.0)  # however loaded the machine of the test is
     node = Node(3)
     going = run(node)
     going.sample()
@@ -236,7 +237,9 @@ def test_an_unforeseen_fault_ends_the_sampling_with_a_word(run: Callable[..., Ru
     assert "oops" in run(node).error().message
 
 
-def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(run: Callable[..., Run]) -> None:
+def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(
+        run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline_calls, "MOST_LATE", 1.0)  # however loaded the machine of the test is
     node = Node()
     node.gate.clear()
     going = run(node, open_deadline_s=0.05)
@@ -308,6 +311,7 @@ def test_rates_and_gpm_have_values_from_the_second_sample_on(fake: FakeNvml, run
 
 def test_a_wedged_driver_call(fake: FakeNvml, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline_calls, "HANG_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(deadline_calls, "MOST_LATE", 1.0)  # however loaded the machine of the test is
     going = run(NvmlSource())
     assert states(going.sample()) == [OK] * 8
     fake.hang(5)

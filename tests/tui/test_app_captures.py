@@ -47,7 +47,7 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         panel = app.query_one(ActionsPanel)
         await pilot.press("c")
         await pilot.pause()
-        assert "No profiler server found on this node." in text_of(panel) and "gputop attach PID" in text_of(panel)
+        assert "No profiler server found on this node." in text_of(panel) and "gputop capture PID" in text_of(panel)
         assert "HOST:PORT" in text_of(panel) and not messages(app), "it stays true: no notice that goes"
         for key, said in (("x", "No capture is running"), ("t", "No capture yet")):
             await pilot.press(key)

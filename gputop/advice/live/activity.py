@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from msgspec import Struct, field
 
-from gputop.advice.live.frameworks import MIXED_PRECISION, a_trace, code_for, no_figure, take_a_trace
+from gputop.advice.live.frameworks import MIXED_PRECISION, NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, same_job
 from gputop.advice.live.own_best import SLICE_S, Fall, falls
 from gputop.advice.registry import limit, source
@@ -205,7 +205,7 @@ def describe_spinning(v: Spinning) -> Explanation:
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer names that rank if its RAS service answers on this node; gputop keeps asking it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
-        gain="no step ends while the ranks wait" if v.stuck else no_figure(v.framework),
+        gain="no step ends while the ranks wait" if v.stuck else NO_FIGURE,
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
                + source("spinning.sm_enter", "spinning.varies_enter"),
     )
@@ -305,8 +305,8 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
               + ("SM activity" if fine else "utilization"),
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: {what} was {percent(v.activity)}.{how}",
         evidence=evidence, brief=f"{brief}.", unknown=unknown,
-        action=f"{take_a_trace(v.framework)}: it shows which of these is the cause and what to change.",
-        gain=no_figure(v.framework),
+        action="Press c: the capture shows which of these is the cause and what to change.",
+        gain=NO_FIGURE,
         source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
     )
 
@@ -314,7 +314,8 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
 # -- dram_bound and tensor_idle ---------------------------------------------------------------------
 
 _FEWER_BYTES = {
-    "tensorflow": f"{MIXED_PRECISION['tensorflow']}\nmodel.compile(…, jit_compile=True)",
+    "tensorflow": f"{MIXED_PRECISION['tensorflow']}\n"
+                  "# Keras 3 fuses by XLA itself; in your own loop:\n@tf.function(jit_compile=True)",
     "jax": f"{MIXED_PRECISION['jax']}\ntrain_step = jax.jit(train_step, donate_argnums=0)",
     "pytorch": f"model = torch.compile(model)\n{MIXED_PRECISION['pytorch']}",
 }
@@ -370,7 +371,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
                "operations, keep activations in 16 bits, use fused attention and optimizers. A larger batch changes "
                "little.",
         snippet=code_for(v.framework, _FEWER_BYTES),
-        gain="depends on how many bytes fusion and precision save; " + no_figure(v.framework),
+        gain="depends on how many bytes fusion and precision save; " + NO_FIGURE,
         source="GPM/DCGM DRAM and tensor pipe activity; " + source("dram_bound.dram_enter"),
     )
 
@@ -404,9 +405,9 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
         brief=f"SM activity {percent(v.worst.busy)}, tensor cores {v.worst.tensor * 100:.1f}%: fine only without "
               "matrix products.", unknown="matrix products on ordinary cores?",
         action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
-               f"multiples of 8. {a_trace(v.framework).capitalize()} names the kernels.",
+               "multiples of 8. A capture names the kernels.",
         snippet=code_for(v.framework, _TENSOR_CORES),
-        gain="depends on the share of matrix products; " + no_figure(v.framework),
+        gain="depends on the share of matrix products; " + NO_FIGURE,
         source="GPM/DCGM tensor pipe activity; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
     )
 

@@ -19,7 +19,7 @@ from gputop.advice.registry import limit
 from gputop.advice.rule import Rule
 from gputop.advice.verdict import Missing, finding
 from gputop.core.findings import Abstained, Advice, Finding, collect
-from gputop.core.samples import GpuSample, NodeSample
+from gputop.core.samples import OK, GpuSample, NodeSample
 from gputop.ranks.model import Report
 from gputop.telemetry.history import History
 from gputop.text.units import percent
@@ -67,16 +67,43 @@ _SLICES = 3  # before and after, at least: a pause that is shorter is ordinary
 
 
 def live_limit(view: NodeView) -> str | None:
-    """Limit of a job without findings, since silence would look like a fault: "GPUs 0-7 are compute bound (SM 92%,
-    tensor 61%, 540 of 700 W).".
+    """Text in the place of findings, since silence would look like a fault: "No problem visible yet. GPUs 0-7
+    are compute bound (SM 92%, tensor 61%, 540 of 700 W)."; or, without the evidence for that, why it is not known.
 
-    None where no GPU works or its SM activity is not known, and where a rule that ran before on
-    this view found time lost.
+    None on a node without GPUs, and where a rule that ran before on this view found time lost.
     """
-    if view.found(*_HIDE_LIMIT):
+    if view.found(*_HIDE_LIMIT) or not view.sample.gpus:
         return None
-    if (fallen := _fallen(view)) is not None:
-        return fallen
+    return (_fallen(view) or _not_judged(view)
+            or " ".join(filter(None, ("No problem visible yet.", _what_bounds(view)))))
+
+
+def _not_judged(view: NodeView) -> str | None:
+    """Reason why the absence of findings shows nothing: a GPU or its activity that cannot be read, or too few
+    samples. None where there is evidence."""
+    window_s = view.seconds("window_s")
+    for gpu in view.sample.gpus:
+        if gpu.state != OK or not gpu.readings:
+            return f"Not judged: {gpus_text([gpu])} cannot be read now" + (f" ({gpu.message})." if gpu.message else ".")
+    if not view.whole_gpus:
+        return "Not judged: live samples cannot judge jobs on MIG instances."
+    times = view.window("gpu_util", window_s).times
+    seen_s = view.sample.time_s - times[0] if times else 0.0
+    if seen_s < limit("coverage") * window_s:
+        longest_s = limit("idle_gpu.age_s") + limit("slow_rank.window_s")
+        return (f"Nothing judged yet: {seen_s:.0f} s of samples, the rules need {window_s:.0f} s to "
+                f"{longest_s / 60:.0f} min.")
+    unseen = [gpu for gpu in view.whole_gpus if view.activity(gpu, window_s) is None]
+    if unseen:
+        reason = unseen[0].activity()[1].reason or f"too few values in {window_s:.0f} s"
+        return f"Not judged: no activity of {gpus_text(unseen)} ({reason})."
+    if not view.warmed_up_gpus:
+        return f"Nothing judged yet: the job is in its first {limit('idle_gpu.age_s'):.0f} s."
+    return None
+
+
+def _what_bounds(view: NodeView) -> str | None:
+    """ "GPUs 0-7 are compute bound (SM 92%, …)."; None where no GPU works."""
     window_s = view.seconds("window_s")
     sm = {g.info.index: (g, mean) for g in view.warmed_up_gpus
           if (mean := view.mean(g, "sm_active", window_s)) is not None and mean >= limit("unused_gpu.peer_busy")}

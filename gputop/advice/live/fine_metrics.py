@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gputop.advice.live.frameworks import take_a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
@@ -39,7 +38,7 @@ def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
             f"waiting for each other. SM activity is missing: {v.reason}.",
         evidence={"window_s": v.window_s, "coarse_gpus_count": float(len(v.gpus))},
         brief=f"SM activity is missing: {v.reason}.", unknown="what do the kernels do?",
-        action=f"{take_a_trace(v.framework)} to see what the kernels do. Live SM activity needs a Hopper or newer GPU "
+        action="Press c to see what the kernels do. Live SM activity needs a Hopper or newer GPU "
                "(GPM). On data-center cards from Volta on it needs a DCGM host engine that watches it (dcgm-exporter, "
                "or gputop --dcgm-watch; gputop --help says what that costs).",
         gain="this is about what gputop can measure, not about the job",

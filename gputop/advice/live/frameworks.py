@@ -9,22 +9,7 @@ MIXED_PRECISION = {
     "jax": "params, batch = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, batch))",
     "pytorch": 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)',
 }
-
-
-def a_trace(framework: str) -> str:
-    """Source that shows more than live figures, as a sentence calls it."""
-    return "a trace of torch.profiler (gputop analyze)" if framework == "pytorch" else "a capture"
-
-
-def take_a_trace(framework: str) -> str:
-    """The same as an instruction."""
-    return ("Record a trace with torch.profiler and run gputop analyze on it" if framework == "pytorch" else
-            "Capture a trace")
-
-
-def no_figure(framework: str) -> str:
-    """Reason why there is no figure for the gain."""
-    return f"live samples show no steps: {a_trace(framework)} gives the value"
+NO_FIGURE = "live samples show no steps: a capture gives the value"  # for the gain
 
 
 def code_for(framework: str, snippets: Mapping[str, str]) -> str:

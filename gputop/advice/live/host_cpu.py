@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gputop.advice.live.frameworks import a_trace, code_for, no_figure
+from gputop.advice.live.frameworks import NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -23,7 +23,7 @@ _INPUT = {
 }
 _INPUT["jax"] = _INPUT["tensorflow"]
 _MAIN_THREAD = {
-    "tensorflow": f"model.compile(…, steps_per_execution=32, jit_compile=True)\n{_DATASET}.prefetch(tf.data.AUTOTUNE)",
+    "tensorflow": f"model.compile(…, steps_per_execution=32)\n{_DATASET}.prefetch(tf.data.AUTOTUNE)",
     "jax": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in one jitted call",
     "pytorch": f'model = torch.compile(model, mode="reduce-overhead")\n{_LOADER.format(8)}',
 }
@@ -182,8 +182,8 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
             f"{percent(min(v.waiting.values()))} of the time. Input, launches and Python compete for cores.",
         evidence=evidence, brief=f"{what[:1].upper()}{what[1:]}.", unknown="which thread waits?",
         action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
-               f"other programs off the node. {a_trace(v.framework).capitalize()} shows which thread waits.",
-        snippet=code_for(v.framework, _INPUT), gain=no_figure(v.framework),
+               "other programs off the node. A capture shows which thread waits.",
+        snippet=code_for(v.framework, _INPUT), gain=NO_FIGURE,
         source="/proc/stat, control groups; " + source(
             f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
     )
@@ -204,7 +204,7 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
                   "run more steps per call of the compiled function")
                + ", prepare input in parallel threads or worker processes, and run callbacks and metrics less often.",
         snippet=code_for(v.framework, _MAIN_THREAD),
-        gain=no_figure(v.framework),
+        gain=NO_FIGURE,
         source="/proc: CPU by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"),
     )
 
@@ -257,6 +257,6 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
                + (", or start one process for each GPU, each bound to its own node." if several else
                   ". Under Slurm: --gpu-bind=closest, with the cores of each GPU in gres.conf."),
         snippet=f"numactl --cpunodebind={nodes} --membind={nodes} python train.py",
-        gain="depends on how much the job copies and launches; " + no_figure(v.framework),
+        gain="depends on how much the job copies and launches; " + NO_FIGURE,
         source="Cpus_allowed_list of /proc/PID/status; numa_node of the GPU's PCI device",
     )

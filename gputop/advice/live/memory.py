@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from gputop.advice.live.frameworks import a_trace, code_for
+from gputop.advice.live.frameworks import code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -79,7 +79,7 @@ def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
     if not tight:
         if reserves:
             return Missing(f"the allocator's peak on {gpus_text(reserves)}: memory in use may only be reserved; "
-                           f"{a_trace(view.framework(gpu.info.index for gpu in reserves))} shows it")
+                           "a capture shows it")
         return None if judged else Missing(f"{window_s:.0f} s of memory used and the total of a held GPU")
     return MemoryPressure(gpus=tuple(sorted(t.gpu for t in tight)), severity="medium", window_s=window_s,
                           tightest=min(tight, key=lambda t: t.free))

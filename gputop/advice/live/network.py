@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputop.advice.live.frameworks import a_trace, no_figure
+from gputop.advice.live.frameworks import NO_FIGURE
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -111,8 +111,8 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
         action="Send less data between the nodes, or overlap it with compute: gradients in bf16, accumulation over "
                "several batches, collectives that overlap with the backward pass. NCCL_DEBUG=INFO shows whether NCCL "
                "uses every adapter (NCCL_IB_HCA); gputop doctor lists the adapters. "
-               f"{a_trace(v.framework).capitalize()} shows the collectives.",
+               "A capture shows the collectives.",
         snippet="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET python train.py 2>&1 | grep -i 'NET/IB'",
-        gain="depends on how much of the communication is exposed; " + no_figure(v.framework),
+        gain="depends on how much of the communication is exposed; " + NO_FIGURE,
         source="port counters of /sys/class/infiniband; " + source(f"{_RULE}.rate_enter", f"{_RULE}.waiting_enter"),
     )

@@ -7,7 +7,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from gputop.advice.live.frameworks import no_figure
+from gputop.advice.live.frameworks import NO_FIGURE
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -96,6 +96,6 @@ def describe_below_own_best(v: BelowOwnBest) -> Explanation:
         brief="Another phase of the job, such as evaluation or longer sequences, looks the same.",
         action="Look in the job's log for what changed at that time. On the host, look at storage, at other programs "
                "that use the CPUs, and at memory that runs out.",
-        gain=no_figure(v.framework),
+        gain=NO_FIGURE,
         source="GPM/DCGM SM activity by the minute; " + source("below_own_best.ratio", "below_own_best.before_s"),
     )

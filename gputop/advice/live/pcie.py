@@ -8,7 +8,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.advice.live.frameworks import a_trace, code_for, no_figure
+from gputop.advice.live.frameworks import NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
@@ -118,7 +118,7 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
         action="Have the card reseated, and have the link's slot, riser and BIOS settings checked. Some virtual "
                "machines and shared slots have fewer lanes on purpose.",
         snippet=f"nvidia-smi -q -i {gpu.info.index} | grep -A 12 'GPU Link Info'",
-        gain="depends on how much is copied; " + no_figure(v.framework),
+        gain="depends on how much is copied; " + NO_FIGURE,
         source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),
     )
 
@@ -191,9 +191,9 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
               f"{rate(worst.link_bytes_per_s)}.",
         action="Copy less. Send input in its smallest type (uint8 images) and decode or cast on the GPU. Keep data "
                "that is used again on the GPU, and stop offloading if there is enough memory. "
-               f"{a_trace(v.framework).capitalize()} names the copies.",
+               "A capture names the copies.",
         snippet=code_for(v.framework, _SMALL_INPUT),
-        gain="depends on whether the copies overlap with kernels; " + no_figure(v.framework),
+        gain="depends on whether the copies overlap with kernels; " + NO_FIGURE,
         source=("NVML PCIe throughput (20 ms)" if reading.coarse else f"PCIe traffic ({reading.source or 'counters'})")
                + "; " + source("pcie_saturated.rate_enter"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gputop.advice.live.frameworks import a_trace, code_for, no_figure
+from gputop.advice.live.frameworks import NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
 from gputop.advice.registry import limit
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
@@ -118,7 +118,7 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
         action="Spread the training over all GPUs, or hide the idle GPUs from the process so that other jobs can use "
                "them.",
         snippet=code_for(v.framework, _ALL_GPUS).format(count=held) + back,
-        gain=f"at best, the work {spreads}; {no_figure(v.framework)}",
+        gain=f"at best, the work {spreads}; {NO_FIGURE}",
         source="TensorFlow and JAX guides: a process takes memory of all visible GPUs but runs on one unless "
                "distributed; gputop's own limits",
     )
@@ -144,7 +144,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         action=action, snippet=f"gputop stacks {process.pid}",
         brief=f"{name_of(process)} compiles, loads, waits or is stuck." if v.complete else "",
         unknown="the line where it is." if v.complete else "",
-        gain="no step runs" if v.complete else no_figure(v.framework),
+        gain="no step runs" if v.complete else NO_FIGURE,
         source="gputop's own limits",
     )
 
@@ -180,7 +180,7 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
                   "gpus_count": float(v.gpus_count), "busiest_activity_ratio": v.busiest},
         action="If these GPUs belong to your allocation, make them visible to the job and distribute the training over "
                "them.",
-        gain="unknown, because this may be on purpose; " + no_figure(v.framework),
+        gain="unknown, because this may be on purpose; " + NO_FIGURE,
         source="NVML process lists; gputop's own limits",
     )
 
@@ -275,9 +275,9 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
         evidence={"window_s": v.window_s, f"first_gpu_{v.metric}_ratio": v.first_activity,
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
         action=f"Let GPU {index} compute only its share of the batch: {_EVEN_WORK.get(v.framework, _EVEN_WORK[''])} "
-               f"{a_trace(v.framework).capitalize()} shows which operations run only on GPU {index}.",
+               f"A capture shows which operations run only on GPU {index}.",
         snippet=code_for(v.framework, _EVEN),
-        gain=no_figure(v.framework),
+        gain=NO_FIGURE,
         source="the GPUs of one process compared; gputop's own limits, above the straggler limits of HTA and TraceML "
                "(20%)",
     )
@@ -356,6 +356,6 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
         brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
         action="Give each job its own GPUs.",
         snippet="CUDA_VISIBLE_DEVICES=0,1 python first.py\nCUDA_VISIBLE_DEVICES=2,3 python second.py",
-        gain="depends on how much the other job uses; " + no_figure(v.framework),
+        gain="depends on how much the other job uses; " + NO_FIGURE,
         source="NVML process list and process utilization; CUDA time-slices contexts of different processes",
     )

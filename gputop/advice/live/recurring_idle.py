@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from gputop.advice.live.frameworks import no_figure, take_a_trace
+from gputop.advice.live.frameworks import NO_FIGURE
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -117,9 +117,9 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
             f"logging and garbage collection make GPUs wait like this.{step}",
         evidence=evidence, unknown="validation, a checkpoint, logging or garbage collection?",
         brief=f"{times} in {last}." if v.period_s is not None else f"{times}; no regular interval is certain.",
-        action=f"{take_a_trace(v.framework)}; it has to contain such an idle time, and shows what the host does then. "
+        action="Press c: a capture that contains such an idle time shows what the host does then. "
                "Do that work less often, or in the background while the GPUs run the next steps.",
-        gain=f"at most the {percent(v.idle_ratio)} in which they are idle; {no_figure(v.framework)}",
+        gain=f"at most the {percent(v.idle_ratio)} in which they are idle; {NO_FIGURE}",
         source="GPM/DCGM SM activity, otherwise NVML utilization; "
                + source("recurring_idle.share_enter", "recurring_idle.window_s"),
     )

@@ -151,8 +151,9 @@ _ATTENTION = {
 _KERAS_ON_JAX = ("\n# XLA makes scale, mask and softmax one kernel; Keras 3 has fused attention with\n"
                  "# KERAS_BACKEND=jax: keras.config.enable_flash_attention(), 16-bit types")
 _NO_FLASH_KERNEL = (
-    "scaled_dot_product_attention runs here as separate kernels. Its fused kernels need FP16 or BF16, a head size of "
-    "at most 256 and a mask without gradient.")
+    "scaled_dot_product_attention runs here as separate kernels. Flash attention needs FP16 or BF16 and a head size "
+    "of at most 256. The memory-efficient kernel also takes FP32. Neither may be switched off (sdpa_kernel, "
+    "enable_mem_efficient_sdp).")
 
 
 class AttentionUnfused(Verdict, frozen=True, kw_only=True):

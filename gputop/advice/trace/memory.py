@@ -35,7 +35,8 @@ _ALLOCATORS = {
     "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py\n"
                   "# or tf.config.experimental.set_memory_growth(gpu, False): one allocation, at the start",
     "jax": "unset XLA_PYTHON_CLIENT_ALLOCATOR  # 'platform' allocates by cudaMalloc each time",
-    "pytorch": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py\n"
+    "pytorch": "PYTORCH_ALLOC_CONF=expandable_segments:True python train.py\n"
+               "# before PyTorch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF\n"
                "# no torch.cuda.empty_cache() in the loop; PYTORCH_NO_CUDA_MEMORY_CACHING must not be set",
     "unknown": "cudaMallocAsync(&pointer, bytes, stream);  // from a pool; cudaFreeAsync(pointer, stream)\n"
                "cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);  // UINT64_MAX: keeps all",

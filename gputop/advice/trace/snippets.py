@@ -7,6 +7,12 @@ from gputop.advice.trace.job import KERAS, Job
 # Keras does not compile whole steps under tf.distribute; clusters leave the collectives out.
 _CLUSTERS = "# compiles clusters, leaves the collectives out\nTF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py"
 
+# Keras 3 ignores jit_compile=True where its own choice, "auto", is against it; without a GPU "auto" never compiles.
+KERAS_XLA = (
+    "# Keras 3 compiles by itself on a GPU, but not with a layer without support (or op determinism):\n"
+    "print([layer.name for layer in model._flatten_layers() if not layer.supports_jit])\n"
+    "model.compile(optimizer, loss, jit_compile=True)  # only Keras 2 needs this")
+
 # PyTorch: what torch.compile does not compile, and what it compiles again and again.
 GRAPH_BREAKS = "TORCH_LOGS=graph_breaks,recompiles python train.py"
 
@@ -38,5 +44,5 @@ def xla_on_step(job: Job) -> str:
     if len(job.gpus) > 1:
         return _CLUSTERS
     if is_keras(job):
-        return "model.compile(optimizer, loss, jit_compile=True)"
+        return KERAS_XLA if job.gpus else "model.compile(optimizer, loss, jit_compile=True)"
     return "@tf.function(jit_compile=True)  # the whole step; shapes must stay the same\ndef train_step(x, y): ..."

@@ -61,6 +61,11 @@ _LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "
 _LAUNCHER_WORDS = 8  # of the command line: as far as a launcher's name may stand there
 
 
+def is_launcher(words: list[str]) -> bool:
+    """Return whether this is the command line of a program that starts the ranks of a job."""
+    return not _LAUNCHERS.isdisjoint(word.rpartition("/")[2] for word in words[:_LAUNCHER_WORDS])
+
+
 def variables(folder: str) -> dict[str, str]:
     """The environment that daemon mode needs."""
     return {_FLAG: "1", "KINETO_IPC_SOCKET_DIR": folder, "KINETO_ONDEMAND_TRACE_DIR": folder,
@@ -332,8 +337,7 @@ def listen(claimed: Any, announce: Any) -> None:
     With a GPU it is done once the job itself uses CUDA: kineto counts the devices, and that would fix which ones are
     visible, and keep children that are forked from using them.
     """
-    first_words = list(getattr(sys, "orig_argv", sys.argv))[:_LAUNCHER_WORDS]
-    if os.environ.get(_FLAG) or _LAUNCHERS & {word.rpartition("/")[2] for word in first_words} or not claimed():
+    if os.environ.get(_FLAG) or is_launcher(getattr(sys, "orig_argv", sys.argv)) or not claimed():
         return
     torch = sys.modules["torch"]
     if not _cuda_untouched(torch):

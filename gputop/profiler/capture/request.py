@@ -9,10 +9,13 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.capture.choose_workers import Choice
 from gputop.profiler.capture.records import Server
+from gputop.text.commands import short_description
+from gputop.text.units import printable
 
+_MAX_LISTED = 20  # jobs
 HARM = ("A capture slows that job down, takes some of its memory, and copies its activity into your trace; with "
         "py-spy installed also its Python stacks. gputop keeps the answer until it ends.")
 
@@ -71,7 +74,7 @@ class CaptureQuestion(Struct, frozen=True):
 
     def refusal(self) -> GputopError:
         """The error where nobody can be asked."""
-        return GputopError(self.problem, self.fix)
+        return GputopError(self.problem, self.fix, *((EXIT_USAGE,) if self.kind == "job" else ()))
 
 
 def answered(question: CaptureQuestion, key: str) -> CaptureRequest:
@@ -87,13 +90,14 @@ def require_no_question(question: CaptureQuestion | None) -> None:
 
 def ask_job(request: CaptureRequest, servers: Sequence[Server], ended: Server | None = None) -> CaptureQuestion:
     """Ask which of several jobs is meant, or which one after that of ``ended``. ``servers``: one of each job."""
-    listed = ", ".join(server.address for server in servers)
+    listed = "; ".join(printable(f"{server.address} {short_description(server.description)}".rstrip())
+                       for server in servers[:_MAX_LISTED]) + ("; …" if len(servers) > _MAX_LISTED else "")
     return CaptureQuestion(
         "job", "Which job?",
-        "Several jobs have a profiler server." if ended is None else f"The job at {ended.address} has ended.",
-        f"several jobs have a profiler server: {listed}" if ended is None else
-        f"the job at {ended.address} has ended, and other jobs have a profiler server: {listed}",
-        f"Name the one to capture from: --attach {servers[0].address}",
+        "Several jobs can be captured." if ended is None else f"The job at {ended.address} has ended.",
+        f"several jobs can be captured: {listed}" if ended is None else
+        f"the job at {ended.address} has ended; others can be captured: {listed}",
+        f"Name the one that you mean: gputop capture {servers[0].address.removeprefix('pid:')}",
         tuple(Answer(server.address, server.description, replace(request, job=server)) for server in servers),
         tuple(servers))
 

@@ -40,7 +40,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     nothing = unread
     watched = session.feed.sample is not None and session.feed.sample.gpus
     if watched and not unread and all(f.id in EXPLANATIONS for f in findings):
-        nothing = (f"No problem visible yet. {session.results.live.limit}".rstrip(),)
+        nothing = tuple(filter(None, (session.results.live.limit,)))
     if session.feed.player is not None:
         return nothing  # there is no job to capture from
     if session.control.running:

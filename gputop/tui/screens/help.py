@@ -17,11 +17,11 @@ _KEY_COLUMNS = 9  # "shift+tab", "q  ctrl+c"
 _GUTTER, _TWO_COLUMNS_FROM = 2, 70
 
 HOW_TO_SERVE = """\
-For a capture the job needs a profiler server, which costs nothing until it is used.
-  TensorFlow   tf.profiler.experimental.server.start(6009)
-  JAX          jax.profiler.start_server(6009)
-  no change    gputop run -- python train.py …
-  running      gputop attach PID
+c captures from a running TensorFlow, JAX or PyTorch job, after a question the first time.
+  by PID       gputop capture PID
+  from start   gputop run -- python train.py …
+  TensorFlow   tf.profiler.experimental.server.start(6009) in the script
+  JAX          jax.profiler.start_server(6009) in the script
 """
 
 READING = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import EXIT_FAILED, EXIT_USAGE, GputopError
 from gputop.profiler.capture.choose_workers import choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import (
@@ -49,4 +49,13 @@ def test_where_nobody_can_be_asked_the_question_is_an_error_with_a_fix() -> None
     require_no_question(None)
     with pytest.raises(GputopError, match="belongs to user bob, and you did not name it") as caught:
         require_no_question(ask_other_user(REQUEST, B))
-    assert "--attach b:1" in caught.value.fix
+    assert "--attach b:1" in caught.value.fix and caught.value.exit_code == EXIT_FAILED
+
+
+def test_a_script_that_means_one_of_several_jobs_gets_their_list_and_the_status_of_wrong_usage() -> None:
+    about = "PyTorch 2.6.0: python train.py --token=sk-live-4f8a9c2d7e1b"
+    with pytest.raises(GputopError) as caught:
+        require_no_question(ask_job(REQUEST, [structs.replace(A, address="pid:7", description=about), B]))
+    assert caught.value.exit_code == EXIT_USAGE and caught.value.fix.endswith("gputop capture 7")
+    assert caught.value.message.startswith("several jobs can be captured: pid:7 train.py")
+    assert "b:1" in caught.value.message and "4f8a9c2d7e1b" not in caught.value.message

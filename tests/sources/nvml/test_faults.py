@@ -24,6 +24,7 @@ from gputop.sources.nvml import status
 from gputop.sources.nvml.gpu import NvmlGpu
 from gputop.sources.nvml.plausibility import implausible_reason
 from gputop.sources.nvml.source import NvmlSource
+from gputop.telemetry import deadline_calls
 from gputop.telemetry.sampler import Clocks, Sampler
 from gputop.text.units import printable
 from tests.nvml_fake import FakeNvml, environment
@@ -298,7 +299,9 @@ class Skewed:
         ("old driver", "nvmlDeviceGetPcieThroughput"),
     ],
 )
-def test_a_call_that_hangs(fake: FakeNvml, healthy: dict[str, Healthy], kind: str, function: str) -> None:
+def test_a_call_that_hangs(fake: FakeNvml, healthy: dict[str, Healthy], kind: str, function: str,
+                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline_calls, "MOST_LATE", 1.0)  # the clock that is turned on is no starved host
     fake.configure(*NODES[kind], f"fault {function} {SICK} 1 1 hang 0")
     clock = Skewed()
     samples: queue.SimpleQueue[NodeSample] = queue.SimpleQueue()
