@@ -1,10 +1,11 @@
-"""Makes what `gputop completion` prints, gputop/completion/*, while the package is built (setup.py)."""
+"""Makes gputop/completion while the package is built (setup.py): what `gputop completion` prints, and what is built."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import subprocess
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -12,11 +13,13 @@ from pathlib import Path
 from gputop.commands.arguments import COMMANDS, parser
 from gputop.commands.completion import FILES
 from gputop.commands.schema import SCHEMAS
+from gputop.commands.versions import BUILD, WORKING_COPY
 from gputop.core.version import __version__
 from gputop.simulation.scenarios import SCENARIOS
 
 _SUMMARY = "shows why the GPUs are not at 100%, and what to do about it"
-FOLDER = Path(__file__).parents[1] / "gputop" / "completion"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "gputop" / "completion"
 _FOLDERS = ("DIR", "RUN|LOGDIR")
 _NAMES = ("FILE", "PATH", "A", "B")
 # Words for arguments whose words argparse does not check: others are right, too, or gputop's own message says more.
@@ -58,9 +61,28 @@ def made(what: str) -> str:
     return _man_page(f"{page}\n")
 
 
-def make(folder: Path = FOLDER) -> None:
+def build(root: Path = ROOT) -> str:
+    """What these sources are, for `gputop --version`: nothing for a release, which its tag names."""
+    def git(*words: str) -> str:
+        # These sources' own repository: not one around them, nor that of a hook which builds.
+        return subprocess.run(("git", f"--git-dir={root / '.git'}", f"--work-tree={root}", *words), check=True,
+                              capture_output=True, text=True).stdout.strip()
+
+    try:
+        commit, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+        if f"v{__version__}" in git("tag", "--points-at", "HEAD").splitlines() and not changed:
+            return ""
+    except (OSError, subprocess.CalledProcessError):
+        return "commit unknown: built without git"
+    return f"commit {commit}{' with changes' if changed else ''}, not a release"
+
+
+def make(folder: Path = FOLDER, working_copy: bool = False) -> None:
     """Write all files into `folder`."""
     folder.mkdir(exist_ok=True)
+    note = folder / BUILD
+    if working_copy or (ROOT / ".git").exists() or not note.exists():  # else of an sdist, which brings its own
+        note.write_text(WORKING_COPY if working_copy else build(), encoding="utf-8")
     for what, name in FILES.items():
         (folder / name).write_text(made(what), encoding="utf-8")
 
