@@ -35,7 +35,8 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[import-not-found, no-redef]
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "gputop/SKILL.md")),
+                    *(ROOT / "docs").rglob("*.md")])
 FRAGMENTS = ROOT / "docs" / "findings"  # of a job's own code: tests/test_framework_code.py
 _BLOCKS = [block for block in code_blocks(DOCUMENTS) if block.document.parent != FRAGMENTS]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -189,7 +190,9 @@ def test_each_install_line_can_be_had() -> None:
             (wanted,) = (word for word in shlex.split(words.rstrip(",;:")) if not word.startswith("-"))
             name, _, extras = wanted.rstrip("]").partition("[")
             lines += 1
-            if re.fullmatch(r"\.|/src|\./[\w-]+", name):
+            if name == PROJECT["name"]:
+                assert "--no-index" in words, "no index has it"
+            elif re.fullmatch(r"\.|/src|\./[\w-]+", name):
                 assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys()
             else:
                 assert re.split("[<>=]", name)[0] in known and not extras, f"{_name(path)}: pip install {words}"
@@ -296,7 +299,7 @@ def test_an_extra_is_named_with_the_command_that_needs_it(command: str, extra: s
 # -- figures, words, pictures -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", ["SKILL.md", "docs/reference/python.md"])
+@pytest.mark.parametrize("document", ["gputop/SKILL.md", "docs/reference/python.md"])
 def test_the_verdicts_of_a_comparison_are_listed(document: str) -> None:
     text = (ROOT / document).read_text()
     assert not [verdict for verdict in get_args(Verdict) if f'"{verdict}"' not in text]
@@ -376,7 +379,7 @@ def test_the_readme_can_be_read_in_two_minutes() -> None:
     text = re.sub(r"^```.*?^```|\]\([^)]*\)", " ", readme, flags=re.M | re.S)
     assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 450
     assert all(needed in readme for needed in ("`make run`", "`make test`", "gcc", "git clone "))
-    assert re.search(r"git clone (\S+)", readme)[1] == PROJECT["urls"]["Documentation"].partition("#")[0]  # type: ignore[index]
+    assert re.search(r"git clone (\S+)", readme)[1] == PROJECT["urls"]["Source"]  # type: ignore[index]
 
 
 # -- the site ---------------------------------------------------------------------------------------
@@ -422,8 +425,8 @@ def test_a_link_in_docs_puts_no_other_file_on_the_site(tmp_path: Path, monkeypat
 def test_links_of_the_site_lead_to_its_copies_or_to_the_repository() -> None:
     tool = tool_modules.tool("site_pages")
     page = ROOT / "docs" / "tasks" / "hang.md"
-    text = ("[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) "
+    text = ("[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../gputop/SKILL.md) "
             "[h](https://i.j) [k](../reference/README.md#keys) [l](../reference/README.md)")
     assert tool.rewritten(text, page, Path("tasks/hang.md")) == (
         "[a](slurm.md#b) ![c](../screenshots/d.svg) [e](../contributing/README.md#f) "
-        f"[g]({tool.REPOSITORY}SKILL.md) [h](https://i.j) [k](../reference/keys.md) [l](../reference/README.md)")
+        f"[g]({tool.REPOSITORY}gputop/SKILL.md) [h](https://i.j) [k](../reference/keys.md) [l](../reference/README.md)")

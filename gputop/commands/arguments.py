@@ -109,6 +109,8 @@ COMMANDS: Mapping[str, Command] = {
     "schema": Command("print the JSON Schema of a command's --json output",
                       "Print the JSON Schema of a document, for scripts and agents.",
                       "gputop schema analyze"),
+    "skill": Command("print how an agent uses gputop", "Print SKILL.md: an agent's way from a slow job to its cause.",
+                     "gputop skill > SKILL.md"),
     "completion": Command("print a shell completion script or the man page",
                           "Print the completion script of a shell, or the man page.",
                           'eval "$(gputop completion bash)"  # in ~/.bashrc; or: gputop completion man | man -l -'),

@@ -140,7 +140,7 @@ def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_agents_are_told_exists() -> None:
     """Commands, options and keys that SKILL.md names."""
-    text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
+    text = (ROOT / "gputop" / "SKILL.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
     keys = set(json_schema("analyze")["$defs"]["AnalyzeDocument"]["properties"])
     assert {"findings", "abstained", "what_if", "trace", "steps", "simulated"} <= keys & set(re.findall(r"\w+", text))
