@@ -6,11 +6,11 @@ import argparse
 import os
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from gputop.commands.arguments import COMMANDS, parser
+from gputop.commands.arguments import COMMANDS, TITLES, parser
 from gputop.commands.completion import FILES
 from gputop.commands.schema import SCHEMAS
 from gputop.commands.versions import BUILD, WORKING_COPY
@@ -26,6 +26,37 @@ _NAMES = ("FILE", "PATH", "A", "B")
 _WORDS: dict[tuple[str | None, str], Iterable[str]] = {
     (None, "demo"): ("list", *SCENARIOS), (None, "theme"): ("gputop-dark", "gputop-light", "gputop-contrast"),
     (None, "notify"): ("bell", "webhook"), ("schema", "name"): SCHEMAS,
+}
+
+# Each variable that gputop reads, and what for. The test compares the names of gputop with the code.
+ENVIRONMENT: Mapping[str, str] = {
+    "GPUTOP_PROMETHEUS_TOKEN": "bearer token for the Prometheus of `gputop cluster`",
+    "GPUTOP_PROMETHEUS_USER": "user name for it, instead of a token",
+    "GPUTOP_PROMETHEUS_PASSWORD": "password of that user",
+    "GPUTOP_PROMETHEUS_CA": "file with the certificates that signed the server's certificate",
+    "GPUTOP_WEBHOOK_URL": "where `--notify webhook` sends its documents",
+    "GPUTOP_WEBHOOK_TOKEN": "bearer token for it",
+    "GPUTOP_PORT": "port of the profiler server in a job that `gputop run` or its `PYTHONPATH` prepares",
+    "GPUTOP_LISTEN": "`all`: that server listens on all addresses, and not only on the loopback",
+    "GPUTOP_RUN": "set by `gputop run` for its job; not for users",
+    "NCCL_RAS_ADDR": "address of NCCL's RAS service (`localhost:28028`)",
+    "CUDA_VISIBLE_DEVICES": "the GPUs of `--gpus visible`; from a job's environment, the numbers that the job uses",
+    "TF_CONFIG": "the workers of a job, for `--profiler-port`",
+    "SLURM_JOB_NODELIST": "the nodes of a job, for `--profiler-port`",
+    "SLURM_JOB_ID": "the job that `gputop cluster` shows by default",
+    "XDG_CONFIG_HOME": "folder of the settings and rules (`~/.config`, and in it `gputop`)",
+    "XDG_CACHE_HOME": "folder that holds crash reports (`~/.cache`)",
+    "NO_COLOR": "no colors",
+    "TMPDIR": "folder of temporary files",
+}
+# Each file or folder that gputop has, and what it holds.
+PLACES: Mapping[str, str] = {
+    "~/.config/gputop/config.toml": "settings",
+    "~/.config/gputop/rules.toml": "your custom rules, thresholds and budgets",
+    "./gputop.toml": "those of the project in this folder",
+    "./gputop-traces/": "captures, snapshots and baselines (`--logdir`), a TensorBoard logdir",
+    "./gputop-traces/black-box/": "automatic captures (`--on-dip`)",
+    "~/.cache/gputop/": "crash reports, ten at most",
 }
 
 
@@ -44,11 +75,28 @@ def _with_values(root: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _man_page(page: str) -> str:
-    """What argparse-manpage leaves out: a line for whatis, lines that begin with a dot, the lines of the examples."""
+    """What argparse-manpage leaves out: a line for whatis, lines that begin with a dot, the lines of the examples,
+    and the sections of each manual. A command's options that the monitor has as well are described once, with it."""
     page = page.replace(".SH NAME\ngputop\n", f".SH NAME\ngputop \\- {_SUMMARY}\n", 1)
+    page = page.replace(".SH\nPOSITIONAL ARGUMENTS\n", ".SH COMMANDS\n", 1)
     page = re.sub(r"(?m)^(?=\.(?![A-Z]{1,2}\b)|')", r"\\&", page)
+    shared = "|".join(title.upper() for title in TITLES.values())
+    page = re.sub(rf"(?ms)^\.SH ({shared}) \\fI\\,'gputop \w+'\\/\\fR\n.*?(?=^\.SH )",
+                  r".PP\nAlso the options under \\fB\1\\fR, below.\n", page)
     head, _, tail = page.partition(".SH COMMENTS\n")
-    return f"{head}.SH EXAMPLES\n.nf\n{tail.removeprefix('examples:').strip(chr(10))}\n.fi\n"
+    examples, settings, exits = re.split(r"\n\n(?=Defaults)|\nexit status: ", tail.removeprefix("examples:").rstrip())
+    statuses = dict(text.split(" ", 1) for text in re.split(r"; (?=\d )", exits.replace("\n", " ")))
+    return "\n".join((
+        f"{head}.SH EXAMPLES\n.nf\n{examples.strip(chr(10))}\n.fi", *_section("EXIT STATUS", statuses),
+        *_section("ENVIRONMENT", ENVIRONMENT), *_section("FILES", PLACES), f".PP\n{settings}",
+        ".SH SEE ALSO", r"\fBnvidia\-smi\fR(1), \fBgputop skill\fR, https://github.com/gputop/gputop\-tf", ""))
+
+
+def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
+    yield f".SH {title}"
+    for name, text in rows.items():
+        yield ".TP\n\\fB{}\\fR\n{}".format(*(part.replace("\\-", "-").replace("-", "\\-").replace("`", "")
+                                             for part in (name, text)))
 
 
 def made(what: str) -> str:

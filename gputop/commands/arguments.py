@@ -214,10 +214,6 @@ def _meant(word: str, words: Iterable[str]) -> str:
 
 def watch_options(watch: argparse._ActionsContainer) -> None:
     """Add the options of what to watch and how."""
-    watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
-                       help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
-                            "socket that leads to one. Several addresses (repeat the option, use commas, or write "
-                            "node[01-04]:6009) are the workers of one job and are captured together")
     watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
                        help="show a simulated node; --demo list shows the scenarios. With several (a,b), D runs the "
                             "next one; with one, D runs the same job with its fix")
@@ -225,20 +221,10 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                        help="show only these GPUs: 0,2-3, GPU or MIG UUIDs (or how they begin), MIG instances as 0:1, "
                             "or the word visible for CUDA_VISIBLE_DEVICES")
     watch.add_argument("--interval", type=interval_s, default=None, metavar="S", help="seconds between samples (1.0)")
-    watch.add_argument("--logdir", type=Path, default=None, metavar="DIR",
-                       help="folder for traces and snapshots, a TensorBoard logdir (./gputop-traces)")
-    watch.add_argument("--profiler-port", default=None, metavar="PORTS",
-                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012 for four "
-                            "ranks on each). The machines are those of --attach without a port, or of TF_CONFIG, or of "
-                            "SLURM_JOB_NODELIST")
     watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
                        help="where measurements come from. auto: the NVIDIA driver, and for metrics that it lacks a "
                             "DCGM host engine that already watches them. nvml: only the driver. dcgm: only the host "
                             "engine")
-    watch.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
-                       help="sample the job's Python stacks during a capture, with py-spy "
-                            f"({install_command('stacks')}): idle gaps then show the line of code. The default is "
-                            "only your own jobs; --stacks: also those of other users; --no-stacks: none")
     watch.add_argument("--dcgm", default=None, metavar="ADDRESS",
                        help="the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     watch.add_argument("--dcgm-bindings", type=Path, default=None, metavar="DIR",
@@ -249,6 +235,28 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "counters, so that ncu, nsys and other profilers fail. On A10 and A40 it made GPUs hang "
                             "until a reboot (Xid 119). From Hopper on the engine reads them through GPM, "
                             "which occupies no counters; --source dcgm does so without this option")
+
+
+def server_options(servers: argparse._ActionsContainer) -> None:
+    """Add the options of which profiler servers there are."""
+    servers.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
+                       help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
+                            "socket that leads to one. Several addresses (repeat the option, use commas, or write "
+                            "node[01-04]:6009) are the workers of one job and are captured together")
+    servers.add_argument("--profiler-port", default=None, metavar="PORTS",
+                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012 for four "
+                            "ranks on each). The machines are those of --attach without a port, or of TF_CONFIG, or of "
+                            "SLURM_JOB_NODELIST")
+
+
+def capture_options(captures: argparse._ActionsContainer) -> None:
+    """Add the options of how traces are captured, and where they go."""
+    captures.add_argument("--logdir", type=Path, default=None, metavar="DIR",
+                       help="folder for traces and snapshots, a TensorBoard logdir (./gputop-traces)")
+    captures.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
+                       help="sample the job's Python stacks during a capture, with py-spy "
+                            f"({install_command('stacks')}): idle gaps then show the line of code. The default is "
+                            "only your own jobs; --stacks: also those of other users; --no-stacks: none")
 
 
 def rules_options(rules: argparse._ActionsContainer) -> None:
@@ -317,21 +325,28 @@ def notify_options(notify: argparse._ActionsContainer) -> None:
                              "gputop sends the same event at most every ten minutes")
 
 
-_TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
-    watch_options: "what to watch", rules_options: "custom rules", dip_options: "automatic captures",
+TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
+    watch_options: "what to watch", server_options: "profiler servers", capture_options: "captures",
+    rules_options: "custom rules", dip_options: "automatic captures",
     worker_options: "captures of many workers", cluster_options: "other nodes",
     screen_options: "the screen", export_options: "metrics", notify_options: "notifications"}
 
 
-def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None]) -> None:
+def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None],
+               idle: Sequence[Callable[[argparse._ActionsContainer], None]] = ()) -> None:
     """Add options that a command shares with the monitor: they may stand before the command as well as after it.
 
-    They have no defaults here: a default would overwrite what stands before the command.
+    They have no defaults here: a default would overwrite what stands before the command. Those of ``idle`` do nothing
+    there: command lines with them stay valid, and the help leaves them out.
     """
     for group in groups:
-        group(parser.add_argument_group(_TITLES[group]))
-    for action in parser._actions:
+        group(parser.add_argument_group(TITLES[group]))
+    shown = len(parser._actions)
+    for group in idle:
+        group(parser)
+    for number, action in enumerate(parser._actions):
         action.default = argparse.SUPPRESS
+        action.help = action.help if number < shown else argparse.SUPPRESS
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -359,7 +374,7 @@ def parser(words: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
                           description="Shows why the GPUs are not at 100%, and what to do about it. "
                                       "Without a command: the live monitor.")
     main_parser.add_argument("--version", action=_Version, help="print gputop's version and what it runs on")
-    for group, title in _TITLES.items():
+    for group, title in TITLES.items():
         group(main_parser.add_argument_group(title))
     empty = _Parser(add_help=False)
     commands = main_parser.add_commands(

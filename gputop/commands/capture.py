@@ -12,10 +12,12 @@ from msgspec.structs import replace
 
 from gputop.commands.arguments import (
     add_shared,
+    capture_options,
     cluster_options,
     dip_options,
     notify_options,
     rules_options,
+    server_options,
     watch_options,
     worker_options,
 )
@@ -39,7 +41,8 @@ _BEFORE_S = 2.0  # of live figures before a PyTorch job is recorded: they show h
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gputop capture [options] [HOST:PORT… | PID…]"  # an address alone is taken as that of --attach
-    add_shared(parser, watch_options, worker_options, rules_options, dip_options, notify_options, cluster_options)
+    add_shared(parser, watch_options, server_options, capture_options, worker_options, rules_options,
+               dip_options, notify_options, cluster_options)
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
                         help="length of the capture (10). A short probe decides how much is recorded in detail; the "
                              "rest is an overview")
