@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from gputop.commands.arguments import COMMANDS, TITLES, parser
+from gputop.commands.arguments import COMMANDS, GROUPS, parser
 from gputop.commands.completion import FILES
 from gputop.commands.schema import SCHEMAS
 from gputop.commands.versions import BUILD, WORKING_COPY
@@ -80,7 +80,7 @@ def _man_page(page: str) -> str:
     page = page.replace(".SH NAME\ngputop\n", f".SH NAME\ngputop \\- {_SUMMARY}\n", 1)
     page = page.replace(".SH\nPOSITIONAL ARGUMENTS\n", ".SH COMMANDS\n", 1)
     page = re.sub(r"(?m)^(?=\.(?![A-Z]{1,2}\b)|')", r"\\&", page)
-    shared = "|".join(title.upper() for title in TITLES.values())
+    shared = "|".join(title.upper() for title in GROUPS)
     page = re.sub(rf"(?ms)^\.SH ({shared}) \\fI\\,'gputop \w+'\\/\\fR\n.*?(?=^\.SH )",
                   r".PP\nAlso the options under \\fB\1\\fR, below.\n", page)
     head, _, tail = page.partition(".SH COMMENTS\n")

@@ -212,8 +212,7 @@ def _meant(word: str, words: Iterable[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
-def watch_options(watch: argparse._ActionsContainer) -> None:
-    """Add the options of what to watch and how."""
+def _watch(watch: argparse._ActionsContainer) -> None:
     watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
                        help="show a simulated node; --demo list shows the scenarios. With several (a,b), D runs the "
                             "next one; with one, D runs the same job with its fix")
@@ -237,8 +236,7 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "which occupies no counters; --source dcgm does so without this option")
 
 
-def server_options(servers: argparse._ActionsContainer) -> None:
-    """Add the options of which profiler servers there are."""
+def _server(servers: argparse._ActionsContainer) -> None:
     servers.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
                        help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
                             "socket that leads to one. Several addresses (repeat the option, use commas, or write "
@@ -249,8 +247,7 @@ def server_options(servers: argparse._ActionsContainer) -> None:
                             "SLURM_JOB_NODELIST")
 
 
-def capture_options(captures: argparse._ActionsContainer) -> None:
-    """Add the options of how traces are captured, and where they go."""
+def _capture(captures: argparse._ActionsContainer) -> None:
     captures.add_argument("--logdir", type=Path, default=None, metavar="DIR",
                        help="folder for traces and snapshots, a TensorBoard logdir (./gputop-traces)")
     captures.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
@@ -259,15 +256,13 @@ def capture_options(captures: argparse._ActionsContainer) -> None:
                             "only your own jobs; --stacks: also those of other users; --no-stacks: none")
 
 
-def rules_options(rules: argparse._ActionsContainer) -> None:
-    """Add the options of rules besides gputop's own."""
+def _rules(rules: argparse._ActionsContainer) -> None:
     rules.add_argument("--rules", action="append", default=[], metavar="FILE",
                        help="also use the rules, limits and budgets of this file, in addition to rules.toml in the "
                             "config folder and gputop.toml here; see gputop rules")
 
 
-def dip_options(dips: argparse._ActionsContainer) -> None:
-    """Add the options of automatic captures."""
+def _dip(dips: argparse._ActionsContainer) -> None:
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help="capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', "
@@ -279,16 +274,14 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
                       help="maximum number of automatic captures (20; gputop capture: 1)")
 
 
-def worker_options(workers: argparse._ActionsContainer) -> None:
-    """Add the options of which of many workers to capture."""
+def _worker(workers: argparse._ActionsContainer) -> None:
     workers.add_argument("--worker-figures", choices=("none", "ssh", "prometheus"), default=None,
                          help="pick three of more than eight workers on other nodes by their activity: from gputop "
                               "there (ssh, without a password), or from the means in Prometheus (prometheus). The "
                               "default, none, picks the first, the middle and the last")
 
 
-def cluster_options(cluster: argparse._ActionsContainer) -> None:
-    """Add the options of how other nodes are asked."""
+def _cluster(cluster: argparse._ActionsContainer) -> None:
     cluster.add_argument("--prometheus", default=None, metavar="URL",
                          help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
                               "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
@@ -298,8 +291,7 @@ def cluster_options(cluster: argparse._ActionsContainer) -> None:
                          help="the command that starts gputop on the nodes, as a shell there reads it (gputop)")
 
 
-def screen_options(screen: argparse._ActionsContainer) -> None:
-    """The appearance of the monitor. The config file may hold what the command line leaves out."""
+def _screen(screen: argparse._ActionsContainer) -> None:
     screen.add_argument("--theme", default=None, metavar="NAME",
                         help="gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual's")
     screen.add_argument("--color", choices=("auto", "truecolor", "256", "16", "none"), default=None,
@@ -310,14 +302,12 @@ def screen_options(screen: argparse._ActionsContainer) -> None:
                         help="draw only every 5 s (default: if the connection to the terminal is slow)")
 
 
-def export_options(export: argparse._ActionsContainer) -> None:
-    """Add the options of what the monitor serves while it runs."""
+def _export(export: argparse._ActionsContainer) -> None:
     export.add_argument("--export", type=listen_address, default=None, metavar="[HOST:]PORT",
                         help="also serve the metrics to Prometheus, as gputop export --listen does")
 
 
-def notify_options(notify: argparse._ActionsContainer) -> None:
-    """Add the options of notifications."""
+def _notify(notify: argparse._ActionsContainer) -> None:
     notify.add_argument("--notify", action="append", default=[], metavar="WAY",
                         help="notify of findings that last, GPU faults, and the end of captures and jobs. bell: the "
                              "terminal's, with OSC 9. command:LINE: gets JSON on its standard input, and a text as "
@@ -325,25 +315,25 @@ def notify_options(notify: argparse._ActionsContainer) -> None:
                              "gputop sends the same event at most every ten minutes")
 
 
-TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
-    watch_options: "what to watch", server_options: "profiler servers", capture_options: "captures",
-    rules_options: "custom rules", dip_options: "automatic captures",
-    worker_options: "captures of many workers", cluster_options: "other nodes",
-    screen_options: "the screen", export_options: "metrics", notify_options: "notifications"}
+# The options that commands share, by the heading that the help has for them.
+GROUPS: Mapping[str, Callable[[argparse._ActionsContainer], None]] = {
+    "what to watch": _watch, "profiler servers": _server, "captures": _capture,
+    "custom rules": _rules, "automatic captures": _dip, "captures of many workers": _worker,
+    "other nodes": _cluster, "the screen": _screen, "metrics": _export,
+    "notifications": _notify}
 
 
-def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None],
-               idle: Sequence[Callable[[argparse._ActionsContainer], None]] = ()) -> None:
+def add_shared(parser: argparse.ArgumentParser, *groups: str, idle: Sequence[str] = ()) -> None:
     """Add options that a command shares with the monitor: they may stand before the command as well as after it.
 
     They have no defaults here: a default would overwrite what stands before the command. Those of ``idle`` do nothing
     there: command lines with them stay valid, and the help leaves them out.
     """
     for group in groups:
-        group(parser.add_argument_group(TITLES[group]))
+        GROUPS[group](parser.add_argument_group(group))
     shown = len(parser._actions)
     for group in idle:
-        group(parser)
+        GROUPS[group](parser)
     for number, action in enumerate(parser._actions):
         action.default = argparse.SUPPRESS
         action.help = action.help if number < shown else argparse.SUPPRESS
@@ -374,7 +364,7 @@ def parser(words: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
                           description="Shows why the GPUs are not at 100%, and what to do about it. "
                                       "Without a command: the live monitor.")
     main_parser.add_argument("--version", action=_Version, help="print gputop's version and what it runs on")
-    for group, title in TITLES.items():
+    for title, group in GROUPS.items():
         group(main_parser.add_argument_group(title))
     empty = _Parser(add_help=False)
     commands = main_parser.add_commands(
