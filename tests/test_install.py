@@ -97,3 +97,16 @@ def test_a_build_that_is_not_a_release_has_its_commit(tmp_path: Path) -> None:
     assert make_completion.build(tmp_path) == ""
     (tmp_path / "file").write_text("second")
     assert make_completion.build(tmp_path) == f"commit {commit} with changes, not a release"
+
+
+def test_the_image_copies_what_a_build_needs(tmp_path: Path) -> None:
+    """The Containerfile's own lines, without its base image: what it copies is built in a folder with nothing else."""
+    copies = re.findall(r"^COPY (.*) /src/?(\S*)$", (ROOT / "Containerfile").read_text(), re.M)
+    for parts, target in copies:
+        for part in parts.split():
+            copy = tmp_path / "src" / (target or part)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(ROOT / part, copy) if (ROOT / part).is_dir() else shutil.copy(ROOT / part, copy)
+    for module in ("setuptools", "shtab", "argparse_manpage"):
+        pytest.importorskip(module, reason=f"{module} is not installed, which a build needs")
+    assert len(copies) == 3 and _built(tmp_path / "src", "wheel", tmp_path).name.startswith(f"gputop_tf-{__version__}")
