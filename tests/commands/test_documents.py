@@ -146,7 +146,7 @@ def test_what_agents_are_told_exists() -> None:
     keys = set(json_schema("analyze")["$defs"]["AnalyzeDocument"]["properties"])
     assert {"findings", "abstained", "what_if", "trace", "steps", "simulated"} <= keys & set(re.findall(r"\w+", text))
     needs_s = limit("idle_gpu.age_s") + limit("slow_rank.window_s")
-    assert f"`--seconds {needs_s:.0f}`" in text and f"run for {needs_s / 60:.0f} min" in text, "what slow_rank waits for"
+    assert f"`--seconds {needs_s:.0f}`" in text and f"run for {needs_s / 60:.0f} min" in text
     for line in re.findall(r"`gputop ([^`]+)`", text):
         words = [word for word in line.replace("\n", " ").split() if word.startswith("--")]
         command = line.split()[0]
