@@ -13,9 +13,11 @@ import shlex
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -35,7 +37,8 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[import-not-found, no-redef]
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "gputop/SKILL.md")),
+                    *(ROOT / "docs").rglob("*.md")])
 FRAGMENTS = ROOT / "docs" / "findings"  # of a job's own code: tests/test_framework_code.py
 _BLOCKS = [block for block in code_blocks(DOCUMENTS) if block.document.parent != FRAGMENTS]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -98,12 +101,29 @@ def test_no_code_block_is_left_out() -> None:
     assert languages <= {"promql", "python", "sh", "sql", "text", "toml", "yaml"}
 
 
-@pytest.mark.parametrize("block", [p for p in _of("python") if not FRAMEWORKS.search(p.values[0].text)])
+@pytest.mark.parametrize("block", [p for p in _of("python") if not FRAMEWORKS.search(p.values[0].text)
+                                   and p.values[0].document.name != "convert.md"])  # which has a test of its own
 def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT if "tests/data" in block.text else tmp_path)
     exec(compile(block.text, block.document.name, "exec"), {"__name__": "page"})
     assert "for finding in" not in block.text or "input_bound" in capsys.readouterr().out
+
+
+def test_trackers_get_the_step_and_the_savings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins take the calls: mlflow-skinny 3.17 and wandb 0.31 took them as well."""
+    page = [block.text for block in _BLOCKS if block.document.name == "convert.md" and block.language == "python"]
+    logged: list[dict[str, float]] = []
+    tracker = MagicMock()
+    tracker.init.return_value.__enter__.return_value.log = tracker.log_metrics = logged.append
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, tracker)
+    shutil.copy(ROOT / "tests" / "data" / "keras3_slow_input.xplane.pb.gz", tmp_path / "n01.xplane.pb.gz")
+    text = "\n".join(page).replace("gputop-traces", str(tmp_path / "n01.xplane.pb.gz"))
+    exec(compile(text.replace('"gputop",', 'sys.executable, "-m", "gputop",'), "convert.md", "exec"), {"sys": sys})
+    assert len(page) == 2 and len(logged) == 2 and logged[0] == logged[1]
+    assert logged[0]["gputop/step_s"] > 0 and 0 < logged[0]["gputop/saves/input_bound"] < 1
+    assert all(isinstance(value, float) for value in logged[0].values())
 
 
 @pytest.mark.parametrize("block", _of("toml"))
@@ -189,7 +209,9 @@ def test_each_install_line_can_be_had() -> None:
             (wanted,) = (word for word in shlex.split(words.rstrip(",;:")) if not word.startswith("-"))
             name, _, extras = wanted.rstrip("]").partition("[")
             lines += 1
-            if re.fullmatch(r"\.|/src|\./[\w-]+", name):
+            if name == PROJECT["name"]:
+                assert "--no-index" in words, "no index has it"
+            elif re.fullmatch(r"\.|/src|\./[\w-]+", name):
                 assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys()
             else:
                 assert re.split("[<>=]", name)[0] in known and not extras, f"{_name(path)}: pip install {words}"
@@ -296,7 +318,7 @@ def test_an_extra_is_named_with_the_command_that_needs_it(command: str, extra: s
 # -- figures, words, pictures -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", ["SKILL.md", "docs/reference/python.md"])
+@pytest.mark.parametrize("document", ["gputop/SKILL.md", "docs/reference/python.md"])
 def test_the_verdicts_of_a_comparison_are_listed(document: str) -> None:
     text = (ROOT / document).read_text()
     assert not [verdict for verdict in get_args(Verdict) if f'"{verdict}"' not in text]
@@ -344,7 +366,7 @@ def test_calls_in_sentences_and_tables_are_understood() -> None:
 
 
 def test_the_messages_of_the_troubleshooting_page_are_printed() -> None:
-    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("troubleshooting.md", "tasks/other-profilers.md"))
     said = _literals()
     messages = re.findall(r"^## `(.+)`$", text, re.M)
     assert len(messages) >= 10 and not [message for message in messages if message not in said]
@@ -376,7 +398,7 @@ def test_the_readme_can_be_read_in_two_minutes() -> None:
     text = re.sub(r"^```.*?^```|\]\([^)]*\)", " ", readme, flags=re.M | re.S)
     assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 450
     assert all(needed in readme for needed in ("`make run`", "`make test`", "gcc", "git clone "))
-    assert re.search(r"git clone (\S+)", readme)[1] == PROJECT["urls"]["Documentation"].partition("#")[0]  # type: ignore[index]
+    assert re.search(r"git clone (\S+)", readme)[1] == PROJECT["urls"]["Source"]  # type: ignore[index]
 
 
 # -- the site ---------------------------------------------------------------------------------------
@@ -422,8 +444,8 @@ def test_a_link_in_docs_puts_no_other_file_on_the_site(tmp_path: Path, monkeypat
 def test_links_of_the_site_lead_to_its_copies_or_to_the_repository() -> None:
     tool = tool_modules.tool("site_pages")
     page = ROOT / "docs" / "tasks" / "hang.md"
-    text = ("[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) "
+    text = ("[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../gputop/SKILL.md) "
             "[h](https://i.j) [k](../reference/README.md#keys) [l](../reference/README.md)")
     assert tool.rewritten(text, page, Path("tasks/hang.md")) == (
         "[a](slurm.md#b) ![c](../screenshots/d.svg) [e](../contributing/README.md#f) "
-        f"[g]({tool.REPOSITORY}SKILL.md) [h](https://i.j) [k](../reference/keys.md) [l](../reference/README.md)")
+        f"[g]({tool.REPOSITORY}gputop/SKILL.md) [h](https://i.j) [k](../reference/keys.md) [l](../reference/README.md)")

@@ -20,7 +20,7 @@ from tests.source_trees import Source, sources
 from tests.tool_modules import made_pages
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SKILL.md")),
+DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "gputop/SKILL.md")),
              *sorted((ROOT / "docs").rglob("*.md"))]
 
 BRITISH = re.compile(

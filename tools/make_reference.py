@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from make_completion import ENVIRONMENT, PLACES
 from textual.binding import Binding
 
 import gputop.tui
@@ -36,27 +37,6 @@ _ORIGINS = (
     ("fleet", "Of a cluster", "`gputop cluster` reports these for the jobs of many nodes."),
 )
 
-# Each variable that gputop reads, and what for. The test compares the names of gputop with the code.
-ENVIRONMENT: Mapping[str, str] = {
-    "GPUTOP_PROMETHEUS_TOKEN": "bearer token for the Prometheus of `gputop cluster`",
-    "GPUTOP_PROMETHEUS_USER": "user name for it, instead of a token",
-    "GPUTOP_PROMETHEUS_PASSWORD": "password of that user",
-    "GPUTOP_PROMETHEUS_CA": "file with the certificates that signed the server's certificate",
-    "GPUTOP_WEBHOOK_URL": "where `--notify webhook` sends its documents",
-    "GPUTOP_WEBHOOK_TOKEN": "bearer token for it",
-    "GPUTOP_PORT": "port of the profiler server in a job that `gputop run` or its `PYTHONPATH` prepares",
-    "GPUTOP_LISTEN": "`all`: that server listens on all addresses, and not only on the loopback",
-    "GPUTOP_RUN": "set by `gputop run` for its job; not for users",
-    "NCCL_RAS_ADDR": "address of NCCL's RAS service (`localhost:28028`)",
-    "CUDA_VISIBLE_DEVICES": "the GPUs of `--gpus visible`; from a job's environment, the numbers that the job uses",
-    "TF_CONFIG": "the workers of a job, for `--profiler-port`",
-    "SLURM_JOB_NODELIST": "the nodes of a job, for `--profiler-port`",
-    "SLURM_JOB_ID": "the job that `gputop cluster` shows by default",
-    "XDG_CONFIG_HOME": "folder of the settings and rules (`~/.config`, and in it `gputop`)",
-    "XDG_CACHE_HOME": "folder that holds crash reports (`~/.cache`)",
-    "NO_COLOR": "no colors",
-    "TMPDIR": "folder of temporary files",
-}
 
 
 def pages() -> dict[Path, str]:
@@ -259,13 +239,7 @@ def _settings() -> Iterator[str]:
         (f"`{name}`", text) for name, text in ENVIRONMENT.items()))
     yield "## Files"
     yield ""
-    yield from _table(("file", "what it holds"), [
-        ("`~/.config/gputop/config.toml`", "settings"),
-        ("`~/.config/gputop/rules.toml`", "your custom rules, thresholds and budgets"),
-        ("`./gputop.toml`", "those of the project in this folder"),
-        ("`./gputop-traces/`", "captures, snapshots and baselines (`--logdir`), a TensorBoard logdir"),
-        ("`./gputop-traces/black-box/`", "automatic captures (`--on-dip`)"),
-        ("`~/.cache/gputop/`", "crash reports, ten at most")])
+    yield from _table(("file", "what it holds"), ((f"`{name}`", text) for name, text in PLACES.items()))
 
 
 def _metrics() -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from gputop.commands.arguments import add_shared, rules_options, screen_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import preferences_of, width
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import amount, count, parameter_count
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, rules_options, screen_options)
+    add_shared(parser, "custom rules", "the screen")
     parser.add_argument("paths", nargs="+", metavar="PATH",
                         help=ACCEPTED_BRIEF)
     which = parser.add_mutually_exclusive_group()

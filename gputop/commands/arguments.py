@@ -109,6 +109,8 @@ COMMANDS: Mapping[str, Command] = {
     "schema": Command("print the JSON Schema of a command's --json output",
                       "Print the JSON Schema of a document, for scripts and agents.",
                       "gputop schema analyze"),
+    "skill": Command("print how an agent uses gputop", "Print SKILL.md: an agent's way from a slow job to its cause.",
+                     "gputop skill > SKILL.md"),
     "completion": Command("print a shell completion script or the man page",
                           "Print the completion script of a shell, or the man page.",
                           'eval "$(gputop completion bash)"  # in ~/.bashrc; or: gputop completion man | man -l -'),
@@ -221,12 +223,7 @@ def _meant(word: str, words: Iterable[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
-def watch_options(watch: argparse._ActionsContainer) -> None:
-    """Add the options of what to watch and how."""
-    watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
-                       help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
-                            "socket that leads to one. Several addresses (repeat the option, use commas, or write "
-                            "node[01-04]:6009) are the workers of one job and are captured together")
+def _watch(watch: argparse._ActionsContainer) -> None:
     watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
                        help="show a simulated node; --demo list shows the scenarios. With several (a,b), D runs the "
                             "next one; with one, D runs the same job with its fix")
@@ -234,20 +231,10 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                        help="show only these GPUs: 0,2-3, GPU or MIG UUIDs (or how they begin), MIG instances as 0:1, "
                             "or the word visible for CUDA_VISIBLE_DEVICES")
     watch.add_argument("--interval", type=interval_s, default=None, metavar="S", help="seconds between samples (1.0)")
-    watch.add_argument("--logdir", type=Path, default=None, metavar="DIR",
-                       help="folder for traces and snapshots, a TensorBoard logdir (./gputop-traces)")
-    watch.add_argument("--profiler-port", default=None, metavar="PORTS",
-                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012 for four "
-                            "ranks on each). The machines are those of --attach without a port, or of TF_CONFIG, or of "
-                            "SLURM_JOB_NODELIST")
     watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
                        help="where measurements come from. auto: the NVIDIA driver, and for metrics that it lacks a "
                             "DCGM host engine that already watches them. nvml: only the driver. dcgm: only the host "
                             "engine")
-    watch.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
-                       help="sample the job's Python stacks during a capture, with py-spy "
-                            f"({install_command('stacks')}): idle gaps then show the line of code. The default is "
-                            "only your own jobs; --stacks: also those of other users; --no-stacks: none")
     watch.add_argument("--dcgm", default=None, metavar="ADDRESS",
                        help="the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     watch.add_argument("--dcgm-bindings", type=Path, default=None, metavar="DIR",
@@ -260,15 +247,33 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "which occupies no counters; --source dcgm does so without this option")
 
 
-def rules_options(rules: argparse._ActionsContainer) -> None:
-    """Add the options of rules besides gputop's own."""
+def _server(servers: argparse._ActionsContainer) -> None:
+    servers.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
+                       help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
+                            "socket that leads to one. Several addresses (repeat the option, use commas, or write "
+                            "node[01-04]:6009) are the workers of one job and are captured together")
+    servers.add_argument("--profiler-port", default=None, metavar="PORTS",
+                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012 for four "
+                            "ranks on each). The machines are those of --attach without a port, or of TF_CONFIG, or of "
+                            "SLURM_JOB_NODELIST")
+
+
+def _capture(captures: argparse._ActionsContainer) -> None:
+    captures.add_argument("--logdir", type=Path, default=None, metavar="DIR",
+                       help="folder for traces and snapshots, a TensorBoard logdir (./gputop-traces)")
+    captures.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
+                       help="sample the job's Python stacks during a capture, with py-spy "
+                            f"({install_command('stacks')}): idle gaps then show the line of code. The default is "
+                            "only your own jobs; --stacks: also those of other users; --no-stacks: none")
+
+
+def _rules(rules: argparse._ActionsContainer) -> None:
     rules.add_argument("--rules", action="append", default=[], metavar="FILE",
                        help="also use the rules, limits and budgets of this file, in addition to rules.toml in the "
                             "config folder and gputop.toml here; see gputop rules")
 
 
-def dip_options(dips: argparse._ActionsContainer) -> None:
-    """Add the options of automatic captures."""
+def _dip(dips: argparse._ActionsContainer) -> None:
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help="capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', "
@@ -280,16 +285,14 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
                       help="maximum number of automatic captures (20; gputop capture: 1)")
 
 
-def worker_options(workers: argparse._ActionsContainer) -> None:
-    """Add the options of which of many workers to capture."""
+def _worker(workers: argparse._ActionsContainer) -> None:
     workers.add_argument("--worker-figures", choices=("none", "ssh", "prometheus"), default=None,
                          help="pick three of more than eight workers on other nodes by their activity: from gputop "
                               "there (ssh, without a password), or from the means in Prometheus (prometheus). The "
                               "default, none, picks the first, the middle and the last")
 
 
-def cluster_options(cluster: argparse._ActionsContainer) -> None:
-    """Add the options of how other nodes are asked."""
+def _cluster(cluster: argparse._ActionsContainer) -> None:
     cluster.add_argument("--prometheus", default=None, metavar="URL",
                          help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
                               "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
@@ -299,8 +302,7 @@ def cluster_options(cluster: argparse._ActionsContainer) -> None:
                          help="the command that starts gputop on the nodes, as a shell there reads it (gputop)")
 
 
-def screen_options(screen: argparse._ActionsContainer) -> None:
-    """The appearance of the monitor. The config file may hold what the command line leaves out."""
+def _screen(screen: argparse._ActionsContainer) -> None:
     screen.add_argument("--theme", default=None, metavar="NAME",
                         help="gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual's")
     screen.add_argument("--color", choices=("auto", "truecolor", "256", "16", "none"), default=None,
@@ -311,14 +313,12 @@ def screen_options(screen: argparse._ActionsContainer) -> None:
                         help="draw only every 5 s (default: if the connection to the terminal is slow)")
 
 
-def export_options(export: argparse._ActionsContainer) -> None:
-    """Add the options of what the monitor serves while it runs."""
+def _export(export: argparse._ActionsContainer) -> None:
     export.add_argument("--export", type=listen_address, default=None, metavar="[HOST:]PORT",
                         help="also serve the metrics to Prometheus, as gputop export --listen does")
 
 
-def notify_options(notify: argparse._ActionsContainer) -> None:
-    """Add the options of notifications."""
+def _notify(notify: argparse._ActionsContainer) -> None:
     notify.add_argument("--notify", action="append", default=[], metavar="WAY",
                         help="notify of findings that last, GPU faults, and the end of captures and jobs. bell: the "
                              "terminal's, with OSC 9. command:LINE: gets JSON on its standard input, and a text as "
@@ -326,21 +326,28 @@ def notify_options(notify: argparse._ActionsContainer) -> None:
                              "gputop sends the same event at most every ten minutes")
 
 
-_TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
-    watch_options: "what to watch", rules_options: "custom rules", dip_options: "automatic captures",
-    worker_options: "captures of many workers", cluster_options: "other nodes",
-    screen_options: "the screen", export_options: "metrics", notify_options: "notifications"}
+# The options that commands share, by the heading that the help has for them.
+GROUPS: Mapping[str, Callable[[argparse._ActionsContainer], None]] = {
+    "what to watch": _watch, "profiler servers": _server, "captures": _capture,
+    "custom rules": _rules, "automatic captures": _dip, "captures of many workers": _worker,
+    "other nodes": _cluster, "the screen": _screen, "metrics": _export,
+    "notifications": _notify}
 
 
-def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None]) -> None:
+def add_shared(parser: argparse.ArgumentParser, *groups: str, idle: Sequence[str] = ()) -> None:
     """Add options that a command shares with the monitor: they may stand before the command as well as after it.
 
-    They have no defaults here: a default would overwrite what stands before the command.
+    They have no defaults here: a default would overwrite what stands before the command. Those of ``idle`` do nothing
+    there: command lines with them stay valid, and the help leaves them out.
     """
     for group in groups:
-        group(parser.add_argument_group(_TITLES[group]))
-    for action in parser._actions:
+        GROUPS[group](parser.add_argument_group(group))
+    shown = len(parser._actions)
+    for group in idle:
+        GROUPS[group](parser)
+    for number, action in enumerate(parser._actions):
         action.default = argparse.SUPPRESS
+        action.help = action.help if number < shown else argparse.SUPPRESS
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -368,7 +375,7 @@ def parser(words: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
                           description="Shows why the GPUs are not at 100%, and what to do about it. "
                                       "Without a command: the live monitor.")
     main_parser.add_argument("--version", action=_Version, help="print gputop's version and what it runs on")
-    for group, title in _TITLES.items():
+    for title, group in GROUPS.items():
         group(main_parser.add_argument_group(title))
     empty = _Parser(add_help=False)
     commands = main_parser.add_commands(

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from gputop.commands.arguments import (
-    add_shared,
-    cluster_options,
-    dip_options,
-    notify_options,
-    rules_options,
-    watch_options,
-    worker_options,
-)
+from gputop.commands.arguments import add_shared
 from gputop.commands.attach import agreed, confirmed
 from gputop.commands.common import check_notify, notifying_of_capture, options_of, print_capture, source_of
 from gputop.commands.option_types import positive_seconds
@@ -39,7 +31,8 @@ _BEFORE_S = 2.0  # of live figures before a PyTorch job is recorded: they show h
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gputop capture [options] [HOST:PORT… | PID…]"  # an address alone is taken as that of --attach
-    add_shared(parser, watch_options, worker_options, rules_options, dip_options, notify_options, cluster_options)
+    add_shared(parser, "what to watch", "profiler servers", "captures", "captures of many workers", "custom rules",
+               "automatic captures", "notifications", "other nodes")
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
                         help="length of the capture (10). A short probe decides how much is recorded in detail; the "
                              "rest is an overview")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.commands.arguments import add_shared, cluster_options, screen_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import preferences_of, width
 from gputop.commands.option_types import hours, positive_seconds, refresh_s
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS
@@ -32,7 +32,7 @@ _REFRESH_S, _REFRESH_NODES_S = 15.0, 30.0  # a look at a node takes three quarte
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, cluster_options, screen_options)
+    add_shared(parser, "other nodes", "the screen")
     parser.add_argument("--nodes", default=None, metavar="LIST",
                         help="without Prometheus: ask gputop on these nodes by ssh, without a password: n[01-16], "
                              "n01,n02, or @FILE. The history then begins at the start")

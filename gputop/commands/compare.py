@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from gputop.commands.arguments import add_shared, rules_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
@@ -17,7 +17,7 @@ from gputop.text.wrapping import wrap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, rules_options)
+    add_shared(parser, "custom rules")
     parser.add_argument("paths", nargs="*", metavar="PATH",
                         help="A (before) and B (after): traces, output of analyze --json, or JSON snapshots; with "
                              "--baseline only B")

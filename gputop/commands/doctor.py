@@ -1,4 +1,4 @@
-"""``gputop doctor``: what works on this node, and how to mend what does not."""
+"""``gputop doctor``: what works on this node, and how to fix what does not."""
 
 from __future__ import annotations
 

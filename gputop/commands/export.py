@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from gputop.commands.arguments import add_shared, notify_options, rules_options, watch_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import check_metrics, check_notify, notifying, options_of, serving, source_of
 from gputop.commands.option_types import listen_address
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
@@ -31,7 +31,7 @@ TEXTFILE_PERIOD_S = 15.0  # about as often as Prometheus asks node_exporter for 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, watch_options, rules_options, notify_options)
+    add_shared(parser, "what to watch", "custom rules", "notifications", idle=("profiler servers", "captures"))
     parser.add_argument("--listen", type=listen_address, default=None, metavar="[HOST:]PORT",
                         help="serve http://HOST:PORT/metrics, without a password (127.0.0.1:9810). Only this machine "
                              "can reach it, unless you name another HOST, such as 0.0.0.0")

@@ -40,15 +40,14 @@ def _digits(text: str, low: int, high: int, problem: str) -> int:
     return int(text)
 
 
+def _whole(high: int, problem: str) -> Callable[[str], int]:
+    return lambda text: _digits(text, 1, high, problem.format(text))
+
+
 def _in_range(is_good: Callable[[float], bool], problem: str,
               convert: Callable[[str], float] = _number) -> Callable[[str], float]:
     """Type of a number; ``problem`` says of another text what it is not."""
-
-    def number(text: str) -> float:
-        value = convert(text)
-        return _checked(value, is_good(value), problem.format(text))
-
-    return number
+    return lambda text: _checked(value := convert(text), is_good(value), problem.format(text))
 
 
 positive_seconds = _in_range(lambda s: 0 < s < 1e6, "{} is not a number of seconds above 0", number_of_seconds)
@@ -59,24 +58,15 @@ minutes = _in_range(lambda m: 0 < m < 1e6, "{!r} is not a number of minutes abov
 hours = _in_range(lambda h: 0.1 <= h <= 168, "{!r} is not a number of hours from 0.1 to 168")
 amount = _in_range(lambda n: 1 <= n < 1e30, "{!r} is not a number from 1 on, such as 3.2e15")
 price = _in_range(lambda p: 0 < p < 1e9, "{!r} is not a price above 0")
-
-
-def count(text: str) -> int:
-    return _digits(text, 1, 1000, f"{text} is not a number from 1 to 1000")
-
-
-def port(text: str) -> int:
-    return _digits(text, 1, 65535, f"{text} is not a port from 1 to 65535")
+count = _whole(1000, "{} is not a number from 1 to 1000")
+port = _whole(65535, "{} is not a port from 1 to 65535")
+parameter_count = _whole(10**15 - 1, "{!r} is not a number of parameters, in digits")
 
 
 def pid(text: str) -> int:
     hint = (f"; for a server at an address: gputop --attach {text}" if ":" in text else
             f"; pgrep -f {text} finds it" if text and text.isprintable() and " " not in text else "")
     return _digits(text, 1, 2**31 - 1, f"{text!r} is not the number of a process{hint}")
-
-
-def parameter_count(text: str) -> int:
-    return _digits(text, 1, 10**15 - 1, f"{text!r} is not a number of parameters, in digits")
 
 
 def replay_speed(text: str) -> float:

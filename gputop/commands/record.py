@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gputop.commands.arguments import add_shared, watch_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import source_of
 from gputop.commands.option_types import bounds, parsed_bounds, part_bounds, positive_seconds
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
@@ -68,7 +68,7 @@ def quoted(word: str, *, variables: bool = True) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, watch_options)
+    add_shared(parser, "what to watch", idle=("profiler servers", "captures"))
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE",
                         help="the file to write, which must not exist yet; with --rotate a folder")
     parser.add_argument("--seconds", type=positive_seconds, default=None, metavar="S",

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from gputop.commands.arguments import add_shared, rules_options, screen_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import options_of, preferences_of
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import replay_speed, seconds_from_zero
@@ -15,7 +15,7 @@ from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, rules_options, screen_options)
+    add_shared(parser, "custom rules", "the screen")
     parser.add_argument("file", type=Path, metavar="FILE", help="a file of gputop record, or a snapshot (json or html)")
     parser.add_argument("--speed", type=replay_speed, default=1.0, metavar="X",
                         help="playback speed: a factor, or max (1)")

@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from gputop.commands.arguments import add_shared, rules_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import width
 from gputop.commands.option_types import hours, price
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS
@@ -18,7 +18,7 @@ from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, rules_options)
+    add_shared(parser, "custom rules")
     parser.add_argument("paths", nargs="*", metavar="RECORDING",
                         help="files of gputop record, or the folder of --rotate; several of one node are joined")
     parser.add_argument("--job", default=None, metavar="ID",

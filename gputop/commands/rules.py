@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gputop.commands.arguments import add_shared, rules_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
@@ -72,7 +72,7 @@ class RulesDocument(Struct, frozen=True, tag_field="schema", tag="gputop.rules/1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, rules_options)
+    add_shared(parser, "custom rules")
     parser.add_argument("action", choices=tuple(_ACTIONS), nargs="?", default="list", metavar="ACTION",
                         help="; ".join(f"{name}: {text}" for name, text in _ACTIONS.items()))
     parser.add_argument("words", nargs="*", default=[], metavar="WORD", help="the ID, or FILE and TRACE")

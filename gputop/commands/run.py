@@ -10,14 +10,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from gputop.commands.arguments import (
-    add_shared,
-    export_options,
-    notify_options,
-    rules_options,
-    screen_options,
-    watch_options,
-)
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import (
     check_export,
     check_notify,
@@ -46,7 +39,8 @@ exit status: the job's; 126 or 127 if it cannot be started"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = "gputop run [options] -- COMMAND…", _EPILOG
-    add_shared(parser, watch_options, rules_options, screen_options, export_options, notify_options)
+    add_shared(parser, "what to watch", "profiler servers", "captures", "custom rules", "the screen", "metrics",
+               "notifications")
     parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
                         help="the command to start: python train.py …, bash train.sh, launchers such as torchrun")
     parser.add_argument("--headless", action="store_true",

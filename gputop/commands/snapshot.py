@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gputop.commands.arguments import add_shared, rules_options, watch_options
+from gputop.commands.arguments import add_shared
 from gputop.commands.common import options_of, source_of, start
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_NO_DATA, EXIT_OK, EXIT_USAGE, GputopError
@@ -38,7 +38,7 @@ class _TooLong(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, watch_options, rules_options)
+    add_shared(parser, "what to watch", "profiler servers", "custom rules", idle=("captures",))
     parser.add_argument("--format", choices=("json", "text", "svg", "html", "node"), default=None,
                         help="html: one page for a ticket; node: the little that gputop cluster --nodes asks for; "
                              "default: by FILE's ending (.json, .svg, .html), otherwise "

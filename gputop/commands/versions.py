@@ -7,14 +7,23 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+from gputop.commands.completion import folder
 from gputop.sources.host import proc_files
+
+BUILD = "build.txt"  # beside the completion scripts: what was built, empty for a release
+WORKING_COPY = "a working copy, not a release"
 
 _DRIVER = "/proc/driver/nvidia/version"
 _PACKAGES = ("textual", "rich", "numpy", "msgspec", "psutil", "grpcio", "nvidia-ml-py")
 
 
 def versions() -> Iterator[str]:
-    """One line each for Python and the system, the packages, and NVIDIA's kernel driver."""
+    """One line each for a build that is not a release, Python and the system, the packages, and NVIDIA's kernel
+    driver."""
+    try:
+        yield from (folder() / BUILD).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        yield WORKING_COPY
     libc = " ".join(platform.libc_ver()).strip() or "C library unknown"
     yield f"Python {platform.python_version()}, Linux {platform.release()} {platform.machine()}, {libc}"
     yield ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)

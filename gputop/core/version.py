@@ -1,3 +1,3 @@
 """The version, for whatever names it: the command line, documents, crash reports."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -68,6 +68,25 @@ def test_the_man_page_has_a_line_for_whatis_and_loses_no_line(capsys: pytest.Cap
     assert ".xplane.pb, run folder" in text
 
 
+def test_the_man_page_has_the_sections_of_one_and_each_option_once(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("man", capsys)
+    sections = dict(re.findall(r"(?ms)^\.SH ([A-Z ]+)\n(.*?)(?=^\.SH |\Z)", text))
+    assert re.findall(r"^\\fB(\d)", sections["EXIT STATUS"], re.M) == list("01234")
+    assert "GPUTOP_WEBHOOK_URL" in sections["ENVIRONMENT"] and "config.toml" in sections["FILES"]
+    assert "nvidia" in sections["SEE ALSO"] and "exit status" not in sections["EXAMPLES"]
+    assert text.count("\n\\fB\\-\\-dcgm\\-watch") == 1 and "under \\fBWHAT TO WATCH" in text
+
+
+@pytest.mark.parametrize("command", ["record", "export", "snapshot"])
+def test_an_option_is_shown_only_where_it_does_something(command: str) -> None:
+    """Without a capture nobody samples stacks; command lines of older versions stay valid."""
+    own = parser()._commands.choices[command]  # type: ignore[attr-defined]
+    assert "--stacks" not in own.format_help() and "--gpus" in own.format_help()
+    words = [command, "--no-stacks", *(["-o", "x"] if command == "record" else [])]
+    assert parser().parse_args(words).stacks is False
+    assert "--stacks" in parser()._commands.choices["capture"].format_help()  # type: ignore[attr-defined]
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 @pytest.mark.parametrize(("words", "found"), [
     (["gputop", "sn"], ["snapshot"]), (["gputop", "capture", "--sec"], ["--seconds"]),

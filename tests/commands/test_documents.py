@@ -13,6 +13,7 @@ import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.advice.fleet.report import Report
+from gputop.advice.registry import limit
 from gputop.cli import main
 from gputop.commands.arguments import parser
 from gputop.commands.schema import SCHEMAS, json_schema
@@ -140,10 +141,12 @@ def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_agents_are_told_exists() -> None:
     """Commands, options and keys that SKILL.md names."""
-    text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
+    text = (ROOT / "gputop" / "SKILL.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
     keys = set(json_schema("analyze")["$defs"]["AnalyzeDocument"]["properties"])
     assert {"findings", "abstained", "what_if", "trace", "steps", "simulated"} <= keys & set(re.findall(r"\w+", text))
+    needs_s = limit("idle_gpu.age_s") + limit("slow_rank.window_s")
+    assert f"`--seconds {needs_s:.0f}`" in text and f"run for {needs_s / 60:.0f} min" in text
     for line in re.findall(r"`gputop ([^`]+)`", text):
         words = [word for word in line.replace("\n", " ").split() if word.startswith("--")]
         command = line.split()[0]
