@@ -46,7 +46,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("live_limit.tensor", 0.4, "ratio", f"{OWN}matrix kernels of ordinary efficiency reach it"),
     Limit("live_limit.fell", 0.3, "ratio", f"{OWN}steps differ from each other by less than that"),
     Limit("unexplained.share", 0.1, "ratio",
-          f"{OWN}what is left of many small waits, each with its cause, is not told"),
+          f"{OWN}what is left of many small waits, each with its cause, is not shown"),
     Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace describes the job that runs now, not an earlier one"),
 )
 

@@ -135,7 +135,7 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
         "rest of the step: it can save less or more.")
     most = finding(rule, replace(wait, gpus=(0,), claim="measured"), words)
     assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40%"
-    assert gain_basis(most) == "At most: the wait, if it were gone."
+    assert gain_basis(most) == "At most this. The wait, if it were gone."
 
 
 def test_the_saving_is_a_sentence_with_and_without_a_figure() -> None:
