@@ -10,6 +10,7 @@ import sys
 import tarfile
 import zipfile
 from email.parser import Parser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ _BUILD = "import os, sys, setuptools.build_meta as b; os.chdir(sys.argv[1]); get
 _PARTS = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "gputop", "tools")
 
 
+def _needs_build() -> None:
+    """Skip without what a build needs; setuptools is not imported, as it replaces distutils for the whole process."""
+    for module in ("setuptools", "shtab", "argparse_manpage"):
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed, which a build needs")
+
+
 def _built(source: Path, what: str, folder: Path) -> Path:
     subprocess.run([sys.executable, "-c", _BUILD, str(source), f"build_{what}", str(folder)], check=True,
                    capture_output=True, timeout=300)
@@ -33,8 +41,7 @@ def _built(source: Path, what: str, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist of these sources, unpacked: what a machine that builds from it has."""
-    for module in ("setuptools", "shtab", "argparse_manpage"):
-        pytest.importorskip(module, reason=f"{module} is not installed, which a build needs")
+    _needs_build()
     folder = tmp_path_factory.mktemp("sdist")
     source = folder / "source"
     source.mkdir()
@@ -107,6 +114,5 @@ def test_the_image_copies_what_a_build_needs(tmp_path: Path) -> None:
             copy = tmp_path / "src" / (target or part)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(ROOT / part, copy) if (ROOT / part).is_dir() else shutil.copy(ROOT / part, copy)
-    for module in ("setuptools", "shtab", "argparse_manpage"):
-        pytest.importorskip(module, reason=f"{module} is not installed, which a build needs")
+    _needs_build()
     assert len(copies) == 3 and _built(tmp_path / "src", "wheel", tmp_path).name.startswith(f"gputop_tf-{__version__}")

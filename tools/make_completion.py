@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from gputop.advice.registry import RULES
 from gputop.commands.arguments import COMMANDS, GROUPS, parser
 from gputop.commands.completion import FILES
 from gputop.commands.schema import SCHEMAS
@@ -27,7 +26,7 @@ _NAMES = ("FILE", "PATH", "A", "B")
 _WORDS: dict[tuple[str | None, str], Iterable[str]] = {
     (None, "demo"): ("list", *SCENARIOS), (None, "theme"): ("gputop-dark", "gputop-light", "gputop-contrast"),
     (None, "notify"): ("bell", "webhook"), ("schema", "name"): SCHEMAS,
-    ("rules", "words"): sorted({rule_id for rule in RULES for rule_id in rule.ids}),
+    ("rules", "words"): sorted(page.stem for page in (ROOT / "gputop" / "advice" / "pages").glob("*.md")),  # each has one
 }
 
 # Each variable that gputop reads, and what for. The test compares the names of gputop with the code.

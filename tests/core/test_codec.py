@@ -45,7 +45,8 @@ def test_threads_that_meet_a_type_for_the_first_time_read_it() -> None:
 
 # Which read JSON otherwise: what runs inside of the job and has nothing of gputop's; traces, piece by piece
 # and within bounds of their own; py-spy's record, whose type is checked as it is decoded.
-_OTHER_READERS = {"launch/inside/gputop_serve.py", "trace/readers/chrome/json_stream.py", "ranks/stack_sampler.py"}
+_OTHER_READERS = {"launch/inside/gputop_serve.py", "launch/inside/gputop_kineto.py",
+                  "trace/readers/chrome/json_stream.py", "ranks/stack_sampler.py"}
 
 
 def test_json_has_one_door() -> None:

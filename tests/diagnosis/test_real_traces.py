@@ -102,7 +102,8 @@ def test_steps_of_the_kineto_traces():
 @needs_data
 @pytest.mark.parametrize(("name", "findings"), [
     # The hosts' launches pace the jobs: without its waits, or with its communication hidden, a step is as long.
-    ("dlrm", {"collective_waiting": "medium", "launch_bound": "high"}),
+    # There is one whole step, so nothing is high.
+    ("dlrm", {"collective_waiting": "medium", "launch_bound": "medium"}),
     ("a100", {"launch_bound": "high"}),
     ("v100", {"tensor_cores_unused": "high"}),
     # Pinned copies and kernels are on one stream per GPU.
