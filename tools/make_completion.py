@@ -26,7 +26,7 @@ _NAMES = ("FILE", "PATH", "A", "B")
 _WORDS: dict[tuple[str | None, str], Iterable[str]] = {
     (None, "demo"): ("list", *SCENARIOS), (None, "theme"): ("gputop-dark", "gputop-light", "gputop-contrast"),
     (None, "notify"): ("bell", "webhook"), ("schema", "name"): SCHEMAS,
-    ("rules", "words"): sorted(page.stem for page in (ROOT / "gputop" / "advice" / "pages").glob("*.md")),  # each has one
+    ("rules", "words"): sorted(page.stem for page in (ROOT / "gputop" / "advice" / "pages").glob("*.md")),
 }
 
 # Each variable that gputop reads, and what for. The test compares the names of gputop with the code.

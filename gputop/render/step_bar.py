@@ -7,19 +7,9 @@ from collections.abc import Mapping
 from gputop.render.palette import BOLD, DIM, PART_STYLE
 from gputop.render.step_parts import PARTS
 from gputop.render.styled_text import StyledText
-from gputop.text.units import percent, seconds
+from gputop.text.units import percent, step_time
 
-_DIFFERS = 0.1  # share of the median: a mean that is further from it is not what most steps take
 _MIN_BAR = 30  # cells that a bar keeps with its legend beside it; else that is below it
-
-
-def step_time(mean_s: float, median_s: float | None) -> str:
-    """The mean step, of which all shares are, with the median beside it where they differ: "643 ms (median 295)"."""
-    mean = seconds(mean_s)
-    if median_s is None or abs(mean_s - median_s) < _DIFFERS * median_s:
-        return mean
-    median = seconds(median_s)
-    return f"{mean} (median {median.split()[0] if median.split()[-1:] == mean.split()[-1:] else median})"
 
 
 def step_lines(breakdown: Mapping[str, float | None], width: int,

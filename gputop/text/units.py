@@ -103,6 +103,18 @@ def seconds(value: float) -> str:
     return f"{scaled:.0f} {unit}" if abs(scaled) >= 99.95 else f"{scaled:.1f} {unit}"
 
 
+_DIFFERS = 0.1  # share of the median: a mean that is further from it is not what most steps take
+
+
+def step_time(mean_s: float, median_s: float | None) -> str:
+    """The mean step, of which all shares are, with the median beside it where they differ: "643 ms (median 295)"."""
+    mean = seconds(mean_s)
+    if median_s is None or abs(mean_s - median_s) < _DIFFERS * median_s:
+        return mean
+    median = seconds(median_s)
+    return f"{mean} (median {median.split()[0] if median.split()[-1:] == mean.split()[-1:] else median})"
+
+
 def ranges(numbers: Iterable[int], separator: str = ",") -> str:
     """Whole numbers as short ranges: 0, 1, 2, 5 → "0-2,5"."""
     runs: list[list[int]] = []

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.render.step_bar import step_lines, step_time
+from gputop.render.step_bar import step_lines
+from gputop.text.units import step_time
 
 STEP = {"input": 0.1, "h2d": 0.0, "compute": 0.2, "collectives": 0.05, "d2h": 0.0, "launch": 0.001, "host": 0.04,
         "idle": 0.009}

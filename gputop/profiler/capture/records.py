@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
-from gputop.render.step_bar import step_time
-from gputop.text.units import seconds
+from gputop.text.units import seconds, step_time
 
 if TYPE_CHECKING:
     from gputop.analysis.gpu.packed_series import ComparedTrace
