@@ -132,7 +132,7 @@ def record(pid: int, address: str, seconds: float, folder: Path) -> str:
 
 def told(refused: dict[str, int], text: str) -> None:
     """Count what gputop said, without its numbers."""
-    text = re.sub(r"\\d+", "N", text)[:120]
+    text = re.sub(r"\d+", "N", text)[:120]
     refused[text] = refused.get(text, 0) + 1
 
 

@@ -22,9 +22,21 @@ kind, log, status = sys.argv[1:4]
 lines = Path(log).open("w", buffering=1)  # noqa: SIM115
 
 
+def stopped() -> bool:
+    """Return whether to end; ranks agree on the step."""
+    asked = Path(f"{log}.stop").exists()
+    if kind != "ddp":
+        return asked
+    import torch
+
+    flag = torch.tensor(float(asked))
+    torch.distributed.all_reduce(flag)
+    return bool(flag)
+
+
 def train(step: Callable[[], Any], pause_s: float = 0.002, note: bool = True) -> None:
     count = 0
-    while not Path(f"{log}.stop").exists():
+    while not stopped():
         loss = step()
         count += 1
         if note and count % _EVERY == 0:
