@@ -186,6 +186,16 @@ def test_the_job_s_own_profiler_begins_when_the_recording_is_over(torch, daemon,
     assert module._enable_profiler.__closure__[0].cell_contents is own
 
 
+def test_a_job_that_closes_all_files_is_not_kept_busy(torch, daemon, monkeypatch):
+    ended = threading.Event()
+    run = inside._Guard._run
+    monkeypatch.setattr(inside._Guard, "_run", lambda self: (run(self), ended.set()))
+    guard = inside._Guard(torch, str(daemon.folder)).start()
+    guard._socket.shutdown(socket.SHUT_RDWR)  # wakes its thread
+    guard._socket.close()
+    assert ended.wait(_TIMEOUT_S)
+
+
 def test_two_recordings_at_once_are_refused(torch, daemon, guard):
     torch.recorded.set()
     assert daemon.ask(guard) == "observed"

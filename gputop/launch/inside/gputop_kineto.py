@@ -174,18 +174,19 @@ class _Guard:
         return self
 
     def _run(self) -> None:
-        while True:
-            request = self._receive(None)
-            if request is not None and "file" in request:
-                with contextlib.suppress(Exception):
-                    self._guard(request)
+        with contextlib.suppress(OSError):  # the job has closed all that is open: there is no guard from then on
+            while True:
+                request = self._receive(None)
+                if request is not None and "file" in request:
+                    with contextlib.suppress(Exception):
+                        self._guard(request)
 
     def _receive(self, timeout_s: float | None) -> dict[str, Any] | None:
-        """Request of gputop's; None where nothing that can be read came in time."""
+        """Request of gputop's; None where nothing that can be read came in time. Raises OSError."""
         self._socket.settimeout(timeout_s)
         try:
             request = json.loads(self._socket.recv(4096))
-        except (OSError, ValueError, RecursionError):
+        except (socket.timeout, ValueError, RecursionError):  # noqa: UP041  one of its own before Python 3.10
             return None
         return request if isinstance(request, dict) else None
 
@@ -249,7 +250,7 @@ class _Guard:
         self._ends_s = idle_s + seconds + rest_s
         while not self._ending.is_set() and (left_s := idle_s + seconds - time.monotonic()) > 0:
             self._receive(min(_PERIOD_S, left_s))
-        with self._torch.autograd.profiler.record_function(END_MARK):
+        with contextlib.suppress(Exception), self._torch.autograd.profiler.record_function(END_MARK):
             pass
         # Kineto must not have let go of the callbacks meanwhile.
         if self._is_recorded() and time.monotonic() < self._ends_s - _LEAST_PERIOD_S:
