@@ -104,8 +104,10 @@ def write(folder: Path, mode: str, config: dict[str, str]) -> None:
     elif mode == "folder":
         file.mkdir()
     elif mode == "sparse":
-        file.touch()
-        os.truncate(file, 2 << 40)
+        partial = file.with_name(file.name + ".tmp")
+        partial.touch()
+        os.truncate(partial, 2 << 40)
+        partial.rename(file)  # whole, as gputop takes it at once
     else:
         partial = file.with_name(file.name + ".tmp")
         partial.write_text(trace(seconds - rest_s))
