@@ -69,7 +69,7 @@ def train():
                 torch.distributed.all_reduce(weights.grad)
         optimizer.step()
         time.sleep(0.03)  # a recording of a tighter loop takes long to write, and other tests want the processor
-        if step == 1:
+        if step == (2 if MODE == "native" else 1):
             os.write(1, f"ready {os.getpid()}\\n".encode())  # whole, where several ranks have one standard output
         yield step, float(loss.detach())
 
