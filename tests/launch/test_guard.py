@@ -186,6 +186,13 @@ def test_the_job_s_own_profiler_begins_when_the_recording_is_over(torch, daemon,
     assert module._enable_profiler.__closure__[0].cell_contents is own
 
 
+def test_one_whose_gputop_was_killed_does_not_keep_the_next_from_being_guarded(torch, daemon, guard):
+    assert daemon.ask(guard, rest_s=0.2) == "ready"
+    torch.recorded.set()
+    assert torch.let_go.wait(_TIMEOUT_S)
+    assert daemon.ask(guard) == "ready" and not daemon.file.exists()
+
+
 def test_a_job_that_closes_all_files_is_not_kept_busy(torch, daemon, monkeypatch):
     ended = threading.Event()
     run = inside._Guard._run

@@ -165,6 +165,7 @@ class _Guard:
         self._lock = threading.Lock()
         self._ends_s = 0.0  # monotonic, at the earliest; 0: the recording has not begun
         self._file = ""
+        self._next: dict[str, Any] | None = None  # came during a recording whose gputop was killed
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def start(self) -> _Guard:
@@ -176,7 +177,8 @@ class _Guard:
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # the job has closed all that is open: there is no guard from then on
             while True:
-                request = self._receive(None)
+                request = self._next or self._receive(None)
+                self._next = None
                 if request is not None and "file" in request:
                     with contextlib.suppress(Exception):
                         self._guard(request)
@@ -188,7 +190,11 @@ class _Guard:
             request = json.loads(self._socket.recv(4096))
         except (socket.timeout, ValueError, RecursionError):  # noqa: UP041  one of its own before Python 3.10
             return None
-        return request if isinstance(request, dict) else None
+        if not isinstance(request, dict):
+            return None
+        if "file" in request and not self._over.is_set():
+            self._next, request = request, {}
+        return request
 
     def _guard(self, request: dict[str, Any]) -> None:
         """Answer, and guard one recording unless the answer is no."""
@@ -258,8 +264,9 @@ class _Guard:
                 self._toggle(False, {self._torch.profiler.ProfilerActivity.CPU})
         while time.monotonic() < self._ends_s + _WRITE_S and not os.path.exists(self._file):  # noqa: PTH110
             left_s = self._ends_s - time.monotonic()
-            if self._receive(max(_LEAST_PERIOD_S, min(_PERIOD_S, left_s))) is not None and left_s < 0:
-                return  # gputop has fetched it
+            word = self._receive(max(_LEAST_PERIOD_S, min(_PERIOD_S, left_s)))
+            if left_s < 0 and (word is not None or self._next is not None):
+                return  # gputop has fetched it, or another one asks
 
     @contextlib.contextmanager
     def _without_warnings(self) -> Any:

@@ -90,7 +90,8 @@ def ask_guard(daemon: Daemon, client: Client, request: GuardRequest, events: que
             return
     let_go(daemon, client)
     raise GputopError(f"Python in process {pid} does not let gputop's guard run, so nothing was recorded",
-                      f"A call that keeps Python's lock may last long: py-spy dump --pid {pid} shows where.")
+                      "A recording of a gputop that was killed may not be over; or a call keeps Python's lock: py-spy "
+                      f"dump --pid {pid} shows where.")
 
 
 def let_go(daemon: Daemon, client: Client) -> None:
