@@ -45,7 +45,7 @@ def _page_in_frame(analysis: Analysis) -> str:
     """Page of an analysis for a notebook, in a frame that keeps styles and script to itself."""
     from html import escape
 
-    from gputop.export.html import analysis_page
+    from gputop.export.analysis_page import analysis_page
 
     return (f'<iframe sandbox="allow-scripts" srcdoc="{escape(analysis_page(analysis))}" '
             'style="width:100%;height:640px;border:0"></iframe>')
