@@ -137,15 +137,17 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
-                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host, host.gap_rank),
+                       slow_host=_slow_rank(facts.trace, host.gap_host, host.gap_rank),
                        inside=steps.inside, cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
 
 
-def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
+def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
     """Name of a rank: its number, or its file, which is named after host and port, where each host has one; else by its
-    host."""
+    host. None without a ``host``."""
+    if host is None:
+        return None
     if rank is not None:
         return str(rank)
     if len(trace.paths) != len(trace.hosts):
