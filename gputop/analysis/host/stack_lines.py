@@ -31,9 +31,11 @@ from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, 
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Trace
 
-INPUT_GAP, EAGER_GAP = "input", "eager"
-GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, "placement", "dispatch")
-_NO_GAPS_ON_CPU = ("placement", "dispatch")  # without a GPU these hold the computing
+INPUT_GAP, EAGER_GAP, PLACEMENT_GAP = "input", "eager", "placement"
+GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, PLACEMENT_GAP, "dispatch")
+_NO_GAPS_ON_CPU = ("dispatch",)  # without a GPU it holds the computing
+# Where TensorFlow and JAX call the user's Python in the midst of a compiled function, on any thread.
+_CALLS_BACK = re.compile(r"(?:^|/)(?:script_ops|_src/callback|_src/debugging)\.py$|^(?:callback|debugging)\.py$")
 _SAMPLED_INTERVALS = 3.0  # mean intervals: of random samples 95% of such gaps have one
 # Share of the stacks first seen outside of gaps: a line in so many is around the steps and tells of no gap.
 _ENCLOSING_SHARE = 0.5
@@ -105,12 +107,15 @@ class Lines:
             for telling in self._telling.values():
                 telling.elsewhere[:] = np.all([telling.by_line(in_steps) >= np.maximum(telling.by_line(in_gaps), 1)
                                                for in_gaps, in_steps in (begun, ran)], axis=0)
+        self._telling_of_callbacks = self._frames_called_back()
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
         self._telling_of_ops = self._frames_that_tell(False, frozenset())
 
     def _threads(self, kind: str) -> list[tuple[StackSpans, bool]]:
         """Threads whose Python shows such gaps, and whether only the user's own code in it does: in waits for input the
         loop stands still and other threads go on."""
+        if kind == PLACEMENT_GAP:
+            return [(self.python.loop, False), *((spans, True) for spans in self.python.others)]
         if kind != INPUT_GAP:
             return [(self.python.loop, False)]
         loop = [(self.python.loop, True)] if self.python.loop_loads else []
@@ -150,6 +155,8 @@ class Lines:
         parts = []
         for whole, worker in self._threads(kind):
             spans, telling = whole.around(gaps), self._telling_of_ops if kind == EAGER_GAP else self._telling[worker]
+            if kind == PLACEMENT_GAP and (worker or self._telling_of_callbacks.line.max(initial=-1) >= 0):
+                telling = self._telling_of_callbacks
             inside = coverage(gaps, spans.start, spans.end)
             with_stack = np.flatnonzero((inside > 0) & (spans.stack >= 0))
             line = telling.line[spans.stack[with_stack]]
@@ -191,6 +198,17 @@ class Lines:
                 line[number], outer[number] = (users[-1], users[0]) if users else (stack[-1], stack[-1])
                 leaf[number] = stack[-1]
         return _Telling(line, outer, leaf, np.zeros(len(python.frames), bool))
+
+    def _frames_called_back(self) -> _Telling:
+        """The user's function that a compiled function calls, in each stack with such a call."""
+        python = self.python
+        line, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(2))
+        for number, stack in enumerate(python.stacks):
+            calls = [at for at, frame in enumerate(stack) if _CALLS_BACK.search(python.frames[frame].file)]
+            users = [frame for frame in python.own(number) if calls and frame in stack[calls[-1]:]]
+            if users:
+                line[number], leaf[number] = users[0], stack[-1]
+        return _Telling(line, line, leaf, np.zeros(len(python.frames), bool))
 
     def _frames_around(self, outside: Spans) -> frozenset[int]:
         """Lines that run while the step does: the call of the training loop and what calls it. Of samples only what was

@@ -308,3 +308,26 @@ def test_single_gaps_have_their_own_lines():
     assert first[0].line == "metrics.py:112 confusion_matrix" and second[0].line == "train.py:90 <module>"
     assert not unseen
     assert frame("a.py:1 f").file == "/home/u/a.py"
+
+
+def test_a_function_that_a_compiled_one_calls_is_named_on_whatever_thread():
+    """TensorFlow calls numpy_function's Python on a thread of its executor, and the loop waits."""
+    b = keras_steps(Builder(gpus=0), STEPS, STEP_S * 1e6, 0.99 * STEP_S * 1e6)
+    for i in range(STEPS):
+        b.host("PyFunc:PyFunc", i * STEP_S * 1e6 + 1000, 0.8 * STEP_S * 1e6, line="tf_Compute/1")
+    trace = b.build()
+    trace.origin_ns = 1000 * 10 ** 9
+    called = "tensorflow/python/ops/script_ops.py:269 __call__ > loss.py:12 soft_dtw > loss.py:40 row"
+    others = [(i * STEP_S + at, text) for i in range(STEPS) for at, text in ((0.001, called), (0.081, ""))]
+    trace.stacks = (sampled({"MainThread": [(0.0, STEP)], "executor": others, "writer": [
+        (0.0, "log.py:7 write")]}, STEPS * STEP_S),)
+    facts = analyze_to_facts(trace)
+    (finding,) = [finding for finding in facts.analysis.findings if finding.id == "host_placement"]
+    assert [(c.name, c.kind) for c in finding.culprits] == [("loss.py:12 soft_dtw", "line")]
+
+
+def test_what_gputop_runs_in_the_job_is_no_culprit():
+    """The guard that stands by in a job of PyTorch while it is recorded."""
+    guard = "gputop_kineto:184 _Guard._run > gputop_kineto:190 _Guard._receive"
+    stacks = {"MainThread": [(0.0, STEP)], "guard": [(i * STEP_S, guard) for i in range(STEPS)]}
+    assert not gap(analysis_of(stacks, input_s=0.05), "input").lines
