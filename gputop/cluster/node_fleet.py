@@ -33,6 +33,7 @@ from gputop.cluster.model import (
 from gputop.cluster.node_answer import Holder, NodeAnswer, NodeGpu
 from gputop.cluster.ssh import NodeProblem
 from gputop.cluster.view import Limits, View
+from gputop.profiler.addresses import short_name
 from gputop.text.units import printable
 
 MEAN_S = 300.0
@@ -141,12 +142,12 @@ class FleetBuilder:
         by_node: dict[str, list[tuple[str, NodeGpu]]] = {}
         for name, gpu in gpus:
             answer = self._nodes[name].answer
-            for alias in {slurm.short_name(name.rpartition("@")[2]),
-                          slurm.short_name(answer.hostname) if answer is not None else ""}:
+            for alias in {short_name(name.rpartition("@")[2]),
+                          short_name(answer.hostname) if answer is not None else ""}:
                 by_node.setdefault(alias, []).append((name, gpu))
         out = []
         for job in running:
-            held = {node: by_node[short] for node in job.gpus if (short := slurm.short_name(node)) in by_node}
+            held = {node: by_node[short] for node in job.gpus if (short := short_name(node)) in by_node}
             if not held:
                 continue
             job_gpus = {node: [(name, gpu) for name, gpu in node_gpus

@@ -140,7 +140,7 @@ def _gpu(page: _Page, g: GpuSample, grid: Grid | None, top: float, height: float
     mean = None
     for track in tracks:
         page.lane(_LANE_X, top, _LANE_WIDTH, height, (grid.slices if grid else 1, pictures.BANDS),
-                  pictures.spectrogram(track))
+                  pictures.spectrogram(track.levels))
         means = [v for v in track.mean if v is not None]
         mean = sum(means) / len(means) if means else None
     if g.state != OK:

@@ -10,6 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gputop.core.framework import LABELS
+from gputop.core.live_steps import is_undersampled
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FULL_CORE_RATIO,
@@ -333,7 +334,7 @@ def job_text(session: Session) -> Text:
 
 def _period(estimate: StepPeriodEstimate, step_s: float | None) -> str:
     """The step period by the load alone, or why there is none. ``step_s``: the step time of the capture."""
-    from gputop.telemetry.step_period import is_undersampled, max_interval_for
+    from gputop.telemetry.step_period import max_interval_for
 
     if estimate.period_s is None:
         text = f"not visible in the GPUs' load: {estimate.reason or 'not found'}"
