@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
+from msgspec.structs import replace
+
 from gputop.cluster import slurm
+from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet
 from gputop.cluster.node_answer import NodeAnswer
-from gputop.cluster.node_fleet import FleetBuilder, Watched
+from gputop.cluster.node_series import Watched, series_of
+from gputop.cluster.series_store import SeriesStore
 from gputop.cluster.ssh import AT_ONCE, NodeProblem, Ssh, answer_of, by_cause
 from gputop.cluster.view import Limits, View
 from gputop.core.errors import EXIT_FAILED, GputopError
@@ -36,6 +40,7 @@ class NodesCollector:
         self._workers = 0
         self._began_s = clock()
         self._slurm = slurm.JobQueue(squeue)
+        self._past = SeriesStore(live=True)
         self.settled = False
 
     def close(self) -> None:
@@ -57,7 +62,7 @@ class NodesCollector:
             self._workers += 1
             threading.Thread(target=self._work, name="gputop-ssh", daemon=True).start()
         self._slurm.update(began_s)
-        came = self._take(view)
+        came = self._take()
         self.settled = not any(node.running for node in self._nodes.values())
         answered = [node for node in self._nodes.values() if node.answer is not None]
         problems = self._problems()
@@ -65,14 +70,12 @@ class NodesCollector:
             first = problems[0] if problems else Problem("no node was asked")
             raise GputopError(f"no node answers. {first.message}", first.fix, EXIT_FAILED)
         now_s = self._clock()
-        builder = FleetBuilder(self._nodes, view, self._limits, now_s)
-        jobs, free, free_nodes, gpus = builder.fleet(self._slurm.jobs)
-        return Fleet(
-            time_s=now_s, source=f"{len(answered)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free,
-            free_nodes=free_nodes, gpus=gpus,
-            kinds=builder.kinds(),
-            simulated=any(node.answer.simulated for node in answered if node.answer is not None),
-            problems=tuple(problems), figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
+        series = series_of(self._nodes, self._slurm.jobs, self._limits, view, now_s, self._past)
+        fleet = fleet_of(series, self._slurm.jobs, view)
+        kinds = {past.kind for node in self._nodes.values() for past in node.gpus.values()}
+        return replace(
+            fleet, source=f"{len(answered)} of {len(self._nodes)} nodes by ssh", problems=tuple(problems),
+            kinds=tuple(sorted(filter(None, kinds))), figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
             seconds=now_s - began_s)
 
     def _figures_s(self, now_s: float) -> float | None:
@@ -84,7 +87,7 @@ class NodesCollector:
         while (name := self._wanted.get()) is not None:
             self._answers.put((name, *answer_of(self._ssh, name)))
 
-    def _take(self, view: View) -> int:
+    def _take(self) -> int:
         """Take what the nodes have answered, as far as it comes in time; returns its bytes."""
         ends_s, came = time.monotonic() + self._wait_s, 0
         while any(node.running for node in self._nodes.values()):
@@ -100,7 +103,7 @@ class NodesCollector:
                     node.answer = None  # too old to be taken for now
             else:
                 node.problem = None
-                node.remember(answer, self._clock(), view, self._limits, self._gap_s)
+                node.remember(answer, self._clock(), self._limits.idle, self._gap_s)
         return came
 
     def _problems(self) -> list[Problem]:
