@@ -172,8 +172,8 @@ def _members(nodes: Mapping[str, Watched], jobs: Sequence[SlurmJob]) -> list[_Me
         recent = [(activity, clock) for time_s, activity, clock in past.newest if time_s > node.got_s - MEAN_S]
         activity = fmean(value for value, _ in recent) if recent and gpu.activity is not None else None
         clocks = [clock for _, clock in recent if clock == clock]
-        place = {"uuid": uuid, NODE: name, "gpu": gpu.label, "model": gpu.model, "kind": past.kind}
-        members += [_Member(group, {**group.labels, **place}, gpu, past, activity, fmean(clocks) if len(
+        gpu_labels = {"uuid": uuid, NODE: name, "gpu": gpu.label, "model": gpu.model, "kind": past.kind}
+        members += [_Member(group, {**group.labels, **gpu_labels}, gpu, past, activity, fmean(clocks) if len(
             clocks) >= _ENOUGH_SAMPLES else None, group is groups[0]) for group in groups]
     return members
 
@@ -188,14 +188,14 @@ def _of_slurm(nodes: Mapping[str, Watched], gpus: Mapping[str, tuple[str, NodeGp
         by_node.setdefault(name, []).append(uuid)
     for job in jobs:
         counts = {name: count for name, count in names.gpus_of(job).items() if name in by_node}
-        own = [uuid for name in counts for uuid in by_node[name]
+        uuids = [uuid for name in counts for uuid in by_node[name]
                if any(holder.container == f"slurm {job.number}" for holder in gpus[uuid][1].holders)]
         mapped = "label"
-        if Counter(gpus[uuid][0] for uuid in own) != counts:
+        if Counter(gpus[uuid][0] for uuid in uuids) != counts:
             mapped = "node" if all(len(by_node[name]) <= count for name, count in counts.items()) else "shared node"
-            own = [uuid for name in counts for uuid in by_node[name]]
+            uuids = [uuid for name in counts for uuid in by_node[name]]
         yield _Group({"by": "slurm_job_id" if mapped == "label" else "", "job": job.number, "mapped": mapped},
-                     sum(job.gpus.values()), len(job.gpus)), own
+                     sum(job.gpus.values()), len(job.gpus)), uuids
 
 
 def _labels_of(gpu: NodeGpu) -> dict[str, str]:
@@ -217,9 +217,9 @@ def _by(members: Iterable[_Member], value: Callable[[_Member], float | None],
     """A function of the values of each group, and of each of these labels in it; GPUs without a value are left out."""
     values: dict[tuple[str, ...], tuple[_Member, list[float]]] = {}
     for member in members:
-        if (known := value(member)) is not None:
+        if (measured := value(member)) is not None:
             key = (*_key(member.labels), *(member.labels[label] for label in labels))
-            values.setdefault(key, (member, []))[1].append(known)
+            values.setdefault(key, (member, []))[1].append(measured)
     for member, each in values.values():
         yield {**member.group.labels, **{label: member.labels[label] for label in labels}}, function(each)
 
@@ -259,7 +259,7 @@ def _figures(members: Sequence[_Member], idle: float) -> Iterator[_Rows]:
                                          and (each.activity <= idle) is does_nothing), "kind")
     yield "all_gpus", _by(members, lambda each: float(each.first), sum)
     numbers = {name: float(i) for i, name in enumerate({each.labels[NODE]: None for each in members})}
-    yield "nodes", _by(members, lambda each: numbers[each.labels[NODE]], lambda found: float(len(set(found))))
+    yield "nodes", _by(members, lambda each: numbers[each.labels[NODE]], lambda seen: float(len(set(seen))))
     yield "nodes", _by(members, lambda each: each.group.nodes or None, max)
     yield "held", _by(members, lambda each: each.group.gpus or None, max)
     yield "start_s", _by(members, lambda each: each.group.start_s, min)
@@ -286,12 +286,12 @@ def _busy(alike: Sequence[_Member], limits: Limits) -> list[_Member]:
 
 
 def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: Limits) -> Iterator[_Rows]:
-    """What stands out, and which GPUs were idle in all of the idle window."""
-    own = [each for each in members if each.group.mapped != "shared node" and each.past.kind]
-    there = [each for each in own if each.past.seen_s - each.past.held_s >= limits.idle_s]
-    yield "seen", _count(each for each in own if each.past.seen_s - each.past.first_s >= limits.idle_s)
+    """Outliers, and the GPUs that were idle in all of the idle window."""
+    whole = [each for each in members if each.group.mapped != "shared node" and each.past.kind]
+    watched = [each for each in whole if each.past.seen_s - each.past.held_s >= limits.idle_s]
+    yield "seen", _count(each for each in whole if each.past.seen_s - each.past.first_s >= limits.idle_s)
     for figure, does_nothing in (("idle:1", True), ("idle:0", False)):
-        yield figure, _count(each for each in there if (
+        yield figure, _count(each for each in watched if (
             each.past.seen_s - each.past.busy_s >= limits.idle_s) is does_nothing)
     yield "idle_gpu", _lowest((each.labels, each.activity) for each in alike
                               if each.activity is not None and each.activity < limits.idle)
@@ -313,7 +313,7 @@ def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: Limi
 
 
 def _low_clocks(busy: Sequence[_Member], limits: Limits) -> list[_Member]:
-    """Those whose clock is far below the median of their job's and model's."""
+    """Return those whose clock is far below the median of their job's and model's."""
     medians = {(_key(labels), labels["model"]): value for labels, value in _by(busy, _clock, median, "model")}
     return [each for each in busy
             if (each.clock_hz or 0.0) < limits.clock * medians[_key(each.labels), each.labels["model"]]]
@@ -350,10 +350,10 @@ def _keep(members: Sequence[_Member], idle: float, step_s: float, past: SeriesSt
     now = [each for each in members if slots.get(each.gpu.uuid) == newest]
     means: dict[str, float] = {}
     for each in now:
-        own = [sample for sample in each.past.newest if sample[0] // step_s == newest]
-        means[each.gpu.uuid] = fmean(activity for _, activity, _ in own)
+        samples = [sample for sample in each.past.newest if sample[0] // step_s == newest]
+        means[each.gpu.uuid] = fmean(activity for _, activity, _ in samples)
         past.put(ACTIVITY, gpu_id(each.labels), newest + 1, means[each.gpu.uuid])
-        if not isnan(clock := fmean(clock for *_, clock in own)):
+        if not isnan(clock := fmean(clock for *_, clock in samples)):
             past.put(CLOCK, gpu_id(each.labels), newest + 1, clock)
 
     def mean(each: _Member) -> float:
