@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.cluster_lab import scraping, wait_for
 from tests.cluster import engines
-from tests.cluster.test_real_faults import Exporter, openmetrics, seconds
+from tests.cluster.exporters import Exporter, openmetrics, seconds
 
 ROOT = Path(__file__).parents[2]
 
