@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
                 hint = f" for {status.chosen_s:g} s ({status.why})"
                 if status.overview_s:
                     hint += f" in detail, then {status.overview_s:g} s of overview"
-                hint += "; ctrl-c stops it and keeps the data"
+                hint += "; ctrl-c stops it and keeps the data" if status.stoppable else "; it cannot be stopped before"
             elif status.phase == "overview":
                 hint = f" for {status.overview_s:g} s"
             say(f"{status.phase} {status.address}{hint}")

@@ -23,7 +23,7 @@ from gputop.core.samples import GpuSample, NodeSample, ProcessSample, Reading
 from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.session.gpu_numbers import local
-from gputop.session.options import FigureOptions
+from gputop.session.options import FigureOptions, NodeMeans
 from gputop.telemetry.history import History
 from gputop.text.units import ranges, reading
 
@@ -178,7 +178,7 @@ def ask(servers: Sequence[Server], options: FigureOptions, stop: threading.Event
     if options.way == "ssh":
         return by_ssh(servers, options.remote_command, stop, on_progress)
     if options.way == "prometheus":
-        return by_prometheus(servers, options.prometheus, options.credentials, stop)
+        return by_prometheus(servers, options.prometheus, stop)
     return AskedFigures({}, "", float(SECONDS), pids=_elsewhere(servers)[1])
 
 
@@ -226,31 +226,26 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
     return AskedFigures(figures, "asked by ssh", SECONDS, pids=pids, notes=notes)
 
 
-def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str, str],
-                  stop: threading.Event) -> AskedFigures:
-    """Ask the Prometheus at ``url`` for the nodes of these workers; blocks, until ``stop`` at the longest. It knows no
-    processes: the figures are of all GPUs of a node."""
-    from gputop.cluster.node_means import node_means
-    from gputop.cluster.prometheus import connected
-    from gputop.cluster.slurm import short_name
+def by_prometheus(servers: Sequence[Server], prometheus: NodeMeans | None, stop: threading.Event) -> AskedFigures:
+    """Ask a Prometheus for the nodes of these workers; blocks, until ``stop`` at the longest. It knows no processes:
+    the figures are of all GPUs of a node."""
     from gputop.cluster.ssh import NodeProblem, by_cause
-    from gputop.profiler.addresses import machine_name
+    from gputop.profiler.addresses import machine_name, short_name
 
-    def ask() -> None:
+    def ask(means_of: NodeMeans) -> None:
         try:
-            with connected(url, credentials, warnings.append) as client:
-                came.append(node_means(client, f"{_PROMETHEUS_S}s"))
+            came.append(means_of(_PROMETHEUS_S, warnings.append))
         except GputopError as error:
             came.append(error)
         except Exception as error:  # noqa: BLE001 - thread boundary
             came.append(GputopError(f"Prometheus's answer cannot be read ({type(error).__name__})"))
 
-    if not url:
+    if prometheus is None:
         return AskedFigures({}, "by Prometheus", float(_PROMETHEUS_S), of_nodes=True, notes=(
             "No address of Prometheus was given: --prometheus http://HOST:9090, or the setting prometheus.",))
     warnings: list[str] = []
-    came: list[dict[str, dict[str, float]] | GputopError] = []
-    asking = threading.Thread(target=ask, name="gputop-prometheus", daemon=True)
+    came: list[Mapping[str, Mapping[str, float]] | GputopError] = []
+    asking = threading.Thread(target=ask, args=(prometheus,), name="gputop-prometheus", daemon=True)
     asking.start()
     while asking.is_alive() and not stop.is_set():
         asking.join(_POLL_S)

@@ -12,6 +12,7 @@ import pytest
 from gputop.cluster import node_answer
 from gputop.cluster import node_means as prometheus_means
 from gputop.cluster.node_answer import NodeAnswer
+from gputop.commands.common import node_means_by
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.profiler import addresses
@@ -155,7 +156,7 @@ def prometheus(monkeypatch: pytest.MonkeyPatch, answer: dict[str, dict[str, floa
 
 
 def asked_prometheus(workers: list[str], url: str = "http://127.0.0.1:9") -> AskedFigures:
-    return by_prometheus([Server(address) for address in workers], url, {}, NOBODY)
+    return by_prometheus([Server(address) for address in workers], node_means_by(url, {}), NOBODY)
 
 
 def test_a_prometheus_knows_nodes_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
