@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 
+from gputop.advice.fix_code import as_shown, source_of_page
 from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
 from gputop.advice.rule import Limit, Rule
 from gputop.core.framework import LABELS
@@ -26,7 +26,7 @@ def prose(finding_id: str) -> str:
     """The prose of a finding, a title first; raises KeyError for an id that has none."""
     if finding_id not in FINDING_IDS:
         raise KeyError(finding_id)
-    return files("gputop.advice").joinpath("pages").joinpath(f"{finding_id}.md").read_text(encoding="utf-8")
+    return as_shown(source_of_page(finding_id))
 
 
 def title(finding_id: str) -> str:
