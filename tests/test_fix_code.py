@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gputop.advice import finding_pages
 from gputop.advice.fix_code import _BLOCK, _Block, as_shown, code, joined, source_of_page
+from gputop.advice.rule import Limit
 from gputop.advice.trace.job import Job
 from tests.environments import JAX, PYTORCH, TENSORFLOW_215, environment
 
@@ -88,7 +90,7 @@ def test_each_key_that_a_rule_names_is_in_its_page() -> None:
 
 
 def test_no_rule_holds_code_of_a_page() -> None:
-    lines = {line.strip() for page in PAGES for found in _BLOCK.finditer(source_of_page(page.stem))
+    lines = {line.strip() for path in PAGES for found in _BLOCK.finditer(source_of_page(path.stem))
              for line in found[3].splitlines() if len(line.strip()) > 25}
     for file in sorted(ADVICE.rglob("*.py")):
         text = [node.value for node in ast.walk(ast.parse(file.read_text()))
@@ -122,3 +124,12 @@ def test_values_are_filled_in_and_keys_are_not_shown() -> None:
     ("custom", "tensorflow", 1, "@tf.function(jit_compile=True)"), ("Keras 2", "tensorflow", 4, "tf_xla_auto_jit")])
 def test_xla_is_advised_for_the_loop_of_the_job(loop: str, framework: str, gpus: int, words: str) -> None:
     assert words in (Job("step", 0.1, framework, loop, tuple(range(gpus))).xla or "")
+
+
+@pytest.mark.parametrize(("value", "unit", "shown"), [
+    (0.005, "ratio", "0.5%"), (1.1, "ratio", "1.1×"), (50e-6, "s", "50 µs"), (0.0123, "s", "12.3 ms"),
+    (90, "s", "90 s"), (900, "s", "15 min"), (1 << 28, "bytes", "256 MiB"), (25e6, "bytes", "25 MB"),
+    (1234, "bytes", "1234 B"), (5e6, "B/s", "5 MB/s"), (3, "count", "3"), (83, "°C", "83 °C")])
+def test_a_page_shows_thresholds_in_units_of_people(value: float, unit: str, shown: str) -> None:
+    limit = Limit("input_bound.share", value, unit, "a guide")
+    assert f"| {shown} | a guide |" in finding_pages.page("input_bound", lambda id_: limit)

@@ -59,7 +59,7 @@ def code(finding_id: str, *keys: str, **values: object) -> str | None:
 
 
 def joined(*codes: str | None) -> str | None:
-    """These pieces of code, one below the other, without those that there are not."""
+    """Join pieces of code, one below the other, without those that are None or empty."""
     return "\n".join(filter(None, codes)) or None
 
 

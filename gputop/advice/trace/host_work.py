@@ -373,7 +373,7 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
 
 
 def _placement_fix(kind: str) -> tuple[str, str]:
-    """What to do about this kind of op, and the key of its code."""
+    """Fix for this kind of op, and the key of its code."""
     if _PYTHON_OPS.match(kind):
         return ("Write the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
                 "input")
