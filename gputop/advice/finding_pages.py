@@ -13,7 +13,7 @@ from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
 from gputop.advice.rule import Limit, Rule
 from gputop.core.framework import LABELS
 
-SECTIONS = ("What it means", "How to confirm it", "Fix", "Example", "When it is wrong")
+SECTIONS = ("What it means", "How to confirm it", "Fix", "Example", "When it is wrong", "Read more")
 _WHERE = {"trace": "in a trace", "live": "live, in the history of samples", "fleet": "in a cluster's metrics"}
 _SCALES = {  # the largest first; one that divides the value goes before
     "s": ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")),
