@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
-from gputop.analysis.results import Analysis
+import pytest
+
+from gputop.analysis.results import Analysis, RankWallTime
 from gputop.core.findings import MEDIUM_SHARE, Finding
+from gputop.render.step_parts import PART_BY_ID
 
 _NOTHING = re.compile(r"(?<![\d.,])0(?:\.0+)? (?:%|s|ms|µs|B|[kMG]i?B)(?!\w)")
 
@@ -17,7 +21,31 @@ def several(analysis: Analysis) -> Iterator[Finding]:
         yield from finding.consequences
 
 
+def check_account(analysis: Analysis) -> None:
+    """Each line of the account sums to its rank's recording, part by part, and in the steps to their mean."""
+    account, wall, steps = analysis.account, analysis.wall_time, analysis.steps
+    assert account is not None and wall is not None
+    ranks = {rank.rank: rank for rank in wall.ranks if isinstance(rank, RankWallTime)}
+    for line in account.lines:
+        recorded: dict[str, float] = {}
+        for part in line.parts:
+            assert part.time_s > 0 and (part.id == part.of or part.id in PART_BY_ID)
+            recorded[part.of] = recorded.get(part.of, 0.0) + part.time_s
+        rank = ranks.get(line.rank, wall)
+        for id_ in {part.id for part in rank.parts if part.time_s} - {"unrecorded"}:
+            assert recorded.pop(id_) == pytest.approx(
+                math.fsum(part.time_s for part in rank.parts if part.id == id_), abs=1e-8)
+        assert recorded.keys() <= {"unrecorded"}  # with what others recorded of the steps, and this rank did not
+        judged_s = math.fsum(part.time_s for part in line.parts if part.id in PART_BY_ID)
+        assert judged_s == pytest.approx(account.steps * account.mean_s, abs=1e-8) or not judged_s
+    if steps is not None:
+        assert (account.basis, account.steps) == (steps.unit, steps.count)
+        assert account.mean_s == pytest.approx(steps.mean_s, abs=1e-9)
+        assert analysis.breakdown == account.breakdown
+
+
 def check_evidence(analysis: Analysis) -> None:
+    check_account(analysis)
     kernels = max((gpu.kernels for gpu in analysis.gpus), default=0)
     for finding in several(analysis):
         evidence = f"{finding.title}. {finding.why.split('. ')[0]}"
