@@ -80,11 +80,6 @@ def rule_of(finding_id: str, origin: Origin) -> Rule | None:
     return _BY_ID.get((origin, finding_id))
 
 
-def ids_by_part(part: str) -> frozenset[str]:
-    """Ids of the findings that can explain the length of this part of the step."""
-    return frozenset(id_ for rule in TRACE_RULES if part in rule.parts for id_ in rule.ids)
-
-
 @cache
 def ids_by_idle_gap(cause: str) -> tuple[str, ...]:
     """Ids of the findings that an idle gap with this cause can belong to, the surest first."""

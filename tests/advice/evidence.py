@@ -10,7 +10,9 @@ import pytest
 
 from gputop.analysis.results import Analysis, RankWallTime
 from gputop.core.findings import MEDIUM_SHARE, Finding
+from gputop.render.finding_text import gain_text
 from gputop.render.step_parts import PART_BY_ID
+from gputop.text.units import seconds
 
 _NOTHING = re.compile(r"(?<![\d.,])0(?:\.0+)? (?:%|s|ms|µs|B|[kMG]i?B)(?!\w)")
 
@@ -44,8 +46,31 @@ def check_account(analysis: Analysis) -> None:
         assert analysis.breakdown == account.breakdown
 
 
+def check_claims(analysis: Analysis) -> None:
+    """No finding is about more than there is, none saves more than it is about, and what it saves is one number."""
+    account, wall = analysis.account, analysis.wall_time
+    assert account is not None and wall is not None
+    there = account.seconds
+    for finding in several(analysis):
+        gain = finding.gain
+        assert all(0 < time_s <= there[part] + 1e-9 for part, time_s in finding.claims.items()), finding.id
+        if not gain.step_time or gain.claim is None:
+            assert not gain_text(finding) or gain.step_time
+            continue
+        whole_s = wall.recorded_s if gain.per == "recording" else account.steps * account.mean_s
+        if gain.per != "sample":
+            assert gain.step_time * whole_s <= math.fsum(finding.claims.values()) + 0.001 * whole_s, finding.id
+        assert (gain.before_s is not None) == (gain.per == "step" and analysis.steps is not None)
+        if gain.before_s is not None and gain.after_s is not None:
+            assert gain.before_s == pytest.approx(account.mean_s) and 0 <= gain.step_time <= 1
+            assert gain.after_s == pytest.approx(gain.before_s - gain.step_time * account.mean_s)
+            if text := gain_text(finding):
+                assert f"{100 * gain.step_time:.0f}% (" in text and text.endswith(f"→ {seconds(gain.after_s)})")
+
+
 def check_evidence(analysis: Analysis) -> None:
     check_account(analysis)
+    check_claims(analysis)
     kernels = max((gpu.kernels for gpu in analysis.gpus), default=0)
     for finding in several(analysis):
         evidence = f"{finding.title}. {finding.why.split('. ')[0]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from gputop.diagnosis.diagnose import analyze, analyze_trace
@@ -36,7 +36,8 @@ events = st.lists(st.tuples(
     st.one_of(st.none(), st.integers(0, 3000))), max_size=25)
 
 
-@settings(max_examples=60, deadline=None)
+# A random recording is read as it stands: a smaller one is found by hand.
+@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(events, st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 800)), max_size=6), st.integers(0, 8),
        st.integers(0, 6))
 def test_every_line_of_random_recordings_does(

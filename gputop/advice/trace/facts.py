@@ -152,6 +152,15 @@ def severity_by_limits(rule: str, share: float) -> Severity:
     return "high" if share >= limit(f"{rule}.high") else "medium" if share >= limit(f"{rule}.medium") else "low"
 
 
+def parts_of(facts: TraceFacts, spans: Mapping[int, Spans]) -> dict[str, float]:
+    """The time (ns) of the parts of the step in these spans by GPU (index into ``Trace.gpus``)."""
+    out: dict[str, float] = {}
+    for gpu, of_gpu in spans.items():
+        for part, held in facts.parts.get(gpu, {}).items():
+            out[part] = out.get(part, 0.0) + intersect(held, of_gpu).total
+    return out
+
+
 def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:
     """Rows of the compute kernels with one of these names."""
     device = facts.trace.device

@@ -108,7 +108,8 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         severity=None if len(long.indices) > 1 else "medium" if share >= HIGH_SHARE else "low",
         every=long.every, more_s=float(long.more_s.mean()),
         range_s=(float(long.more_s.min()), float(long.more_s.max())),
-        longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, work=work,
+        longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, of_parts=parts,
+        work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual),
     )
