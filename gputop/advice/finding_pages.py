@@ -13,7 +13,7 @@ from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
 from gputop.advice.rule import Limit, Rule
 from gputop.core.framework import LABELS
 
-SECTIONS = ("What it means", "How to confirm it", "Fix", "Example", "When it is wrong")
+SECTIONS = ("What it means", "How to confirm it", "Fix", "Example", "When it is wrong", "Read more")
 _WHERE = {"trace": "in a trace", "live": "live, in the history of samples", "fleet": "in a cluster's metrics"}
 _SEVERITY = {
     "by_share": "high from 15% of the step, medium from 5%, otherwise low",

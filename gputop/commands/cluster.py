@@ -103,15 +103,12 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
 
 def _of_nodes(args: argparse.Namespace) -> NodesCollector:
     from gputop.advice.fleet.advise import asked_limits
-    from gputop.cluster.node_answer import FORMAT, read_answer
     from gputop.cluster.nodes import NodesCollector
-    from gputop.cluster.ssh import Ssh, parse_nodes
-    from gputop.replay.snapshot import from_json
+    from gputop.cluster.ssh import SCHEMA, Request, Ssh, parse_nodes
 
-    once = args.once or args.json or args.output is not None
-    ssh = Ssh(args.remote_command, lambda data: read_answer(data, lambda old: from_json(old).sample), shared=not once,
-              forms=(FORMAT, "json"))
-    return NodesCollector(parse_nodes(args.nodes), ssh, asked_limits(), _squeue(), args.refresh)
+    names = parse_nodes(args.nodes)
+    return NodesCollector(names, Ssh(args.remote_command, Request(SCHEMA, 1.0)), asked_limits(), _squeue(),
+                          args.refresh)
 
 
 @contextlib.contextmanager

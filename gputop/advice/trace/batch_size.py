@@ -118,7 +118,7 @@ def _launch_and_host_s(facts: TraceFacts) -> tuple[float, float]:
     assert facts.shares is not None
     launch_s, host_s = (facts.shares[part] * facts.period_s for part in ("launch", "host"))
     causes = facts.host
-    if causes is None:
+    if causes is None or causes.gap_host is not None:  # one rank's own work: the others wait for it
         return launch_s, 0.0
     named_s = max((causes.gap_s or 0.0) - (causes.gap_silent_s or 0.0), 0.0)
     return max(launch_s - (causes.placement_s or 0.0), 0.0), min(named_s, host_s)

@@ -16,6 +16,7 @@ from gputop.advice.trace.input_wait import paced_by_input
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, KERAS2, KERAS3, PYTORCH, Job
 from gputop.advice.trace.snippets import LOADER
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
 from gputop.analysis.results import FlameNode, GapWork, HostStacks
 from gputop.analysis.steps.training_loops import training_loops
@@ -137,15 +138,17 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
-                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host, host.gap_rank),
+                       slow_host=_slow_rank(facts.trace, host.gap_host, host.gap_rank),
                        inside=steps.inside, cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
 
 
-def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
+def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
     """Name of a rank: its number, or its file, which is named after host and port, where each host has one; else by its
-    host."""
+    host. None without a ``host``."""
+    if host is None:
+        return None
     if rank is not None:
         return str(rank)
     if len(trace.paths) != len(trace.hosts):
@@ -334,7 +337,6 @@ _NOT_TENSORFLOW = {
 _CALLBACK_GAIN = "the time of the callbacks, if they were outside the step"
 _PLACEMENT_GAIN = ("the time of ops on the host while the GPU is idle, if they ran in the input pipeline or took no "
                    "time on the GPU beyond their launch")
-_PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")
 _INPUT_OPS = re.compile(
     r"\w*(?:String|Regex|Decode|Parse|Lookup|Hash(?!Table)|Unicode|Sparse|Ragged|Unique|Encode|ReadFile)\w*$")
 # Types for which TensorFlow has GPU kernels of the usual number types (float, half, bfloat16).
@@ -357,7 +359,8 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     host = facts.host
     if facts.framework in _NOT_TENSORFLOW and (host is None or host.placement_s is None):
         return None
-    if not facts.active and facts.framework != "jax":  # of JAX only its Python callbacks count, with or without a GPU
+    # Without a GPU only the Python counts that a compiled function calls.
+    if not facts.active and facts.framework != "jax" and (host is None or not host.placement):
         return Missing("GPU activity in the trace: without a GPU all ops are on the host")
     if host is None or host.placement_s is None:
         return Missing("the model's ops on the host's threads" + (
@@ -378,13 +381,14 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
     held_up = "the GPU waits" if v.gpus else "the compiled function waits"
-    run = "Python callbacks run" if job.framework == "jax" else "ops run on the CPU"
+    python = job.framework != "pytorch" and re.match(PYTHON_CALLBACK, v.work[0].name) is not None
+    run = "Python callbacks run" if job.framework == "jax" else "its Python runs" if python else "ops run on the CPU"
     why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the middle of the step."
     if job.framework in _NOT_TENSORFLOW:
         kind, action, snippet = _NOT_TENSORFLOW[job.framework]
     else:
-        kind = "TF ops"
-        why += " Their inputs are copied from the GPU and their results back to it."
+        kind = "Python (py_function, numpy_function)" if python else "TF ops"
+        why += " Their inputs are copied from the GPU and their results back to it." if v.gpus else ""
         action, snippet = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
     return Explanation(
         title=f"{'GPU' if v.gpus else 'Compiled function'} waits {percent(v.share)} of the {job.basis} for {kind} on "
@@ -395,7 +399,7 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
 
 
 def _placement_fix(kind: str) -> tuple[str, str]:
-    if _PYTHON_OPS.match(kind):
+    if re.match(PYTHON_CALLBACK, kind):
         return ("Write the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
                 _IN_INPUT)
     if _HAS_KERNEL.match(kind):

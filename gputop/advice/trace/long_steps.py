@@ -127,8 +127,8 @@ def _line_of_their_own(facts: TraceFacts, verdict: LongStepsFound, indices: I64,
     """Return whether one line of Python takes most of these steps' time outside of calls, and little of the others'. A
     thread without a CPU stops at any line; where the other steps' lines are not known, it does so for less time."""
     spans = [_outside_work(facts, chosen) for chosen in (indices, usual)]
-    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, merge(EMPTY, *spans))
-    of_long, of_usual = (gap_lines("gap", gaps, 1.0, processes).lines for gaps in spans)
+    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, [merge(EMPTY, *spans)])
+    of_long, of_usual = (gap_lines("gap", [gaps], 1.0, processes).lines for gaps in spans)
     if not of_long or (not of_usual and verdict.range_s[0] < _NO_TIME_SLICE_S):
         return False
     elsewhere = next((line.share for line in of_usual if line.line == of_long[0].line), 0.0)

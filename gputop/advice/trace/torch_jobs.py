@@ -199,8 +199,8 @@ def _lines(facts: TraceFacts, spans: Spans) -> tuple[Culprit, ...]:
     error_s = max((samples.error_s for samples in facts.trace.stacks), default=0.0)
     if not python or 2e9 * error_s > float(np.median(spans.end - spans.start)):
         return ()
-    processes = process_lines(python, facts.analyzed_spans, spans)
-    lines = gap_lines("gap", spans, spans.total / facts.steps_or_window / 1e9, processes).lines
+    processes = process_lines(python, facts.analyzed_spans, [spans])
+    lines = gap_lines("gap", [spans], spans.total / facts.steps_or_window / 1e9, processes).lines
     return tuple(Culprit(line.line, "line", line.s_per_step, facts.basis, traced=line.traced)
                  for line in lines[:_NAMED_LINES])
 

@@ -12,13 +12,13 @@ import pytest
 
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.comparison.report import Line
-from gputop.comparison.sides import read_side
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
+from gputop.replay.compared_files import read_side
 from gputop.session.captures import CaptureRun, analyze_saved
 from gputop.session.captures import analyze as capture_analyze
 from gputop.session.finding_store import MAX_COMPARED
