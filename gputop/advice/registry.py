@@ -24,6 +24,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("few.hardly_any_kernels", 20, "count",
           f"{OWN}a single layer, forward and backward, launches as many; fewer are a script's start or a micro "
           "benchmark, so their cost is at most low"),
+    Limit("few.judged_kernels", 10, "count", f"{OWN}nothing is said of the kernels of a report that has hardly any"),
     Limit("precision.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
     Limit("precision.speedup", 3.0, "ratio",
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),

@@ -461,7 +461,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="cpu_contention", module="trace.cpus", origin="trace", severity="by_share_capped",
-        parts=("input", "launch", "host"),
+        parts=("host", "launch", "input"),
         limits=(
             Limit("cpu_contention.share", 0.05, "ratio",
                   "XProf: input 5% of the step is moderate; with less, GPUs hardly wait for CPUs"),

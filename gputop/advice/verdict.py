@@ -6,7 +6,7 @@ A verdict has no sentence and the words compute nothing, so either can change wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -14,7 +14,7 @@ from gputop.advice.rule import Rule
 from gputop.core.findings import Claim, Culprit, Finding, Gain, Severity, at_most, severity_of
 from gputop.text.units import percent
 
-_T = TypeVar("_T")
+ONCE = "it came once in this recording, and how often it comes is unknown: a longer capture shows that"
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputop.advice.causes import fold_consequences
-from gputop.advice.registry import rule_of
+from gputop.advice.registry import limit, rule_of
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.host_work import StepGapHost, main_function, out_of_the_step
@@ -74,6 +74,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         missing = MISSING[need](facts)
         if missing is not None:
             return Abstained(rule.id, missing)
+    if (_COMPUTE in rule.events or rule.parts == (_COMPUTE,)) and facts.hardly_a_kernel:
+        return Abstained(rule.id, f"{limit('few.judged_kernels'):.0f} kernels, to judge them: capture longer")
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:
         return Abstained(rule.id, f"steps after the start: the steps of this window contain {steps.start_up}")

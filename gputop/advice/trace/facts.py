@@ -82,6 +82,11 @@ class TraceFacts(Struct, frozen=True):
             self._kernels_per_gpu < limit("few.hardly_any_kernels"))
 
     @property
+    def hardly_a_kernel(self) -> bool:
+        """Return whether there are GPUs that worked, and so few kernels that none is judged."""
+        return 0 < sum(gpu.kernels for gpu in self.active) < limit("few.judged_kernels")
+
+    @property
     def _kernels_per_gpu(self) -> float:
         return sum(gpu.kernels for gpu in self.active) / max(len(self.active), 1)
 
