@@ -16,7 +16,7 @@ from gputop.launch.attach import ANSWER_TIMEOUT_S, no_answer, running_in, silent
 from gputop.profiler.kineto import clients, daemon
 from gputop.profiler.kineto.clients import Client
 from gputop.profiler.kineto.folder import SocketFolder, sweep
-from gputop.profiler.kineto.guard import PASTE, UsedBefore, guard_of, raise_unless, read_report, when_idle
+from gputop.profiler.kineto.guard import PASTE, UsedBefore, is_guarded, raise_unless, read_report, when_idle
 from gputop.profiler.kineto.recorder import unsafe
 
 WHAT_SWITCHING_ON_DOES = (
@@ -42,9 +42,9 @@ def switch_on(pid: int, stop: threading.Event | None = None, *, hold: bool = Fal
     if existing is not None and started in (None, existing.started):
         if existing.folder is None:
             raise unsafe(pid)
-        with SocketFolder.open(pid, existing.folder, existing.uid) as folder:
-            if not folder.answers(guard_of(existing)):
-                process = target.examine(pid, frameworks=FRAMEWORKS, started=existing.started)
+        if not is_guarded(existing):
+            process = target.examine(pid, frameworks=FRAMEWORKS, started=existing.started)
+            with SocketFolder.open(pid, existing.folder, existing.uid) as folder:
                 _inject(process, folder, "guard_now", stop or threading.Event(), polls=False)
         return existing
     sweep()
