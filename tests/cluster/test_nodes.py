@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.cluster.node_answer import NodeAnswer, answer_of
 from gputop.cluster.nodes import NodesCollector
-from gputop.cluster.ssh import NodeProblem, read_line
 from gputop.cluster.view import View
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuSample, Reading
+from gputop.telemetry.agents import NodeProblem, read_line
 from gputop.telemetry.history import History
+from gputop.telemetry.node_answer import NodeAnswer, answer_of
 from tests.cluster.fleets import LIMITS, NOW
 from tests.fakes import node_sample
 from tests.records import replace
