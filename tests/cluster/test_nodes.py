@@ -227,8 +227,7 @@ def test_a_node_answers_with_two_kilobytes_of_what_the_columns_need() -> None:
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here (tests/debian_packages.sh)")
 def test_nodes_and_a_prometheus_of_the_same_figures_make_the_same_job() -> None:
-    """``gputop export`` of three nodes behind a real Prometheus, and the same nodes by ssh: a slow GPU, a slow node, and
-    a GPU that does nothing."""
+    """Three nodes behind a real Prometheus, and by ssh: a slow GPU, a slow node, and a GPU that does nothing."""
     def work(node: str, gpu: int, at_s: float) -> float:
         return 0.0 if (node, gpu) == ("n1", 7) else 0.3 if (node, gpu) == ("n2", 5) else (
             0.6 + gpu / 1000 if node == "n3" else 0.9)
