@@ -386,7 +386,8 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
-        shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others"), idle_gaps={"gap": 3},
+        shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named"),
+        idle_gaps={"gap": 3},
         # Steps that hold the same work are long, and launches that are late leave the GPUs idle where no step is found.
         follows_from=(Cause("long_steps", "long_by_host"), Cause("input_bound", "not_in_steps"),
                       Cause("launch_bound", "not_in_steps"), Cause("eager_execution", "not_in_steps")),

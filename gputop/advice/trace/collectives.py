@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import pinned_rate
-from gputop.advice.trace.facts import TraceFacts, on_host
+from gputop.advice.trace.facts import TraceFacts, host_spans_of, on_host
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import LOADER
@@ -27,7 +27,8 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, ranges, rate, seconds
-from gputop.trace.intervals import EMPTY, intersect, merge
+from gputop.trace.intervals import EMPTY, coverage, intersect, merge
+from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, Trace
 
 # By tf.distribute's strategy, and by framework. Arguments are of the object that the job has already.
@@ -64,6 +65,13 @@ _HIDE = {
 _HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
 _HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or let the server use a fused or "
                  "one-shot all-reduce for small messages.")
+_HIDE_ACTIVATIONS = (
+    "These are activations, which tensor or sequence parallelism exchanges in each layer. Keep such a group within "
+    "NVLink and as small as the model allows, with data parallelism over the other GPUs. Keep logits sharded up to the "
+    "loss: gathered, they are the largest.")
+_LOSS_PARALLEL = ("# of the last layer: ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)\n"
+                  "with loss_parallel():\n    cross_entropy(logits, targets).backward()")
+_REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _FSDP_AHEAD = "fully_shard(module); module.set_modules_to_forward_prefetch([next_module])  # FSDP2: gathers one ahead"
 _BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
@@ -126,6 +134,7 @@ class CommunicationExposed(Verdict, frozen=True, kw_only=True):
     free_compute_s: float  # per step: compute without communication beside it
     per_step: float | None  # collectives
     operation: str  # that takes most of the exposed time
+    activations: bool = False  # tensor parallelism exchanges them
 
 
 def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Missing | None:
@@ -150,9 +159,19 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
         share=share, saving=share, exposed_s=exposed_s, waiting_s=waiting_s, free_compute_s=free_s,
         per_step=None if collectives is None else collectives.count_per_step,
         operation=_GRADIENTS if most is None else most.operation,
+        activations=_of_activations(facts, rows),
         events=Events(rows, timed=False),  # part of their time is waiting
         cure=Cure(scaled=((rows, 0.0),), assumes=(
             "The transfers overlap with compute, as far as there is enough compute.")))
+
+
+def _of_activations(facts: TraceFacts, rows: I64) -> bool:
+    """Return whether tensor parallelism launches most of these collectives, by time."""
+    device = facts.trace.device
+    spans = host_spans_of(facts, host_rows(facts.trace, _REDISTRIBUTES))
+    by_it = coverage(spans, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
+    length = device.end_ns[rows] - device.start_ns[rows]
+    return bool(by_it.any() and length[by_it].sum() >= _MAIN_SHARE * length.sum())
 
 
 def _free_compute(facts: TraceFacts) -> float:
@@ -179,8 +198,8 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
             "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
             "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
             "collectives_per_step": v.per_step}),
-        action=f"{_BOTH if alone else ''}{_hide(v.operation, job)}",
-        snippet=_hide_snippet(v.operation, job),
+        action=f"{_BOTH if alone else ''}{_HIDE_ACTIVATIONS if v.activations else _hide(v.operation, job)}",
+        snippet=_LOSS_PARALLEL if v.activations and job.trains else _hide_snippet(v.operation, job),
         gain="this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
              "waiting" if alone else
              "the exposed transfer, as far as there is compute to hide it",
@@ -415,7 +434,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     unmatched = waits if isinstance(waits, Missing) else None
     if unmatched is not None and facts.waits is not None and facts.waits.alone_s is not None:
         unmatched = None  # each rank runs as many as the others
-    if waits is None or facts.waits is None or op is None:
+    if waits is None or facts.waits is None or op is None or _of_activations(facts, _allreduces(facts)):
         return unmatched
     if steps is None or op.count_per_step is None:
         return unmatched or Missing("training steps, to count AllReduces per step")
@@ -485,6 +504,8 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return waits
     if op is None or op.transfer_s is None:
         return None if op is None else _missing(facts)
+    if op.bytes is None and _of_activations(facts, _allreduces(facts)):
+        return Missing("the sizes of the activations that are reduced")
     gpus, steps = len(op.exposed_s), facts.steps.count if facts.steps else 1
     transfer_s = sum(waits.durations_s) / steps
     if transfer_s * waits.allreduce_exposed < limit("collectives.share") * facts.period_s:

@@ -44,6 +44,11 @@ class Job(Struct, frozen=True):
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
 
+    @property
+    def larger(self) -> str:
+        """Words for more work in each kernel: "raise the batch size", for a job that trains."""
+        return "run more requests or samples at once" if self.trains is False else "raise the batch size"
+
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:
         calls = _COMPILED.get(facts.framework)

@@ -19,6 +19,8 @@ GRAPH_BREAKS = "TORCH_LOGS=graph_breaks,recompiles python train.py"
 # PyTorch: batches made ahead, by processes of their own.
 LOADER = "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)"
 
+KEEP_WORKERS = ("Make the DataLoader once and keep its workers from one pass over the data to the next "
+                "(persistent_workers=True), or make a pass longer.")
 
 # TensorFlow: sequences of one length, or of few.
 BUCKETS = (
