@@ -493,6 +493,7 @@ class AllReduceSlow(Verdict, frozen=True, kw_only=True):
     transfer_s: float  # per step, waiting left out
     wanted_s: float  # what a ring over the node's slowest link would take
     moved_bytes: float  # per step
+    calls: float  # per step
     link_bytes_per_s: float
     exposed: float  # share of the transfer
 
@@ -526,7 +527,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     if share < limit("collectives.share"):
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
-                         moved_bytes=moved, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
+                         moved_bytes=moved, calls=count, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
                          events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
                              "AllReduces run at the rate of the PCIe link; NVLink is faster still.")))
@@ -538,7 +539,8 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
         why=f"AllReduces of {v.moved_bytes / 1e6:,.0f} MB per {job.basis} take {seconds(v.transfer_s)} without "
             f"waiting, which is {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
             f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring AllReduce would take "
-            f"{seconds(v.wanted_s)}.",
+            f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, and "
+            f"{v.calls:,.0f} × {seconds(limit('allreduce_slow.latency_s'))}.",
         evidence={"transfer_s": v.transfer_s, "wanted_s": v.wanted_s, f"bytes_per_{job.basis}": v.moved_bytes,
                   "bytes_per_s": v.moved_bytes / v.transfer_s, "link_bytes_per_s": v.link_bytes_per_s,
                   "exposed_ratio": v.exposed, "share_ratio": v.share},

@@ -177,7 +177,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     if v.gpus:
         where += " and no GPU has work"
     elif job.framework == "pytorch":
-        where += ", or small ones after the optimizer's call"
+        where += f", or small ones after the {'model' if job.trains is False else 'optimizer'}'s call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
     gain = "the host's time between two calls, if this work were done while the GPUs compute or were removed"
@@ -269,7 +269,7 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     """Content of the gap, the action, and the code."""
     most = limit("step_gap_host.named") * v.gap_s
     recognized = known_work(WORK, (*v.work, *v.executor_work), most)
-    if v.new_workers:
+    if v.new_workers and loop == PYTORCH:
         return NEW_WORKERS, KEEP_WORKERS, LOADER
     if v.inside and (recognized is None or recognized[0].kind == "iterator"):
         return _work_inside(v, loop, most)

@@ -384,7 +384,7 @@ _OF_LOADER = {
     "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
               "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
               _WORKERS[3]),
-    "torch": ("Give the DataLoader workers, which load ahead while the model trains.", LOADER),
+    "torch": ("Give the DataLoader workers, which load ahead while the model runs.", LOADER),
     "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
                  f"{LOADER}\n"
                  "dataset = dataset.map(transform, batched=True, num_proc=8)  # if it is the same in every epoch"),

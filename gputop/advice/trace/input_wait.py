@@ -250,7 +250,8 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     basis = "recorded time" if v.open_s else job.basis
     evidence = {"wait_s": v.share * (v.recorded_s or job.period_s), "share_ratio": v.share,
                 "get_next_ratio": v.wait_ratio}
-    why = f"For {percent(v.share)} of the {basis} the training loop waits for its next batch"
+    loop = "loop" if job.trains is False else "training loop"
+    why = f"For {percent(v.share)} of the {basis} the {loop} waits for its next batch"
     why += " and no GPU has work." if v.gpus else "; the trace has no GPU."
     if v.open_s:
         evidence["unfinished_s"] = v.open_s

@@ -46,7 +46,7 @@ _PARTS = {
     "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
                                    "collection), and do it less often or in the background."),
 }
-_RHYTHM = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for them: "
+_IN_ROUNDS = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for them: "
            "if it has so many, add workers or make a sample cheaper.")
 _HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
@@ -213,7 +213,7 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
     """Content of the extra time of long steps, the action, and the code."""
     most = limit("long_steps.named") * v.more_s
     recognized = _known_work(v)
-    if v.new_workers:
+    if v.new_workers and job.framework == "pytorch":
         return NEW_WORKERS, KEEP_WORKERS, LOADER
     if recognized is not None:
         kind, named = recognized
@@ -224,7 +224,7 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
         return what, WORK[0].action, WORK[0].snippets.get(job.loop)
     what, action = _PARTS[part]
     if part in _HOST and v.every and v.loader_unseen and job.framework == "pytorch":
-        what, action = f"{what}, or the wait for a batch", f"{_RHYTHM.format(v.every)} {action}"
+        what, action = f"{what}, or the wait for a batch", f"{_IN_ROUNDS.format(v.every)} {action}"
     if part in ("compute", "collectives") and v.kernel is not None:
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
     elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:

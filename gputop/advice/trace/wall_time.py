@@ -115,7 +115,7 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
 def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     time_s = sum(part.time_s for part in v.parts)
     first = v.parts[0]
-    what = NEW_WORKERS if v.new_workers and first.kind in _UNNAMED else _what(first)
+    what = NEW_WORKERS if v.new_workers and job.loop == PYTORCH and first.kind in _UNNAMED else _what(first)
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
     why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}: "
     why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."

@@ -20,7 +20,7 @@ _SEED = r"aten::random_$"  # of each new iterator of a DataLoader
 _HAS_WORKERS = rf"{LOADER}_MultiProcessing"
 BACKWARD_NODE = r"autograd::engine::evaluate_function"
 # Ops with weights, or what torch.compile made of them: a model runs.
-_FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
+FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
             r"\w*batch_norm|\w*attention\w*|_transformer_encoder_layer_fwd)$|Torch-Compiled Region")
 # Of the time in ops of the busiest thread: if another one has more, which of the two is the loop's is not known.
 # gputop's own figure.
@@ -76,7 +76,7 @@ def outer_ops(trace: Trace, line: int) -> Ops:
     ranges = ranges[~name_mask(trace, _MARKS)[host.name[ranges]]]
     rows = rows[(host.line[rows] == line) & ~np.isin(rows, ranges)]
     rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
-    forward = rows[name_mask(trace, _FORWARD)[host.name[rows]]]
+    forward = rows[name_mask(trace, FORWARD)[host.name[rows]]]
     seeds = host_rows(trace, _SEED)
     if len(rows):
         reach = np.maximum.accumulate(host.end_ns[rows])
