@@ -14,9 +14,10 @@ from gputop.diagnosis.tables import gpus_table, tables
 from gputop.export import pictures
 from gputop.export.page import BANNER, page
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import NOTHING_FOUND, PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
+from gputop.render.finding_text import NOTHING_FOUND, gain_sentence
 from gputop.render.step_parts import PART_BY_ID
 from gputop.render.table import Table, to_html
+from gputop.render.verdict_lines import DO, kernel_rows, verdict_of
 from gputop.text.markup import esc, esc_lines
 from gputop.text.units import counted, percent, printable, ranges, seconds
 
@@ -42,7 +43,8 @@ def analysis_page(result: Analysis) -> str:
 
 def what_to_do(findings: Iterable[Finding], limit: str, missing: Mapping[str, list[str]]) -> str:
     """``limit``: what is said where there are no findings; ``missing``: the rules that lack it."""
-    body = "".join(_finding(f) for f in findings) or f"<p>{esc(limit) or NOTHING_FOUND}</p>"
+    body = "".join(_finding(f) for f in findings) or "".join(
+        f"<p>{esc(line)}</p>" for line in (limit or NOTHING_FOUND).splitlines())
     if missing:
         rows = "".join(f"<dt><code>{esc(', '.join(ids))}</code></dt><dd>{esc(what)}</dd>"
                        for what, ids in missing.items())
@@ -52,23 +54,21 @@ def what_to_do(findings: Iterable[Finding], limit: str, missing: Mapping[str, li
 
 
 def _finding(f: Finding) -> str:
-    gain = gain_text(f)
+    verdict = verdict_of(f, *kernel_rows(f))
     chips = "".join(f"<li>{esc(label)} <b>{esc(value)}</b></li>" for label, value in evidence(f))
     gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
     explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
-    saving, culprits = gain_sentence(f).removesuffix("."), culprits_text(f)
     tag = f"{f.severity}{gpus} · {f.origin}{' · yours' if f.yours else ''}"
+    rows = "".join(f'<p class="{"do" if row.label == DO else "row"}"><b>{esc(row.label)}</b> {esc(row.text)}</p>' + (
+        f'<div class="code"><pre>{esc_lines(row.code)}</pre></div>' if row.code else "") for row in verdict.rows)
     return "".join((
-        f'<article class="finding {esc(f.severity)}"><header><h3>{esc(f.title)}</h3>',
-        f'<span class="gain">{esc(gain)}</span>' if gain else "",
-        f'<span class="tag">{esc(tag)}</span></header>',
-        f"<p>{esc(f.why)}</p>", f"<p>{esc(culprits)}</p>" if culprits else "", f'<p class="do">{esc(f.action)}</p>',
-        f'<div class="code"><pre>{esc_lines(f.snippet)}</pre></div>' if f.snippet else "",
+        f'<article class="finding {esc(f.severity)}"><header><h3>{esc(verdict.head)}</h3>',
+        f'<span class="gain">{esc(verdict.fix)}</span>' if verdict.fix else "",
+        f'<span class="tag">{esc(tag)}</span></header>', rows,
         f'<ul class="chips">{chips}</ul>' if chips else "",
-        f'<p>{esc(PROFILE_KERNEL)}</p><div class="code"><pre>{esc(f.ncu)}</pre></div>' if f.ncu else "",
         f'<p class="fine">It also explains:</p><ul class="fine">{explained}</ul>' if explained else "",
-        f'<p class="fine">{esc(saving)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
-        "</article>"))
+        f'<p class="fine">{esc(gain_sentence(f).removesuffix("."))}. Rule <code>{esc(f.id)}</code>: '
+        f'{esc(f.source)}.</p></article>'))
 
 
 # -- the step ------------------------------------------------------------------------------------

@@ -29,8 +29,6 @@ SHADES = 9  # distinct brightnesses of one level: nothing … full
 
 Rgb = tuple[int, int, int]
 
-BLANK = "·"  # nothing was measured here; a measured zero draws as the lowest bar
-
 
 class Scheme(Struct, frozen=True):
     """Colors of a theme for the levels and the names. Pairs run from the lowest level to the highest."""

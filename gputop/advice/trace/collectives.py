@@ -10,12 +10,12 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import pinned_rate
 from gputop.advice.trace.facts import TraceFacts, host_spans_of, on_host
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import LOADER
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus
@@ -25,30 +25,12 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp, GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Culprit
+from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, coverage, intersect, merge
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, Trace
 
-# By tf.distribute's strategy, and by framework. Arguments are of the object that the job has already.
-_OVERLAP = {
-    "mirrored": "cross_device_ops=tf.distribute.NcclAllReduce(num_packs=4)  # to MirroredStrategy: a pack goes out "
-                "while others are computed",
-    "multi_worker": "communication_options=tf.distribute.experimental.CommunicationOptions(\n"
-                    "    bytes_per_pack=50 * 2**20)  # to MultiWorkerMirroredStrategy: a pack goes out while others "
-                    "are computed",
-    "jax": "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true",
-    "ddp": "gradient_as_bucket_view=True  # to DistributedDataParallel, which reduces during the backward pass",
-}
-_MERGE = {
-    "mirrored": "cross_device_ops=tf.distribute.NcclAllReduce(num_packs=1)  # to MirroredStrategy: one AllReduce for "
-                "all gradients",
-    "multi_worker": "communication_options=tf.distribute.experimental.CommunicationOptions(\n"
-                    "    bytes_per_pack=100 * 2**20)  # to MultiWorkerMirroredStrategy",
-    "jax": "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes=134217728",
-    "ddp": "bucket_cap_mb=100  # to DistributedDataParallel",
-}
 _GRADIENTS = "AllReduce"
 # By the operation that takes most of the exposed time: what hides it, or makes it shorter.
 _HIDE = {
@@ -69,21 +51,14 @@ _HIDE_ACTIVATIONS = (
     "These are activations, which tensor or sequence parallelism exchanges in each layer. Keep such a group within "
     "NVLink and as small as the model allows, with data parallelism over the other GPUs. Keep logits sharded up to the "
     "loss: gathered, they are the largest.")
-_LOSS_PARALLEL = ("# of the last layer: ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)\n"
-                  "with loss_parallel():\n    cross_entropy(logits, targets).backward()")
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
-_FSDP_AHEAD = "fully_shard(module); module.set_modules_to_forward_prefetch([next_module])  # FSDP2: gathers one ahead"
 _BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
-_DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
 _SILENT = 0.1  # share of the delay: so much without an event is said
 # Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
 # more than the begin of collectives, which the late GPU's own work before them outlasts.
 _EXPRESSED, _EXPRESSED_TOGETHER = 0.5, 0.05
-_STACK = "py-spy dump --pid PID  # of the late rank's process, several times"
-_NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
-         "names")
 
 
 # -- what is judged -----------------------------------------------------------------------------------
@@ -199,7 +174,8 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
             "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
             "collectives_per_step": v.per_step}),
         action=f"{_BOTH if alone else ''}{_HIDE_ACTIVATIONS if v.activations else _hide(v.operation, job)}",
-        snippet=_LOSS_PARALLEL if v.activations and job.trains else _hide_snippet(v.operation, job),
+        snippet=(code("communication_exposed", "activations") if v.activations and job.trains else
+                 _hide_snippet(v.operation, job)),
         gain="this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
              "waiting" if alone else
              "the exposed transfer, as far as there is compute to hide it",
@@ -218,8 +194,8 @@ def _hide_snippet(operation: str, job: Job) -> str | None:
     if job.trains is False:
         return None
     if _HIDE.get(operation) == _HIDE[_GRADIENTS]:
-        return _OVERLAP.get(job.strategy or job.framework)
-    return _FSDP_AHEAD if operation == "AllGather" and job.strategy == "fsdp" else None
+        return code("communication_exposed", job.strategy or job.framework)
+    return code("communication_exposed", "fsdp-gather") if operation == "AllGather" and job.strategy == "fsdp" else None
 
 
 # -- collective_waiting -----------------------------------------------------------------------------
@@ -281,9 +257,14 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
         of_collectives=None if collectives is None else collectives.waiting,
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
-        culprits=culprits, held_up=held_up, cure=fix,
-        expressed=_EXPRESSED_TOGETHER if held_up is None else _EXPRESSED,
+        culprits=culprits, held_up=held_up,
+        cure=fix if _is_expressed(facts, fix, share, _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None,
     )
+
+
+def _is_expressed(facts: TraceFacts, fix: Cure, share: float, least: float) -> bool:
+    """Return whether a replay saves so much of the share that it can have moved what delays the last GPU."""
+    return facts.replay is None or share < LARGE_SHARE or max(facts.replay.saved(fix), 0.0) >= least * share
 
 
 def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: Sequence[int],
@@ -361,17 +342,17 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     if held_up.input:
         action = (f"Make the input of {late} as fast as that of the others: more workers, and an equal share of the "
                   "data.")
-        snippet = LOADER if job.framework == "pytorch" else None
+        snippet = code("input_bound", "torch") if job.framework == "pytorch" else None
     elif host_work is not None:
-        action, snippet = host_work[0].action, host_work[0].snippets.get(job.loop)
+        action, snippet = host_work[0].action, host_work[0].code(job)
     elif held_up.work and held_up.work[0].s_per_step >= most:
         action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
                   "the same time.")
-        snippet = _STACK
+        snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
         action = ("Find what Python does then, and move it out of the step or into another thread. Work that only one "
                   "rank does (logging, saving, evaluation) delays all ranks.")
-        snippet = _STACK
+        snippet = code("collective_waiting", "stack")
     return structs.replace(
         words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
         evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
@@ -406,7 +387,8 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                "its CPU cores and NUMA node." if v.alone else
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
-        snippet=_NUMA if v.alone else None,
+        snippet=code("collective_waiting", "numa") if v.alone else None,
+        gain="" if v.cure is not None else "the wait, if the last GPU reached each collective with the others",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
     )
@@ -482,7 +464,7 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
             "exposed_ratio": v.exposed, "share_ratio": v.share, "latency_s": v.shortest_s,
             "mean_message_bytes": v.message_bytes}),
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
-        snippet=_MERGE.get(job.strategy or job.framework),
+        snippet=code("allreduce_count", job.strategy or job.framework),
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
 
@@ -547,7 +529,7 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
         action="Check which transport NCCL uses. It should be direct from GPU to GPU (NVLink, PCIe P2P), not by "
                "sockets or copies through host memory. Check NCCL_P2P_DISABLE, the ACS and IOMMU settings and the "
                "container's /dev/shm.",
-        snippet=_DEBUG,
+        snippet=code("allreduce_slow", "log"),
         gain="if AllReduces ran at the rate of the PCIe link, as far as they are exposed; NVLink is faster still",
         source=source("allreduce_slow.factor", "allreduce_slow.latency_s")
         + "; a ring moves 2(n-1)/n of the bytes over each link",

@@ -23,7 +23,8 @@ from rich.segment import Segment
 from rich.style import Style
 
 from gputop.core.metrics import GPU_METRICS
-from gputop.render.palette import BLANK, BLANK_STYLE, BOLD, SHADES, STEPS, bar_style, cell_style, step_of
+from gputop.render.palette import BLANK_STYLE, BOLD, SHADES, STEPS, bar_style, cell_style, step_of
+from gputop.text.units import BLANK
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History, Lane

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputop.advice.registry import rule_of
 from gputop.advice.trace.advise import lines_of_finding
@@ -58,6 +59,35 @@ def loop(in_gap: str, late_s: float = 0.005) -> list[tuple[float, str]]:
     for i in range(STEPS):
         changes += [(i * STEP_S + CALL_S + late_s, in_gap), ((i + 1) * STEP_S + late_s, STEP)]
     return changes[:-1]
+
+
+def two_ranks() -> Trace:
+    """Rank 1 sleeps in 30 of each 40 ms, and rank 0 waits for it in its backward pass."""
+    b = Builder(gpus=0, format="chrome")
+    sleep, backward = f"{FIT} > train.py:9 augment", f"{FIT} > torch/autograd/graph.py:979 _engine_run_backward"
+    changes: list[list[tuple[float, str]]] = [[], []]
+    for i in range(STEPS):
+        at = i * 40_000
+        for rank, begin in ((0, at), (1, at + 30_000)):
+            b.host("aten::mm", begin, 4_000, line=f"rank {rank}")
+            b.host("autograd::engine::evaluate_function: AddmmBackward0", begin + 4_000,
+                   at + 38_000 - begin - 4_000, line=f"rank {rank}")
+            b.host("Optimizer.step#SGD.step", at + 38_000, 1_990, line=f"rank {rank}", annotation=1)
+        changes[0].append((at / 1e6, backward))
+        changes[1] += [(at / 1e6, sleep), ((at + 30_000) / 1e6, backward)]
+    trace = b.build()
+    trace.lines = [replace(line, rank=int(line.name[-1])) for line in trace.lines]
+    trace.paths = ["rank0.pt.trace.json", "rank1.pt.trace.json"]
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = tuple(sampled({"MainThread": each}, STEPS * 0.04, rate_hz=1000.0) for each in changes)
+    return trace
+
+
+def test_the_gaps_of_one_rank_name_no_line_of_another():
+    """Rank 0 is in its backward pass all the time, also while rank 1 sleeps."""
+    found = gap(analyze_trace(two_ranks()))
+    assert [line.line for line in found.lines] == ["train.py:9 augment"]
+    assert found.s_per_step == pytest.approx(0.03, rel=0.05) and found.lines[0].share > 0.9
 
 
 def test_a_gap_names_the_user_s_line_that_every_step_does_not_run_in():
