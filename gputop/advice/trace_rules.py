@@ -387,7 +387,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
-        shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others"),
+        shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named"),
         parts=("between", "open", "no_steps"), idle_gaps={"gap": 3},
         # Steps that hold the same work are long, and launches that are late leave the GPUs idle where no step is found.
         follows_from=(Cause("long_steps", "same_seconds"), Cause("input_bound", "same_seconds"),

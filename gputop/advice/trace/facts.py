@@ -19,6 +19,7 @@ from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.results import Analysis, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.pytorch_ops import workers_started_anew
 from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
@@ -202,6 +203,14 @@ def host_spans_of(facts: TraceFacts, rows: I64) -> Spans:
 def loads_itself(facts: TraceFacts) -> bool:
     """Return whether the training loop's own thread runs what makes PyTorch's batches (num_workers=0)."""
     return bool(name_mask(facts.trace, SINGLE_PROCESS).any())
+
+
+@once_per_trace
+def new_workers(facts: TraceFacts) -> Spans:
+    """Spans in which PyTorch's DataLoader starts its workers anew; none where it did so once, which may be the
+    start."""
+    spans = workers_started_anew(facts.trace) if facts.framework == "pytorch" else EMPTY
+    return spans if len(spans.start) > 1 else EMPTY
 
 
 def share_of_steps(facts: TraceFacts, spans: Spans) -> float:
