@@ -25,7 +25,7 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp, GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Culprit
+from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, intersect, merge
 from gputop.trace.model import I64, Kind, Trace
@@ -239,9 +239,14 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
         of_collectives=None if collectives is None else collectives.waiting,
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
-        culprits=culprits, held_up=held_up, cure=fix,
-        expressed=_EXPRESSED_TOGETHER if held_up is None else _EXPRESSED,
+        culprits=culprits, held_up=held_up,
+        cure=fix if _is_expressed(facts, fix, share, _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None,
     )
+
+
+def _is_expressed(facts: TraceFacts, fix: Cure, share: float, least: float) -> bool:
+    """Return whether a replay saves so much of the share that it can have moved what delays the last GPU."""
+    return facts.replay is None or share < LARGE_SHARE or max(facts.replay.saved(fix), 0.0) >= least * share
 
 
 def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: Sequence[int],
@@ -365,6 +370,7 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
         snippet=code("collective_waiting", "numa") if v.alone else None,
+        gain="" if v.cure is not None else "the wait, if the last GPU reached each collective with the others",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
     )

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace
+from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace, parts_of
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
@@ -182,13 +182,14 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
     short = sum(sum(size.count) * (size.below_20us or 0.0) for size in sizes) / sum(sum(size.count) for size in sizes)
     if short < limit("small_kernels.count"):
         return None
-    pauses_s = _pauses_s(facts)
+    pauses = _pauses(facts)
+    pauses_s = sum(spans.total for spans in pauses.values()) / len(pauses) / facts.steps_or_window / 1e9
     share = savings.removed(pauses_s, facts.period_s)
     if share < limit("small_kernels.share"):
         return None
     per_step = [sum(size.count_per_step) for size in sizes if size.count_per_step is not None]
     return SmallKernels(
-        gpus=facts.active_numbers, share=share, short_ratio=short, pauses_s=pauses_s,
+        gpus=facts.active_numbers, share=share, of_parts=parts_of(facts, pauses), short_ratio=short, pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
@@ -211,13 +212,13 @@ def _short(facts: TraceFacts) -> Events:
     return Events(rows, np.where(length > 0, length + time[rows], 0))
 
 
-def _pauses_s(facts: TraceFacts) -> float:
-    """Mean seconds per step (or in the window) and GPU in pauses between kernels."""
-    pauses, judged = [], facts.analyzed_spans
+def _pauses(facts: TraceFacts) -> dict[int, Spans]:
+    """Pauses between kernels in the steps (or the window), by GPU (index into ``Trace.gpus``)."""
+    pauses, judged = {}, facts.analyzed_spans
     for timeline in facts.gpu_timelines:
         brief = timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS
-        pauses.append(intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), judged).total)
-    return sum(pauses) / len(pauses) / facts.steps_or_window / 1e9
+        pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), judged)
+    return pauses
 
 
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:

@@ -14,7 +14,7 @@ from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.job import Job
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
@@ -104,11 +104,13 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     named = [item for item in work if item.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
-        # A single long step may be an accident.
+        # A single long step may be an accident, and how often it comes is unknown.
+        claim="measured" if len(long.indices) > 1 else None,
         severity=None if len(long.indices) > 1 else "medium" if share >= HIGH_SHARE else "low",
         every=long.every, more_s=float(long.more_s.mean()),
         range_s=(float(long.more_s.min()), float(long.more_s.max())),
-        longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, work=work,
+        longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, of_parts=parts,
+        work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual),
     )
@@ -190,14 +192,15 @@ def describe_long_steps(v: LongStepsFound | StepsGrow, job: Job) -> Explanation:
     if not alike:
         why += f" Step {v.longest} is the longest."
     if len(v.steps) == 1:
-        why += " It occurs once in this recording: a longer capture shows whether it returns."
+        why += " A longer capture shows whether it returns."
     evidence = known({
         "more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share, "long_steps": float(len(v.steps)),
         "longest_more_s": None if alike else v.range_s[1], "every_steps": float(v.every) if v.every else None,
         **{f"{name}_more_s": time for name, time in v.parts.items()}})
     return Explanation(
-        title=f"{which} {more} longer: {what}", why=why, evidence=evidence, action=action,
-        snippet=snippet, gain="all of the extra time, if these steps were like the others",
+        title=f"{which} {more} longer{', once in this recording' if v.claim is None else ''}: {what}", why=why,
+        evidence=evidence, action=action, snippet=snippet,
+        gain=ONCE if v.claim is None else "all of the extra time, if these steps were like the others",
         source=source("long_steps.share"),
     )
 

@@ -15,7 +15,7 @@ from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, severity_by_limits
 from gputop.advice.trace.host_work import NO_TRAINING, SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
@@ -32,7 +32,6 @@ _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer
                    "of an epoch (on_epoch_end, checkpoints, metrics) delays the training.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
-_ONCE = "it came once in this recording, and how often it comes is unknown: a longer capture shows that"
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -128,7 +127,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     return Explanation(
         title=(f"Once in this recording {seconds(time_s)} pass {between}: {what}" if v.claim is None else
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
-        snippet=snippet, gain=_ONCE if v.claim is None else
+        snippet=snippet, gain=ONCE if v.claim is None else
         "all of this time, if the work overlapped with the training or were not done at all",
         per="recording", source=source("time_outside_steps.share"))
 
@@ -214,7 +213,7 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
         title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
                f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
         action=action, snippet=code("evaluation_share", *job.keys),
-        gain=_ONCE if v.claim is None else "all of the time that evaluates",
+        gain=ONCE if v.claim is None else "all of the time that evaluates",
         per="recording", source=source("evaluation_share.share"))
 
 
@@ -263,6 +262,6 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                   "usual_step_s": v.usual_s},
-        action=action, snippet=snippet, gain=_ONCE,
+        action=action, snippet=snippet, gain=ONCE,
         per="recording", source=source("time_outside_steps.share"))
 
