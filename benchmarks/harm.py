@@ -38,8 +38,8 @@ from gputop.profiler.kineto.guard import UsedBefore  # noqa: E402
 from gputop.profiler.recording import EmptyTrace, Recording  # noqa: E402
 from gputop.profiler.ways import recorder_of  # noqa: E402
 
-TORCH_KINDS = ("plain", "threads", "workers", "ddp", "compile", "profiler", "schedule", "busy", "pinned", "load",
-               "end-plain", "end-threads", "end-workers", "end-busy", "end-pinned", "end-load")
+TORCH_KINDS = ("plain", "threads", "workers", "ddp", "compile", "profiler", "schedule", "busy", "forks", "pinned",
+               "load", "end-plain", "end-threads", "end-workers", "end-busy", "end-pinned", "end-load")
 _EACH = 10  # recordings of one process, at most
 _STATUS = 3  # with which jobs end
 _STEPS_S, _END_S, _BUSY = 240.0, 240.0, {"pinned": 10, "load": 30}

@@ -4,12 +4,14 @@ Trains until LOG.stop is there, then says "clean end" and ends with STATUS. Ever
 LOG, the loss in hexadecimal: the same job without a recording writes the same lines.
 
 plain; threads (two Python threads that each train); workers (a DataLoader with two); ddp (gloo, a rank of two);
-compile (torch.compile); busy (never sleeps); schedule (its own torch.profiler records 5 of 60 steps, over and over);
+compile (torch.compile); busy (never sleeps); forks (a child after each 50 steps, which trains for 50 and must end with
+its own status); schedule (its own torch.profiler records 5 of 60 steps, over and over);
 profiler (it begins one for five steps after each 200); tf; jax.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -115,6 +117,32 @@ def main() -> None:
 
         torch.manual_seed(0)
         train(torch_step(data=torch.utils.data.DataLoader(torch.randn(4096, 32), 16, num_workers=2)))
+    elif kind == "forks":
+        step, count = torch_step(), 0
+
+        def forking() -> Any:
+            nonlocal count
+            count += 1
+            if count % 50 == 0:
+                child = os.fork()
+                if not child:
+                    for _ in range(50):
+                        step()
+                    sys.exit(7)
+                children.append(child)
+            for child in children[:]:
+                ended, how = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    children.remove(child)
+                    if os.waitstatus_to_exitcode(how) != 7:
+                        print("a child ended with", os.waitstatus_to_exitcode(how), flush=True)
+                        os._exit(9)
+            return step()
+
+        children: list[int] = []
+        train(forking)
+        for child in children:
+            os.waitpid(child, 0)
     elif kind == "profiler":
         import torch
 

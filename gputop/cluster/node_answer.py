@@ -1,29 +1,30 @@
-"""Answer of gputop on a node to ``gputop cluster --nodes``: what its columns and rules need, some 200 bytes a GPU.
-
-``gputop snapshot --format node`` prints it as JSON: arrays in the order of the fields, figures to five digits. Of a
-node with an older gputop the whole snapshot is brought to the same form.
+"""Figures of a node for gputop on another one: what the columns and rules of a cluster need and what to choose workers
+by, some 200 bytes a GPU: as JSON arrays in the order of the fields, figures to five digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
-from gputop.core import codec
-from gputop.core.errors import GputopError
-from gputop.core.samples import MAX_GPUS, OK, GpuSample, NodeSample
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import MAX_GPUS, OK, GpuSample, NodeSample, ProcessSample
 
-SCHEMA = "gputop.node/1"
-FORMAT = "node"
+if TYPE_CHECKING:
+    from gputop.profiler.capture.records import Server
+    from gputop.telemetry.history import History
+
+# New ones at the end: an older gputop reads what it knows.
 FIGURES = ("tensor_active", "memory_used_bytes", "memory_total_bytes", "power_w", "power_limit_w", "sm_clock_hz",
            "temperature_c", "memory_temperature_c", "pcie_width", "ecc_uncorrected", "rows_remap_failed",
-           "clock_reasons", "xid")  # new ones at the end: an older gputop reads what it knows
+           "clock_reasons", "xid", "sm_active", "gr_active", "gpu_util")
 _METRICS = {"rows_remap_failed": "row_remap_failed"}
-_MAX_HOLDERS, _MAX_FIGURES, _MAX_VALUES = 64, 64, 50_000
-_TEXT_CHARS = 300
+_MAX_HOLDERS, _MAX_FIGURES, _MAX_PORTS = 64, 64, 64
+_TEXT_CHARS, _PORT_DIGITS = 300, 5
 _Text = Annotated[str, Meta(max_length=_TEXT_CHARS)]
 
 
@@ -34,6 +35,8 @@ class Holder(Struct, frozen=True, array_like=True):
     program: _Text = ""
     container: _Text | None = None
     started_s: float | None = None
+    pid: int | None = None
+    ports: Annotated[tuple[int, ...], Meta(max_length=_MAX_PORTS)] = ()  # of its profiler servers, where asked for
 
 
 class NodeGpu(Struct, frozen=True, array_like=True):
@@ -59,47 +62,43 @@ class NodeAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: Annotated[tuple[NodeGpu, ...], Meta(max_length=MAX_GPUS)]
     source: _Text = ""
     simulated: bool = False
-    schema: str = SCHEMA
 
 
-def answer_of_sample(sample: NodeSample) -> NodeAnswer:
-    """Return what is wanted of a node's sample."""
+def answer_of(sample: NodeSample, history: History, seconds: float, servers: Sequence[Server] = ()) -> NodeAnswer:
+    """Return what is wanted of a node's newest sample, of its history over some seconds and of its servers."""
+    ports: dict[int | None, list[int]] = {}
+    for server in servers:
+        port = server.address.rpartition(":")[2]
+        if port.isdecimal() and len(port) <= _PORT_DIGITS:
+            ports.setdefault(server.pid, []).append(int(port))
+    holders = [(process, Holder(
+        _text(process.user), _program(process.command), _text(process.container), process.started_s, process.pid,
+        tuple(port for pid in {process.pid, process.local_pid} - {None} for port in ports.get(pid, ())[:_MAX_PORTS])))
+        for process in sample.processes]
     return NodeAnswer(hostname=sample.host.hostname[:_TEXT_CHARS], source=sample.source[:_TEXT_CHARS],
-                      simulated=sample.simulated,
-                      gpus=tuple(_gpu(gpu, sample) for gpu in sample.gpus if not gpu.info.mig_mode))
+                      simulated=sample.simulated, gpus=tuple(
+                          _gpu(gpu, holders, history, seconds) for gpu in sample.gpus if not gpu.info.mig_mode))
 
 
-def encode(sample: NodeSample) -> str:
-    """The answer as JSON. Its last line is the closing bracket: a login may print more after it."""
-    text = msgspec.json.encode(answer_of_sample(sample)).decode()
-    return f'{{"schema":"{SCHEMA}",{text[1:-1]}\n}}\n'
+def _gpu(gpu: GpuSample, processes: Sequence[tuple[ProcessSample, Holder]], history: History,
+         seconds: float) -> NodeGpu:
+    def figure(metric: str) -> float | None:
+        """Return the mean of the last seconds, of what has no history the newest value."""
+        values = [value for value in history.window(gpu.info.uuid, metric, seconds)[1] if value == value] if (
+            GPU_METRICS[metric].lane and gpu.info.uuid in history.uuids) else []
+        return fmean(values) if values else gpu[metric].value
 
-
-def read_answer(data: bytes, older: Callable[[bytes], NodeSample]) -> NodeAnswer:
-    """Return what a node has answered; raises GputopError where it is nothing that gputop prints. ``older`` reads the
-    whole snapshot, which an older gputop prints."""
-    if f'"{SCHEMA}"'.encode() not in data[:100]:
-        return answer_of_sample(older(data))
-    try:
-        return msgspec.convert(codec.parse(data, _MAX_VALUES), NodeAnswer)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise GputopError(f"it cannot be read: {error}") from None
-
-
-def _gpu(gpu: GpuSample, sample: NodeSample) -> NodeGpu:
     metric, activity = gpu.activity()
-    xid = gpu.xids[-1].xid if gpu.xids else None
-    read: dict[str, Any] = {"clock_reasons": gpu.clock_event_bits, "xid": xid}
-    values = [read[name] if name in read else gpu[_METRICS.get(name, name)].value for name in FIGURES]
-    holders = (p for p in sample.processes if (held := p.gpus.get(gpu.info.index)) is not None and "C" in held.kind
-               and held.mig in (None, gpu.info.mig))
-    has_activity = activity.value is not None
+    measured = activity.value is not None
+    read = {"clock_reasons": gpu.clock_event_bits, "xid": gpu.xids[-1].xid if gpu.xids else None}
+    computing = (holder for process, holder in processes if (held := process.gpus.get(gpu.info.index)) is not None
+           and "C" in held.kind and held.mig in (None, gpu.info.mig))
     return NodeGpu(
         gpu.info.uuid[:_TEXT_CHARS], gpu.info.label[:_TEXT_CHARS], (gpu.info.name or "")[:_TEXT_CHARS],
-        ("sm_active" if metric == "sm_active" else "util") if has_activity else "",
-        _short(activity.value) if gpu.state == OK else None, tuple(map(_short, values)),
-        tuple(Holder(_text(p.user), _program(p.command), _text(p.container), p.started_s)
-              for p, _ in zip(holders, range(_MAX_HOLDERS), strict=False)))
+        ("sm_active" if metric == "sm_active" else "util") if measured else "",
+        _short(figure(metric)) if measured and gpu.state == OK else None,
+        tuple(_short(read[name] if name in read else figure(_METRICS.get(name, name))) for name in FIGURES),
+        tuple(islice(computing, _MAX_HOLDERS)))
 
 
 def _short(value: float | None) -> float | None:

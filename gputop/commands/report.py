@@ -64,8 +64,8 @@ def _of_job(args: argparse.Namespace) -> int:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.job_use import RecordedUse, history_of, lines, of_prometheus
     from gputop.cluster.prometheus import connected
-    from gputop.export.cluster import bars
     from gputop.goodput.recorded import Timeline
+    from gputop.render.table import bars
 
     if args.json or args.html is not None or args.price_per_kwh is not None:
         raise GputopError("--job prints text", "Leave out --json, --html and --price-per-kwh.", EXIT_USAGE)
@@ -84,6 +84,6 @@ def _of_job(args: argparse.Namespace) -> int:
                           "gputop report --job ID FILE…, or gputop report --job ID --prometheus http://HOST:9090",
                           EXIT_USAGE)
     history = history_of(use)
-    drawn = bars(history, min(len(history.values), max(10, min(60, width() - 13))))
+    drawn = bars(history.values, min(len(history.values), max(10, min(60, width() - 13))))
     console.write_text("\n".join(lines(use, asked_limits().idle, drawn)))
     return EXIT_OK

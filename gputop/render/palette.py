@@ -30,8 +30,6 @@ IDLE_SHADE = 4  # of the lowest bar for a measured zero, which is neither nothin
 
 Rgb = tuple[int, int, int]
 
-BLANK = "·"  # nothing was measured here; a measured zero draws as the lowest bar
-
 
 class Scheme(Struct, frozen=True):
     """Colors of a theme for the levels and the names. Pairs run from the lowest level to the highest."""

@@ -6,7 +6,9 @@ nodes. Logging in on machines is for whoever asked for it: no node is asked with
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
@@ -26,13 +28,13 @@ from gputop.telemetry.history import History
 from gputop.text.units import ranges, reading
 
 if TYPE_CHECKING:
-    from gputop.replay.snapshot import Snapshot
+    from gputop.cluster.node_answer import NodeAnswer, NodeGpu
+    from gputop.cluster.ssh import NodeProblem
 
 SECONDS = 5  # time that gputop on a node samples: some steps
 _MAX_WAIT_S = 120.0  # longest wait for all nodes; 16 at once, that is some 250
 _PROMETHEUS_S = 120  # window that a Prometheus is asked for: some scrapes
 _POLL_S = 0.1
-_PORT_DIGITS = 5
 _MAX_NOTES = 6
 _MAX_PLAUSIBLE = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
 _KINDS = {"util": "gpu_util"}  # of a Prometheus, by other names than a sample has
@@ -144,53 +146,30 @@ def _mean(history: History, uuids: Sequence[str], metric: str, window_s: float) 
 # -- figures of other nodes -------------------------------------------------------------------------
 
 
-class NodeAnswer(Struct, frozen=True):
-    """The figures of a node's workers by the ports of their profiler servers, and ``only``: those of its only process
-    on GPUs, None where there are several or none."""
-
-    by_port: Mapping[int, WorkerFigures]
-    only: WorkerFigures | None = None
-
-
-def of_snapshot(snapshot: Snapshot) -> NodeAnswer:
-    """The figures of the workers in a node's snapshot, over the last :data:`SECONDS` of its history. Pure."""
-    processes = {pid: p for p in snapshot.sample.processes for pid in (p.pid, p.local_pid) if pid is not None}
-    by_port: dict[int, set[int]] = {}
-    for server in snapshot.servers:
-        port = server.address.rpartition(":")[2]
-        if server.pid in processes and port.isdecimal() and len(port) <= _PORT_DIGITS:
-            by_port.setdefault(int(port), set()).add(processes[server.pid].pid)
-    computing = [p for p in snapshot.sample.processes if any("C" in gpu.kind for gpu in p.gpus.values())]
-    return NodeAnswer({port: _figures(processes[pid], snapshot) for port, (pid, *more) in by_port.items() if not more},
-                      _figures(computing[0], snapshot) if len(computing) == 1 else None)
+def of_answer(answer: NodeAnswer) -> tuple[dict[int, WorkerFigures], WorkerFigures | None]:
+    """Return the figures of a node's workers by the ports of their profiler servers, and those of its only process on
+    GPUs, None where there are several or none."""
+    gpus: dict[int | None, list[NodeGpu]] = {}
+    pids: dict[int, set[int | None]] = {}
+    for gpu in answer.gpus:
+        for holder in gpu.holders:
+            gpus.setdefault(holder.pid, []).append(gpu)
+            for port in holder.ports:
+                pids.setdefault(port, set()).add(holder.pid)
+    figures = {pid: _figures(held) for pid, held in gpus.items() if pid is not None}
+    return ({port: figures[pid] for port, (pid, *more) in pids.items() if not more and pid in figures},
+            next(iter(figures.values())) if len(gpus) == len(figures) == 1 else None)
 
 
-def _figures(process: ProcessSample, snapshot: Snapshot) -> WorkerFigures:
-    uuids = [gpu.info.uuid for gpu in gpus_of(process, snapshot.sample.gpus)]
+def _figures(gpus: Sequence[NodeGpu]) -> WorkerFigures:
     means = {}
     for metric in METRICS:
-        gpu_means = [_snapshot_mean(snapshot, uuid, metric) for uuid in uuids]
         most = _MAX_PLAUSIBLE[GPU_METRICS[metric].unit]
-        plausible = [mean for mean in gpu_means if mean is not None and 0.0 <= mean <= most]
-        if plausible and len(plausible) == len(gpu_means):
+        plausible = [mean for gpu in gpus if 0.0 <= (mean := gpu.figures.get(metric, -1.0)) <= most]
+        if len(plausible) == len(gpus):
             means[metric] = fmean(plausible)
-    return WorkerFigures(means, float(SECONDS), ranges(process.gpus, ", "))
-
-
-def _snapshot_mean(snapshot: Snapshot, uuid: str, metric: str) -> float | None:
-    """Mean of one GPU: the slices of the history, weighted by what they have of the last seconds."""
-    grid = snapshot.history
-    values = next((track.mean for track in grid.gpus.get(uuid, ()) if track.metric == metric), ()) if grid else ()
-    if grid is None:
-        return None
-    end_s = snapshot.sample.time_s
-    total, weights = 0.0, 0.0
-    for i, value in enumerate(values):
-        begin_s = grid.start_s + i * grid.slice_s
-        weight = min(begin_s + grid.slice_s, end_s) - max(begin_s, end_s - SECONDS)
-        if value is not None and weight > 0:
-            total, weights = total + weight * value, weights + weight
-    return total / weights if weights else None
+    numbers = {int(number) for gpu in gpus if (number := gpu.label.partition(":")[0]).isdecimal()}
+    return WorkerFigures(means, float(SECONDS), ranges(numbers, ", "))
 
 
 def ask(servers: Sequence[Server], options: FigureOptions, stop: threading.Event,
@@ -207,9 +186,8 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
            on_progress: Callable[[int, int], None] = lambda done, nodes: None) -> AskedFigures:
     """Ask gputop on the nodes of these workers, ``command`` there; blocks, until ``stop`` at the longest. Workers of
     this machine are left out. ``on_progress`` is told how many nodes have answered, and how many there are."""
-    from gputop.cluster.ssh import NodeProblem, Ssh, ask_all, by_cause, is_name
+    from gputop.cluster.ssh import SCHEMA, NodeProblem, Request, Ssh, by_cause, is_name
     from gputop.profiler.addresses import split_address
-    from gputop.replay.snapshot import from_json
 
     others, pids = _elsewhere(servers)
     nodes: dict[str, list[Server]] = {}
@@ -219,17 +197,23 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
     problems = {name: NodeProblem("ssh does not accept this name", "") for name in nodes if not is_name(name)}
     if names:
         on_progress(0, len(names))
-    ssh = Ssh(command, lambda document: of_snapshot(from_json(document)), shared=False, seconds=SECONDS)
-    answers = ask_all(ssh, names, stop, _MAX_WAIT_S, lambda done: on_progress(done, len(names)))
+    answers: dict[str, NodeAnswer | NodeProblem] = {}
+    until_s = time.monotonic() + _MAX_WAIT_S
+    with contextlib.closing(Ssh(command, Request(SCHEMA, SECONDS, ports=True))) as ssh:
+        ssh.ask(names)
+        while len(answers) < len(names) and not stop.is_set() and time.monotonic() < until_s:
+            if (taken := ssh.take(_POLL_S)) is not None:
+                answers[taken[0]] = taken[1]
+                on_progress(len(answers), len(names))
     figures: dict[str, WorkerFigures] = {}
     for name in names:
         answer = answers.get(name) or NodeProblem("it had not answered when gputop stopped waiting", "")
         if isinstance(answer, NodeProblem):
             problems[name] = answer
             continue
+        by_port, only = of_answer(answer)
         for server in nodes[name]:
-            worker = answer.by_port.get(split_address(server.address)[1]) or (
-                answer.only if len(nodes[name]) == 1 else None)
+            worker = by_port.get(split_address(server.address)[1]) or (only if len(nodes[name]) == 1 else None)
             if worker is not None and worker.means:
                 figures[server.address] = worker
             else:

@@ -42,13 +42,17 @@ class ErrorTail:
     A thread reads until the program and its children have closed the pipe, or :meth:`close`.
     """
 
-    def __init__(self, stream: IO[bytes], on_flood: Callable[[], object] = lambda: None) -> None:
-        """``stream``: the pipe, which is closed here. ``on_flood``: called once more than 8 MiB have come."""
+    def __init__(self, stream: IO[bytes], on_flood: Callable[[], object] = lambda: None, *,
+                 follow: bool = True) -> None:
+        """``stream``: the pipe, which is closed here. ``on_flood``: called once more than 8 MiB have come. Without
+        ``follow`` no thread reads, only :meth:`text`: a flood fills the pipe and holds the program up."""
         self._stream, self._on_flood = stream, on_flood
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._tail, self._bytes = b"", 0
         os.set_blocking(stream.fileno(), False)
-        threading.Thread(target=self._follow, name="gputop-stderr", daemon=True).start()
+        self._follows = follow
+        if follow:
+            threading.Thread(target=self._follow, name="gputop-stderr", daemon=True).start()
 
     @property
     def is_flood(self) -> bool:
@@ -63,6 +67,8 @@ class ErrorTail:
     def close(self) -> None:
         """Read no more. The thread, which may wait for the pipe, closes it."""
         self._closed.set()
+        if not self._follows:
+            self._stream.close()
 
     def _follow(self) -> None:
         waiting = select.poll()

@@ -1,21 +1,24 @@
-"""Asking nodes by ssh: names, what ssh and logins print, and a real sshd."""
+"""Asking nodes by ssh: names, what ssh and logins print, and gputop's agent behind a real sshd."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-import tempfile
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from gputop.cluster import ssh
-from gputop.cluster.ssh import NodeProblem, Ssh, document_in, parse_nodes
+from gputop.cluster.node_answer import NodeAnswer
+from gputop.cluster.ssh import SCHEMA, NodeProblem, Request, Ssh, parse_nodes
+from gputop.core import codec
 from gputop.core.errors import GputopError
-from gputop.core.samples import NodeSample
-from gputop.text.programs import run_program
+from gputop.core.version import __version__
 from tests.cluster import engines
-from tests.fakes import node_sample
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_names_of_nodes(tmp_path: Path) -> None:
@@ -33,23 +36,29 @@ def test_what_ssh_or_a_shell_could_misread_is_no_name(text: str) -> None:
     assert caught.value.exit_code == 2 and caught.value.fix
 
 
-@pytest.mark.parametrize(("out", "document"), [
-    (b'{\n "a": 1\n}\n', b'{\n "a": 1\n}'), (b'Welcome {user}!\n{\n "a": {}\n}\nbye\n', b'{\n "a": {}\n}'),
-    (b"", b""), (b"}\n{", b"}\n{"), (b"no json", b"no json")])
-def test_the_document_in_what_a_login_prints(out: bytes, document: bytes) -> None:
-    assert document_in(out) == document
-
-
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
-def read(document: bytes) -> NodeSample:
-    if document != b'{\n "a": 1\n}':
-        raise GputopError("it is not JSON")
-    return node_sample(1)
+ANSWER = '{"hostname":"n1","gpus":[]}'
+QUESTION = Request(SCHEMA, 1.0)
+
+
+def asked(command: str = "gputop", node: str = "n1") -> NodeAnswer:
+    """Answer of a node; raises NodeProblem."""
+    with contextlib.closing(Ssh(command, QUESTION)) as ssh_:
+        return answer_of(ssh_, node)
+
+
+def answer_of(asking: Ssh, node: str) -> NodeAnswer:
+    asking.ask([node])
+    taken = asking.take(60.0)
+    assert taken is not None and taken[0] == node
+    if isinstance(taken[1], NodeProblem):
+        raise taken[1]
+    return taken[1]
 
 
 @pytest.mark.parametrize(("script", "cause", "fix"), [
@@ -62,68 +71,95 @@ def read(document: bytes) -> NodeSample:
     ("printf 'kex: \\033[2Jodd\\n' >&2; exit 255", "ssh fails (kex: \ufffd[2Jodd)", "yourself"),
     ("echo 'sh: gputop: not found' >&2; exit 127", "gputop is not installed there", "--remote-command"),
     ("echo 'gputop: no NVIDIA driver' >&2; exit 3", "gputop there fails: gputop: no NVIDIA driver", "doctor"),
-    ("echo hello", "its answer is not a snapshot", "gputop --version"),
-    ("yes '{'", "more than", "login"),
-    ("exec sleep 60", "within", "snapshot"),
+    ("echo hello", "ended without an answer", "gputop --version"),
+    ("echo '{\"hostname\":[]}'", "ended without an answer", "login"),
+    ("yes '{'", "ended without an answer", "login"),
+    ("head -c 20000000 /dev/zero", "ended without an answer", "login"),
+    ("echo \"gputop: there is no command 'agent'. gputop --help lists them\" >&2; exit 2",
+     f"older than gputop {__version__} here", "Install the same version"),
+    ("exec sleep 60", "in time", "snapshot"),
 ])
 def test_what_goes_wrong_with_a_node_has_a_cause_and_a_cure(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, cause: str, fix: str) -> None:
     fake(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(ssh, "MAX_BYTES", 1 << 16)
     monkeypatch.setattr(ssh, "TIMEOUT_S", 0.3 if "sleep" in script else 20.0)
     with pytest.raises(NodeProblem) as caught:
-        Ssh("gputop", read, shared=False).ask("n1")
+        asked()
     assert cause in caught.value.message and fix in caught.value.fix
 
 
 def test_ssh_is_asked_for_no_password_and_ends_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, monkeypatch, 'printf \'%s\\n\' "$@" > "$(dirname "$0")/words"; printf \'{\\n "a": 1\\n}\\n\'')
-    sample, count = Ssh("gputop", read, shared=False).ask("n1")
+    fake(tmp_path, monkeypatch, f"""cd {tmp_path}; printf '%s\\n' "$@" > words; read line; echo "$line" > question
+echo Welcome; echo '{ANSWER}'; exec cat""")
+    assert asked("/opt/gputop").hostname == "n1"
     words = (tmp_path / "words").read_text().splitlines()
-    assert sample.gpus and count == 12
-    assert words[-3:] == ["--", "n1", "gputop snapshot --format json --seconds 1"] and "BatchMode=yes" in words
+    assert words[-3:] == ["--", "n1", "/opt/gputop agent"] and "BatchMode=yes" in words
+    assert codec.convert(codec.parse((tmp_path / "question").read_bytes()), Request) == QUESTION
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     with pytest.raises(NodeProblem, match="cannot be started"):
-        Ssh("gputop", read, shared=False).ask("n1")
+        asked()
 
 
-@pytest.mark.parametrize(("folder", "shared"), [("t", True), ("with space", False), ("x" * 100, False)])
-def test_connections_are_kept_where_a_socket_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str,
-                                                    shared: bool) -> None:
-    fake(tmp_path, monkeypatch, 'printf \'%s\\n\' "$@" >> "$(dirname "$0")/words"; printf \'{\\n "a": 1\\n}\\n\'')
-    short = Path(tempfile.mkdtemp())
-    (short / folder).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(short / folder))
-    asked = Ssh("gputop", read, shared=True)
-    asked.ask("n1")
-    asked.close()
-    assert ("ControlPersist" in (tmp_path / "words").read_text()) == shared
-    shutil.rmtree(short)
+def test_at_most_so_many_nodes_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock, together = 0, 0, threading.Lock(), threading.Barrier(2)
+
+    class Counted(Ssh):
+        def _answer(self, node: str) -> tuple[NodeAnswer, int]:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            together.wait(20)
+            with lock:
+                running -= 1
+            return NodeAnswer(hostname=node, gpus=()), 1
+
+    monkeypatch.setattr(ssh, "AT_ONCE", 2)
+    names = [f"n{i}" for i in range(8)]
+    with contextlib.closing(Counted("gputop", QUESTION)) as asking:
+        asking.ask(names)
+        came = [taken[0] for _ in names if (taken := asking.take(60.0)) is not None]
+    assert sorted(came) == names and most == 2
 
 
-def test_a_real_sshd_is_asked_over_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_cannot_be_read_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Ssh):
+        def _answer(self, node: str) -> tuple[NodeAnswer, int]:
+            raise RecursionError
+
+    with contextlib.closing(Odd("gputop", QUESTION)) as asking, pytest.raises(NodeProblem, match="RecursionError"):
+        answer_of(asking, "n1")
+
+
+def test_the_agent_of_a_real_sshd_answers_again_over_one_connection(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     with engines.sshd(tmp_path, ["n1"]) as programs:
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-        asked = Ssh("""printf '{\n "a": 1\n}\n'; #""", read, shared=True)
-        try:
-            assert asked.ask("n1")[1] == asked.ask("n1")[1] == 12
+        command = f"PYTHONPATH={ROOT} {sys.executable} -m gputop --source simulated"
+        with contextlib.closing(Ssh(command, Request(SCHEMA, 0.2, ports=True))) as asking:
+            first, again = answer_of(asking, "n1"), answer_of(asking, "n1")
+            assert first.simulated and len(first.gpus) == len(again.gpus) == 8
+            assert first.gpus[0].uuid == again.gpus[0].uuid and first.gpus[0].holders[0].pid
+            agent = asking._agents["n1"].process
             for name, cause in (("stranger", "does not know its host key"), ("locked", "password or refuses"),
                                 ("closed", "refuses connections")):
                 with pytest.raises(NodeProblem, match=cause):
-                    asked.ask(name)
-            log = (tmp_path / "sshd.log").read_text()
-            assert log.count("Accepted publickey") == 1
-        finally:
-            asked.close()
-        missing = Ssh("no-such-gputop", read, shared=False)
+                    answer_of(asking, name)
+            assert (tmp_path / "sshd.log").read_text().count("Accepted publickey") == 1
+            agent.kill()  # the connection breaks off: the next question goes over another one
+            agent.wait()
+            assert answer_of(asking, "n1").simulated
         with pytest.raises(NodeProblem, match="is not installed there"):
-            missing.ask("n1")
+            asked("no-such-gputop")
 
 
 def test_what_runs_is_ended_with_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, monkeypatch, "exec sleep 60")
-    asked = Ssh("gputop", read, shared=False)
-    asked.close()
-    with pytest.raises(NodeProblem):
-        asked.ask("n1")
-    assert run_program(["true"], 10.0, 10).status == 0
+    fake(tmp_path, monkeypatch, f"echo x > {tmp_path}/began; exec sleep 60")
+    asking = Ssh("gputop", QUESTION)
+    asking.ask(["n1"])
+    engines.until(lambda: "n1" in asking._agents and (tmp_path / "began").exists(), "the question")
+    asking.close()
+    taken = asking.take(20.0)
+    assert taken is not None and isinstance(taken[1], NodeProblem)
+    asking.ask(["n2"])
+    assert asking.take(0.1) is None

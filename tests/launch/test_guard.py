@@ -39,6 +39,7 @@ class _Torch:
 
     def __init__(self, profilers=(), enabled=False):
         self.recorded, self.let_go, self.said = threading.Event(), threading.Event(), []
+        self.made = []  # kineto's pollers, by their address
         self.autograd = SimpleNamespace(profiler=SimpleNamespace(
             _is_profiler_enabled=enabled, KinetoStepTracker=SimpleNamespace(
                 _step_dict={"ProfilerStep": 0} if profilers else {}),
@@ -63,8 +64,10 @@ class _Torch:
 def torch(monkeypatch):
     made = _Torch()
     monkeypatch.setattr(inside, "_library", lambda *_: SimpleNamespace(
-        **{inside._IS_RECORDED: lambda: made.recorded.is_set()}))
+        **{inside._IS_RECORDED: lambda: made.recorded.is_set(), inside._LOADER: lambda: 42,
+           inside._MAKE_LOADER: lambda at: made.made.append(at)}))
     monkeypatch.setattr(inside.atexit, "register", lambda _: None)
+    monkeypatch.setattr(inside.os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(inside._Guard, "_without_warnings", lambda _: contextlib.nullcontext())
     return made
 
@@ -191,6 +194,38 @@ def test_one_whose_gputop_was_killed_does_not_keep_the_next_from_being_guarded(t
     torch.recorded.set()
     assert torch.let_go.wait(_TIMEOUT_S)
     assert daemon.ask(guard) == "ready" and not daemon.file.exists()
+
+
+def test_a_recording_of_a_killed_gputop_ends_at_once(torch, daemon, guard):
+    """Nobody reads it; and kineto waits for 10 s at each message to a socket that nobody has open."""
+    assert daemon.ask(guard, seconds=3000.0) == "ready"
+    torch.recorded.set()
+    daemon.socket.close()
+    assert torch.let_go.wait(_TIMEOUT_S) and not (daemon.folder / "dynolog").exists()
+    daemon.file.touch()
+    assert guard._over.wait(_TIMEOUT_S)
+
+
+def test_a_gputop_that_is_stopped_does_not_hold_the_job_s_end(torch, tmp_path_factory):
+    daemon = _Daemon(tmp_path_factory.mktemp(inside._FOLDER[1:]))
+    guard = inside._Guard(torch, str(daemon.folder))
+    assert guard._is_served()
+    with daemon.socket:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, pytest.raises(BlockingIOError):
+            sender.setblocking(False)
+            while True:
+                sender.sendto(b"", str(daemon.folder / "dynolog"))
+        guard._wait_at_exit()
+    assert not daemon.folder.exists()
+
+
+def test_a_forked_child_is_not_recorded_and_does_not_wait_for_kineto(torch, daemon, guard):
+    guard._in_child()
+    assert torch.said == [] and guard._over.is_set() and torch.made == [42]
+    assert daemon.ask(guard, seconds=3000.0) == "ready"
+    torch.recorded.set()
+    guard._in_child()
+    assert torch.said == [(False, {"CPU"})] and guard._over.is_set()
 
 
 def test_a_job_that_closes_all_files_is_not_kept_busy(torch, daemon, monkeypatch):

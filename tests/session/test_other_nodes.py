@@ -48,7 +48,9 @@ def folder() -> Iterator[Path]:
 
 
 def _ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """An ssh that runs ``script`` with the node in $node and what is to run there in $command."""
+    """An ssh that runs ``script`` with the node in $node and what is to run there in $command. A script that does not
+    run that has read the question."""
+    script = script if "$command" in script else f"read question\n{script}"
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nnode=$2\ncommand=$3\n'
@@ -95,8 +97,7 @@ def test_ranks_of_all_nodes_are_recorded_together_into_one_folder(folder, tmp_pa
     assert outcome.address == f"n2 pid:{there.pid}" and outcome.clock is not None and outcome.clock.offset_ns == 0
     assert len(missing) == 1 and missing[0].startswith("not captured: n3: it refuses connections")
     assert {line.rank for line in load([captured.run_dir]).lines} == {0, 1}
-    assert set((tmp_path / "asked").read_text().splitlines()) == {
-        f"{tmp_path}/gputop-there capture --ranks-of {MEETING} --yes --seconds 0.2 --force"}
+    assert set((tmp_path / "asked").read_text().splitlines()) == {f"{tmp_path}/gputop-there agent"}
 
 
 def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
@@ -213,7 +214,7 @@ def test_a_node_that_builds_says_that_it_goes_on():
     said = io.BytesIO(b'{"schema":"gputop.ranks/1","alive":true}\n' * 3
                       + b'{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}\n')
     came: list[int] = []
-    assert other_nodes.read_line(said, other_nodes.Ranks, lambda: came.append(1)).ranks == ()
+    assert other_nodes.read_line(said, other_nodes.Ranks, lambda _: came.append(1)).ranks == ()
     assert len(came) == 4
 
 

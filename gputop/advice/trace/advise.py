@@ -26,6 +26,7 @@ from gputop.advice.trace.long_steps import LongStepsFound, less_often
 from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Basis, Missing, Verdict, bound, finding
+from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
@@ -149,9 +150,10 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
         return ()
     lines = tuple(Culprit(line.line, "line", line.s_per_step, stacks.basis, traced=line.traced) for line in most.lines
                   if line.share >= _WORTH_NAMING)
-    # A stage of the input pipeline is no rival, nor is the wait for a batch: the lines are what they run.
+    # A stage of the input pipeline is no rival, nor is the wait for a batch or an op that calls Python: the lines are
+    # what they run.
     culprit_s = max((culprit.time_s or 0.0 for culprit in verdict.culprits if not (
-        culprit.kind == "stage" or re.match(BATCH_WAIT, culprit.name))), default=0.0)
+        culprit.kind == "stage" or re.match(f"{BATCH_WAIT}|{PYTHON_CALLBACK}", culprit.name))), default=0.0)
     if lines and lines[0].traced:  # functions that the trace names are what runs in these lines, or calls them
         return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * culprit_s else ()
     return lines if lines and (lines[0].time_s or 0.0) >= culprit_s else ()

@@ -205,7 +205,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     if gpu_timelines:  # a process without a GPU of its own (a launcher) is no rank
         numbers = [number for number in numbers if number in of_gpu.values()] or numbers
     within = steps.spans if steps is not None else _spans((trace.window_ns,))
-    processes = process_lines(python, within, complement(within, *trace.window_ns) if steps is not None else EMPTY)
+    processes = process_lines(python, within, [complement(within, *trace.window_ns) if steps is not None else EMPTY])
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     out = []
     for index, number in enumerate(numbers):
@@ -541,7 +541,7 @@ def _in_wrapper(rank: _Rank, idle: Spans) -> bool:
 def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:
     if not rank.python or not idle.total:
         return None
-    first = next(iter(gap_lines("gap", idle, idle.total / 1e9, rank.python).lines), None)
+    first = next(iter(gap_lines("gap", [idle], idle.total / 1e9, rank.python).lines), None)
     return first if first is not None and first.share >= _MAIN_SHARE else None
 
 

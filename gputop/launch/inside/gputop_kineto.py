@@ -4,7 +4,7 @@ recording, so that it does not end the job.
 Run as text by ``gputop capture`` and ``gputop attach``, in the thread that runs Python's pending calls, and loaded by
 :mod:`gputop_inside` where the job was started with ``gputop run``. Stands alone like that one.
 
-Three things ended jobs, seen so with PyTorch 2.6 to 2.15. The guard is a thread that sleeps until gputop asks for a
+Four things ended jobs, seen so with PyTorch 2.6 to 2.15. The guard is a thread that sleeps until gputop asks for a
 recording, and then prevents each:
 
 - Kineto takes the records of all threads while they still write them: a thread that is within an operator's callback
@@ -13,6 +13,10 @@ recording, and then prevents each:
   has left it by then.
 - A job that ends while it is recorded destroys what kineto still uses. Python's ``atexit`` waits for the recording.
 - The job's own torch.profiler begins while kineto starts: it waits for the recording.
+- A child that is forked, and ends as a program does, waits for ever for kineto's thread, which is not in it. One that
+  is forked from a recording is recorded for its whole life. The guard frees it from both.
+
+Where gputop is killed, the guard ends the recording, and removes gputop's socket, at which kineto would wait.
 
 What stays in the environment are the folder of the sockets, which kineto reads at each message, its base config, and
 TEARDOWN_CUPTI, which it reads after each recording.
@@ -27,6 +31,7 @@ import ctypes
 import gc
 import json
 import os
+import select
 import socket
 import struct
 import sys
@@ -37,6 +42,7 @@ from typing import Any
 _FLAG = "KINETO_USE_DAEMON"
 _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
 _IS_RECORDED = "_ZN2at18hasGlobalCallbacksEv"  # whether operators call somebody back on all threads
+_LOADER, _MAKE_LOADER = "_ZN9libkineto12ConfigLoader8instanceEv", "_ZN9libkineto12ConfigLoaderC1Ev"
 _LOG_LEVEL, _ERRORS_ONLY = "FLAGS_caffe2_log_level", 2  # of c10
 _FOLDER = "/gputop-kineto-"  # the name of a folder that gputop made begins with this
 GUARD_PREFIX = "gputop-guard-"  # of the guard's socket in the folder, before the PID
@@ -155,8 +161,11 @@ class _Guard:
     has no such functions, OSError where ``folder`` takes no socket."""
 
     def __init__(self, torch: Any, folder: str) -> None:
-        self._is_recorded = getattr(_library(torch, "torch_cpu"), _IS_RECORDED)
+        self._is_recorded, self._loader, self._make_loader = (
+            getattr(_library(torch, "torch_cpu"), name) for name in (_IS_RECORDED, _LOADER, _MAKE_LOADER))
         self._is_recorded.restype, self._is_recorded.argtypes = ctypes.c_bool, ()
+        self._loader.restype, self._loader.argtypes = ctypes.c_void_p, ()
+        self._make_loader.restype, self._make_loader.argtypes = None, (ctypes.c_void_p,)
         self._toggle = torch._C._autograd._toggle_collection_dynamic
         self._torch, self._folder, self._pid = torch, folder, os.getpid()
         self.recorder: threading.Thread | None = None  # records itself, in the place of kineto
@@ -171,13 +180,14 @@ class _Guard:
     def start(self) -> _Guard:
         self._socket.bind(f"{self._folder}/{GUARD_PREFIX}{self._pid}")
         atexit.register(self._wait_at_exit)
+        os.register_at_fork(after_in_child=self._in_child)
         threading.Thread(target=self._run, name="gputop", daemon=True).start()
         return self
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # the job has closed all that is open: there is no guard from then on
             while True:
-                request = self._next or self._receive(None)
+                request = self._next or self._receive(_POLL_S if self._is_served() else None)
                 self._next = None
                 if request is not None and "file" in request:
                     with contextlib.suppress(Exception):
@@ -189,12 +199,35 @@ class _Guard:
         try:
             request = json.loads(self._socket.recv(4096))
         except (socket.timeout, ValueError, RecursionError):  # noqa: UP041  one of its own before Python 3.10
+            self._is_served()
             return None
         if not isinstance(request, dict):
             return None
         if "file" in request and not self._over.is_set():
             self._next, request = request, {}
         return request
+
+    def _is_served(self) -> bool:
+        """Return whether a gputop reads what is sent. Removes the socket of one that was killed, and, in a folder that
+        is this process's alone, of one that is stopped: kineto would wait for 10 s at each message, and the job's end
+        for kineto."""
+        daemon = f"{self._folder}/dynolog"
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
+                asker.connect(daemon)
+                room = select.poll()
+                room.register(asker, select.POLLOUT)
+                if room.poll(0) or _FOLDER not in self._folder:
+                    return True
+        except FileNotFoundError:
+            return False
+        except ConnectionRefusedError:
+            pass
+        except OSError:  # no more descriptors: nobody knows
+            return True
+        with contextlib.suppress(OSError):
+            os.unlink(daemon)  # noqa: PTH108
+        return False
 
     def _guard(self, request: dict[str, Any]) -> None:
         """Answer, and guard one recording unless the answer is no."""
@@ -254,19 +287,34 @@ class _Guard:
             if self._receive(_LEAST_PERIOD_S if quick else _LEAST_PERIOD_S * 2) is not None:
                 return  # gputop has given it up
         self._ends_s = idle_s + seconds + rest_s
-        while not self._ending.is_set() and (left_s := idle_s + seconds - time.monotonic()) > 0:
+        while (not self._ending.is_set() and self._is_served()
+               and (left_s := idle_s + seconds - time.monotonic()) > 0):
             self._receive(min(_PERIOD_S, left_s))
         with contextlib.suppress(Exception), self._torch.autograd.profiler.record_function(END_MARK):
             pass
         # Kineto must not have let go of the callbacks meanwhile.
         if self._is_recorded() and time.monotonic() < self._ends_s - _LEAST_PERIOD_S:
-            with self._without_warnings():  # of what this does to other kinds of recordings
-                self._toggle(False, {self._torch.profiler.ProfilerActivity.CPU})
+            self._stop_operators()
         while time.monotonic() < self._ends_s + _WRITE_S and not os.path.exists(self._file):  # noqa: PTH110
             left_s = self._ends_s - time.monotonic()
             word = self._receive(max(_LEAST_PERIOD_S, min(_PERIOD_S, left_s)))
             if left_s < 0 and (word is not None or self._next is not None):
                 return  # gputop has fetched it, or another one asks
+
+    def _in_child(self) -> None:
+        """Free a forked child from kineto, whose threads are not in it: the recording would go on, keep all that the
+        child does, and end it by SIGSEGV. And its end would wait for ever for the thread that polled, which was waiting
+        for its condition variable; that of a new poller in its place has nobody waiting."""
+        self._make_loader(self._loader())
+        if not self._over.is_set() and self._is_recorded():
+            self._stop_operators()
+        self._over = threading.Event()  # somebody may have held the other one's lock
+        self._over.set()
+
+    def _stop_operators(self) -> None:
+        """Have operators no longer recorded."""
+        with self._without_warnings():  # of what this does to other kinds of recordings
+            self._toggle(False, {self._torch.profiler.ProfilerActivity.CPU})
 
     @contextlib.contextmanager
     def _without_warnings(self) -> Any:
@@ -292,7 +340,7 @@ class _Guard:
             late_s = time.monotonic() - (self._ends_s or began_s + _BEGIN_S) - _EXIT_S
             if late_s > (_EXIT_WRITE_S if os.path.exists(f"{self._file}.tmp") else 0.0):  # noqa: PTH110
                 return
-        if not self._file and _FOLDER in self._folder:
+        if _FOLDER in self._folder and not self._is_served():
             _remove(self._folder)
 
 

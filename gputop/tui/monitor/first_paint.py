@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 
 from gputop.core.samples import NodeSample
-from gputop.render.palette import BLANK, BLANK_STYLE, DIM, PLAIN
+from gputop.render.palette import BLANK_STYLE, DIM, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.telemetry.sampler import Sampler
-from gputop.text.units import fit
+from gputop.text.units import BLANK, fit
 from gputop.tui.monitor import status_lines
 from gputop.tui.monitor.columns import (
     ACTIVITY,

@@ -23,8 +23,8 @@ from rich.segment import Segment
 from rich.style import Style
 
 from gputop.core.metrics import GPU_METRICS
-from gputop.render.palette import BLANK, BLANK_STYLE, BOLD, IDLE_SHADE, SHADES, STEPS, bar_style, cell_style, step_of
-from gputop.text.units import reads_zero
+from gputop.render.palette import BLANK_STYLE, BOLD, IDLE_SHADE, SHADES, STEPS, bar_style, cell_style, step_of
+from gputop.text.units import BLANK, reads_zero
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History, Lane

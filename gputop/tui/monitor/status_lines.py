@@ -307,7 +307,8 @@ def _progress(status: CaptureStatus, now_s: float, width: int) -> list[StyledTex
     right: list[StyledText] = []
     if status.phase in ("recording", "overview"):
         right = [bar(share, max(6, min(30, width - 60))),
-                 (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
+                 (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN),
+                 ("  x: stop ", ACCENT) if status.stoppable else (" ", PLAIN)]
         short = status.why.partition(", ")[0]
         ways: tuple[str, ...] = (status.why, short) if status.why and status.phase == "recording" else ()
         if ways and status.overview_s:

@@ -24,7 +24,7 @@ from tests.advice.trace.traces import (
 )
 from tests.records import replace
 from tests.timeline.make import find_idle_gaps
-from tests.trace.build import Builder
+from tests.trace.build import Builder, one_process_each
 from tests.trace.shares import NEEDS_SHARED, SHARED
 
 
@@ -169,14 +169,6 @@ def test_kernels_of_expert_parallelism_are_exposed_communication():
 
 
 # -- a rank that its own host delays --------------------------------------------------------------------
-
-def one_process_each(trace: Trace) -> Trace:
-    """The same with a process for each GPU, as with one file a rank."""
-    return replace(
-        trace, gpus=[replace(gpu, rank=i) for i, gpu in enumerate(trace.gpus)],
-        lines=[replace(line, rank=line.gpu if line.gpu >= 0 else int(line.name[-1]) if line.name[-1].isdigit() else 0)
-               for line in trace.lines])
-
 
 def delayed(late_gpu: int | None, *, every: int = 1, gpus: int = 4, steps: int = 8, host: str | None = None,
             heavier: bool = False, late: float = 8_000, format: str = "xspace") -> Trace:
