@@ -155,8 +155,8 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="collective_waiting", module="trace.collectives", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("collectives.share",),
-        parts=("collectives", "idle", "host", "launch", "input"), idle_gaps={"collective_wait": 1, "held_up": 1},
-        events=_COLLECTIVE,
+        parts=("collectives", "idle", "host", "launch", "input", "compute"),
+        idle_gaps={"collective_wait": 1, "held_up": 1}, events=_COLLECTIVE,
         follows_from=(
             *(Cause(id_, "same_gpus", wholly=True) for id_ in _UNEVEN), Cause("serial_gpus", wholly=True),
             Cause("staggered_launch"), Cause("thread_contention", "late_by_host", wholly=True),
@@ -246,7 +246,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
-        parts=("host", "launch"), idle_gaps={"after_copy": 2},
+        parts=("host", "launch", "idle", "compute"), idle_gaps={"after_copy": 2},
         limits=(
             Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, which takes about 0.1%, is not "
                                                        "reported"),
@@ -424,7 +424,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="thread_contention", module="trace.cpus", origin="trace", severity="by_share_capped",
         needs=("launch_threads",), silent_for=("pytorch",),
-        parts=("launch", "host"), idle_gaps={"dispatch": 1},
+        parts=("launch", "host", "collectives"), idle_gaps={"dispatch": 1},
         limits=(
             Limit("thread_contention.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("thread_contention.busy", 0.5, "ratio",

@@ -158,13 +158,10 @@ def severity_by_limits(rule: str, share: float) -> Severity:
     return "high" if share >= limit(f"{rule}.high") else "medium" if share >= limit(f"{rule}.medium") else "low"
 
 
-def parts_of(facts: TraceFacts, spans: Mapping[int, Spans]) -> dict[str, float]:
-    """The time (ns) of the parts of the step in these spans by GPU (index into ``Trace.gpus``)."""
-    out: dict[str, float] = {}
-    for gpu, of_gpu in spans.items():
-        for part, held in facts.parts.get(gpu, {}).items():
-            out[part] = out.get(part, 0.0) + intersect(held, of_gpu).total
-    return out
+def parts_of(facts: TraceFacts, idle: Mapping[int, Spans], ids: Collection[str]) -> dict[str, float]:
+    """The time (ns) in these idle spans by GPU (index into ``Trace.gpus``) of each of these parts of the step."""
+    return {part: float(sum(intersect(facts.parts[gpu][part], spans).total for gpu, spans in idle.items()
+                            if gpu in facts.parts)) for part in ids}
 
 
 def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:

@@ -162,6 +162,7 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
 _PAUSE_NS = 40_000
+_WAITS = ("launch", "host", "idle")  # parts of the step that pauses are in
 _COMPILER = {"tensorflow": " with XLA", "jax": " with XLA", "pytorch": " with torch.compile"}
 
 
@@ -190,7 +191,8 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         return None
     per_step = [sum(size.count_per_step) for size in sizes if size.count_per_step is not None]
     return SmallKernels(
-        gpus=facts.active_numbers, share=share, of_parts=parts_of(facts, pauses), short_ratio=short, pauses_s=pauses_s,
+        gpus=facts.active_numbers, share=share, of_parts=parts_of(facts, pauses, _WAITS), short_ratio=short,
+        pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
