@@ -24,8 +24,9 @@ WHAT_SWITCHING_ON_DOES = (
     "steps. From then on a thread of the profiler looks for gputop's socket once a second, until the process ends. "
     "A thread of gputop's guards each recording: the job's end and its own torch.profiler wait until it is over. "
     "After the first recording NVIDIA's CUPTI stays in the process as well. A job that waits for its launches is then "
-    "slower until it ends: two took 15.8 for 12.4 ms and 17 to 19 for 11.2 ms a step. One that keeps its GPU busy is "
-    "not. Before Python 3.14 it pauses one idle thread for about 1 ms.")
+    "slower until it ends: two took 12.4 and 11.2 ms a step before, 22.3 and 26.0 while they were recorded, 15.8 and "
+    "17 to 19 from then on. One that keeps its GPU busy is not. Before Python 3.14 it pauses one idle thread for about "
+    "1 ms.")
 _PERIOD_S = 0.2
 FRAMEWORKS = frozenset({"pytorch"})
 
