@@ -11,7 +11,7 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.tables import gpus_table, tables
-from gputop.diagnosis.wall_text import Doubt, no_verdict, not_enough, wall_sentence, worth_saying
+from gputop.diagnosis.wall_text import Doubt, no_verdict, not_enough, starts, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
@@ -248,7 +248,7 @@ def limit_lines(a: Analysis) -> VerdictLines:
                                 "figures of what is left of it would be wrong"))
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
-    doubt = not_enough(a) if clean or not active else None
+    doubt = not_enough(a) if clean or not active or starts(a) else None
     if doubt is not None:
         return no_verdict(doubt, about)
     large = "LARGE " if a.findings else ""

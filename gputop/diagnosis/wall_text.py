@@ -20,7 +20,8 @@ _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: wha
 _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
 _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
-_UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", "start")
+_START = "start"
+_UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in the monitor"
 
@@ -122,6 +123,14 @@ def no_verdict(doubt: Doubt, limit: str = "") -> VerdictLines:
     return VerdictLines("NO VERDICT", doubt.reason, rows=tuple(row for row in rows if row.text))
 
 
+def starts(a: Analysis) -> bool:
+    """Return whether the recording is that of a job's start, which is why its GPUs have so little to do."""
+    if a.steps is not None:
+        return bool(a.steps.start_up)
+    return a.wall_time is not None and sum(
+        part.time_s for part in a.wall_time.parts if part.id == _START) >= _HALF * a.wall_time.recorded_s
+
+
 def not_enough(a: Analysis) -> Doubt | None:
     """Reason why a trace without findings is no clean bill; None where most of the recording is enough whole training
     steps, and nothing of weight lies around them."""
@@ -132,15 +141,15 @@ def not_enough(a: Analysis) -> Doubt | None:
     if steps is None:
         return Doubt(f"no whole training step in the {recorded}",
                      f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop", _seen(wall))
+    if steps.start_up:
+        return Doubt(f"only the job's start in the {recorded}", "capture again when the job has run for a while",
+                     steps.start_up)
     if steps.phase not in ("training", "unknown"):
         return Doubt(f"{steps.phase} and no training in the {recorded}", "capture again while the job trains")
     if steps.unit == "period":
         work = "kernels" if a.gpus else "ops"
         return Doubt(f"no training step is marked in the {recorded}", "mark the steps in the loop and capture again",
                      f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer")
-    if steps.start_up:
-        return Doubt(f"only the job's start in the {recorded}", "capture again when the job has trained for a while",
-                     steps.start_up)
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))
     untold = max(ranks, key=_untold_share)
