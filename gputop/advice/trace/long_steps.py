@@ -43,8 +43,8 @@ _PARTS = {
     "collectives": ("collectives", "Find out which GPU is late in these steps, and what it does before."),
     "h2d": ("copies to the GPU", "Look at what these steps copy, and copy it earlier."),
     "d2h": ("copies back to the host", "Read results back less often."),
-    "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
-                                   "collection), and do it less often or in the background."),
+    "host": ("Python without events", "Look at what the loop does only in some steps (callbacks, logging, saving, "
+                                      "garbage collection), and do it less often or in the background."),
 }
 _HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
