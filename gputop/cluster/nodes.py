@@ -12,10 +12,10 @@ from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet
 from gputop.cluster.node_series import Watched, series_of
 from gputop.cluster.series_store import SeriesStore
-from gputop.cluster.ssh import NodeProblem, Ssh, by_cause
 from gputop.cluster.view import Limits, View
 from gputop.core.errors import EXIT_FAILED, GputopError
 from gputop.core.findings import Problem
+from gputop.telemetry.agents import NodeProblem, Ssh, by_cause
 from gputop.text.units import seconds
 
 WAIT_S = 3.0  # of a refresh: what has not come by then comes with one of the next

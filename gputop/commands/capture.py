@@ -151,9 +151,9 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
     GputopError."""
     if not args.nodes:
         return args.pids, None
-    from gputop.cluster.ssh import parse_nodes
     from gputop.launch.ranks import find_ranks, meeting_addresses
     from gputop.session.other_nodes import MAX_NODES, OtherNodes
+    from gputop.telemetry.agents import parse_nodes
 
     nodes = parse_nodes(args.nodes)
     if len(nodes) > MAX_NODES:

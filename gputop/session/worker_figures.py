@@ -28,8 +28,8 @@ from gputop.telemetry.history import History
 from gputop.text.units import ranges, reading
 
 if TYPE_CHECKING:
-    from gputop.cluster.node_answer import NodeAnswer, NodeGpu
-    from gputop.cluster.ssh import NodeProblem
+    from gputop.telemetry.agents import NodeProblem
+    from gputop.telemetry.node_answer import NodeAnswer, NodeGpu
 
 SECONDS = 5  # time that gputop on a node samples: some steps
 _MAX_WAIT_S = 120.0  # longest wait for all nodes; 16 at once, that is some 250
@@ -186,8 +186,8 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
            on_progress: Callable[[int, int], None] = lambda done, nodes: None) -> AskedFigures:
     """Ask gputop on the nodes of these workers, ``command`` there; blocks, until ``stop`` at the longest. Workers of
     this machine are left out. ``on_progress`` is told how many nodes have answered, and how many there are."""
-    from gputop.cluster.ssh import SCHEMA, NodeProblem, Request, Ssh, by_cause, is_name
     from gputop.profiler.addresses import split_address
+    from gputop.telemetry.agents import SCHEMA, NodeProblem, Request, Ssh, by_cause, is_name
 
     others, pids = _elsewhere(servers)
     nodes: dict[str, list[Server]] = {}
@@ -229,8 +229,8 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
 def by_prometheus(servers: Sequence[Server], prometheus: NodeMeans | None, stop: threading.Event) -> AskedFigures:
     """Ask a Prometheus for the nodes of these workers; blocks, until ``stop`` at the longest. It knows no processes:
     the figures are of all GPUs of a node."""
-    from gputop.cluster.ssh import NodeProblem, by_cause
     from gputop.profiler.addresses import machine_name, short_name
+    from gputop.telemetry.agents import NodeProblem, by_cause
 
     def ask(means_of: NodeMeans) -> None:
         try:

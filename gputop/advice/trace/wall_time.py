@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, severity_by_limits
-from gputop.advice.trace.host_work import NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, severity_by_limits
+from gputop.advice.trace.host_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
@@ -32,7 +33,6 @@ _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer
                    "of an epoch (on_epoch_end, checkpoints, metrics) delays the training.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
-_ONCE = "it came once in this recording, and how often it comes is unknown: a longer capture shows that"
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -42,6 +42,7 @@ class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
     per_step_s: float | None  # time from step to step, with what lies between
     pauses_show: bool  # it is longer than the steps alone
     between_per_step_s: float | None  # of it what lies between; None: no steps were found
+    new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of this time
 
 
 def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | None:
@@ -82,6 +83,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         gpus=facts.active_numbers, share=share, claim=None if once else "measured",
         severest="medium" if once else "high",
         parts=sorted(parts, key=lambda part: -part.time_s),
+        new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
         pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
@@ -112,13 +114,13 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
 def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     time_s = sum(part.time_s for part in v.parts)
     first = v.parts[0]
-    what = _what(first)
+    what = NEW_WORKERS if v.new_workers and job.loop == PYTORCH and first.kind in _UNNAMED else _what(first)
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
     why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}: "
     why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."
     if v.per_step_s is not None and v.pauses_show:
         why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
-    action, snippet = _fix(first, job)
+    action, snippet = _fix(first, job) if what != NEW_WORKERS else (KEEP_WORKERS, code("input_bound", "torch"))
     evidence = known({
         "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "longest_s": max(part.longest_s for part in v.parts),
@@ -128,7 +130,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     return Explanation(
         title=(f"Once in this recording {seconds(time_s)} pass {between}: {what}" if v.claim is None else
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
-        snippet=snippet, gain=_ONCE if v.claim is None else
+        snippet=snippet, gain=ONCE if v.claim is None else
         "all of this time, if the work overlapped with the training or were not done at all",
         per="recording", source=source("time_outside_steps.share"))
 
@@ -214,7 +216,7 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
         title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
                f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
         action=action, snippet=code("evaluation_share", *job.keys),
-        gain=_ONCE if v.claim is None else "all of the time that evaluates",
+        gain=ONCE if v.claim is None else "all of the time that evaluates",
         per="recording", source=source("evaluation_share.share"))
 
 
@@ -263,6 +265,6 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                   "usual_step_s": v.usual_s},
-        action=action, snippet=snippet, gain=_ONCE,
+        action=action, snippet=snippet, gain=ONCE,
         per="recording", source=source("time_outside_steps.share"))
 
