@@ -99,7 +99,7 @@ def _of(*languages: str) -> list[Any]:
 def test_no_code_block_is_left_out() -> None:
     """A block of another language needs a test here, or one that says where its own is."""
     languages = {block.language for block in code_blocks(DOCUMENTS)}
-    assert languages <= {"promql", "python", "sh", "sql", "text", "toml", "yaml"}
+    assert languages <= {"c", "promql", "python", "sh", "sql", "text", "toml", "yaml"}
 
 
 @pytest.mark.parametrize("block", [p for p in _of("python") if not FRAMEWORKS.search(p.values[0].text)

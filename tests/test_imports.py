@@ -47,7 +47,6 @@ SAVES = {
     "gputop.ranks": "for the first job of several ranks: 4 MB",
     "gputop.render.finding_markdown": "for the first finding that is copied",
     "gputop.render.palette": "documents without pictures do without",
-    "gputop.replay": "recordings and snapshots alone: 3 MB, 85 ms",
     "gputop.rules": "for the first file with rules: 60 ms",
     "gputop.session": "what few sessions do, as automatic captures (3 MB): when one does it",
     "gputop.simulation": "the demo alone: NumPy, 13 MB",

@@ -74,7 +74,8 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
         return either(values.over(step_s, each, placed=True) if figure == "activity" else
                       values.figure(figure, Reading(each, duration(step_s), still=False)) for each in where)
 
-    seen = asked.range({"gpus": f"count({of_job('activity', coarse_s)})"}, now_s - hours * HOUR_S, now_s, coarse_s)
+    began_s = now_s - math.floor(hours * HOUR_S / coarse_s) * coarse_s  # the last point is now: a job of seconds counts
+    seen = asked.range({"gpus": f"count({of_job('activity', coarse_s)})"}, began_s, now_s, coarse_s)
     times = [time_s for series in seen for time_s, _ in series.points]
     if not times:
         raise NoDataError(f"no GPU had metrics with job {printable(job)} in the last {hours:g} h",
@@ -82,7 +83,7 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
     span_s = max(times) - min(times) + coarse_s
     steps = math.ceil(max(span_s / _POINTS, metrics.scrape_s) / _LEAST_STEP_S)
     step_s = _LEAST_STEP_S * max(1, steps)
-    begin, end = math.ceil((min(times) - coarse_s) / step_s), math.floor(min(max(times), now_s) / step_s)
+    begin, end = math.ceil((min(times) - coarse_s) / step_s), math.ceil(min(max(times), now_s) / step_s)
     answer = asked.range({figure: of_job(figure, step_s) for figure in FIGURES}, begin * step_s,
                          max(begin, end) * step_s, step_s)
     return _of_series(answer, job, client.endpoint.url, step_s, metrics.common_kind())

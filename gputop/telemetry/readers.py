@@ -37,12 +37,15 @@ class GpuReader:
                 awaited.append(call)
             else:
                 self._thread().submit(Batch([call]))
-        batch = Batch(awaited)
+        batch, until_s = Batch(awaited), workers.clock() + timeout_s
         while batch.waiting and not workers.stopping:
             self._thread().submit(batch)
-            ended = -1
-            while batch.waiting and ended != (ended := len(batch.done)):
-                workers.receive(workers.clock() + STAGGER_S)
+            ended, starved = -1, False
+            while batch.waiting and (ended != len(batch.done) or (starved and workers.clock() < until_s)):
+                ended, begun_s = len(batch.done), workers.clock()
+                workers.receive(begun_s + STAGGER_S)
+                # Woken so late itself, gputop has no CPU to spare: another thread would get none either.
+                starved = workers.clock() - begun_s > 2 * STAGGER_S
         workers.wait_for(awaited, timeout_s)
         batch.collect()  # those before one that hangs
         if len(self.threads) > 1 and workers.clock() - self.threads[-1].asked_s > _SPARE_S:

@@ -24,12 +24,12 @@ from gputop.profiler.xprof import messages
 
 
 def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[str, ...] = (),
-                window_ns: tuple[int, int] | None = None) -> bytes:
+                window_ns: tuple[int, int] | None = None, name: str = "step") -> bytes:
     """A small XSpace: one host plane, ``events`` events, and the time of its recording where that is given."""
     space = messages.XSpace(errors=errors, warnings=warnings, hostnames=["fake"])
     plane = space.planes.add(name="/host:CPU")
     plane.event_metadata[1].id = 1
-    plane.event_metadata[1].name = "step"
+    plane.event_metadata[1].name = name
     line = plane.lines.add(id=-7, name="python", timestamp_ns=1_000)
     for index in range(events):
         line.events.add(metadata_id=1, offset_ps=index * 10, duration_ps=5)

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import pinned_rate
 from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import LOADER
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus
@@ -30,24 +30,6 @@ from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, intersect, merge
 from gputop.trace.model import I64, Kind, Trace
 
-# By tf.distribute's strategy, and by framework. Arguments are of the object that the job has already.
-_OVERLAP = {
-    "mirrored": "cross_device_ops=tf.distribute.NcclAllReduce(num_packs=4)  # to MirroredStrategy: a pack goes out "
-                "while others are computed",
-    "multi_worker": "communication_options=tf.distribute.experimental.CommunicationOptions(\n"
-                    "    bytes_per_pack=50 * 2**20)  # to MultiWorkerMirroredStrategy: a pack goes out while others "
-                    "are computed",
-    "jax": "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true",
-    "ddp": "gradient_as_bucket_view=True  # to DistributedDataParallel, which reduces during the backward pass",
-}
-_MERGE = {
-    "mirrored": "cross_device_ops=tf.distribute.NcclAllReduce(num_packs=1)  # to MirroredStrategy: one AllReduce for "
-                "all gradients",
-    "multi_worker": "communication_options=tf.distribute.experimental.CommunicationOptions(\n"
-                    "    bytes_per_pack=100 * 2**20)  # to MultiWorkerMirroredStrategy",
-    "jax": "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes=134217728",
-    "ddp": "bucket_cap_mb=100  # to DistributedDataParallel",
-}
 _GRADIENTS = "AllReduce"
 # By the operation that takes most of the exposed time: what hides it, or makes it shorter.
 _HIDE = {
@@ -64,18 +46,13 @@ _HIDE = {
 _HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
 _HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or let the server use a fused or "
                  "one-shot all-reduce for small messages.")
-_FSDP_AHEAD = "fully_shard(module); module.set_modules_to_forward_prefetch([next_module])  # FSDP2: gathers one ahead"
 _BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
-_DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
 _SILENT = 0.1  # share of the delay: so much without an event is said
 # Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
 # more than the begin of collectives, which the late GPU's own work before them outlasts.
 _EXPRESSED, _EXPRESSED_TOGETHER = 0.5, 0.05
-_STACK = "py-spy dump --pid PID  # of the late rank's process, several times"
-_NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
-         "names")
 
 
 # -- what is judged -----------------------------------------------------------------------------------
@@ -199,8 +176,8 @@ def _hide_snippet(operation: str, job: Job) -> str | None:
     if job.trains is False:
         return None
     if _HIDE.get(operation) == _HIDE[_GRADIENTS]:
-        return _OVERLAP.get(job.strategy or job.framework)
-    return _FSDP_AHEAD if operation == "AllGather" and job.strategy == "fsdp" else None
+        return code("communication_exposed", job.strategy or job.framework)
+    return code("communication_exposed", "fsdp-gather") if operation == "AllGather" and job.strategy == "fsdp" else None
 
 
 # -- collective_waiting -----------------------------------------------------------------------------
@@ -347,17 +324,17 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     if held_up.input:
         action = (f"Make the input of {late} as fast as that of the others: more workers, and an equal share of the "
                   "data.")
-        snippet = LOADER if job.framework == "pytorch" else None
+        snippet = code("input_bound", "torch") if job.framework == "pytorch" else None
     elif host_work is not None:
-        action, snippet = host_work[0].action, host_work[0].snippets.get(job.loop)
+        action, snippet = host_work[0].action, host_work[0].code(job)
     elif held_up.work and held_up.work[0].s_per_step >= most:
         action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
                   "the same time.")
-        snippet = _STACK
+        snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
         action = ("Find what Python does then, and move it out of the step or into another thread. Work that only one "
                   "rank does (logging, saving, evaluation) delays all ranks.")
-        snippet = _STACK
+        snippet = code("collective_waiting", "stack")
     return structs.replace(
         words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
         evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
@@ -392,7 +369,7 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                "its CPU cores and NUMA node." if v.alone else
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
-        snippet=_NUMA if v.alone else None,
+        snippet=code("collective_waiting", "numa") if v.alone else None,
         gain="" if v.cure is not None else "the wait, if the last GPU reached each collective with the others",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
@@ -469,7 +446,7 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
             "exposed_ratio": v.exposed, "share_ratio": v.share, "latency_s": v.shortest_s,
             "mean_message_bytes": v.message_bytes}),
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
-        snippet=_MERGE.get(job.strategy or job.framework),
+        snippet=code("allreduce_count", job.strategy or job.framework),
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
 
@@ -530,7 +507,7 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
         action="Check which transport NCCL uses. It should be direct from GPU to GPU (NVLink, PCIe P2P), not by "
                "sockets or copies through host memory. Check NCCL_P2P_DISABLE, the ACS and IOMMU settings and the "
                "container's /dev/shm.",
-        snippet=_DEBUG,
+        snippet=code("allreduce_slow", "log"),
         gain="if AllReduces ran at the rate of the PCIe link, as far as they are exposed; NVLink is faster still",
         source=source("allreduce_slow.factor", "allreduce_slow.latency_s")
         + "; a ring moves 2(n-1)/n of the bytes over each link",

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, exposed_ns
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import is_keras, xla_on_step
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import GpuUse
@@ -33,25 +33,16 @@ _PINNED = {
                "copies overlap with compute.",
     "": "Copy from pinned memory and ahead of the step, so that copies overlap with compute.",
 }
-FETCH = {
-    "tensorflow": "loss_sum.assign_add(loss)  # stay on the GPU in the loop; loss_sum.numpy() every 100 steps\n"
-                  "y = tf.where(condition, a, b)  # in place of a Python if on a tensor's value",
-    "jax": "losses.append(loss)  # an array on the GPU; jax.device_get(losses) every 100 steps",
-    "pytorch": "running += loss.detach()  # no .item(), .cpu(), print(loss) or Python if on a tensor in the loop",
-}
 _D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every so many steps."
 _SUMMARIES = "Write summaries and histograms every few hundred steps: each one fetches its tensors from the GPU."
 _PLACED = ("Keep these ops on the GPU, or fetch their results once in many steps: an op on the host fetches its inputs "
            "from the GPU.")
-_KERAS_FETCH = "model.compile(optimizer, loss, steps_per_execution=16)  # logs come back every 16 steps"
-_PLACEMENT = "tf.debugging.set_log_device_placement(True)  # before the model is built: shows where each op runs"
-# What the op is that most of the copies to the host are for, and the cure: in Keras, and in a loop of one's own.
+# What the op is that most of the copies to the host are for, the fix, and its code in Keras and in a loop of one's own.
 _FETCHING = (
     (re.compile(r"summary|histogram", re.IGNORECASE), _SUMMARIES,
-     "keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)",
-     "with tf.summary.record_if(lambda: step % 500 == 0):\n    ..."),
+     "step_gap_host", ("summary-keras3", "summary-custom")),
     (re.compile(r"py_?func|numpy_func|print|string|regex|unique|lookup|assert", re.IGNORECASE), _PLACED,
-     _PLACEMENT, _PLACEMENT),
+     "host_placement", ("placed", "placed")),
 )
 _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin{}."
 _FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one jit, where XLA fuses them away",
@@ -59,11 +50,6 @@ _FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one
 _STAGED = (" JAX stages NumPy's arrays in pinned memory: the host's own copy to it also takes time, and is not part "
            "of this share.")
 _KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D}
-_PREFETCH_TO_GPU = "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
-_ON_GPU = {
-    True: "x = keras.layers.Rescaling(1 / 255)(inputs)  # inputs arrive as uint8, converted on the GPU",
-    False: "x = tf.cast(x, tf.float32) / 255  # in the step: inputs arrive as uint8, converted on the GPU",
-}
 
 
 class CopiesExcessive(Verdict, frozen=True, kw_only=True):
@@ -116,18 +102,18 @@ def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
 
 def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
     """Fix for copies to the host that these ops ask for, and its code."""
-    for pattern, action, in_keras, own_loop in _FETCHING:
+    for pattern, action, page, keys in _FETCHING:
         if ops and pattern.search(ops[0]):
-            return action, None if job.framework != "tensorflow" else in_keras if is_keras(job) else own_loop
-    return _D2H, _KERAS_FETCH if is_keras(job) else FETCH.get(job.framework)
+            return action, None if job.framework != "tensorflow" else code(page, keys[0 if job.keras else 1])
+    return _D2H, code("copies_excessive", "d2h-keras") if job.keras else code("sync_copies", f"d2h-{job.framework}")
 
 
 def _snippet(way: str, job: Job) -> str | None:
     if job.framework != "tensorflow":
         return None
     if way == "d2d":
-        return xla_on_step(job)
-    return ("" if len(job.gpus) > 1 else _PREFETCH_TO_GPU) + _ON_GPU[is_keras(job)]
+        return job.xla
+    return joined(None if len(job.gpus) > 1 else code("copies_excessive", "ahead"), code("copies_excessive", *job.keys))
 
 
 def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
@@ -199,12 +185,6 @@ def _pageable(gpus: list[GpuUse]) -> float | None:
 # -- default_stream ---------------------------------------------------------------------------------
 
 _SHOWN_STREAMS = 4
-OWN_STREAM = {
-    "pytorch": "copies = torch.cuda.Stream()\n"
-               "with torch.cuda.stream(copies):\n"
-               "    following = batch.to(device, non_blocking=True)  # pinned; while this step computes\n"
-               "torch.cuda.current_stream().wait_stream(copies)  # before the next step uses it",
-}
 
 
 class DefaultStream(Verdict, frozen=True, kw_only=True):
@@ -256,6 +236,6 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could overlap with compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a separate stream while this one computes.",
-        snippet=OWN_STREAM.get(job.framework),
+        snippet=code("default_stream", job.framework),
         source=source("default_stream.share"),
     )

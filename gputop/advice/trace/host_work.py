@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from msgspec import Struct, structs
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.input_fixes import fix_of_loader
 from gputop.advice.trace.input_wait import paced_by_input
-from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, KERAS2, KERAS3, PYTORCH, Job
-from gputop.advice.trace.snippets import LOADER
+from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
@@ -28,26 +28,24 @@ from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
-_FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
 _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
     "evaluation": ("evaluate", "test_on_batch(x, y)"),
     "prediction": ("predict", "predict_on_batch(x)"),
 }
-_SELDOM = (
-    "if step % 100 == 0:\n"
-    "    print(step, float(loss))  # reading a value waits for the GPU")
-_MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
+
 
 class KnownWork(Struct, frozen=True):
-    """A kind of host work (of ``WORK_KINDS``): what to do, and what to paste by the way the loop is written."""
+    """A kind of host work (of ``WORK_KINDS``), and what to do about it."""
 
     kind: str
     action: str
-    snippets: Mapping[str, str | None] = {}
 
     @property
     def what(self) -> str:
         return HOST_KINDS[self.kind]
+
+    def code(self, job: Job) -> str | None:
+        return code("step_gap_host", *(f"{self.kind}-{key}" for key in job.keys))
 
     def fits(self, name: str) -> bool:
         return re.match(PATTERN_OF_KIND[self.kind], name) is not None
@@ -55,26 +53,9 @@ class KnownWork(Struct, frozen=True):
 
 # The first that fills most of a gap is named.
 WORK: tuple[KnownWork, ...] = (
-    KnownWork("checkpoint", "Save less often, and in the background.", {
-         KERAS2: "tf.keras.callbacks.ModelCheckpoint(path, save_freq=2000)  # in batches",
-         KERAS3: ('keras.callbacks.ModelCheckpoint(\n'
-                  '    "{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=2000)  # in batches'),
-         CUSTOM: ("options = tf.train.CheckpointOptions(\n"
-                  "    experimental_enable_async_checkpoint=True)\n"
-                  "checkpoint.save(path, options=options)"),
-         PYTORCH: "if step % 1000 == 0:\n    torch.save(model.state_dict(), path)",
-         JAX: ("import orbax.checkpoint as ocp\n"
-               "saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())"),
-     }),
-    KnownWork("summary", "Write summaries every few hundred steps, not at each step.", {
-         KERAS2: 'tf.keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
-         KERAS3: 'keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
-         CUSTOM: "with tf.summary.record_if(lambda: step % 500 == 0):\n    ...",
-     }),
-    KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch.", {
-         **dict.fromkeys(KERAS, "model.fit(ds.repeat(), steps_per_epoch=steps, ...)"),
-         CUSTOM: "batches = iter(ds.repeat())  # once, before the loop",
-     }),
+    KnownWork("checkpoint", "Save less often, and in the background."),
+    KnownWork("summary", "Write summaries every few hundred steps, not at each step."),
+    KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch."),
 )
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
@@ -158,7 +139,7 @@ def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
 
 
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
-    what, action, snippet = _gap_fix(v, job.loop)
+    what, action, snippet = _gap_fix(v, job)
     where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
     if v.gpus:
         where += " and no GPU has work"
@@ -245,38 +226,41 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
         return structs.replace(
             words, action=f"Move the work at {function.location} out of the loop, or do it every N steps. If it makes "
                           "batches, make them ahead, in workers or a thread.",
-            snippet=f"if step % 100 == 0:\n    …  # {function.location}")
+            snippet=code("step_gap_host", "line", WHERE=function.location))
     return structs.replace(
         words, action=f"Move {function.name} ({function.location}) out of the step, or run it every N steps.",
-        snippet=f"if step % 100 == 0:\n    {function.name}(…)  # {function.location}")
+        snippet=code("step_gap_host", "function", FUNCTION=function.name, WHERE=function.location))
 
 
-def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
+def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
     """Content of the gap, the action, and the code."""
+    loop, seldom = job.loop, code("step_gap_host", "seldom")
     most = limit("step_gap_host.named") * v.gap_s
     recognized = known_work(WORK, (*v.work, *v.executor_work), most)
     if v.inside and (recognized is None or recognized[0].kind == "iterator"):
         return _work_inside(v, loop, most)
     if recognized is not None:
         kind, named = recognized
-        return f"{kind.what} ({named_work(named)})", kind.action, kind.snippets.get(loop)
+        return f"{kind.what} ({named_work(named)})", kind.action, kind.code(job)
     what = _gap_content(v, loop, most)
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
-                      "on_train_batch_* callbacks and metrics."), _FEWER
+                      "on_train_batch_* callbacks and metrics."), code("step_gap_host", "keras")
     if loop == PYTORCH and v.loader_unseen:
         return what, ("Give the DataLoader workers and let them run ahead. If it has them, move logging, metrics, "
-                      "gc.collect() and saving out of the loop, or do them every hundred steps."), LOADER
+                      "gc.collect() and saving out of the loop, or do them every hundred steps."), code(
+                          "input_bound", "torch")
     if loop == PYTORCH:
         return what, ("Move logging, metrics, gc.collect() and saving out of the loop, or do them every hundred steps. "
-                      "Prepare data in the DataLoader's workers. Do not read results at each step."), _SELDOM
+                      "Prepare data in the DataLoader's workers. Do not read results at each step."), seldom
     if loop in (CUSTOM, EAGER, JAX):
         return what, ("Move the work between the steps into the step's function, or do it every hundred steps. Do not "
-                      "read results at each step, so that the loop runs ahead of the GPU."), _SELDOM
-    return what, "Find out what Python does between the steps, and move it out of the loop.", _MEASURED
+                      "read results at each step, so that the loop runs ahead of the GPU."), seldom
+    return what, "Find out what Python does between the steps, and move it out of the loop.", code(
+        "step_gap_host", "python")
 
 
-def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str]:
+def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str | None]:
     """The same for steps that predict or evaluate each time, in a callback or in a loop of the user's own."""
     calls = [_INSIDE[phase] for phase in v.inside]
     names, without_iterator = " and ".join(f"{name}()" for name, _ in calls), calls[0][1]
@@ -284,7 +268,7 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str]
     return (f"{names} {verbs[0]} in each step and {verbs[1]} a dataset and its iterator every time; "
             + _gap_content(v, loop, most),
             f"Call {names} every hundred steps. For a single batch use {without_iterator}, which makes no dataset.",
-            f"if step % 100 == 0:  # in a callback: batch\n    model.{without_iterator}  # in a callback: self.model")
+            code("step_gap_host", "inside", CALL=without_iterator))
 
 
 def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
@@ -316,23 +300,16 @@ def named_work(work: Iterable[GapWork]) -> str:
 
 # -- host_placement ---------------------------------------------------------------------------------
 
-_IN_INPUT = ("# in the input pipeline, not in the model:\n"
-             "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)\n"
-             "ds = ds.prefetch(tf.data.AUTOTUNE)")
-_LOGGED = ("# before the model is built: shows where each op runs\n"
-           "tf.debugging.set_log_device_placement(True)")
-# By framework: what it is called, what to do, and the code.
+# By framework: what it is called, and what to do.
 _NOT_TENSORFLOW = {
     "pytorch": (
         "PyTorch ops",
         "Keep the tensors of these ops on the GPU, or run the ops in the DataLoader's workers. A tensor made without "
-        "device= is on the CPU.",
-        "x = torch.zeros(n, device=logits.device)  # and no .cpu() in the middle of the step"),
+        "device= is on the CPU."),
     "jax": (
         "Python callbacks",
         "Write in jax.numpy what jax.pure_callback, io_callback or debug.print does, or return the values and use them "
-        "outside the step, every hundred steps for example.",
-        "params, loss = train_step(params, batch)  # no callback inside\n" + _SELDOM),
+        "outside the step, every hundred steps for example."),
 }
 _CALLBACK_GAIN = "the time of the callbacks, if they were outside the step"
 _PLACEMENT_GAIN = ("the time of ops on the host while the GPU is idle, if they ran in the input pipeline or took no "
@@ -385,11 +362,12 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     run = "Python callbacks run" if job.framework == "jax" else "its Python runs" if python else "ops run on the CPU"
     why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the middle of the step."
     if job.framework in _NOT_TENSORFLOW:
-        kind, action, snippet = _NOT_TENSORFLOW[job.framework]
+        (kind, action), snippet = _NOT_TENSORFLOW[job.framework], code("host_placement", job.framework)
     else:
         kind = "Python (py_function, numpy_function)" if python else "TF ops"
         why += " Their inputs are copied from the GPU and their results back to it." if v.gpus else ""
-        action, snippet = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
+        action, key = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
+        snippet = code("host_placement", key)
     return Explanation(
         title=f"{'GPU' if v.gpus else 'Compiled function'} waits {percent(v.share)} of the {job.basis} for {kind} on "
               "the host", why=why, evidence=evidence, action=action, snippet=snippet,
@@ -399,16 +377,14 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
 
 
 def _placement_fix(kind: str) -> tuple[str, str]:
+    """Fix for this kind of op, and the key of its code."""
     if re.match(PYTHON_CALLBACK, kind):
         return ("Write the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
-                _IN_INPUT)
+                "input")
     if _HAS_KERNEL.match(kind):
         return (f"{kind} has a GPU kernel: check whether tf.device, an integer type or a variable on the CPU keeps it "
-                "there.",
-                _LOGGED)
+                "there.", "placed")
     if _INPUT_OPS.match(kind):
-        return (f"{kind} prepares data: do it in the input pipeline, which overlaps with the step.",
-                _IN_INPUT)
+        return f"{kind} prepares data: do it in the input pipeline, which overlaps with the step.", "input"
     return (f"{kind} seems to have no GPU kernel: move it to the input pipeline, replace it, or do it once for many "
-            "steps.",
-            _LOGGED)
+            "steps.", "placed")

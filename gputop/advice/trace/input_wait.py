@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import TraceFacts, loads_itself, on_host, waits_for_input
@@ -35,9 +36,6 @@ from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
-_LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers=True{})"
-_WHOLE_BATCHES = ("rows = BatchSampler(RandomSampler(dataset), batch_size, drop_last=False)\n"
-                  "DataLoader(dataset, sampler=rows, batch_size=None)  # dataset[rows], once a batch")
 _ROWS = ("aten::select", "aten::as_strided", "aten::stack", "aten::unsqueeze", "aten::cat")  # x[i], and torch.stack
 # Ops that compute nothing: views and copies of a row.
 _OF_ROWS = frozenset((*_ROWS, *(f"aten::{name}" for name in (
@@ -187,15 +185,15 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
 
 def _loader_fix(facts: TraceFacts) -> InputFix:
     """PyTorch's DataLoader: workers where it has none, more of them where CPUs are free for them."""
-    cpus, pinned = facts.trace.job_cpus, ", pin_memory=True" if facts.trace.gpus else ""
+    cpus = facts.trace.job_cpus
     workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
-    snippet = _LOADER.format(workers, pinned)
+    snippet = code("input_bound", "torch" if facts.trace.gpus else "torch-cpu", WORKERS=workers)
     if loads_itself(facts):
         rows = _rows_per_batch(facts)
         if rows >= _MANY_ROWS:
             return InputFix(
                 "Take a whole batch from the tensors at once: let a BatchSampler choose the rows, with batch_size=None."
-                " Workers would copy row by row as well.", _WHOLE_BATCHES, None, "",
+                " Workers would copy row by row as well.", code("input_bound", "rows"), None, "",
                 tells=f" The DataLoader takes {rows:,.0f} rows of a batch from tensors one by one, and stacks them "
                       "again.")
         return InputFix(fix_of_loader("torch")[0], snippet, None, "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from gputop.advice.fix_code import code
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.analysis.host.host_causes import runs_eagerly
 from gputop.analysis.steps.jax_calls import own_ops
@@ -14,6 +15,8 @@ from gputop.trace.lookups import PYTHON_FUNCTION, name_mask, optimizer_names
 KERAS2, KERAS3, CUSTOM, EAGER, JAX, PYTORCH, UNKNOWN = (
     "Keras 2", "Keras 3", "custom", "eager", "JAX", "PyTorch", "unknown")
 KERAS = (KERAS2, KERAS3)
+# What code for such a loop is called in the pages, before the name of its framework.
+_KEYS = {KERAS2: ("keras2", "keras"), KERAS3: ("keras3", "keras"), CUSTOM: ("custom",)}
 # Calls of what jax.jit made; of what torch.compile made: TorchDynamo's regions, and AOTAutograd's functions.
 _COMPILED = {
     "jax": r"PjitFunction\(",
@@ -43,6 +46,23 @@ class Job(Struct, frozen=True):
     graphs: bool = False  # CUDA graphs run, or are recorded
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
+
+    @property
+    def keras(self) -> bool:
+        """Return whether Keras' fit runs the loop."""
+        return self.loop in KERAS
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of code for this job (:mod:`gputop.advice.fix_code`), the closest first."""
+        return (*_KEYS.get(self.loop, ()), self.framework)
+
+    @property
+    def xla(self) -> str | None:
+        """TensorFlow: code for XLA on the whole step, as far as it goes."""
+        if len(self.gpus) > 1:  # Keras does not compile whole steps under tf.distribute
+            return code("xla_off", "clusters")
+        return code("xla_off", *(() if self.gpus or not self.keras else ("keras-cpu",)), *self.keys, "tensorflow")
 
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:

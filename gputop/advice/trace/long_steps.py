@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import structs
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import SAME_LENGTHS
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
@@ -211,17 +211,17 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
     recognized = _known_work(v)
     if recognized is not None:
         kind, named = recognized
-        return f"{kind.what} ({named[0].name})", kind.action, kind.snippets.get(job.loop)
+        return f"{kind.what} ({named[0].name})", kind.action, kind.code(job)
     read = next((work.count_per_step for work in v.work if work.name == READ_VARIABLE), 0.0)
     if part in _HOST and read >= MANY_VARIABLES:  # Keras saves in Python, which shows no event
         what = f"Python that reads {read:.0f} variables, as saving a checkpoint does"
-        return what, WORK[0].action, WORK[0].snippets.get(job.loop)
+        return what, WORK[0].action, WORK[0].code(job)
     what, action = _PARTS[part]
     if part in ("compute", "collectives") and v.kernel is not None:
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
     elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:
         what = f"the host ({', '.join(work.name.rsplit('/', 1)[-1][:_NAME_CHARS] for work in v.work[:2])})"
-    return what, action, SAME_LENGTHS.get(job.framework) if part == "compute" else None
+    return what, action, code("long_steps", job.framework) if part == "compute" else None
 
 
 def less_often(words: Explanation, function: UserFunction) -> Explanation:
@@ -233,7 +233,7 @@ def less_often(words: Explanation, function: UserFunction) -> Explanation:
     return structs.replace(words, title=words.title.replace(unnamed, culprit), why=words.why.replace(unnamed, culprit),
                            action=f"Run {culprit} less often, or in the background. If that is cheap itself, Python's "
                                   "garbage collection may run there: call gc.freeze() once the job has started.",
-                           snippet=f"if step % 1000 == 0:\n    {function.name}(…)  # {function.location}")
+                           snippet=code("long_steps", "seldom", FUNCTION=function.name, WHERE=function.location))
 
 
 def _known_work(v: LongStepsFound) -> tuple[KnownWork, list[GapWork]] | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, severity_by_limits
 from gputop.advice.trace.host_work import NO_TRAINING, SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
-from gputop.advice.trace.snippets import LOADER
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
@@ -32,7 +32,6 @@ _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer
                    "of an epoch (on_epoch_end, checkpoints, metrics) delays the training.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
-_MEASURED = "gputop stacks PID  # the line that it runs now"
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -148,20 +147,21 @@ def _often(part: WallPart) -> str:
 
 
 def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
+    stacks = code("time_outside_steps", "stacks")
     recognized = _WORK_OF_KIND.get(part.kind)
     if recognized is not None:
-        return recognized.action, recognized.snippets.get(job.loop)
+        return recognized.action, recognized.code(job)
     if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
-        return _SLOW_START, LOADER if job.loop == PYTORCH else None
+        return _SLOW_START, code("input_bound", "torch") if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in KERAS:
         return _ENDS_OF_EPOCHS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
         return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
     if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
-        return "Find out what the library waits for there; its other threads may show it.", _MEASURED
+        return "Find out what the library waits for there; its other threads may show it.", stacks
     if part.what:
         return "Move this work out of the training loop, to a thread, or do it less often.", None
-    return "Find out what the host does there; then move it out of the loop, or do it less often.", _MEASURED
+    return "Find out what the host does there; then move it out of the loop, or do it less often.", stacks
 
 
 # -- evaluation_share -------------------------------------------------------------------------------
@@ -198,10 +198,6 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
 
 _VALIDATE_LESS = ("Validate less often or on fewer batches, as far as the results allow it: validation_freq, "
                   "validation_steps.")
-_VALIDATION = {
-    **dict.fromkeys(KERAS, "model.fit(..., validation_freq=5, validation_steps=50)"),
-    PYTORCH: "if epoch % 5 == 0:\n    with torch.inference_mode():\n        validate(model, loader)",
-}
 
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
@@ -216,7 +212,7 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     return Explanation(
         title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
                f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
-        action=action, snippet=_VALIDATION.get(job.loop),
+        action=action, snippet=code("evaluation_share", *job.keys),
         gain=ONCE if v.claim is None else "all of the time that evaluates",
         per="recording", source=source("evaluation_share.share"))
 

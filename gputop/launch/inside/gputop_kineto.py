@@ -13,8 +13,8 @@ recording, and then prevents each:
   has left it by then.
 - A job that ends while it is recorded destroys what kineto still uses. Python's ``atexit`` waits for the recording.
 - The job's own torch.profiler begins while kineto starts: it waits for the recording.
-- A forked child that ends as a program does waits for ever for kineto's thread, which is not in it; one that is
-  forked from a recording is recorded for its whole life. The guard frees it from both.
+- A child that is forked, and ends as a program does, waits for ever for kineto's thread, which is not in it. One that
+  is forked from a recording is recorded for its whole life. The guard frees it from both.
 
 Where gputop is killed, the guard ends the recording, and removes gputop's socket, at which kineto would wait.
 

@@ -1,6 +1,10 @@
 """Check that a job has what a capture makes it take: threads, address space, open files, disk. Looked at before
 anything in it is touched: at a limit PyTorch aborts, and TensorFlow and JAX stand still for good.
 
+The limit of locked memory (RLIMIT_MEMLOCK) is not among them. CUPTI locks nothing itself (libcupti 12 and 13 call
+neither mlock nor perf_event_open), and NVIDIA's kernel module pins pages without asking for that limit
+(os_lock_user_pages in its open sources).
+
 What is needed was measured on CPUs, from the request to the end of the second recording, and has a margin here: a GPU
 adds the threads of CUPTI.
 """
@@ -34,11 +38,13 @@ def need_of(framework: str, cpus: int, threads: int) -> Need:
     """Needs of a job of a framework (:data:`~gputop.core.framework.LABELS`) with so many threads on a node with so many
     CPUs.
 
-    Measured: PyTorch 2.6 and 2.13 two threads and two descriptors. JAX 0.10 and TensorFlow 2.21 eight threads on 2
-    CPUs, 20 on 64, as gRPC has up to 16 by the number of CPUs; eight descriptors. A new thread takes an arena of
-    glibc's, as long as there are fewer than eight for each CPU: with less than that TensorFlow ended at 400 MiB, and
-    JAX, which had all its arenas, was well at 70 MiB."""
-    usual = 2 if framework == "pytorch" else 6 + min(cpus, 16)
+    Measured: PyTorch 2.6 and 2.13 three threads, gputop's own among them, and two descriptors. JAX 0.10 and TensorFlow
+    2.21 eight threads on 2 CPUs, 20 on 64, as gRPC has up to 16 by the number of CPUs; eight descriptors. A new thread
+    takes an arena of glibc's, as long as there are fewer than eight for each CPU. Jobs without a thread of their own
+    ended at 200 MiB to spare (PyTorch, 264 are asked for) and at 560 (TensorFlow, 656), and took 236 and 585 where they
+    had 300 and 640; JAX, which had all its arenas, was well at 70 (144). What events take is not in it: the plan looks
+    at what is left."""
+    usual = 3 if framework == "pytorch" else 6 + min(cpus, 16)
     arenas_bytes = _ARENA_BYTES * max(0, min(usual, 8 * cpus - threads))
     if framework == "pytorch":
         return Need(usual + 4, arenas_bytes + 16 * _MIB, 16)

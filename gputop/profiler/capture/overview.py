@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, NoDataError
 from gputop.core.files import write_file
 from gputop.profiler.capture import plan
 from gputop.profiler.capture.job_memory import MemoryGuard, Watch
@@ -24,12 +24,13 @@ from gputop.trace.readers.capture_file import OVERVIEW
 
 
 class _Overview(Struct):
-    """Recording so far, the parts oldest first."""
+    """Recording so far, the parts oldest first. ``marks`` are those of thread pools, which ``events`` are not."""
 
     parts: list[Path] = field(default_factory=list)
     seconds: float = 0.0
     call_s: float = 0.0
     events: int = 0
+    marks: int = 0
     why_ended: str = ""
 
 
@@ -42,9 +43,8 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
     share what an analysis bears.
     """
     made = _Overview()
-    most_events = plan.overview_events(chosen.asked_s, workers)
     try:
-        _record_parts(made, recorder, chosen, watch, scratch / "overview", most_events)
+        _record_parts(made, recorder, chosen, watch, scratch / "overview", workers)
     except GputopError as error:
         made.why_ended = error.message
     if made.parts:
@@ -66,17 +66,19 @@ def also(ended: str, overview: str) -> str:
 
 
 def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path,
-                  most_events: float) -> None:
+                  workers: int) -> None:
     """Raises GputopError where a part cannot be recorded; those before it are kept."""
     def as_overview(progress: Progress) -> Progress:  # whatever the part's phase
         return Progress("overview", min(chosen.overview_s, made.seconds + progress.elapsed_s), chosen.overview_s)
 
     assert chosen.probe is not None
-    rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds
+    most_events, most_marks = plan.overview_events(chosen.asked_s, workers)
+    rate, mark_rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds, 0.0
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
-        part_s = min(left_s, (most_events - made.events) / rate if rate else left_s)
+        part_s = min(left_s, *((most - so_far) / per_s for most, so_far, per_s in (
+            (most_events, made.events, rate), (most_marks, made.marks, mark_rate)) if per_s))
         if part_s < plan.MIN_OVERVIEW_S and made.parts:
-            made.why_ended = f"even for an overview this job makes {plan.count(rate)} events/s"
+            made.why_ended = f"even for an overview this job makes {plan.count(rate + mark_rate)} events/s"
             return
         part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
         guard = MemoryGuard(watch, threading.Event(), label=as_overview)
@@ -88,20 +90,29 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
         made.parts.append(result.path)
         made.call_s += result.took_s
         made.seconds += recorded_s
-        part_events = _counted(recorder, result.path)
-        made.events += part_events
-        rate = part_events / recorded_s if recorded_s else rate
         if guard.ended is not None:
             made.why_ended = guard.ended[1]
             return
+        if chosen.overview_s - made.seconds < plan.MIN_OVERVIEW_S:
+            return
+        events, marks = _counted(recorder, result.path)
+        made.events, made.marks = made.events + events, made.marks + marks
+        if recorded_s:
+            rate, mark_rate = events / recorded_s, marks / recorded_s
 
 
-def _counted(recorder: Recorder, path: Path) -> int:
-    """The events of a part; raises GputopError where it cannot be read."""
+def _counted(recorder: Recorder, path: Path) -> tuple[int, int]:
+    """The events of a part, and the marks of thread pools in it; raises GputopError where it cannot be read."""
+    from gputop.trace.readers.load import load
+
     try:
-        return sum(recorder.count_events(path))
+        total = sum(recorder.count_events(path))
+        events = len(load([path]).host) if total else 0
+    except NoDataError:
+        events = 0
     except OSError as error:
         raise GputopError(f"{path} cannot be read: {error.strerror or error}", "Check that file system.") from None
+    return events, max(0, total - events)
 
 
 def _save(parts: list[Path], recorder: Recorder, trace: Path, scratch: Path) -> None:

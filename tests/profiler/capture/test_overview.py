@@ -17,6 +17,7 @@ from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DETAIL = make_xspace(events=100_000)  # in a twentieth of a second: a tenth of a second of them is enough
 SPARSE = make_xspace(events=7)
+MARKS = make_xspace(events=100_000, name="ThreadpoolListener::StartRegion")
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,19 @@ def test_a_job_that_makes_as_many_events_even_then_has_a_shorter_one(logdir):
     assert sum(r.duration_ms for r in server.requests) < 3000
     assert 0.1 <= plan.overview_s < 3
     assert f"The overview ends after {plan.overview_s:g} of 4.9 s: even for an overview " in plan.ended
+
+
+def test_the_marks_of_thread_pools_do_not_end_it(logdir, monkeypatch):
+    def marks(server: FakeProfiler, number: int) -> None:
+        server.xspace = DETAIL if number < 2 else MARKS
+
+    with serve(FakeProfiler(on_call=marks)) as server:
+        _, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
+    assert plan.overview_s == 0.3 and not plan.ended and len(server.requests) == 4
+    monkeypatch.setattr("gputop.profiler.capture.plan._MAX_OVERVIEW_EVENTS", 120_000)  # for memory and the analysis
+    with serve(FakeProfiler(on_call=marks)) as server:
+        _, plan, _ = capture_with_probe(server.address, seconds=5, logdir=logdir)
+    assert plan.overview_s < 3 and "even for an overview this job makes " in plan.ended
 
 
 def test_stopped_in_the_overview_keeps_both(logdir):
@@ -197,5 +211,6 @@ def test_a_worker_that_refuses_its_overview_takes_none_from_the_others(logdir):
 
 
 def test_many_workers_share_what_an_analysis_bears():
-    assert overview_events(10, 8) == overview_events(10)
-    assert overview_events(600, 100) == overview_events(600, 50) / 2 < overview_events(600)
+    assert overview_events(10, 8)[0] == overview_events(10)[0]
+    assert sum(overview_events(10, 8)) == sum(overview_events(10)) / 8
+    assert overview_events(600, 100)[0] == overview_events(600, 50)[0] / 2 < overview_events(600)[0]
