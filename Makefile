@@ -4,7 +4,7 @@
 # make lint   ruff, the type checker, and the layers that packages may import from
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
-# make reference: the pages of findings and steps, which are made from the code; make docs: the site, with all such pages, into site/
+# make reference: the pages of findings and steps, which are made from the code; make docs: the site, with all such pages, into build/site
 # make cluster-demo: 200 simulated nodes, a Prometheus (Debian's, unpacked where it is not there) that scrapes them, and gputop cluster on it
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use, from a package index; Python (3.10 or newer, with venv) is needed, and gcc for the tests.
@@ -106,7 +106,7 @@ reference: $(VENV)/.run
 docs: $(VENV)/.run
 	$(PIP) install -e '.[docs]' prometheus-client
 	$(BIN)/python tools/site_pages.py
-	$(BIN)/zensical build --strict --clean
+	$(BIN)/zensical build --strict --clean -f build/zensical.toml
 
 cluster-demo: $(VENV)/.run
 	PATH="$$PATH:$$(tests/debian_packages.sh $(DEBIAN) prometheus promtool)" $(BIN)/python benchmarks/cluster_lab.py --show
@@ -128,4 +128,4 @@ bench-advice: $(VENV)/.run
 	$(BIN)/python benchmarks/advice.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build gputop/completion site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build gputop/completion *.egg-info .pytest_cache .mypy_cache .ruff_cache

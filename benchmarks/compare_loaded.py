@@ -34,9 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu_jobs import Options, free_port, start
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.sides import Side, read_side
+from gputop.comparison.sides import Side
 from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.replay.compared_files import read_side
 from gputop.session.captures import CaptureRun, capture_and_analyze
 from tests.tf_job import start_tf_job
 

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu_jobs import Options, capture_job
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.sides import Side, read_side
+from gputop.comparison.sides import Side
+from gputop.replay.compared_files import read_side
 
 JOBS: dict[str, Options] = {
     "jax": {"framework": "jax"},

@@ -19,9 +19,9 @@ from functools import partial
 import psutil
 
 from gputop.advice.live.advise import live_advice
-from gputop.core.metrics import GPU_METRICS
+from gputop.core.metrics import GPU_METRICS, LEVELS
 from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
-from gputop.telemetry.history import LEVELS, History
+from gputop.telemetry.history import History
 
 START_S = 1_800_000_000.0
 RATE_HZ = 10

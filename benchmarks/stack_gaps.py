@@ -103,9 +103,10 @@ def named(job: Job, logdir: Path) -> dict[str, float]:
         raise SystemExit(done.stderr)
     document = json.loads(done.stdout)
     facts = analyze_to_facts(load([logdir]))
-    spans, _ = gap_spans(facts.trace, facts.gpu_timelines, facts.steps, facts.host)
+    of_kind, _ = gap_spans(facts.trace, facts.gpu_timelines, facts.steps, facts.host, 1)
+    spans = {kind: merge(EMPTY, *gaps) for kind, gaps in of_kind.items()}
     gaps = list(zip(spans["gap"].start.tolist(), spans["gap"].end.tolist(), strict=True))
-    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, merge(EMPTY, *spans.values()))
+    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, [merge(EMPTY, *spans.values())])
     lines = lines_of_gaps(processes, [(a, b, "gap") for a, b in gaps])
     calls = [step[:2] for step in list(job.steps)]
     right = ran = 0

@@ -12,10 +12,11 @@ from gputop.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gputop.analysis.results import Analysis
-    from gputop.comparison.compare import Comparison, compare
+    from gputop.comparison.compare import Comparison
     from gputop.core.errors import GputopError, NoDataError
     from gputop.core.findings import Finding
     from gputop.diagnosis.diagnose import analyze
+    from gputop.replay.compared_files import compare
     from gputop.replay.reader import Recording, open_recording
 
 __all__ = ["Analysis", "Comparison", "Finding", "GputopError", "NoDataError", "Recording", "__version__", "analyze",
@@ -24,7 +25,7 @@ _MODULES = {
     "Analysis": "gputop.analysis.results", "Comparison": "gputop.comparison.compare",
     "Finding": "gputop.core.findings", "GputopError": "gputop.core.errors", "NoDataError": "gputop.core.errors",
     "Recording": "gputop.replay.reader", "analyze": "gputop.diagnosis.diagnose",
-    "compare": "gputop.comparison.compare", "open_recording": "gputop.replay.reader",
+    "compare": "gputop.replay.compared_files", "open_recording": "gputop.replay.reader",
 }
 
 
@@ -44,7 +45,7 @@ def _page_in_frame(analysis: Analysis) -> str:
     """Page of an analysis for a notebook, in a frame that keeps styles and script to itself."""
     from html import escape
 
-    from gputop.export.html import analysis_page
+    from gputop.export.analysis_page import analysis_page
 
     return (f'<iframe sandbox="allow-scripts" srcdoc="{escape(analysis_page(analysis))}" '
             'style="width:100%;height:640px;border:0"></iframe>')

@@ -26,7 +26,7 @@ def code_blocks(documents: Iterable[Path]) -> list[Block]:
     """All fenced blocks, in their order."""
     return [Block(document, text.count("\n", 0, fenced.start()) + 1, fenced[1], fenced[2])
             for document in documents for text in [document.read_text()]
-            for fenced in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)]
+            for fenced in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.M | re.S)]
 
 
 def parameters(blocks: Iterable[Block], *languages: str) -> list[Any]:

@@ -10,7 +10,7 @@ bin=$dir/bin
 mkdir -p "$bin" "$dir/archives/partial"
 declare -A package=([prometheus]=prometheus [promtool]=prometheus [victoria-metrics]=victoria-metrics [sshd]=openssh-server [ssh]=openssh-client
   [slurmctld]=slurmctld [slurmd]=slurmd [squeue]=slurm-client [sinfo]=slurm-client [sbatch]=slurm-client
-  [scancel]=slurm-client [chronyd]=chrony [chronyc]=chrony [chromium-headless-shell]=chromium-headless-shell)
+  [scancel]=slurm-client [scontrol]=slurm-client [chronyd]=chrony [chronyc]=chrony [chromium-headless-shell]=chromium-headless-shell)
 export PATH=$PATH:/usr/sbin:/sbin
 wanted=()
 for program in "${@:2}" $([ $# -gt 1 ] || echo "${!package[@]}"); do
@@ -65,7 +65,7 @@ if [ ${#wanted[@]} -gt 0 ] && command -v apt-get > /dev/null && command -v dpkg 
   done
   lib=$dir/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH 2> /dev/null || echo "$(uname -m)-linux-gnu")
   libraries=$lib:$lib/slurm-wlm:$lib/pulseaudio:$dir/lib/${lib##*/}
-  for program in usr/bin/{prometheus,promtool,victoria-metrics,ssh,squeue,sinfo,sbatch,scancel,chronyc} usr/sbin/{sshd,slurmctld,chronyd}; do
+  for program in usr/bin/{prometheus,promtool,victoria-metrics,ssh,squeue,sinfo,sbatch,scancel,scontrol,chronyc} usr/sbin/{sshd,slurmctld,chronyd}; do
     wrap "$program"
   done
   if [ -d "$dir/usr/lib/chromium" ] && [ -d /usr/lib/chromium ]; then  # it wants beside it what is installed already

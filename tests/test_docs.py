@@ -62,6 +62,7 @@ def test_links_lead_somewhere(document: Path) -> None:
         file = (document.parent / path).resolve() if path else document
         assert file.exists(), f"{_name(document)} links to {target}"
         assert not anchor or anchor in _anchors(file), f"{_name(document)} links to {target}"
+        assert "--" not in anchor, f"{_name(document)}: a sign in a heading; the site makes {target} another way"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
@@ -98,7 +99,7 @@ def _of(*languages: str) -> list[Any]:
 def test_no_code_block_is_left_out() -> None:
     """A block of another language needs a test here, or one that says where its own is."""
     languages = {block.language for block in code_blocks(DOCUMENTS)}
-    assert languages <= {"promql", "python", "sh", "sql", "text", "toml", "yaml"}
+    assert languages <= {"c", "promql", "python", "sh", "sql", "text", "toml", "yaml"}
 
 
 @pytest.mark.parametrize("block", [p for p in _of("python") if not FRAMEWORKS.search(p.values[0].text)
@@ -410,15 +411,20 @@ def _nav(node: Any) -> Iterator[str]:
 
 
 def test_each_page_is_in_the_navigation() -> None:
-    """Those of single findings are reached by their list."""
-    listed = list(_nav(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    listed = list(_nav(tomllib.loads(tool_modules.tool("site_pages").settings())["project"]["nav"]))
     assert len(listed) == len(set(listed))
-    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md") if page.parent != FRAGMENTS}
-    pages |= {str(page) for page in tool_modules.made_pages() if page.parts[0] != "findings"}
-    assert set(listed) == pages | {"findings/README.md", "contributing/README.md"}, "zensical.toml lists the pages"
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    pages |= set(map(str, tool_modules.made_pages()))
+    assert set(listed) == pages | {"contributing/README.md"}, "zensical.toml lists the pages"
     index = (ROOT / "docs" / "index.md").read_text()
     assert not [page for page in pages if f"({page}" not in index and page != "index.md" and page.split("/")[0] in (
         "start", "tasks", "concepts", "project", "troubleshooting.md", "faq.md")]
+
+
+def test_the_site_warns_and_enlarges() -> None:
+    text = "> [!WARNING]\n> It ends.\n> So ask.\n\n> quoted\n\n![A](a.svg)\n"
+    assert tool_modules.tool("site_pages").for_the_site(text) == (
+        "!!! warning\n\n    It ends.\n    So ask.\n\n> quoted\n\n[![A](a.svg)](a.svg)\n")
 
 
 def test_a_link_in_docs_puts_no_other_file_on_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,8 +434,10 @@ def test_a_link_in_docs_puts_no_other_file_on_the_site(tmp_path: Path, monkeypat
         (tmp_path / name).mkdir()
     (tmp_path / "docs" / "a.md").write_text("page")
     (tmp_path / "CONTRIBUTING.md").write_text("page")
-    for name, value in (("ROOT", tmp_path), ("DOCS", tmp_path / "docs"), ("PAGES", tmp_path / "build" / "pages")):
+    for name, value in (("ROOT", tmp_path), ("DOCS", tmp_path / "docs"), ("PAGES", tmp_path / "build" / "pages"),
+                        ("SETTINGS", tmp_path / "build" / "zensical.toml")):
         monkeypatch.setattr(tool, name, value)
+    (tmp_path / "zensical.toml").write_text(tool.ALL_FINDINGS)
     assert tool.main() == 0 and (tmp_path / "build" / "pages" / "a.md").exists()
     (tmp_path / "docs" / "b.md").symlink_to(tmp_path / "secret")
     with pytest.raises(SystemExit, match=r"b\.md is a symbolic link"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.trace.snippets import KERAS_XLA
+from gputop.advice.fix_code import code
 from gputop.cli import main
 from tests.code_blocks import FRAMEWORKS, ROOT, Block, code_blocks, parameters
 from tests.forked_processes import start
@@ -65,7 +65,7 @@ def test_the_code_of_a_fix_names_what_exists(block: Block, tmp_path: Path) -> No
 
 def test_the_fix_for_a_keras_model_without_xla_names_the_layer_that_turns_it_off(tmp_path: Path) -> None:
     """What gputop advises changes something: without the layer that it names Keras compiles, with it never."""
-    listing = KERAS_XLA.splitlines()[1]
+    listing = (code("xla_off", "keras") or "").splitlines()[1]
     _run(f"""
 import contextlib, io, keras
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 from tests.source_trees import sources
 
@@ -34,6 +37,7 @@ SAVES = {
     "gputop.core.version": "5 ms; documents alone",
     "gputop.diagnosis": "NumPy and the analyses, 22 MB and 530 ms: for the first trace",
     "gputop.export.write_tables": "for the first file",
+    "gputop.export.analysis_page": "the analyses, in notebooks alone",
     "gputop.export.html": "NumPy and the analyses, 24 MB: for pages alone",
     "gputop.export.pictures": "documents without pictures do without",
     "gputop.export.snapshot": "for the first snapshot: 3 MB, 110 ms",
@@ -43,7 +47,6 @@ SAVES = {
     "gputop.ranks": "for the first job of several ranks: 4 MB",
     "gputop.render.finding_markdown": "for the first finding that is copied",
     "gputop.render.palette": "documents without pictures do without",
-    "gputop.replay": "recordings and snapshots alone: 3 MB, 85 ms",
     "gputop.rules": "for the first file with rules: 60 ms",
     "gputop.session": "what few sessions do, as automatic captures (3 MB): when one does it",
     "gputop.simulation": "the demo alone: NumPy, 13 MB",
@@ -161,3 +164,19 @@ def test_what_a_module_loads_anyway_is_imported_at_its_top():
     loaded = {module: loaded_with(module) for module, _ in in_functions()}
     late = {(module, name) for module, name in in_functions() if name in loaded[module]} - LOADED_ANYWAY
     assert not late, "the module loads it at its start: import it at the top"
+
+
+TRACE = Path(__file__).parent / "data" / "keras3_slow_input.xplane.pb.gz"
+# What a notebook that analyzes a trace does without: the node and the fleet, and what they need from outside.
+OUTSIDE = ("psutil", "pynvml", "grpc", "google", "textual", "rich", "prometheus_client")
+NODE_AND_FLEET = ("sources", "telemetry", "profiler", "ranks", "simulation", "launch", "replay", "goodput", "session",
+                  "doctor", "tui", "cluster", "commands", "advice.live", "advice.fleet")
+
+
+def test_an_analysis_loads_the_engine_alone():
+    code = "import sys, gputop; print(len(gputop.analyze(sys.argv[1]).findings), *sys.modules, sep='\\n')"
+    run = subprocess.run([sys.executable, "-c", code, TRACE], capture_output=True, text=True, check=True)
+    findings, *loaded = run.stdout.splitlines()
+    assert int(findings) and "numpy" in loaded and "gputop.diagnosis.diagnose" in loaded
+    beginnings = tuple(f"{name}." for name in (*OUTSIDE, *(f"gputop.{part}" for part in NODE_AND_FLEET)))
+    assert not [name for name in loaded if f"{name}.".startswith(beginnings)]

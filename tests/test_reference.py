@@ -107,4 +107,4 @@ def test_the_example_is_what_the_rule_prints(finding_id: str) -> None:
 
 
 def test_the_languages_of_the_pages_are_known() -> None:
-    assert {block.language for block in code_blocks(PROSE)} == {"python", "sh"}
+    assert {block.language for block in code_blocks(PROSE)} == {"c", "python", "sh"}

@@ -31,7 +31,7 @@ from gputop.tui import keys
 
 DOCS = Path(__file__).parents[1] / "docs"
 _MADE = "<!-- Made from the code by tools/make_reference.py: make reference. -->\n\n"
-_ORIGINS = (
+ORIGINS = (
     ("trace", "From a trace", "These come from `gputop capture`, `c` in the monitor, or `gputop analyze`."),
     ("live", "Live", "These come from the samples of the last seconds to minutes, without a trace."),
     ("fleet", "Of a cluster", "`gputop cluster` reports these for the jobs of many nodes."),
@@ -74,7 +74,7 @@ def _findings() -> Iterator[str]:
     yield ""
     yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings and abstaining."
     yield ""
-    for origin, heading, text in _ORIGINS:
+    for origin, heading, text in ORIGINS:
         yield f"## {heading}"
         yield ""
         yield text

@@ -17,6 +17,8 @@ from gputop.advice.rule import Cause
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.core.findings import MIN_SHARE, Finding, at_most, ranked, severity_of
 
+_SAME_SECONDS = "same_seconds"
+
 Holds = Callable[[Finding, Finding], bool]
 Rest = Callable[[str, str], float | None]
 
@@ -30,14 +32,11 @@ def _mostly(part: Finding, whole: Finding) -> bool:
     return (part.gain.step_time or 0.0) >= (1 - limit("causes.rest")) * (whole.gain.step_time or 0.0)
 
 
-def _longer_by(long_steps: Finding, *parts: str) -> bool:
-    more = long_steps.evidence
-    return sum(more.get(f"{part}_more_s", 0.0) for part in parts) >= 0.5 * more.get("more_s", 0.0) > 0
-
-
 # When a cause accounts for its consequence, by the name that the records of rules give the condition.
 CONDITIONS: Mapping[str, Holds] = {
     "always": lambda cause, effect: True,
+    # As far as both claim the same seconds of the account.
+    _SAME_SECONDS: lambda cause, effect: True,
     # The GPU the others wait for is the one with more work.
     "same_gpus": lambda cause, effect: set(effect.gpus) <= set(cause.gpus),
     "fast_launches": _launched_fast,
@@ -49,22 +48,11 @@ CONDITIONS: Mapping[str, Holds] = {
         effect.evidence.get("late_by_host_ratio", 0.0) >= limit("causes.late_by_host")),
     # A GPU that its host delays keeps the others waiting.
     "delayed_by_host": lambda cause, effect: "held_up_s" in cause.evidence,
-    "long_by_delay": lambda cause, effect: (
-        "held_up_s" in cause.evidence and _longer_by(effect, "collectives", "idle", "input")),
-    # What the long steps have more of is the host's time, or waiting for input.
-    "long_by_host": lambda cause, effect: _longer_by(cause, "host", "launch", "idle"),
-    "long_for_host": lambda cause, effect: _longer_by(effect, "host", "launch", "idle"),
     # What is late all over the step does not follow from one part of it.
     "most_of_it": _mostly,
     "part_of_it": lambda cause, effect: not _mostly(effect, cause),
     # Launches waited for name the cure; another one is worth its place where it is known to fit.
     "room_unknown": lambda cause, effect: "capacity_bytes" not in effect.evidence,
-    # Without steps all that the GPUs wait for is in the window, and has its own name.
-    "not_in_steps": lambda cause, effect: "per_training_step_s" not in effect.evidence,
-    # The time between two calls is the same few pauses, told as a share of the recording.
-    "same_pauses": lambda cause, effect: (
-        cause.evidence.get("between_per_step_s", 0.0) >= (1 - limit("causes.rest")) * effect.evidence["gap_s"]),
-    "long_for_input": lambda cause, effect: _longer_by(effect, "input"),
 }
 # What is left of a staggered launch is what it can claim of others, so it is settled before them.
 _SETTLED_FIRST = "staggered_launch"
@@ -91,6 +79,11 @@ def fold_consequences(findings: Iterable[Finding], replayed_rest: Rest = lambda 
         if not CONDITIONS[relation.condition](cause, effect):
             continue
         share, cause_share = effect.gain.step_time or 0.0, cause.gain.step_time or 0.0
+        if relation.condition == _SAME_SECONDS:
+            both = _both_claim(effect, cause)
+            if not both or (share <= 0 and both < 1 - limit("causes.rest")):
+                continue
+            cause_share = share * both
         replayed = replayed_rest(effect_id, cause.id)
         rest = share - cause_share if replayed is None else replayed
         if relation.wholly or share <= 0 or rest <= max(limit("causes.rest") * share, MIN_SHARE):
@@ -108,10 +101,15 @@ def _root(parent: dict[str, str], id_: str) -> str:
     return id_
 
 
+def _both_claim(effect: Finding, cause: Finding) -> float:
+    """The part of the effect's seconds that its cause claims, too."""
+    both_s = sum(min(time_s, cause.claims.get(part, 0.0)) for part, time_s in effect.claims.items())
+    return both_s / sum(effect.claims.values()) if both_s else 0.0
+
+
 def _without(effect: Finding, cause: Finding, rest: float) -> Finding:
     """The finding with the seconds of its cause taken off its gain."""
     gain = replace(effect.gain, step_time=rest, by="bound", claim="at most",
-                   how=f"{effect.gain.how}; the saving of {cause.id} is subtracted",
                    assumption=f"{effect.gain.assumption} The saving of {cause.id} is subtracted.".lstrip())
     return replace(effect, gain=gain, severity=at_most(severity_of(rest), effect.severity))
 

@@ -7,14 +7,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 
+from gputop.advice.fix_code import as_shown, source_of_page
 from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
 from gputop.advice.rule import Limit, Rule
 from gputop.core.framework import LABELS
 
-SECTIONS = ("What it means", "How to confirm it", "Fix", "Example", "When it is wrong")
+SECTIONS = ("What it means", "How to confirm it", "Fix", "Example", "When it is wrong", "Read more")
 _WHERE = {"trace": "in a trace", "live": "live, in the history of samples", "fleet": "in a cluster's metrics"}
+_SCALES = {  # the largest first; one that divides the value goes before
+    "s": ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "bytes": ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1e9, "GB"), (1e6, "MB"), (1, "B")),
+    "B/s": ((1e9, "GB/s"), (1e6, "MB/s")),
+}
 _SEVERITY = {
     "by_share": "high from 15% of the step, medium from 5%, otherwise low",
     "by_share_capped": "high from 15% of the step, medium from 5%, otherwise low; at most medium on a small sample",
@@ -26,7 +31,7 @@ def prose(finding_id: str) -> str:
     """The prose of a finding, a title first; raises KeyError for an id that has none."""
     if finding_id not in FINDING_IDS:
         raise KeyError(finding_id)
-    return files("gputop.advice").joinpath("pages").joinpath(f"{finding_id}.md").read_text(encoding="utf-8")
+    return as_shown(source_of_page(finding_id))
 
 
 def title(finding_id: str) -> str:
@@ -43,6 +48,20 @@ def page(finding_id: str, limit: Callable[[str], Limit] = LIMITS.__getitem__) ->
     facts = "\n".join(line for rule in RULES if finding_id in rule.ids
                       for line in _facts(rule, limit))
     return f"# {finding_id}: {head.removeprefix('# ')}\n\n{body.strip()}\n\n## How gputop decides\n\n{facts}"
+
+
+def _threshold(row: Limit) -> str:
+    """The value, exactly and in people's units: 5%, 1.5×, 50 µs, 256 MiB."""
+    value = row.value
+    if row.unit == "ratio":
+        return f"{100 * value:.3g}%" if value <= 1 else f"{value:g}×"
+    if row.unit == "count":
+        return f"{value:g}"
+    scales = _SCALES.get(row.unit, ())
+    factor, unit = next(((factor, unit) for factor, unit in scales if value >= factor and not value % factor),
+                        next(((factor, unit) for factor, unit in reversed(scales) if value < 1000 * factor),
+                             (1, row.unit)))
+    return f"{value / factor:.4g} {unit}"
 
 
 def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
@@ -65,5 +84,5 @@ def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
     if limits:
         yield "| threshold | value | source |"
         yield "|---|---|---|"
-        yield from (f"| `{row.id}` | {row.value:g} {row.unit} | {row.source} |" for row in limits)
+        yield from (f"| `{row.id}` | {_threshold(row)} | {row.source} |" for row in limits)
         yield ""

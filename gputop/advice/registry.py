@@ -24,6 +24,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("few.hardly_any_kernels", 20, "count",
           f"{OWN}a single layer, forward and backward, launches as many; fewer are a script's start or a micro "
           "benchmark, so their cost is at most low"),
+    Limit("few.judged_kernels", 10, "count", f"{OWN}nothing is said of the kernels of a report that has hardly any"),
     Limit("precision.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
     Limit("precision.speedup", 3.0, "ratio",
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),
@@ -78,11 +79,6 @@ def rule_of(finding_id: str, origin: Origin) -> Rule | None:
     """The rule that makes findings of this id; None for an id that is no rule's, as of a document of another
     version."""
     return _BY_ID.get((origin, finding_id))
-
-
-def ids_by_part(part: str) -> frozenset[str]:
-    """Ids of the findings that can explain the length of this part of the step."""
-    return frozenset(id_ for rule in TRACE_RULES if part in rule.parts for id_ in rule.ids)
 
 
 @cache

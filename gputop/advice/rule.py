@@ -64,7 +64,9 @@ class Rule(Struct, frozen=True, kw_only=True):
     # The findings it follows from, the surest first. Of a live rule: findings of a trace.
     follows_from: tuple[Cause, ...] = ()
     # -- of a trace rule
-    parts: tuple[str, ...] = ()  # parts of the step whose length it can explain
+    # Parts of the account (of the step, or around the steps of the recording) that it can explain, that which it is
+    # about first.
+    parts: tuple[str, ...] = ()
     idle_gaps: Mapping[str, int] = field(default_factory=dict)  # by cause of an idle gap: its place among the findings
     events: frozenset[str] = frozenset()  # kinds of events on the timeline that stand for it
     # -- of a live rule, or of one about a fleet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gputop.advice.rule import OWN, Cause, Limit, Rule
+from gputop.render.step_parts import PART_IDS
 
 _UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
 # What delays launches, whatever else it costs.
@@ -19,7 +20,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
         needs=("batch_waits", "idle_gpus_in_waits"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
-        parts=("input",), idle_gaps={"input": 1}, events=frozenset({"input"}),
+        parts=("input", "open"), idle_gaps={"input": 1}, events=frozenset({"input"}),
         follows_from=(_DELAYED_RANK,),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
@@ -76,7 +77,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="replica_imbalance", also=("gpu0_oversubscribed",), module="trace.multi_gpu", origin="trace",
         severity="by_share", needs=("gpu_activity",),
-        parts=("idle", "collectives"), idle_gaps={"other_gpu": 3, "collective_wait": 2}, events=_COMPUTE,
+        parts=("collectives", "idle", "compute"), idle_gaps={"other_gpu": 3, "collective_wait": 2}, events=_COMPUTE,
         follows_from=(Cause("serial_gpus"),),
         limits=(
             Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10% (critical at 20%)"),
@@ -154,8 +155,8 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="collective_waiting", module="trace.collectives", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("collectives.share",),
-        parts=("idle", "collectives", "host", "launch", "input"), idle_gaps={"collective_wait": 1, "held_up": 1},
-        events=_COLLECTIVE,
+        parts=("collectives", "idle", "host", "launch", "input", "compute"),
+        idle_gaps={"collective_wait": 1, "held_up": 1}, events=_COLLECTIVE,
         follows_from=(
             *(Cause(id_, "same_gpus", wholly=True) for id_ in _UNEVEN), Cause("serial_gpus", wholly=True),
             Cause("staggered_launch"), Cause("thread_contention", "late_by_host", wholly=True),
@@ -168,7 +169,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="copies_excessive", module="trace.copies", origin="trace", severity="by_share", needs=("busy_gpus",),
-        parts=("h2d", "d2h"), events=_COPIES,
+        parts=("h2d", "d2h", "compute"), events=_COPIES,
         # How the copies are done, and what asks for them.
         follows_from=tuple(Cause(id_, "copies_with_host") for id_ in (
             "copies_pageable", "host_placement", "managed_memory", "default_stream")),
@@ -182,7 +183,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="copies_pageable", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
         needs=("busy_gpus",),
-        parts=("h2d", "d2h"), events=_COPIES,
+        parts=("h2d", "d2h", "host", "launch", "idle"), events=_COPIES,
         limits=(
             Limit("copies_pageable.share", 0.03, "ratio",
                   "same as small_kernels.share; nsys rule: pageable async copies"),
@@ -195,7 +196,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="sync_copies", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
-        parts=("launch", "host"), idle_gaps={"after_copy": 1}, events=_COPIES,
+        parts=("host", "launch", "idle"), idle_gaps={"after_copy": 1}, events=_COPIES,
         follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling"), _DELAYED_RANK),
         limits=(
             Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2% of the time and more"),
@@ -245,7 +246,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
-        parts=("launch", "host"), idle_gaps={"after_copy": 2},
+        parts=("host", "launch", "idle", "compute"), idle_gaps={"after_copy": 2},
         limits=(
             Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, which takes about 0.1%, is not "
                                                        "reported"),
@@ -361,8 +362,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
                                               "cpu_contention.full", "cpu_contention.others"),
         parts=("host",), idle_gaps={"gap": 1},
-        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host"),
-                      Cause("time_outside_steps", "same_pauses", wholly=True), _DELAYED_RANK),
+        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "same_seconds"),
+                      Cause("time_outside_steps", "same_seconds"), _DELAYED_RANK),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3% of the step is moderate (15% high); {OWN}the time of Keras' own loop "
@@ -374,11 +375,11 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="long_steps", module="trace.long_steps", origin="trace", severity="by_share_capped",
         shared_limits=("cpu_contention.full", "cpu_contention.others"),
-        parts=("input", "launch", "host", "idle", "compute", "collectives"), idle_gaps={"gap": 2},
+        parts=PART_IDS, idle_gaps={"gap": 2},
         # What makes them long has a name of its own.
-        follows_from=(Cause("retracing", "long_for_host"), Cause("input_bound", "long_for_input"),
-                      Cause("thread_contention", "long_for_host"), Cause("host_placement", "long_for_host"),
-                      Cause("collective_waiting", "long_by_delay")),
+        follows_from=(Cause("retracing", "same_seconds"), Cause("input_bound", "same_seconds"),
+                      Cause("thread_contention", "same_seconds"), Cause("host_placement", "same_seconds"),
+                      Cause("collective_waiting", "same_seconds")),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
             Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
@@ -386,10 +387,11 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
-        shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others"), idle_gaps={"gap": 3},
+        shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named"),
+        parts=("between", "open", "no_steps"), idle_gaps={"gap": 3},
         # Steps that hold the same work are long, and launches that are late leave the GPUs idle where no step is found.
-        follows_from=(Cause("long_steps", "long_by_host"), Cause("input_bound", "not_in_steps"),
-                      Cause("launch_bound", "not_in_steps"), Cause("eager_execution", "not_in_steps")),
+        follows_from=(Cause("long_steps", "same_seconds"), Cause("input_bound", "same_seconds"),
+                      Cause("launch_bound", "same_seconds"), Cause("eager_execution", "same_seconds")),
         limits=(
             Limit("time_outside_steps.share", 0.05, "ratio", f"contract of severities: 5% is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),
@@ -398,7 +400,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="evaluation_share", module="trace.wall_time", origin="trace",
+        id="evaluation_share", module="trace.wall_time", origin="trace", parts=("evaluation", "prediction"),
         limits=(
             Limit("evaluation_share.share", 0.05, "ratio", "same as time_outside_steps.share"),
             Limit("evaluation_share.medium", 0.2, "ratio",
@@ -408,7 +410,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="unfinished_step", module="trace.wall_time", origin="trace",
+        id="unfinished_step", module="trace.wall_time", origin="trace", parts=("open",),
         shared_limits=("time_outside_steps.share", "cpu_contention.full", "cpu_contention.others"),
         follows_from=(Cause("long_steps", wholly=True), Cause("input_bound", wholly=True),
                       Cause("time_outside_steps", wholly=True), Cause("retracing", "most_of_it", wholly=True)),
@@ -422,7 +424,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="thread_contention", module="trace.cpus", origin="trace", severity="by_share_capped",
         needs=("launch_threads",), silent_for=("pytorch",),
-        parts=("launch", "host"), idle_gaps={"dispatch": 1},
+        parts=("launch", "host", "collectives"), idle_gaps={"dispatch": 1},
         limits=(
             Limit("thread_contention.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("thread_contention.busy", 0.5, "ratio",
@@ -459,7 +461,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="cpu_contention", module="trace.cpus", origin="trace", severity="by_share_capped",
-        parts=("input", "launch", "host"),
+        parts=("host", "launch", "input"),
         limits=(
             Limit("cpu_contention.share", 0.05, "ratio",
                   "XProf: input 5% of the step is moderate; with less, GPUs hardly wait for CPUs"),
@@ -473,7 +475,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
         needs=("eager_ops",), shared_limits=("launch_bound.recording_s",), follows_from=(Cause("anomaly_mode"),),
-        parts=("launch", "host"), idle_gaps={"eager": 1, "dispatch": 3},
+        parts=("host", "launch"), idle_gaps={"eager": 1, "dispatch": 3},
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10%"),
             Limit("eager_execution.cost", 0.03, "ratio", "same as launch_bound.share"),
@@ -482,7 +484,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="retracing", module="trace.compilation", origin="trace", severity="by_share_capped",
         shared_limits=("host.steps",),
-        parts=("launch", "host"), idle_gaps={"tracing": 1},
+        parts=("host", "launch"), idle_gaps={"tracing": 1},
         limits=(
             Limit("retracing.count", 2, "count",
                   f"{OWN}a function that is traced once for another shape, as the last batch of an epoch, is not "
@@ -555,7 +557,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="embedding_dense", module="trace.embeddings", origin="trace", severity="by_share_capped",
         training_only=True, needs_training=True,
-        parts=("compute",), events=_COMPUTE,
+        parts=("compute", "host"), events=_COMPUTE,
         limits=(
             Limit("embedding_dense.share", 0.05, "ratio",
                   f"contract of severities: 5% is medium; {OWN}a smaller saving, not worth a change of the optimizer, "
@@ -567,7 +569,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="allocation_in_steps", module="trace.memory", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
-        parts=("launch", "host"), idle_gaps={"after_copy": 4},
+        parts=("host", "launch"), idle_gaps={"after_copy": 4},
         limits=(
             Limit("allocation_in_steps.share", 0.03, "ratio",
                   "same as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree synchronize implicitly"),
@@ -579,7 +581,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="graph_recapture", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",),
-        parts=("launch", "host"), idle_gaps={"launching": 4},
+        parts=("host", "launch"), idle_gaps={"launching": 4},
         limits=(
             Limit("graph_recapture.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("graph_recapture.recurring", 0.5, "ratio",
@@ -609,7 +611,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
-        parts=("launch", "host"), idle_gaps={"placement": 1, "after_copy": 3},
+        parts=("host", "launch"), idle_gaps={"placement": 1, "after_copy": 3},
         limits=(
             Limit("host_placement.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
         ),

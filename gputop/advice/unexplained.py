@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from gputop.advice.registry import limit, rule_of
+from gputop.advice.registry import limit
 from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, HostWork, Unexplained
 from gputop.core.findings import Finding
@@ -24,22 +24,28 @@ _NUMBER = re.compile(r"\d+")
 
 def unexplained(a: Analysis, findings: Iterable[Finding]) -> Unexplained | None:
     """The time that none of these findings claims; None where it is little, or where the trace does not tell."""
-    per, work, silent_s = "step", [], None
+    account, per, work, silent_s = a.account, "step", list[HostWork](), None
+    if account is None or (a.steps is not None and a.steps.start_up):
+        return None
+    claimed = _claimed(findings)
     if a.cpu_layers is not None:
         idle_s = sum(row.wait_s for row in a.cpu_layers.rows if row.name == NO_OP_RUNS and row.parent is None)
         input_s = (a.breakdown.input or 0.0) if a.breakdown is not None else 0.0
         parts, of_s = {"host": max(idle_s - input_s, 0.0)}, a.cpu_layers.total_s
         per = a.cpu_layers.basis
+        left = _left(parts, claimed, account.steps)
     elif a.breakdown is not None and a.gpus:
         parts, of_s = {part: a.breakdown.known.get(part, 0.0) for part in _WAITS}, a.breakdown.total
+        left = _left(parts, claimed, account.steps)
     elif a.steps is None and a.wall_time is not None:
         without = [part for part in a.wall_time.parts if part.id == _NO_STEPS]
         parts, of_s = {_NO_STEPS: sum(part.time_s for part in without)}, a.wall_time.recorded_s
         per, work = "recording", [one for part in without for one in part.work]
         silent_s = sum(part.silent_s or 0.0 for part in without)
+        left = {_NO_STEPS: sum(_left(account.claimable(parts), claimed, 1).values())}
     else:
         return None
-    left = {part: time_s for part, time_s in _left(parts, findings, of_s).items() if time_s >= _HALF * parts[part] > 0}
+    left = {part: time_s for part, time_s in left.items() if time_s >= _HALF * parts[part] > 0}
     time_s = sum(left.values())
     if time_s < limit("unexplained.share") * of_s:
         return None
@@ -49,28 +55,19 @@ def unexplained(a: Analysis, findings: Iterable[Finding]) -> Unexplained | None:
     return Unexplained(per, time_s, of_s, left, _named(work, time_s), silent_s)
 
 
-def _left(parts: Mapping[str, float], findings: Iterable[Finding], of_s: float) -> dict[str, float]:
-    """The seconds of each part that no finding claims."""
-    left = dict(parts)
+def _left(parts: Mapping[str, float], claimed: Mapping[str, float], steps: int) -> dict[str, float]:
+    """The seconds of each part that no finding claims; ``claimed`` is of so many steps."""
+    return {part: max(time_s - claimed.get(part, 0.0) / steps, 0.0) for part, time_s in parts.items()}
+
+
+def _claimed(findings: Iterable[Finding]) -> dict[str, float]:
+    """The seconds of each part that findings claim; one and what it explains claim the same."""
+    out: dict[str, float] = {}
     for finding in findings:
-        rules = [rule for id_ in finding.ids if (rule := rule_of(id_, finding.origin)) is not None and rule.costs_time]
-        of_finding = {part for rule in rules for part in rule.parts}
-        if "time_outside_steps" in finding.ids or not of_finding.isdisjoint(("input", *_WAITS)):
-            of_finding.add(_NO_STEPS)
-        claimed = _claimed(finding)
-        rest = sum(left.values()) if claimed is None else claimed * of_s
-        for part in sorted(of_finding & left.keys(), key=lambda part: -left[part]):
-            taken = min(left[part], rest)
-            left[part] -= taken
-            rest -= taken
-    return left
-
-
-def _claimed(finding: Finding) -> float | None:
-    """The share of the step that the finding is about, the largest of it and of what it explains; None: no figure."""
-    shares = [share for share in (finding.evidence.get("share_ratio"), finding.gain.step_time) if share is not None]
-    shares += [share for one in finding.consequences if (share := _claimed(one)) is not None]
-    return max(shares, default=None)
+        below = _claimed(finding.consequences)
+        for part in finding.claims.keys() | below.keys():
+            out[part] = out.get(part, 0.0) + max(finding.claims.get(part, 0.0), below.get(part, 0.0))
+    return out
 
 
 def _named(work: Iterable[HostWork], time_s: float) -> tuple[HostWork, ...]:

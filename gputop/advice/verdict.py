@@ -6,15 +6,15 @@ A verdict has no sentence and the words compute nothing, so either can change wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gputop.advice.rule import Rule
 from gputop.core.findings import Claim, Culprit, Finding, Gain, Severity, at_most, severity_of
 from gputop.text.units import percent
 
-_T = TypeVar("_T")
+ONCE = "it came once in this recording, and how often it comes is unknown: a longer capture shows that"
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -32,13 +32,21 @@ class Verdict(Struct, frozen=True, kw_only=True):
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
     # steps. None: it cannot be replayed.
     cure: Any = None
-    # The part of the bound that a replay must save to have expressed the whole fix; below it the bound stands.
-    expressed: float = 0.0
+    # Of a rule that knows it: how its share is divided among parts of the account, in any unit. Else the rule's parts
+    # are taken in their order.
+    of_parts: Mapping[str, float] = field(default_factory=dict)
     # gputop.analysis.layers.culprits.Events, or a list of them, one for each GPU: what it means on the GPUs, to be
     # named by ops and layers.
     events: Any = None
     culprits: tuple[Culprit, ...] = ()  # of the host, which it has named already
     framework: str = ""  # of a live rule, set by live_advice: what the processes on these GPUs train with
+
+    @property
+    def most(self) -> float | None:
+        """Upper bound of the share that is saved; None where no figure can be given."""
+        if self.claim is None:
+            return None
+        return (self.share or None) if self.saving is None else self.saving
 
 
 class Missing(Struct, frozen=True):
@@ -77,6 +85,8 @@ class Basis(Struct, frozen=True):
     window: float = 1.0  # without steps: the time that they are of, as a share of the recorded time
     culprits: tuple[Culprit, ...] = ()
     severest: Severity = "high"  # a cap, whatever the rule
+    claims: Mapping[str, float] = field(default_factory=dict)  # seconds by part of the account,
+    most: float = 1.0  # and the share that they are: no more is saved
 
 
 _VERDICT_ALONE = Basis()
@@ -99,21 +109,15 @@ def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VE
         title=words.title, why=f"{words.why} {basis.caveat}" if basis.caveat else words.why,
         evidence=words.evidence, action=words.action, source=words.source,
         gain=gain, gpus=verdict.gpus, snippet=words.snippet,
-        origin=rule.origin, culprits=basis.culprits, brief=words.brief, unknown=words.unknown,
+        origin=rule.origin, culprits=basis.culprits, brief=words.brief, unknown=words.unknown, claims=basis.claims,
     )
 
 
-def bound(verdict: Verdict) -> float | None:
-    """Upper bound of the share of the step that is saved; None where no figure can be given."""
-    if verdict.claim is None:
-        return None
-    return (verdict.share or None) if verdict.saving is None else verdict.saving
-
-
 def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:
-    most, claim = bound(verdict), verdict.claim
+    most, claim = verdict.most, verdict.claim
     if most is None or claim is None:
         return Gain(None, words.gain, words.per)
+    most = min(most, basis.most)
     either = claim in _BESIDES  # no upper bound
     before_s = basis.step_s if words.per == "step" else None
     per, window = words.per, 1.0
@@ -129,4 +133,5 @@ def _gain(verdict: Verdict, words: Explanation, basis: Basis) -> Gain:
     how = "a replay of the recorded steps with the fix"
     how += ("; the fix can save more" if claim == "at least" else "; it rests on a usual factor, not on a bound"
             if claim == "about" else f"; the upper bound is {percent(most)}")
-    return Gain(basis.replayed * window, how, per, "replay", verdict.cure.assumes, claim=claim, before_s=before_s)
+    saved = min(basis.replayed, most) * window
+    return Gain(saved, how, per, "replay", verdict.cure.assumes, claim=claim, before_s=before_s)

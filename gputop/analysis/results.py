@@ -8,7 +8,7 @@ version too: a key that is unknown here is ignored, one that is missing has its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -135,6 +135,72 @@ class RankWallTime(Struct, frozen=True):
     parts: tuple[WallPart, ...]
 
 
+class AccountPart(Struct, frozen=True):
+    """Seconds of one line of the :class:`Account`.
+
+    ``id`` is a part of the step (:class:`Breakdown`) in the time that is judged, else that of the recording
+    (:class:`WallPart`) which ``of``, ``kind`` and ``what`` name: a pause within a step's bounds has the ``id`` "host"
+    and is ``of`` "between". ``known_by`` says what the name rests on: it is "recorded", "sampled" (a line of Python by
+    samples of stacks, off by up to ``error_s``) or "inferred", as what no event shows.
+    """
+
+    id: str
+    time_s: float
+    of: str
+    kind: str = ""
+    what: str = ""
+    known_by: str = "recorded"
+    error_s: float = 0.0
+
+
+class AccountLine(Struct, frozen=True):
+    """The recording along one GPU, or along the loop of a rank without one (``gpu`` None)."""
+
+    rank: int
+    host: str
+    gpu: int | None
+    parts: tuple[AccountPart, ...]
+
+
+class Account(Struct, frozen=True):
+    """The one account of a recording (:mod:`gputop.analysis.account`): along each of the ``lines`` each nanosecond is
+    in one part, and they sum to its window.
+
+    What is judged are the ``steps``, ``mean_s`` each; with ``basis`` "window" it is the time from the first device
+    event to the last, as one. ``left_out`` are the seconds that nothing judges, by reason, mean of the lines.
+    """
+
+    lines: tuple[AccountLine, ...]
+    basis: str
+    steps: int
+    mean_s: float
+    median_s: float
+    left_out: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each part, mean of the lines."""
+        return self.claimable({part.id for line in self.lines for part in line.parts})
+
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """The mean step, or the window; None where the trace does not tell its parts."""
+        per = {id_: time_s / self.steps for id_, time_s in self.seconds.items() if id_ in Breakdown.__struct_fields__}
+        if not per:
+            return None
+        none = ("input", "host") if self.lines[0].gpu is None else Breakdown.__struct_fields__
+        return Breakdown(**dict.fromkeys(none, 0.0) | per)
+
+    def claimable(self, ids: Collection[str]) -> dict[str, float]:
+        """The seconds of the parts that have one of these ids or are of one, mean of the lines."""
+        out: dict[str, float] = {}
+        for line in self.lines:
+            for part in line.parts:
+                if part.id in ids or part.of in ids:
+                    out[part.id] = out.get(part.id, 0.0) + part.time_s / len(self.lines)
+        return out
+
+
 class WallTime(Struct, frozen=True):
     """Division of the recorded time (:mod:`gputop.analysis.host.wall_time`): ``parts`` sum to ``total_s``, from its
     begin to its end, the mean of the ``ranks``, which are listed where there are several. ``recorded_s`` is that
@@ -157,6 +223,7 @@ class WallTime(Struct, frozen=True):
     ranks: tuple[RankWallTime, ...] = ()
     overview: StepSeries | None = None
     unexplained: Unexplained | None = None
+    account: Account | None = None
 
     @property
     def steps(self) -> int:
@@ -1038,6 +1105,10 @@ class Analysis(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
     what_if: tuple[CombinedGain, ...] = ()
+
+    @property
+    def account(self) -> Account | None:
+        return self.wall_time.account if self.wall_time is not None else None
 
     def to_json(self) -> dict[str, Any]:
         """The document ``gputop.analysis/1``: what ``json.dump`` writes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
+from typing import ClassVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -75,15 +76,16 @@ class GroupFigures(Struct, frozen=True):
         """Return the group with the mean of its kinds' activity, by their GPUs."""
         kinds = [(value, self.values["gpus", of_kind]) for (name, of_kind), value in self.values.items()
                  if name == "activity" and ("gpus", of_kind) in self.values]
-        gpus = sum(count for _, count in kinds)
+        measured = sum(count for _, count in kinds)
+        gpus = sum(value for (name, _), value in self.values.items() if name == "gpus")
         # What is used and free; the driver's own part is no room for a job.
         used, free = self.value("memory_used_bytes"), self.value("memory_free_bytes")
         total = self.value("memory_total_bytes")
         if total is None and used is not None and free is not None:
             total = used + free
-        return Group(gpus=bounded(gpus), activity=sum(value * count for value, count in kinds) / gpus if gpus else None,
-                     kind=kind, tensor_active=self.value("tensor_active"), memory_used_bytes=used,
-                     memory_total_bytes=total, power_w=self.value("power_w"))
+        activity = sum(value * count for value, count in kinds) / measured if measured else None
+        return Group(gpus=bounded(gpus), activity=activity, kind=kind, tensor_active=self.value("tensor_active"),
+                     memory_used_bytes=used, memory_total_bytes=total, power_w=self.value("power_w"))
 
 
 class Idleness(Struct, frozen=True):
@@ -138,6 +140,7 @@ class FleetSeries(Struct, frozen=True, dict=True):
     gpu_series: Sequence[Series] = ()
     node_series: Sequence[Series] = ()
     past: SeriesStore = field(default_factory=SeriesStore)
+    names_free_nodes: ClassVar[bool] = False  # also where groups are jobs
 
     def key(self, labels: Mapping[str, str]) -> Key:
         """The group that a series is of."""
@@ -178,7 +181,7 @@ class FleetSeries(Struct, frozen=True, dict=True):
         """The nodes of the jobs whose nodes were asked for, by name."""
         by_node: dict[tuple[Key, str], list[Series]] = {}
         for series in self.node_series:
-            if (key := self.key(series.labels))[1]:
+            if (key := self.key(series.labels))[1] or self.names_free_nodes:
                 by_node.setdefault((key, node_of(series.labels)), []).append(series)
         nodes: dict[Key, dict[str, Node]] = {}
         for (key, name), each in sorted(by_node.items(), key=lambda item: item[0]):
@@ -239,9 +242,11 @@ class FleetSeries(Struct, frozen=True, dict=True):
                 uuid = gpu_id(series.labels)
                 groups.setdefault(uuid, set()).add(key)
                 gpu = gpus.get(uuid) or Gpu(node=node_of(series.labels), gpu=gpu_of(series.labels), uuid=uuid)
-                gpus[uuid] = (
-                    replace(gpu, activity=series.value, kind=series.labels.get("kind", self.kind))
-                    if figure == "activity" else replace(gpu, figures={**gpu.figures, figure: series.value}))
+                if figure == "activity":
+                    gpu = replace(gpu, activity=series.value, kind=series.labels.get("kind", self.kind))
+                elif figure:
+                    gpu = replace(gpu, figures={**gpu.figures, figure: series.value})
+                gpus[uuid] = gpu
         return GpuDetails(gpus, {uuid: frozenset(keys) for uuid, keys in groups.items()}, clocks, peers)
 
     def _figures_of(self, answer: Sequence[Series]) -> GroupFigures:

@@ -29,7 +29,6 @@ from gputop.cluster.model import (
     Node,
     Problem,
     fields_of,
-    less_active,
     together,
     upper_median,
 )
@@ -55,6 +54,7 @@ def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: View) ->
         jobs = tuple(parts.labeled_job(key) for key in series.jobs)
         unheld = groups[NO_GROUP].group("") if NO_GROUP in groups else Group(gpus=0)
         free = unheld if unheld.gpus else None
+        free_nodes = tuple(parts.node_of_job(node, NO_GROUP) for node in series.job_nodes.get(NO_GROUP, {}).values())
     else:
         held = {node for job in slurm_jobs for node in series.slurm_nodes.gpus_of(job)}
         jobs = tuple(job for slurm_job in slurm_jobs if (job := parts.job_of_nodes(slurm_job)) is not None)
@@ -84,15 +84,19 @@ class _Parts(Struct, frozen=True):
         figures, outliers = self.series.groups[key], self.series.outliers
         group, middles = figures.group(figures.kind), outliers.middles.get(key, {})
         slurm_job, number = self._slurm_job(key, figures.labels)
-        nodes = tuple(self._node_of_job(node, key) for node in self.series.job_nodes.get(key, {}).values())
+        mapped: Any = figures.labels.get("mapped", "label")
+        held, is_whole = figures.value("held"), mapped != "shared node"
+        nodes = tuple(self.node_of_job(node, key) for node in self.series.job_nodes.get(key, {}).values())
         return Job(
-            **fields_of(group), id=key[1], label=key[0], labels=figures.labels,
-            name="" if slurm_job is None else slurm_job.name, user=None if slurm_job is None else slurm_job.user,
-            start_s=None if slurm_job is None else slurm_job.start_s,
+            **(fields_of(group) | ({} if held is None else {"gpus": bounded(held)})), id=key[1], label=key[0],
+            labels=figures.labels, mapped=mapped,
+            name=figures.labels.get("name", "") if slurm_job is None else slurm_job.name,
+            user=figures.labels.get("user") if slurm_job is None else slurm_job.user,
+            start_s=figures.value("start_s") if slurm_job is None else slurm_job.start_s,
             number="" if slurm_job is None else slurm_job.id if slurm_job.id != number else slurm_job.number,
             nodes=None if (count := figures.value("nodes")) is None else bounded(count),
             node_names=tuple(node.name for node in nodes),
-            **self._idle([key]),
+            **(self._idle([key]) if is_whole else {}),
             median=middles.get("median") if group.kind != "mixed" else None, mad=middles.get("mad"),
             low_gpus=self._low_gpus({key}), low_clocks=self._low_clocks({key}),
             node_median=middles.get("node_median"),
@@ -131,7 +135,8 @@ class _Parts(Struct, frozen=True):
         return replace(
             job, **self._idle(keys, job.start_s), median=upper_median(middles), node_median=node_median,
             low_gpus=self._low_gpus(set(keys)), low_clocks=self._low_clocks(set(keys)),
-            low_nodes=less_active(nodes, None if node_median is None else node_median - series.limits.below),
+            low_nodes=tuple(node for node in nodes if node.activity is not None and node_median is not None
+                            and node.activity < node_median - series.limits.below),
             peers={figure: value for figure, value in peers.items() if value is not None})
 
     def _idle(self, keys: Sequence[Key], start_s: float | None = None) -> dict[str, Any]:
@@ -161,9 +166,11 @@ class _Parts(Struct, frozen=True):
         """A node of no job."""
         return self._with_gpus(replace(node, history=self._history([("", node.name)])), NO_JOB, None)
 
-    def _node_of_job(self, node: Node, key: Key) -> Node:
+    def node_of_job(self, node: Node, key: Key) -> Node:
+        """A node of a job, or of none."""
         points = self.series.past.points("node_activity", (key, node.name))
-        return self._with_gpus(replace(node, history=self._of_points(points)) if points else node, key[1], key)
+        return self._with_gpus(replace(node, history=self._of_points(points)) if points else node,
+                               key[1] or NO_JOB, key)
 
     def _with_gpus(self, node: Node, job: str, group: Key | None) -> Node:
         """Return the node with its GPUs, if they are wanted; of a ``group`` only those that are in it."""
@@ -248,7 +255,7 @@ class _Parts(Struct, frozen=True):
         return self._grid().history(points.get)
 
     def _grid(self) -> Grid:
-        return Grid.of(self.view, self.series.time_s)
+        return self.series.past.grid(self.view, self.series.time_s)
 
 
 def target_problems(series: FleetSeries) -> list[Problem]:

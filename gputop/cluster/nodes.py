@@ -1,20 +1,21 @@
-"""A fleet from the nodes themselves: gputop on each is asked for a snapshot, and the past is what was seen since."""
+"""A fleet from the nodes themselves: gputop on each is asked for its figures, and the past is what was seen since."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+
+from msgspec.structs import replace
 
 from gputop.cluster import slurm
+from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet
-from gputop.cluster.node_answer import NodeAnswer
-from gputop.cluster.node_fleet import FleetBuilder, Watched
-from gputop.cluster.ssh import AT_ONCE, NodeProblem, Ssh, answer_of, by_cause
+from gputop.cluster.node_series import Watched, series_of
+from gputop.cluster.series_store import SeriesStore
 from gputop.cluster.view import Limits, View
 from gputop.core.errors import EXIT_FAILED, GputopError
 from gputop.core.findings import Problem
+from gputop.telemetry.agents import NodeProblem, Ssh, by_cause
 from gputop.text.units import seconds
 
 WAIT_S = 3.0  # of a refresh: what has not come by then comes with one of the next
@@ -24,23 +25,19 @@ _GAP_S = 120.0  # not seen for longer: what was before says nothing of the time 
 class NodesCollector:
     """Satisfies what the screen asks of a :class:`gputop.cluster.collect.Collector`. From one thread."""
 
-    def __init__(self, names: Sequence[str], ssh: Ssh[NodeAnswer], limits: Limits,
+    def __init__(self, names: Sequence[str], ssh: Ssh, limits: Limits,
                  squeue: Callable[[], bytes] | None = None, period_s: float = 15.0,
                  clock: Callable[[], float] = time.time, wait_s: float = WAIT_S) -> None:
         """A node is asked again after ``period_s``. ``squeue`` as of the other collector."""
         self._ssh, self._limits, self._clock = ssh, limits, clock
         self._period_s, self._wait_s, self._gap_s = period_s, wait_s, max(_GAP_S, 3 * period_s)
         self._nodes = {name: Watched() for name in names}
-        self._wanted: SimpleQueue[str | None] = SimpleQueue()
-        self._answers: SimpleQueue[tuple[str, NodeAnswer | NodeProblem, int]] = SimpleQueue()
-        self._workers = 0
         self._began_s = clock()
         self._slurm = slurm.JobQueue(squeue)
+        self._past = SeriesStore(live=True)
         self.settled = False
 
     def close(self) -> None:
-        for _ in range(self._workers):
-            self._wanted.put(None)
         self._ssh.close()
 
     # -- asking -------------------------------------------------------------------------------------
@@ -52,12 +49,9 @@ class NodesCollector:
                if not node.running and began_s - node.asked_s >= self._period_s]
         for name in due:
             self._nodes[name].asked_s, self._nodes[name].running = began_s, True
-            self._wanted.put(name)
-        for _ in range(min(AT_ONCE, len(self._nodes)) - self._workers):
-            self._workers += 1
-            threading.Thread(target=self._work, name="gputop-ssh", daemon=True).start()
+        self._ssh.ask(due)
         self._slurm.update(began_s)
-        came = self._take(view)
+        came = self._take()
         self.settled = not any(node.running for node in self._nodes.values())
         answered = [node for node in self._nodes.values() if node.answer is not None]
         problems = self._problems()
@@ -65,33 +59,23 @@ class NodesCollector:
             first = problems[0] if problems else Problem("no node was asked")
             raise GputopError(f"no node answers. {first.message}", first.fix, EXIT_FAILED)
         now_s = self._clock()
-        builder = FleetBuilder(self._nodes, view, self._limits, now_s)
-        jobs, free, free_nodes, gpus = builder.fleet(self._slurm.jobs)
-        return Fleet(
-            time_s=now_s, source=f"{len(answered)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free,
-            free_nodes=free_nodes, gpus=gpus,
-            kinds=builder.kinds(),
-            simulated=any(node.answer.simulated for node in answered if node.answer is not None),
-            problems=tuple(problems), figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
-            seconds=now_s - began_s)
+        series = series_of(self._nodes, self._slurm.jobs, self._limits, view, now_s, self._past)
+        fleet = fleet_of(series, self._slurm.jobs, view)
+        return replace(
+            fleet, source=f"{len(answered)} of {len(self._nodes)} nodes by ssh", problems=tuple(problems),
+            figures_s=self._figures_s(now_s), queries=len(due), bytes=came, seconds=now_s - began_s)
 
     def _figures_s(self, now_s: float) -> float | None:
         """Now, as long as any node answers in its turn."""
         newest_s = max((node.got_s for node in self._nodes.values() if node.answer is not None), default=None)
         return now_s if newest_s is not None and now_s - newest_s <= 2 * self._period_s else newest_s
 
-    def _work(self) -> None:
-        while (name := self._wanted.get()) is not None:
-            self._answers.put((name, *answer_of(self._ssh, name)))
-
-    def _take(self, view: View) -> int:
+    def _take(self) -> int:
         """Take what the nodes have answered, as far as it comes in time; returns its bytes."""
         ends_s, came = time.monotonic() + self._wait_s, 0
-        while any(node.running for node in self._nodes.values()):
-            try:
-                name, answer, count = self._answers.get(timeout=max(0.0, ends_s - time.monotonic()))
-            except Empty:
-                break
+        while any(node.running for node in self._nodes.values()) and (
+                taken := self._ssh.take(ends_s - time.monotonic())) is not None:
+            name, answer, count = taken
             node, came = self._nodes[name], came + count
             node.running = False
             if isinstance(answer, NodeProblem):
@@ -100,7 +84,7 @@ class NodesCollector:
                     node.answer = None  # too old to be taken for now
             else:
                 node.problem = None
-                node.remember(answer, self._clock(), view, self._limits, self._gap_s)
+                node.remember(answer, self._clock(), self._limits.idle, self._gap_s)
         return came
 
     def _problems(self) -> list[Problem]:

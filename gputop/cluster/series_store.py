@@ -63,9 +63,13 @@ class PastQuestion(Struct, frozen=True):
 
 
 class SeriesStore:
-    """The points of series by slot, and up to which slot each subject is known."""
+    """The points of series by slot, and up to which slot each subject is known.
 
-    def __init__(self) -> None:
+    ``live``: nobody is asked: points are put in as they are seen, and the newest slot is the one that goes on.
+    """
+
+    def __init__(self, *, live: bool = False) -> None:
+        self._live = live
         self._points: dict[tuple[str, Hashable], dict[int, float]] = {}  # by figure and what the series is of
         self._known_to: dict[tuple[str, Hashable], int] = {}  # by topic and subject: the newest slot
         self._grid = Grid(0.0, 0, 0)
@@ -75,7 +79,7 @@ class SeriesStore:
 
     def range(self, client: FigureClient, question: PastQuestion, grid: Grid) -> bool:
         """Ask for what is missing of this, by one question at most; whether something was. Raises GputopError."""
-        self._fit(grid)
+        self.fit(grid)
         known_to = {subject: self._known_to.get((question.topic, subject)) for subject in question.subjects}
         new = [subject for subject, slot in known_to.items() if slot is None][:SUBJECTS_AT_ONCE]
         behind = {subject: slot for subject, slot in known_to.items() if slot is not None and slot < grid.last}
@@ -94,13 +98,21 @@ class SeriesStore:
 
     def is_known(self, topic: str, subjects: Sequence[Hashable]) -> bool:
         """Return whether all of these were asked for, whatever came."""
-        return all((topic, subject) in self._known_to for subject in subjects)
+        return self._live or all((topic, subject) in self._known_to for subject in subjects)
 
     def points(self, figure: str, series_id: Hashable) -> Mapping[int, float]:
         """Return the points by slot; slots that were not measured are missing."""
         return self._points.get((figure, series_id), {})
 
-    def _fit(self, grid: Grid) -> None:
+    def put(self, figure: str, series_id: Hashable, slot: int, value: float) -> None:
+        """Set a point that was seen; the grid must fit."""
+        self._points.setdefault((figure, series_id), {})[slot] = value
+
+    def grid(self, view: View, now_s: float) -> Grid:
+        """The slots of a view at a time."""
+        return Grid.of(view, now_s + view.step_s if self._live else now_s)
+
+    def fit(self, grid: Grid) -> None:
         """Forget what this grid does not have."""
         if grid.step_s != self._grid.step_s or grid.slots > self._grid.slots or len(self) > _MAX_SERIES:
             self._points, self._known_to = {}, {}

@@ -121,11 +121,6 @@ def _text(value: Any) -> str:
     return printable(str(value or ""))[:_NAME_CHARS]
 
 
-def short_name(node: str) -> str:
-    """A node as Slurm calls it mostly: without the domain, in small letters."""
-    return node if re.fullmatch(r"[\d.:]+", node) else node.partition(".")[0].lower()
-
-
 class JobQueue:
     """Jobs of Slurm and what it says of them, asked every half a minute, or less often where it takes long.
     ``problem``: why its last answer could not be used."""

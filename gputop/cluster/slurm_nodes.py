@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from gputop.cluster.schemas import CLUSTER_LABEL, NODE_LABELS
-from gputop.cluster.slurm import SlurmJob, short_name
+from gputop.cluster.slurm import SlurmJob
+from gputop.profiler.addresses import short_name
 
 
 class SlurmNodes:

@@ -106,6 +106,9 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": Command("check what works on this node, and how to fix what does not",
                       "Test everything that gputop reads and does, and show how to fix what fails.",
                       "gputop doctor"),
+    "agent": Command("answer gputop on another node, which starts it here by ssh",
+                     "Read questions and write answers, lines of JSON, for gputop cluster --nodes and gputop capture "
+                     "--nodes.", "ssh n01 gputop agent"),
     "schema": Command("print the JSON Schema of a command's --json output",
                       "Print the JSON Schema of a document, for scripts and agents.",
                       "gputop schema analyze"),

@@ -51,9 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", default="", metavar="LIST",
                         help="also capture the PyTorch job's ranks on these nodes (n[02-16]), by gputop there, which "
                              "is asked by ssh without a password. Without a PID gputop finds this node's ranks")
-    parser.add_argument("--ranks-of", default="", metavar="HOST:PORT",
-                        help="used by --nodes on the other nodes: record this node's ranks of the job with this "
-                             "MASTER_ADDR and MASTER_PORT, and write the traces to standard output")
     parser.set_defaults(pids=[])
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--full", action="store_true", help="print all values of the trace, not only the verdict")
@@ -79,10 +76,6 @@ def run(args: argparse.Namespace) -> int:
     from gputop.session.server_watch import WatchedJob
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
-    if args.ranks_of:
-        from gputop.commands import capture_ranks
-
-        return capture_ranks.run(args)
     options = options_of(args)
     if options.auto_capture is not None:
         from gputop.commands import capture_on_dip
@@ -131,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
                 hint = f" for {status.chosen_s:g} s ({status.why})"
                 if status.overview_s:
                     hint += f" in detail, then {status.overview_s:g} s of overview"
-                hint += "; ctrl-c stops it and keeps the data"
+                hint += "; ctrl-c stops it and keeps the data" if status.stoppable else "; it cannot be stopped before"
             elif status.phase == "overview":
                 hint = f" for {status.overview_s:g} s"
             say(f"{status.phase} {status.address}{hint}")
@@ -158,9 +151,9 @@ def _with_other_nodes(args: argparse.Namespace, command: str,
     GputopError."""
     if not args.nodes:
         return args.pids, None
-    from gputop.cluster.ssh import parse_nodes
     from gputop.launch.ranks import find_ranks, meeting_addresses
     from gputop.session.other_nodes import MAX_NODES, OtherNodes
+    from gputop.telemetry.agents import parse_nodes
 
     nodes = parse_nodes(args.nodes)
     if len(nodes) > MAX_NODES:

@@ -1,8 +1,7 @@
-"""``gputop capture --ranks-of``: what gputop on another node asks for (:mod:`gputop.session.other_nodes`)."""
+"""Traces of a job's ranks on this node, for gputop on another one (:mod:`gputop.session.other_nodes`)."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from typing import IO
 
 from msgspec.structs import replace
 
-from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.files import copy_bounded, open_regular, temporary_place
 from gputop.launch.ranks import find_ranks, is_meeting_address
 from gputop.launch.serve import make_ready
@@ -27,26 +26,25 @@ from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import Recorder
 from gputop.profiler.storage import MAX_COPY_BYTES
 from gputop.profiler.ways import recorder_of
-from gputop.session.other_nodes import ALIVE_PERIOD_S, SCHEMA, Alive, Rank, Ranks, Ready, Start, read_line, write_line
+from gputop.session.other_nodes import ALIVE_PERIOD_S, SCHEMA, Alive, Rank, Ranks, Ready, Start
+from gputop.telemetry.agents import Request, read_line, write_line
 
 
-def run(args: argparse.Namespace) -> int:
-    """Raises GputopError where no rank can be recorded."""
-    if not is_meeting_address(args.ranks_of):
-        raise GputopError(f"{args.ranks_of!r} is not where the ranks of a job meet",
+def answer(request: Request) -> None:
+    """Record the ranks here with whoever has asked, and send the traces. Raises GputopError where none can be
+    recorded."""
+    if not is_meeting_address(request.ranks_of):
+        raise GputopError(f"{request.ranks_of!r} is not where the ranks of a job meet",
                           "Write MASTER_ADDR:MASTER_PORT of the job.", EXIT_USAGE)
-    if not args.yes:
-        raise GputopError("--ranks-of is for gputop on another node, which has asked", "Add --yes.", EXIT_USAGE)
-    pids = find_ranks(args.ranks_of)
+    pids = find_ranks(request.ranks_of)
     if not pids:
-        raise NoDataError(f"no rank of the job that meets at {args.ranks_of} runs here, or its environment may not be "
-                          "read", "Log in as the job's user.")
+        raise NoDataError(f"no rank of the job that meets at {request.ranks_of} runs here, or its environment may not "
+                          "be read", "Log in as the job's user.")
     ready, failed = _make_ready(pids)
     if not ready:
         raise next(iter(failed.values()))
     with tempfile.TemporaryDirectory(prefix="gputop-ranks-", dir=temporary_place()) as folder:
-        _record(ready, failed, CaptureRequest(args.seconds, Path(folder), args.force))
-    return EXIT_OK
+        _record(ready, failed, CaptureRequest(request.seconds, Path(folder), request.force))
 
 
 def _make_ready(pids: Sequence[int]) -> tuple[list[Recorder], dict[str, GputopError]]:

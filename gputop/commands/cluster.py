@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _ALL = "all"
 _HISTORY_COLUMNS = 90
-_REFRESH_S, _REFRESH_NODES_S = 15.0, 30.0  # a look at a node takes three quarters of a second of its CPU time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="hours of history (3)")
     parser.add_argument("--timeout", type=positive_seconds, default=20.0, metavar="S",
                         help="how long to wait for an answer of Prometheus (20)")
-    parser.add_argument("--refresh", type=refresh_s, default=None, metavar="S",
-                        help="seconds between samples (15; with --nodes 30)")
+    parser.add_argument("--refresh", type=refresh_s, default=15.0, metavar="S",
+                        help="seconds between samples (15)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
     span_s = 3600 * args.hours
     view = View(span_s=span_s, step_s=max(30.0, slice_for(span_s, _HISTORY_COLUMNS)))
     job = wanted_job(args.job, os.environ)
-    args.refresh = args.refresh or (_REFRESH_S if args.nodes is None else _REFRESH_NODES_S)
     once = args.once or args.json or args.output is not None
     unfit = "" if once else unfit_terminal()
     if unfit:
@@ -103,15 +101,12 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
 
 def _of_nodes(args: argparse.Namespace) -> NodesCollector:
     from gputop.advice.fleet.advise import asked_limits
-    from gputop.cluster.node_answer import FORMAT, read_answer
     from gputop.cluster.nodes import NodesCollector
-    from gputop.cluster.ssh import Ssh, parse_nodes
-    from gputop.replay.snapshot import from_json
+    from gputop.telemetry.agents import SCHEMA, Request, Ssh, parse_nodes
 
-    once = args.once or args.json or args.output is not None
-    ssh = Ssh(args.remote_command, lambda data: read_answer(data, lambda old: from_json(old).sample), shared=not once,
-              forms=(FORMAT, "json"))
-    return NodesCollector(parse_nodes(args.nodes), ssh, asked_limits(), _squeue(), args.refresh)
+    names = parse_nodes(args.nodes)
+    return NodesCollector(names, Ssh(args.remote_command, Request(SCHEMA, 1.0)), asked_limits(), _squeue(),
+                          args.refresh)
 
 
 @contextlib.contextmanager

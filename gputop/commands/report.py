@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gputop.commands.arguments import add_shared
 from gputop.commands.common import width
-from gputop.commands.option_types import hours, price
+from gputop.commands.option_types import hours, output_file, price
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="with --job and Prometheus: how far to look back (24)")
     parser.add_argument("--price-per-kwh", type=price, default=None, metavar="PRICE",
                         help="also print the cost of the GPUs' energy, in the currency of PRICE")
-    parser.add_argument("--html", type=Path, default=None, metavar="FILE",
+    parser.add_argument("--html", type=output_file, default=None, metavar="FILE",
                         help="write one HTML page instead of the text")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -64,8 +64,8 @@ def _of_job(args: argparse.Namespace) -> int:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.job_use import RecordedUse, history_of, lines, of_prometheus
     from gputop.cluster.prometheus import connected
-    from gputop.export.cluster import bars
     from gputop.goodput.recorded import Timeline
+    from gputop.render.table import bars
 
     if args.json or args.html is not None or args.price_per_kwh is not None:
         raise GputopError("--job prints text", "Leave out --json, --html and --price-per-kwh.", EXIT_USAGE)
@@ -84,6 +84,6 @@ def _of_job(args: argparse.Namespace) -> int:
                           "gputop report --job ID FILE…, or gputop report --job ID --prometheus http://HOST:9090",
                           EXIT_USAGE)
     history = history_of(use)
-    drawn = bars(history, min(len(history.values), max(10, min(60, width() - 13))))
+    drawn = bars(history.values, min(len(history.values), max(10, min(60, width() - 13))))
     console.write_text("\n".join(lines(use, asked_limits().idle, drawn)))
     return EXIT_OK

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gputop.advice.rule import Limit
     from gputop.analysis.results import Analysis
     from gputop.core.samples import NodeSample
-    from gputop.diagnosis.rule_trials import Trial
+    from gputop.replay.rule_trials import Trial
     from gputop.rules.rule_file import RuleText
 
 _DEMO = "default"
@@ -235,8 +235,8 @@ def names_table() -> Iterator[str]:
 def _test(args: argparse.Namespace) -> int:
     """Try the rules of a file on a trace or a recording."""
     from gputop.advice.user_registry import UserRules
-    from gputop.diagnosis.rule_trials import TrialsDocument, over_samples, over_trace
     from gputop.diagnosis.user_rules import use_rules
+    from gputop.replay.rule_trials import TrialsDocument, over_samples, over_trace
     from gputop.rules.files import RulePath
 
     if not args.words or (args.demo is None) != (len(args.words) == 2):
@@ -283,7 +283,7 @@ def _trial(trial: Trial) -> Iterator[str]:
 
 def _subject(path: str) -> tuple[Analysis | None, Iterable[NodeSample] | None]:
     """Content of a file: of a trace or a document its analysis, of a recording its samples."""
-    from gputop.comparison.sides import read_side
+    from gputop.replay.compared_files import read_side
     from gputop.replay.reader import is_recording
 
     if is_recording(path):

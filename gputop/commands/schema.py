@@ -18,11 +18,11 @@ from gputop.comparison.baselines import BaselinesDocument
 from gputop.comparison.document import CompareDocument
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.version import __version__
-from gputop.diagnosis.rule_trials import TrialsDocument
 from gputop.doctor.examine import DoctorDocument
 from gputop.export.analysis_documents import AnalysesDocument, AnalyzeDocument, CaptureDocument
 from gputop.goodput.model import Report
 from gputop.ranks.stacks_document import StacksDocument
+from gputop.replay.rule_trials import TrialsDocument
 from gputop.replay.snapshot_document import Document as Snapshot
 from gputop.session.notifications import Notification
 from gputop.text import console

@@ -39,10 +39,9 @@ class _TooLong(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", "profiler servers", "custom rules", idle=("captures",))
-    parser.add_argument("--format", choices=("json", "text", "svg", "html", "node"), default=None,
-                        help="html: one page for a ticket; node: the little that gputop cluster --nodes asks for; "
-                             "default: by FILE's ending (.json, .svg, .html), otherwise "
-                             "text")
+    parser.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
+                        help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), "
+                             "otherwise text")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
                         help="write to this file instead of stdout; - is stdout")
     parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to sample (2)")
@@ -60,12 +59,6 @@ def run(args: argparse.Namespace) -> int:
     session = Session(source_of(args), options_of(args))
     with contextlib.closing(session):
         start(session, args.seconds)
-        if args.format == "node":
-            from gputop.cluster.node_answer import encode
-
-            assert session.feed.sample is not None
-            console.write_document(encode(session.feed.sample))
-            return EXIT_OK
         if not session.watch.servers_known or args.attach:
             try:
                 _within(SERVERS_S, "looking for profiler servers", session.watch.update)

@@ -162,7 +162,7 @@ def _not_judged(finding: Finding, side: Side) -> str | None:
     else:
         if side.live is None:
             return "it has no live samples"
-        abstained = side.live.live.abstained
+        abstained = side.live.abstained
     return next((f"it needs {a.missing}" for a in abstained if a.id == finding.id), None)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct
@@ -16,13 +14,12 @@ from gputop.comparison.document import CompareDocument, CompareMethod, CompareRo
 from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, THREADS_SPREAD_MOST, drift_of
 from gputop.comparison.job import Note, batch_factor, notes, other_batch
 from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, Row, Verdict, all_rows, percent_change
-from gputop.comparison.sides import Side, read_side
+from gputop.comparison.sides import Side
 from gputop.comparison.statistics import BLOCKS, MIN_STEPS
 from gputop.core.codec import document_of, to_document
-from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
+from gputop.core.errors import NoDataError
 from gputop.text.units import percent, seconds
 
-_Path = str | os.PathLike[str]
 _LEAST = 1e-9
 MAX_REPEATS = 10  # captures of each job: nobody makes more
 _SURE = ("better", "worse")
@@ -296,36 +293,8 @@ def _times(a: float | None, b: float | None) -> str:
     return f"{number if number and second.endswith(f' {unit}') else first} → {second}"
 
 
-def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Sequence[_Path] = (),
-            progress: Callable[[_Path], object] = lambda path: None) -> Comparison:
-    """Compare two files or folders: traces, documents of ``analyze --json`` or ``capture --json``, JSON snapshots.
-
-    ``again_a`` and ``again_b`` are further runs of the same jobs: with them the step times are means over all runs, and
-    smaller changes are sure. ``progress`` is called with each path before it is read. Raises GputopError for what
-    cannot be read or is given twice, and NoDataError where A and B have nothing in common.
-    """
-    def read(path: _Path) -> Side:
-        progress(path)
-        return read_side(path)
-
-    given = {Path(path).resolve() for path in (a, b)}
-    same = len(given) == 1
-    for path in (*again_a, *again_b):
-        if (resolved := Path(path).resolve()) in given:
-            raise GputopError(f"{os.fspath(path)} is given twice, but two runs need two captures",
-                              "Name another capture of the job, or leave it out.", EXIT_USAGE)
-        given.add(resolved)
-    only = read(a)
-    first = replace(only, repeats=tuple(map(read, again_a)))
-    second = only if same else read(b)
-    result = compare_sides(first, replace(second, repeats=tuple(map(read, again_b))))
-    if same:
-        return result.with_note(Note("same_file", "A and B are the same file."))
-    return result
-
-
 def compare_sides(a: Side, b: Side) -> Comparison:
-    """The same of two sides in memory; a pure function of them."""
+    """Compare two sides; a pure function of them. Raises NoDataError where they have nothing in common."""
     rows = all_rows(a, b)
     if not rows:
         raise NoDataError(f"{a.path} and {b.path} have no value in common.",

@@ -14,8 +14,7 @@ import numpy as np
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Drift
 from gputop.core.job_cpus import JobCpus
-from gputop.core.live_steps import LiveSteps
-from gputop.telemetry.step_period import SURE, StepPeriodEstimate, is_undersampled, steps_per_period
+from gputop.core.live_steps import SURE, LiveSteps, is_undersampled, steps_per_period
 from gputop.trace.model import F64
 
 # Standard deviation of the mean step between reruns of one unchanged job, as a share of it. On the CPU: measured with
@@ -178,4 +177,4 @@ def _sure(side: Side) -> LiveSteps | None:
 def _steps_per_period(side: Side) -> int | None:
     live = _sure(side)
     return None if live is None or side.steps is None else (
-        steps_per_period(StepPeriodEstimate(median(live.period_s)), side.steps.median_s))
+        steps_per_period(median(live.period_s), side.steps.median_s))

@@ -72,7 +72,7 @@ def gpu_count(side: Side) -> int:
     """GPUs in the trace or, without one, in the snapshot."""
     if side.analysis is not None:
         return len(side.analysis.gpus)
-    return len(side.live.sample.gpus) if side.live is not None else 0
+    return side.live.gpus if side.live is not None else 0
 
 
 def _gpus(n: int) -> str:

@@ -24,7 +24,6 @@ from gputop.trace.model import F64
 
 if TYPE_CHECKING:
     from gputop.analysis.gpu.step_series import StepSeries
-    from gputop.replay.snapshot import Snapshot
 
 Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
 Group = Literal["steps", "breakdown", "gpus", "collectives", "memory", "live"]
@@ -380,12 +379,11 @@ def live_rows(a: Side, b: Side) -> list[Row]:
     """Means over the minutes that two snapshots hold, of every lane and GPU that both have, matched by index."""
     if a.live is None or b.live is None:
         return []
-    sides = [_lanes(side.live) for side in (a, b) if side.live is not None]
-    keys = sorted(sides[0].keys() & sides[1].keys())
+    keys = sorted(a.live.means.keys() & b.live.means.keys())
     error = ERROR / max(len(keys), 1)
     rows = []
     for gpu, metric in keys:
-        first, second = sides[0][gpu, metric], sides[1][gpu, metric]
+        first, second = (np.array(live.means[gpu, metric]) for live in (a.live, b.live))
         unit = GPU_METRICS[metric].unit
         means = float(first.mean()), float(second.mean())
         minimum = MIN_EFFECT if unit == RATIO else MIN_EFFECT * max(map(abs, means))
@@ -395,16 +393,6 @@ def live_rows(a: Side, b: Side) -> list[Row]:
         rows.append(_row(_Figure("live", metric, unit, _LANES.get(metric, 0), gpu), *means,
                          _Test(minimum, difference([first], [second], 1 - error), reason=reason)))
     return rows
-
-
-def _lanes(snapshot: Snapshot) -> dict[tuple[int, str], F64]:
-    out: dict[tuple[int, str], F64] = {}
-    for gpu in snapshot.sample.gpus:
-        for track in snapshot.history.gpus.get(gpu.info.uuid, ()) if snapshot.history is not None else ():
-            means = [v for v in track.mean if v is not None]
-            if means:
-                out.setdefault((gpu.info.index, track.metric), np.array(means))
-    return out
 
 
 def _pair(a: Side, b: Side, of: Callable[[StepSeries], F64 | None], per: tuple[float, float] = (1.0, 1.0),

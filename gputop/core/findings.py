@@ -121,6 +121,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     source: str  # where the rule and its limits come from
     origin: Literal["trace", "live", "fleet"] = "trace"
     consequences: tuple[Finding, ...] = ()
+    # Of a trace: the seconds of the recording that it is about, by part of the account
+    # (gputop.analysis.results.Account), no more than the account has of each.
+    claims: Mapping[str, float] = field(default_factory=dict)
     ncu: str = ""  # of kernels: the command that has Nsight Compute profile the one that takes most time
     culprits: tuple[Culprit, ...] = ()  # those of most time first; empty where no name is known
     yours: str = ""  # of a rule of the user's own: the file and line, or the package, that it stands in
@@ -208,9 +211,18 @@ def at_most(severity: Severity, most: Severity) -> Severity:
     return max(severity, most, key=_ORDER.__getitem__)
 
 
+_LEAST = {"high": HIGH_SHARE, "medium": MEDIUM_SHARE, "low": 0.0}  # what a finding without a figure counts for
+
+
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings by severity, then by the share of time they save; those without a figure last."""
-    return tuple(sorted(findings, key=lambda f: (_ORDER[f.severity], -(f.gain.step_time or 0.0), f.id)))
+    """Findings in the order of the time they save, remarks (of low severity) last. One without a figure stands behind
+    all that save as much as its severity says."""
+    def order(finding: Finding) -> tuple[bool, float, bool, int, str]:
+        share = finding.gain.step_time
+        return (finding.severity == "low", -(_LEAST[finding.severity] if share is None else share), share is None,
+                _ORDER[finding.severity], finding.id)
+
+    return tuple(sorted(findings, key=order))
 
 
 def collect(outcomes: Iterable[Finding | Abstained | None]) -> Advice:

@@ -16,6 +16,8 @@ CELSIUS = "°C"
 HERTZ = "Hz"
 COUNT = "count"
 
+LEVELS = 8  # of full scale, each with its share of the time: what a history keeps of a lane, and pictures show
+
 
 class Fault(Struct, frozen=True):
     """Words for a metric that counts faults of the hardware and is not zero."""

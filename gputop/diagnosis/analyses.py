@@ -8,8 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from gputop.analysis.account import account
 from gputop.analysis.gpu.batch_scaling import batch_scaling
-from gputop.analysis.gpu.breakdown import IdleByGpu, parts_by_gpu, typical_step
+from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, parts_by_gpu, typical_step
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.collectives import collectives
 from gputop.analysis.gpu.copies import copy_table
@@ -26,7 +27,7 @@ from gputop.analysis.host.host_causes import host_causes
 from gputop.analysis.host.launch_threads import launch_threads
 from gputop.analysis.host.stack_lines import host_stacks, python_of
 from gputop.analysis.host.tf_data import input_pipeline
-from gputop.analysis.host.wall_time import wall_time
+from gputop.analysis.host.wall_time import divide, wall_time
 from gputop.analysis.layers.cpu_layers import cpu_layers
 from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.results import Analysis, HostOps
@@ -71,7 +72,7 @@ def _has_gpus(given: Given) -> bool:
 
 def _tells_parts(given: Given) -> bool:
     """Return whether the parts of the step are known: a GPU trace whose device planes are empty does not say."""
-    return bool(given.steps) and (bool(given.gpu_timelines) or not given.trace.gpus)
+    return bool(given.gpu_timelines) or not given.trace.gpus
 
 
 def _copies(given: Given) -> Any:
@@ -79,18 +80,23 @@ def _copies(given: Given) -> Any:
     return copy_table(given.trace, rows_by_gpu, given.of_steps)
 
 
-def _wall_time(given: Given, python: Any) -> Any:
+def _division(given: Given, python: Any) -> Any:
     of_recording = given.gpu_timelines if given.trace is given.recording else timelines(given.recording)
     # Before the model is on the GPU everything is the start.
     begin_ns = given.recording.window_ns[0]
     start_up = union([begin_ns if span.kind == UPLOAD else span.start_ns for span in given.started],
                      [span.end_ns for span in given.started])
-    return wall_time(given.recording, of_recording, given.steps, python, start_up)
+    return divide(given.recording, of_recording, given.steps, python, start_up)
 
 
 def _parts(given: Given) -> Any:
-    assert given.steps is not None
-    return parts_by_gpu(given.trace, given.gpu_timelines, given.steps.bounds_ns, given.idle)
+    bounds = bounds_judged(given.trace, given.gpu_timelines, given.steps)
+    return parts_by_gpu(given.trace, given.gpu_timelines, bounds, given.idle)
+
+
+def _account(given: Given, division: Any, parts: Any) -> Any:
+    bounds = bounds_judged(given.trace, given.gpu_timelines, given.steps)
+    return account(given.trace, division, given.gpu_timelines, given.steps, bounds, parts)
 
 
 # The long ones first. A new analysis is a row here; its result is that field of Analysis (FIELDS).
@@ -126,7 +132,9 @@ ANALYSES = (
         given.trace, given.gpu_timelines, given.steps, waits), ("waits",)),
     AnalysisEntry("stacks", lambda given, causes, python: host_stacks(
         given.trace, given.gpu_timelines, given.steps, causes, python), ("causes", "python")),
-    AnalysisEntry("wall_time", _wall_time, ("python",)),
+    AnalysisEntry("division", _division, ("python",)),
+    AnalysisEntry("account", _account, ("division", "parts")),
+    AnalysisEntry("wall_time", lambda given, *both: wall_time(*both), ("division", "account")),
 )
 FIELDS = tuple(entry.name for entry in ANALYSES if entry.name in Analysis.__struct_fields__)
 

@@ -9,10 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from gputop.advice.trace.advise import trace_advice
-from gputop.advice.trace.facts import TraceFacts, time_shares
+from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.unexplained import unexplained
-from gputop.analysis.gpu.breakdown import PartsByGpu, bounds_judged, breakdown, idle_by_gpu, unseen_before_first_event
+from gputop.analysis.gpu.breakdown import PartsByGpu, bounds_judged, idle_by_gpu, unseen_before_first_event
 from gputop.analysis.gpu.collectives import no_collectives
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, timelines, unused_gpu
 from gputop.analysis.gpu.packed_series import ComparedTrace
@@ -36,6 +36,7 @@ from gputop.analysis.steps.start_up import (
 from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
+from gputop.render.step_parts import PART_IDS
 from gputop.text.units import counted, seconds
 from gputop.trace.lookups import LAUNCH_CALLS, detect_framework, host_rows, how_to_mark_steps
 from gputop.trace.model import Trace
@@ -113,8 +114,9 @@ def analyze_with_steps(
     results = {name: future.result() for name, future in futures.items()}
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
-    layers, parts = results["layer_times"], results["parts"]
-    step_parts = breakdown(trace, gpu_timelines, steps.bounds_ns, parts) if steps and parts is not None else None
+    layers, parts, account = results["layer_times"], results["parts"], results["account"]
+    judged = account.breakdown if account is not None else None
+    step_parts = judged if steps is not None else None
     analysis = Analysis(
         simulated=trace.simulated, trace=_summary(trace, (
             *start_note, *_notes(trace, steps, bool(gpu_timelines), results["clocks"]),
@@ -124,11 +126,13 @@ def analyze_with_steps(
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
                       list(by_gpu.values()), flops_per_step) if steps else None,
         **{name: results[name] for name in FIELDS})
-    shares, basis, period_s, parts = time_shares(trace, gpu_timelines, steps, step_parts, parts)
+    total_s = judged.total if judged is not None else 0.0
+    shares = {name: judged.known.get(name, 0.0) / total_s for name in PART_IDS} if judged and total_s else None
+    basis = account.basis if account is not None and (steps or judged) else "step"
     facts = TraceFacts(
-        trace, analysis, steps, shares, basis, period_s, detect_framework(trace), params=params,
+        trace, analysis, steps, shares, basis, total_s, detect_framework(trace), params=params,
         gpu_timelines=tuple(gpu_timelines), waits=results["waits"], replay=results["replay"], host=results["causes"],
-        parts=parts, calls=layers.calls if layers else None)
+        parts=parts or {}, calls=layers.calls if layers else None)
     advice = trace_advice(facts)
     wall = analysis.wall_time
     return replace(facts, analysis=msgspec.structs.replace(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from gputop.analysis.layers.tree import NO_OP_RUNS
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.tables import gpus_table, tables
-from gputop.diagnosis.wall_text import not_enough, wall_sentence, worth_saying
+from gputop.diagnosis.wall_text import Doubt, no_verdict, not_enough, starts, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
+from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID, WALL_PARTS, WORK_FIRST
-from gputop.render.styled_text import wrap_sentences
 from gputop.render.table import to_text
+from gputop.render.verdict_lines import DO, Row, VerdictLines, kernel_rows, plain_lines, verdict_of
 from gputop.text.units import counted, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.trace.readers.registry import WRITERS
@@ -57,59 +59,72 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
 
 
 def short_report(analysis: Analysis, width: int = 80) -> str:
-    """The verdict in about 25 lines of at most ``width`` columns, 60 at least: what was recorded, where the step's
-    time goes, and the findings, the first ones in full. What it leaves out is in :func:`text_report`."""
+    """The verdict in about 25 lines of at most ``width`` columns, 60 at least: the first finding in full or that there
+    is none, the next ones by a line each, and where the step's time goes. What it leaves out is in
+    :func:`text_report`."""
     a, width = analysis, max(width, 60)
-    lines = [*_head(a, width), *_step_in_short(a, width)]
+    findings = list(a.findings)
+    verdict = limit_lines(a) if _has_verdict(a) else verdict_of(findings.pop(0))
+    lines = wrap(_SIMULATED, width) if a.simulated else []
+    verdict = replace(verdict, rows=(*verdict.rows, Row("From", _provenance(a))))
+    lines += plain_lines(verdict, width, loud=True, most=_WHY_LINES)
     notes = list(_quality(a, width))
-    lines += notes[:_NOTE_LINES] + ["         …"] * (len(notes) > _NOTE_LINES)
+    below = ["", *_step_in_short(a, width), *notes[:_NOTE_LINES], *["         …"] * (len(notes) > _NOTE_LINES)]
     if a.wall_time is not None and worth_saying(a.wall_time):
-        lines += wrap(wall_sentence(a.wall_time), width)
-    lines += [""]
-    if _has_verdict(a):
-        lines += wrap(limit_of(a), width)
-    for number, finding in enumerate(a.findings, 1):
-        lines += _finding_in_short(number, finding, width, unfolded=number <= _UNFOLDED)
-    lines += wrap(unexplained_text(a), width)
-    more = not_judged(a)
-    lines += ["", *wrap(f"{more + ' --verbose: which and why. ' if more else ''}--full: all values, and code to "
-                        "paste.", width)]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+        below += wrap(wall_sentence(a.wall_time), width)
+    below += wrap(unexplained_text(a), width)
+    more = not_judged(a).removesuffix(".")
+    below += wrap(f"{more + ' (--verbose: which and why). ' if more else ''}--full: all values, and the code of "
+                  "each fix.", width)
+    below += _files(a)
+    room = _SHORT_LINES - len(lines) - len(below) - len(findings) - 1
+    lines += [""] if findings else []
+    for number, finding in enumerate(findings, 1 if _has_verdict(a) else 2):
+        folded = verdict_of(finding)
+        do = replace(folded, rows=tuple(replace(row, code="") for row in folded.rows[:1]))
+        head, unfolded = (list(plain_lines(one, width, f"{number}. ")) for one in (replace(folded, rows=()), do))
+        room -= len(unfolded) - len(head)
+        lines += unfolded if room >= 0 else head
+    return "\n".join(line.rstrip() for line in (*lines, *below)) + "\n"
 
 
-_NOTE_LINES, _UNFOLDED, _WHY_LINES, _ACTION_LINES = 3, 3, 3, 2  # of the short report
+_NOTE_LINES, _WHY_LINES, _SHORT_LINES = 3, 2, 24  # of the short report
+_SIMULATED = "SIMULATED: this trace was made by gputop, not recorded on real GPUs."
 
 
 def _step_in_short(a: Analysis, width: int) -> Iterator[str]:
-    """Yield the number of steps and a bar of the mean one; without steps, that there are none."""
-    if a.steps is None:
-        yield f"Step     {'not judged' if a.trace.is_damaged else 'not found'}"
-        return
-    yield from wrap(f"{counted(a.steps.count, a.steps.unit)} by {a.steps.anchor}, confidence {a.steps.confidence}",
-                    width, "         ")
-    yield from plain_step_lines(a.breakdown.known if a.breakdown is not None else {}, width, a.steps.median_s)
+    """Yield a bar of the mean step; nothing without steps."""
+    if a.steps is not None:
+        yield from plain_step_lines(a.breakdown.known if a.breakdown is not None else {}, width, a.steps.median_s)
 
 
-def _finding_in_short(number: int, f: Finding, width: int, *, unfolded: bool) -> Iterator[str]:
-    """The title with the saving; ``unfolded``: culprits, reason and action, too."""
-    saves = gain_text(f)
-    yours = ", yours" if f.yours else ""
-    yield from wrap(f"{f.severity.upper()} {f.title}{': ' if saves else ''}{saves} [{f.id}{yours}]", width,
-                    f"{number}. ")
-    if unfolded:
-        culprits = culprits_text(f, width - 3)
-        yield from [f"   {culprits}"] if culprits else []
-        yield from (f"   {line}" for line in wrap_sentences(printable(f.why), width - 3, _WHY_LINES))
-        action = wrap_sentences(printable(f.action), width - 5, _ACTION_LINES)
-        yield from (f"{'     ' if i else '   → '}{line}" for i, line in enumerate(action))
+def _provenance(a: Analysis) -> str:
+    """Basis of the verdict: "17 steps in 1.95 s, confidence low; no GPU in the trace"."""
+    recorded = seconds(a.wall_time.recorded_s if a.wall_time is not None else a.trace.window_s)
+    what = "a damaged file" if a.trace.is_damaged else f"{recorded} without steps"
+    if a.steps is not None:
+        unsure = "" if a.steps.confidence == "high" else f" (by {a.steps.anchor}, confidence {a.steps.confidence})"
+        what = f"{counted(a.steps.count, a.steps.unit)} in {recorded}{unsure}"
+    gpus = "" if a.trace.is_damaged else f"; {counted(len(a.gpus), 'GPU') if a.gpus else 'no GPU'} in the trace"
+    ended = _ended(a)
+    return what + gpus + (f". {ended}" if ended else "")
+
+
+def _ended(a: Analysis) -> str:
+    """The note on what ended the recording, in a sentence; "" where nothing did."""
+    return next((note.message for note in a.trace.quality if note.id == _ENDED), "")
+
+
+def _files(a: Analysis) -> Iterator[str]:
+    paths = [printable(p) for p in a.trace.paths]
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
 
 
 def _head(a: Analysis, width: int) -> Iterator[str]:
     if a.simulated:
-        yield from wrap("SIMULATED: this trace was made by gputop, not recorded on real GPUs.", width)
-    paths = [printable(p) for p in a.trace.paths]
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
+        yield from wrap(_SIMULATED, width)
+    yield from _files(a)
     trace = a.trace
     yield from wrap(f"{WRITERS.get(trace.format, trace.format)}, {trace.events:,} events over "
                     f"{seconds(trace.window_s)}{_gpu_count(a)}"
@@ -124,7 +139,7 @@ def _gpu_count(a: Analysis) -> str:
 
 def _quality(a: Analysis, width: int) -> Iterator[str]:
     for note in a.trace.quality:
-        if note.id != _ENDED or not _has_verdict(a):  # the verdict says it
+        if note.id != _ENDED:  # the verdict says it
             yield from wrap(note.message, width, "Note     ")
 
 
@@ -158,10 +173,16 @@ def _breakdown(a: Analysis, width: int) -> Iterator[str]:
 
 
 def _advice(a: Analysis, width: int) -> Iterator[str]:
+    ended = _ended(a)
     if _has_verdict(a):
-        yield from wrap(limit_of(a), width)
+        limit = limit_lines(a)
+        yield from plain_lines(replace(limit, rows=(*limit.rows, *[Row("From", ended)] * bool(ended))), width,
+                               loud=True)
         if a.findings:
             yield ""
+    elif ended:
+        yield from wrap(ended, width, "From     ")
+        yield ""
     for i, finding in enumerate(a.findings, 1):
         yield from _finding(i, finding, width)
         yield ""
@@ -203,46 +224,36 @@ def unexplained_text(a: Analysis) -> str:
 
 
 def _finding(number: int, f: Finding, width: int) -> Iterator[str]:
+    more = [Row("From", "; ".join(f"{label} {value}" for label, value in evidence(f))),
+            Row("Fix", gain_sentence(f)),
+            Row("Also", "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)), *kernel_rows(f)]
+    verdict = verdict_of(f, *more)
     gpus = f" · GPU {ranges(f.gpus)}" if f.gpus else ""
-    yours = ", yours" if f.yours else ""
-    yield from wrap(f"{f.severity.upper()} {f.title} [{f.id}{yours}]{gpus}", width, f"{number}. ")
-    yield from wrap(f.why, width, "   ")
-    yield from wrap(culprits_text(f), width, "   ", "     ")
-    yield from wrap(f"→ {f.action}", width, "   ", "     ")
-    if f.snippet:
-        yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
-    yield from wrap(gain_sentence(f), width, "   ", "     ")
-    figures = "; ".join(f"{label} {value}" for label, value in evidence(f))
-    yield from wrap(f"evidence: {figures}", width, "   ", "     ")
-    if f.consequences:
-        others = "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)
-        yield from wrap(f"also explains: {others}", width, "   ", "     ")
-    if f.ncu:
-        yield f"   {PROFILE_KERNEL}"
-        yield f"       {printable(f.ncu)}"
+    yield from plain_lines(replace(verdict, head=f"{f.severity.upper()} {verdict.head}{gpus}"), width, f"{number}. ")
 
 
 _WORTH_NAMING = 0.01  # of the step, of a phase
 
 
 def limit_of(a: Analysis) -> str:
-    """Limit of a job without large findings, in a sentence or two; where the trace is not enough for that verdict, the
-    reason."""
+    """The verdict on a job without large findings, a line for its head and each row."""
+    limit, ended = limit_lines(a), _ended(a)
+    return replace(limit, rows=(*limit.rows, *[Row("From", ended)] * bool(ended))).text
+
+
+def limit_lines(a: Analysis) -> VerdictLines:
+    """The verdict on a job without large findings: what limits it, or why the trace is not enough for that."""
     if a.trace.is_damaged:
-        return "No verdict: the file is damaged, and figures of what is left of it would be wrong."
-    if a.steps is not None and a.steps.start_up:
-        return f"No verdict: the recording shows the job's start and no later step: {a.steps.start_up}."
+        return no_verdict(Doubt("the file is damaged", "copy or capture it again",
+                                "figures of what is left of it would be wrong"))
     active = [gpu for gpu in a.gpus if gpu.kernels]
-    clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)
-    doubt = not_enough(a) if clean or not active else ""
-    ended = next((note.message for note in a.trace.quality if note.id == _ENDED), "")
-    if doubt:
-        text = f"{doubt} {text[:1].upper()}{text[1:]}".rstrip()
-    elif clean:
-        large = "large " if a.findings else ""
-        text = (f"What was recorded shows no {large}problem: " if ended else
-                "Nothing to advise: " if not active else f"No {large}problem found: ") + text
-    return f"{text} {ended}".rstrip()
+    clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
+    doubt = not_enough(a) if clean or not active or starts(a) else None
+    if doubt is not None:
+        return no_verdict(doubt, about)
+    large = "LARGE " if a.findings else ""
+    head = f"NO {large}PROBLEM FOUND" if clean else "NO CAUSE FOUND"
+    return VerdictLines(head, about, rows=(Row(DO, do),) if do else ())
 
 
 def _has_verdict(a: Analysis) -> bool:
@@ -250,42 +261,42 @@ def _has_verdict(a: Analysis) -> bool:
     return not any(f.severity in ("high", "medium") for f in a.findings)
 
 
-def _limit_of_host(a: Analysis) -> tuple[bool, str]:
-    """Verdict for a trace without work on a GPU: whether nothing is wrong, and the limit of the job."""
+def _limit_of_host(a: Analysis) -> tuple[bool, str, str]:
+    """Verdict for a trace without work on a GPU: whether nothing is wrong, the limit of the job, and what to do."""
     if a.input is not None and any(abstained.id == "input_bound" for abstained in a.abstained):
-        return False, ("This trace shows no GPU work, and gputop could not judge whether the job is bound by its "
-                       f"input: the calls for a batch take {percent(a.input.wait_ratio)} of the "
-                       f"{'step' if a.steps else 'window'}.")
+        return False, (f"the calls for a batch take {percent(a.input.wait_ratio)} of the "
+                       f"{'step' if a.steps else 'window'}; whether the job waits for its input could not be judged, "
+                       "as the trace shows no GPU work"), ""
     work = "kernel" if any(gpu.busy for gpu in a.gpus) else "GPU work"
-    shows = (f"this trace shows neither {work} nor input pipeline" if a.input is None else
-             f"this trace shows no {work}, and the loop hardly waits for its input")
+    shows = (f"the trace shows neither {work} nor input pipeline" if a.input is None else
+             f"the trace shows no {work}, and the loop hardly waits for its input")
     table = a.cpu_layers
     if table is None or table.total_s <= 0:
-        return True, f"{shows}."
+        return True, shows, ""
     phases = {row.name: (row.device_s + row.wait_s) / table.total_s for row in table.rows if row.parent is None}
     idle = phases.pop(NO_OP_RUNS, 0.0)
     if idle >= HIGH_SHARE:
-        return False, f"The CPU runs no op of the model for {percent(idle)} of the {table.basis}."
+        return False, f"the CPU runs no op of the model for {percent(idle)} of the {table.basis}", ""
     most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
             if share >= _WORTH_NAMING]
-    return True, f"{shows}. Shares of the {table.basis}: {', '.join(most)}."
+    return True, f"{shows}; shares of the {table.basis}: {', '.join(most)}", ""
 
 
-def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:
+def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, str]:
     """The same of a trace with GPUs that worked."""
     shares, basis = _shares(a, active)
     busy = 1 - shares["idle"]
     lost = max(("idle", "collectives", "copies"), key=lambda name: shares[name])
     if busy >= 0.9 and shares["compute"] >= 0.8 * busy:
-        return True, (f"the GPUs are busy {percent(busy)} of the {basis}, bound by compute. Only the compute itself is "
-                      "left to improve: number types, kernels, the model.")
+        return True, f"the GPUs are busy {percent(busy)} of the {basis}, bound by compute", (
+            "only the compute itself is left to improve: number types, kernels, the model")
     if shares[lost] < HIGH_SHARE:
         return True, (f"the GPUs are busy {percent(busy)} of the {basis}, and compute during "
-                      f"{percent(shares['compute'])}.")
-    what = {"idle": "The GPUs are idle", "collectives": "Exposed communication takes",
-            "copies": "Copies that no compute hides take"}[lost]
-    where = " gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait." if lost == "idle" else ""
-    return False, f"{what} {percent(shares[lost])} of the {basis}.{where}"
+                      f"{percent(shares['compute'])}"), ""
+    what = {"idle": "the GPUs are idle", "collectives": "exposed communication takes",
+            "copies": "copies that no compute hides take"}[lost]
+    where = "gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait" if lost == "idle" else ""
+    return False, f"{what} {percent(shares[lost])} of the {basis}", where
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:

@@ -12,6 +12,7 @@ from gputop.analysis.results import (
     Replicas,
     StepSkew,
 )
+from gputop.render.table import BARS
 from gputop.text.units import percent, printable, seconds
 from gputop.text.wrapping import wrap
 
@@ -19,7 +20,6 @@ _OPS_SHOWN = 5
 _WORTH_NAMING = 0.005  # less rounds to nothing
 _INDENT = 15
 _EVEN = 0.05  # GPUs whose work is this close to the others' are called even
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 def across_gpus(a: Analysis, width: int) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
     total = sum(counts)
     below = {limit: sum(counts[:bounds.index(limit) + 1]) / total for limit in (20e-6, 40e-6)}
     highest = max(counts)
-    bars = "".join(_BARS[round(c / highest * (len(_BARS) - 1))] if c else " " for c in counts)
+    bars = "".join(BARS[round(c / highest * (len(BARS) - 1))] if c else " " for c in counts)
     # What another framework takes is another figure.
     pace = ": TensorFlow takes 20-40 µs to launch one" if a.trace.format == "xspace" else ""
     yield from _labeled("durations", (

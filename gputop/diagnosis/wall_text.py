@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
+from gputop.render.verdict_lines import DO, Row, VerdictLines
 from gputop.text.units import counted, percent, printable, seconds
 
 WORTH_SAYING = 0.05  # share of the recording: a part that has to be named
@@ -19,9 +20,10 @@ _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: wha
 _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
 _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
-_UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", "start")
+_START = "start"
+_UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
-SEE_MORE = "A longer recording shows it (key C, or gputop capture --seconds 60)."
+CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in the monitor"
 
 
 class WallRow(Struct, frozen=True):
@@ -106,38 +108,61 @@ def _untold_share(wall: WallTime | RankWallTime) -> float:
     return sum(part.time_s for part in wall.parts if part.id in _UNTOLD) / wall.recorded_s
 
 
-def not_enough(a: Analysis) -> str:
-    """Reason why a trace without findings is no clean bill, in a sentence or two; "" where most of the recording is
-    enough whole training steps, and nothing of weight lies around them."""
+class Doubt(Struct, frozen=True):
+    """Reason why there is no verdict on a job, what to do about it, and what was seen all the same."""
+
+    reason: str
+    do: str
+    seen: str = ""
+
+
+def no_verdict(doubt: Doubt, limit: str = "") -> VerdictLines:
+    """The lines of a doubt; ``limit`` is what the trace shows of the job."""
+    seen = "; ".join(filter(None, (doubt.seen, limit)))
+    rows = (Row(DO, doubt.do), Row("Seen", seen[:1].upper() + seen[1:]))
+    return VerdictLines("NO VERDICT", doubt.reason, rows=tuple(row for row in rows if row.text))
+
+
+def starts(a: Analysis) -> bool:
+    """Return whether the recording is that of a job's start, which is why its GPUs have so little to do."""
+    if a.steps is not None:
+        return bool(a.steps.start_up)
+    return a.wall_time is not None and sum(
+        part.time_s for part in a.wall_time.parts if part.id == _START) >= _HALF * a.wall_time.recorded_s
+
+
+def not_enough(a: Analysis) -> Doubt | None:
+    """Reason why a trace without findings is no clean bill; None where most of the recording is enough whole training
+    steps, and nothing of weight lies around them."""
     wall, steps = a.wall_time, a.steps
     if wall is None or wall.recorded_s <= 0:
-        return "The trace does not show how its time was spent."
+        return Doubt("the trace does not show how its time was spent", CAPTURE_LONGER)
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
-        return (f"No whole training step was found in the {recorded}: one takes longer, or nothing marks them. That "
-                f"is not a verdict on the job. {_seen(wall)}")
+        return Doubt(f"no whole training step in the {recorded}",
+                     f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop", _seen(wall))
+    if steps.start_up:
+        return Doubt(f"only the job's start in the {recorded}", "capture again when the job has run for a while",
+                     steps.start_up)
     if steps.phase not in ("training", "unknown"):
-        return f"The {recorded} hold {steps.phase} and no training, so this is not a verdict on the training."
+        return Doubt(f"{steps.phase} and no training in the {recorded}", "capture again while the job trains")
     if steps.unit == "period":
         work = "kernels" if a.gpus else "ops"
-        return (f"No training step is marked in the {recorded}: a sequence of {work} repeats "
-                f"{counted(steps.count, 'time')}, which may be a step or a layer. That is not a verdict on the job.")
+        return Doubt(f"no training step is marked in the {recorded}", "mark the steps in the loop and capture again",
+                     f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer")
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))
-    several = counted(steps.count, "whole step")
-    if steps.start_up:
-        return f"The {recorded} are the job's start ({steps.start_up}), so this is not a verdict on the job."
     untold = max(ranks, key=_untold_share)
     if steps.count < ENOUGH_STEPS:
-        seen = "was" if steps.count == 1 else "were"
-        return (f"{several} {seen} seen ({percent(share)} of the {recorded}): too few for a verdict. gputop does not "
-                f"judge what happens every N steps. {SEE_MORE}")
-    if _untold_share(untold) >= WORTH_SAYING:
-        return f"Training steps are {percent(steps_share(untold))} of the {recorded}{_whose(untold)}. {_seen(untold)}"
-    if share < _MIN_SHARE_IN_STEPS:
-        least = min(ranks, key=steps_share)
-        return f"Training steps are {percent(share)} of the {recorded}{_whose(least)}. {_seen(least)}"
-    return ""
+        return Doubt(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
+                     f"{CAPTURE_LONGER}; that also shows what happens every N steps",
+                     f"training steps are {percent(share)} of the {recorded}")
+    for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
+                          (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):
+        if not enough:
+            return Doubt(f"training steps are only {percent(steps_share(least))} of the {recorded}{_whose(least)}",
+                         CAPTURE_LONGER, _seen(least))
+    return None
 
 
 def _whose(wall: WallTime | RankWallTime) -> str:
@@ -150,7 +175,7 @@ def _seen(wall: WallTime | RankWallTime) -> str:
     rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
     large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
     listed = "; ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
-    return f"The rest: {listed}." if listed else ""
+    return f"the rest: {listed}" if listed else ""
 
 
 def _named(row: WallRow, share: float) -> str:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from gputop.cluster.model import brief
 from gputop.core.findings import ids_by_missing
 from gputop.core.version import __version__
 from gputop.export.page import header, page
 from gputop.render.evidence_words import evidence_label
-from gputop.render.palette import BLANK, SEVERITY_MARK
+from gputop.render.palette import SEVERITY_MARK
+from gputop.render.table import Column, Lane, Table, Value, grid, html_grid, widths
 from gputop.text.markup import esc, moment
-from gputop.text.units import NA, figure, fit, percent, printable
+from gputop.text.units import NA, figure, percent
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -24,89 +21,62 @@ if TYPE_CHECKING:
     from gputop.advice.fleet.report import Report
     from gputop.cluster.model import Fleet, Gpu, Group, History, Job
 
-_BARS = "▁▂▃▄▅▆▇█"
-_HISTORY_MIN, _HISTORY_GOOD = 10, 16  # cells; those that a longer name does not take
-_PAGE = 400  # cells of a line in which every column has room
-_JOB_MAX = 36  # cells of a name
-_FINDING_MIN = 24
 _SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # that a history is drawn for
 _LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
+_UNKNOWN, _NO_FIGURE = "neither a label nor Slurm says it", "no exporter gives it for its GPUs"
 
 
-class Column(Struct, frozen=True):
-    heading: str
-    width: int
-    right: bool = True
-
-
-# In the order of their places; what does not fit goes from the end of _DROPPED first.
-COLUMNS: Mapping[str, Column] = {
-    "job": Column("job", 12, False), "user": Column("user", 10, False), "size": Column("nodes×GPUs", 10),
-    "age": Column("age", 6), "activity": Column("active", 7), "tensor": Column("tensor", 6), "memory": Column("mem", 5),
-    "power": Column("power", 7),
-}
-_DROPPED = ("tensor", "age", "power", "user", "memory")
-
-
-class Layout(NamedTuple):
-    """The columns of a line with their widths, the cells of the history, and those of what was found."""
-
-    names: tuple[str, ...]
-    widths: Mapping[str, int]
-    history: int
-    found: int
-
-
-def layout(width: int, jobs: Sequence[Job], indent: int = 0) -> Layout:
-    """Lay out the columns for a line of this width. Without Slurm no user and no age is known: then they have no
-    column.
-
-    ``indent``: before the names of nodes, in the column of jobs. It grows for long names while the history has room.
-    """
+def fleet_columns(jobs: Sequence[Job]) -> dict[str, Column]:
+    """The columns of a fleet. Without Slurm no user and no age is known: then they have none."""
     unknown = {"user": all(job.user is None for job in jobs), "age": all(job.start_s is None for job in jobs)}
-    names = [name for name in COLUMNS if not (jobs and unknown.get(name))]
-    for dropped in (*_DROPPED, ""):
-        used = sum(COLUMNS[name].width + 1 for name in names)
-        if width - used >= _HISTORY_MIN + 1 + _FINDING_MIN or not dropped:
-            break
-        if dropped in names:
-            names.remove(dropped)
-    room = max(0, width - used - 1)
-    finding_width = min(room, max(_FINDING_MIN, room // 3))
-    longest = max((len(name) for job in jobs for name in (f"{job.id}{' ' * (indent // 2)}", *(
-        f"{' ' * indent}{brief(node)}" for node in job.node_names))), default=0)
-    wider = max(0, min(longest, _JOB_MAX) - COLUMNS["job"].width)
-    wider = min(wider, max(0, room - finding_width - _HISTORY_GOOD))
-    widths = {name: COLUMNS[name].width + wider * (name == "job") for name in names}
-    return Layout(tuple(names), widths, max(0, room - finding_width - wider), finding_width)
+    columns = {
+        "job": Column("job", least=12, most=36), "user": Column("user", least=10, most=10, spare=2, missing=_UNKNOWN),
+        "size": Column("nodes×GPUs", str, least=10), "age": Column("age", age, least=6, spare=4, missing=_UNKNOWN),
+        "activity": Column("active", str, least=7),
+        "tensor": Column("tensor", _share, least=6, spare=5, missing=_NO_FIGURE),
+        "memory": Column("mem", _share, least=5, spare=1, missing=_NO_FIGURE),
+        "power": Column("power", power, least=7, spare=3, missing=_NO_FIGURE),
+        "history": Column(span_text(shown_span_s(jobs)), lane=True), "finding": Column("finding", wide=True)}
+    return {name: column for name, column in columns.items() if not (jobs and unknown.get(name))}
 
 
-def cells(job: Job, now_s: float) -> dict[str, str]:
-    """The texts of a job's row by column."""
+def fleet_table(columns: Mapping[str, Column], rows: Iterable[Mapping[str, Value]],
+                lanes: Iterable[Lane] = ()) -> Table:
+    """``rows`` have their values by the names of the columns."""
+    values = tuple(tuple(row.get(name, "") for name in columns) for row in rows)
+    return Table("Jobs", tuple(columns.values()), values, "", gap=1, lanes=tuple(lanes))
+
+
+def _jobs_table(report: Report) -> Table:
+    jobs, now_s, span_s = report.fleet.jobs, report.fleet.time_s, shown_span_s(report.fleet.jobs)
+    rows = ({**cells(job, now_s), "finding": label(report.of_job(job.id)) or remark(job)} for job in jobs)
+    return fleet_table(fleet_columns(jobs), rows, (lane(job.history, span_s) for job in jobs))
+
+
+def cells(job: Job, now_s: float) -> dict[str, Value]:
+    """The values of a job's row by column."""
     nodes = "?" if job.nodes is None else str(job.nodes)
     whole = job.gpus % job.nodes == 0 if job.nodes else False
     size = f"{nodes}×{job.gpus // job.nodes}" if whole and job.nodes else f"{nodes}, {job.gpus}"
-    return {"job": job.id, "user": NA if job.user is None else job.user, "size": size,
-            "age": age(None if job.start_s is None else now_s - job.start_s), **figures(job),
+    return {"job": job.id, "user": job.user, "size": size,
+            "age": None if job.start_s is None or job.start_s > now_s else now_s - job.start_s, **figures(job),
             **({} if job.mapped != "shared node" else {"activity": f"~{activity(job)}"})}
 
 
-def figures(group: Group) -> dict[str, str]:
+def figures(group: Group) -> dict[str, Value]:
     used, total = group.memory_used_bytes, group.memory_total_bytes
-    return {"activity": activity(group), "tensor": NA if group.tensor_active is None else percent(group.tensor_active),
-            "memory": NA if used is None or not total else percent(used / total),
-            "power": NA if group.power_w is None else power(group.power_w)}
+    return {"activity": activity(group), "tensor": group.tensor_active,
+            "memory": None if used is None or not total else used / total, "power": group.power_w}
 
 
-def gpu_cells(gpu: Gpu) -> dict[str, str]:
+def gpu_cells(gpu: Gpu) -> dict[str, Value]:
     figures = gpu.figures
     used, free = figures.get("memory_used_bytes"), figures.get("memory_free_bytes")
     total = figures.get("memory_total_bytes", used + free if used is not None and free is not None else None)
     coarse = "*" if gpu.kind in ("gr_active", "util") else ""
     return {"activity": NA if gpu.activity is None else percent(gpu.activity) + coarse,
-            "tensor": percent(figures["tensor_active"]) if "tensor_active" in figures else NA,
-            "memory": NA if used is None or not total else percent(used / total),
-            "power": power(figures["power_w"]) if "power_w" in figures else NA,
+            "tensor": figures.get("tensor_active"), "memory": None if used is None or not total else used / total,
+            "power": figures.get("power_w"),
             "age": f"{figures['temperature_c']:.0f}°C" if "temperature_c" in figures else "",
             "size": f"{figures['sm_clock_hz'] / 1e6:.0f}MHz" if "sm_clock_hz" in figures else ""}
 
@@ -124,13 +94,15 @@ def activity(group: Group) -> str:
     return percent(group.activity) + ("*" if group.kind in ("gr_active", "util", "mixed") else "")
 
 
-def age(seconds: float | None) -> str:
+def age(seconds: float) -> str:
     """2 min, 5.1 h, 3.2 d."""
-    if seconds is None or seconds < 0:
-        return NA
     if seconds < 5970:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
+
+
+def _share(ratio: float) -> str:
+    return percent(ratio)  # without the bar that a page draws of percentages
 
 
 def power(watts: float) -> str:
@@ -149,14 +121,13 @@ def shown_span_s(jobs: Sequence[Job]) -> float | None:
     return min([whole_s, *(span_s for span_s in _SPANS_S if span_s >= known_s > 0)])
 
 
-def recent(history: History | None, span_s: float | None) -> History | None:
-    """The last ``span_s`` of a history."""
+def lane(history: History | None, span_s: float | None) -> Lane:
+    """The values of the last ``span_s`` of a history."""
     if history is None or not history.values or span_s is None:
-        return history
+        return () if history is None else history.values
     count = max(1, round(span_s / history.step_s))
     values = history.values[-count:]
-    return replace(history, begin_s=history.end_s - (count - 1) * history.step_s,
-                   values=(None,) * (count - len(values)) + values)
+    return (None,) * (count - len(values)) + values
 
 
 def span_text(span_s: float | None) -> str:
@@ -164,25 +135,6 @@ def span_text(span_s: float | None) -> str:
     if span_s is None:
         return ""
     return f"last {span_s / 3600:.3g} h" if span_s >= 3600 else f"last {span_s / 60:.0f} min"
-
-
-def resampled(history: History | None, columns: int) -> list[float | None]:
-    """A mean for each of so many equal parts of the history, None where nothing was measured."""
-    if history is None or not history.values or columns <= 0:
-        return [None] * max(0, columns)
-    n = len(history.values)
-    out: list[float | None] = []
-    for i in range(columns):
-        part = [v for v in history.values[i * n // columns:max(i * n // columns + 1, (i + 1) * n // columns)]
-                if v is not None]
-        out.append(sum(part) / len(part) if part else None)
-    return out
-
-
-def bars(history: History | None, columns: int) -> str:
-    """The history as a line of text; a dot where nothing was measured."""
-    return "".join(BLANK if v is None else _BARS[min(7, max(0, round(8 * v) - 1))]
-                   for v in resampled(history, columns))
 
 
 def label(findings: Sequence[FleetFinding]) -> str:
@@ -235,16 +187,9 @@ def to_text(report: Report, width: int) -> str:
         lines += wrap(problem.fix, width, "  ") if problem.fix else []
     if fleet.problems:
         lines.append("")
-    names, widths, history, finding_width = layout(width, fleet.jobs)
-    span_s = shown_span_s(fleet.jobs)
     if fleet.jobs:
-        heads = " ".join(fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names)
-        lines.append(f"{heads} {fit(span_text(span_s), history)} finding".rstrip())
-    for job in fleet.jobs:
-        row_cells = cells(job, fleet.time_s)
-        row = " ".join(fit(printable(row_cells[n]), widths[n], right=COLUMNS[n].right) for n in names)
-        reason = label(report.of_job(job.id)) or remark(job)
-        lines.append(f"{row} {bars(recent(job.history, span_s), history)} {fit(reason, finding_width)}".rstrip())
+        table = _jobs_table(report)
+        lines += grid(table, table.rows, widths(table, table.rows, width))
     for finding in report.findings:
         lines += ["", *wrap(f"{SEVERITY_MARK[finding.severity]} {finding.title}", width)]
         lines += wrap(finding.why, width, "  ")
@@ -271,9 +216,7 @@ def not_judged(report: Report) -> list[str]:
 # -- HTML -------------------------------------------------------------------------------------------
 
 _STYLE = """\
-table.fleet { border-collapse: collapse; width: 100%; } .fleet td, .fleet th { padding: 2px 8px; text-align: right; }
-.fleet td:first-child, .fleet th:first-child, .fleet td:last-child, .fleet th:last-child { text-align: left; }
-.fleet svg { width: 100%; min-width: 160px; height: 18px; display: block; }
+.fleet td.past { width: 40%; } .fleet svg { width: 100%; min-width: 160px; height: 18px; display: block; }
 """
 
 
@@ -288,12 +231,10 @@ def to_html(report: Report) -> str:
 
 
 def _html_jobs(report: Report) -> str:
-    jobs = report.fleet.jobs
-    names, span_s = layout(_PAGE, jobs).names, shown_span_s(jobs)
-    heads = "".join(f"<th>{esc(COLUMNS[name].heading)}</th>" for name in names)
-    rows = "".join(_html_row(job, report, names, span_s) for job in jobs)
-    return (f"<section><h2>Jobs<small>{esc(span_text(span_s))}</small></h2>"
-            f'<table class="fleet"><tr>{heads}<th>history</th><th>finding</th></tr>{rows}</table></section>')
+    table = _jobs_table(report)
+    span = esc(span_text(shown_span_s(report.fleet.jobs)))
+    return (f'<section class="fleet"><h2>Jobs<small>{span}</small></h2>'
+            f"{html_grid(table, table.rows, _picture)}</section>")
 
 
 def _html_findings(report: Report) -> str:
@@ -302,22 +243,13 @@ def _html_findings(report: Report) -> str:
     return f"<section><h2>Findings</h2>{findings or '<p>None.</p>'}{missing}</section>"
 
 
-def _html_row(job: Job, report: Report, names: Sequence[str], span_s: float | None) -> str:
-    row_cells = cells(job, report.fleet.time_s)
-    reason = label(report.of_job(job.id)) or remark(job)
-    tds = "".join(f"<td>{esc(row_cells[name])}</td>" for name in names)
-    return f"<tr>{tds}<td>{_picture(recent(job.history, span_s))}</td><td>{esc(reason)}</td></tr>"
-
-
-def _picture(history: History | None) -> str:
+def _picture(values: Lane) -> str:
     from gputop.export.pictures import color
     from gputop.render.palette import step_of
 
-    if history is None:
-        return ""
     boxes = "".join(f'<path fill="{color(step_of(v))}" d="M{i} {1 - max(v, 0.04):.3f}h1V1h-1z"/>'
-                    for i, v in enumerate(history.values) if v is not None)
-    return (f'<svg viewBox="0 0 {len(history.values)} 1" preserveAspectRatio="none" shape-rendering="crispEdges" '
+                    for i, v in enumerate(values) if v is not None)
+    return (f'<svg viewBox="0 0 {len(values)} 1" preserveAspectRatio="none" shape-rendering="crispEdges" '
             f'role="img" aria-label="activity of the past">{boxes}</svg>')
 
 

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from gputop.analysis.results import Analysis
-from gputop.core.findings import Finding, ids_by_missing
+from gputop.core.findings import ids_by_missing
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
-from gputop.core.version import __version__
-from gputop.diagnosis.report import limit_of, text_report
 from gputop.export import pictures, sections
+from gputop.export.analysis_page import what_to_do
 from gputop.export.page import BANNER, embedded, header, page
-from gputop.export.sections import step_of
-from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import NOTHING_FOUND, PROFILE_KERNEL, culprits_text, gain_sentence, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
 from gputop.replay.snapshot import DATA_ID, Snapshot, from_document
 from gputop.replay.snapshot_document import Grid, Track
-from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.text.units import counted, percent, printable, ranges, reading
+from gputop.text.markup import esc, moment, titled
+from gputop.text.units import percent, printable, reading
 
 _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
@@ -44,18 +39,6 @@ def to_html(document: Mapping[str, Any]) -> str:
         f"<footer>Written by gputop {esc(s.version)}. Secrets in commands are hidden. The page contains its document: "
         "<code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
         f'<script type="application/json" id="{DATA_ID}">{embedded(document)}</script>'))
-
-
-def analysis_page(result: Analysis) -> str:
-    """The page of an analysis alone, as notebooks show it: findings, the step, the report as text."""
-    title = f"gputop: {', '.join(map(printable, result.trace.hosts)) or 'a trace'}"
-    notes = "".join(f'<p class="fine">{esc(note.message)}</p>' for note in result.trace.quality)
-    report = esc_lines(text_report(result, findings=False))
-    text = f"<details><summary>The analysis as text</summary><pre>{report}</pre></details>"
-    parts = [f'<header class="top"><div><h1>{esc(title)}</h1></div></header>', BANNER if result.simulated else "",
-             _what_to_do(result.findings, limit_of(result), ids_by_missing(result.abstained)),
-             "".join(("<section><h2>The step</h2>", *step_of(result), notes, text, "</section>"))]
-    return page(title, parts, (f"<footer>Written by gputop {esc(__version__)}.</footer>",))
 
 
 def _header(s: Snapshot) -> str:
@@ -100,7 +83,8 @@ def _lane(g: GpuSample, track: Track, grid: Grid, many: str) -> str:
     if g.state != OK:
         figures = f'<span class="bad" title="{esc(g.message)}">{esc(g.state)}</span>'
     return (f'<div class="lane{many}"><span title="{esc(g.info.name)} {esc(g.info.uuid)}">{esc(g.info.label)}</span>'
-            f"{_svg(grid.slices, pictures.BANDS, pictures.spectrogram(track) + _xids(g, grid), label)}{figures}</div>")
+            f"{_svg(grid.slices, pictures.BANDS, pictures.spectrogram(track.levels) + _xids(g, grid), label)}{figures}"
+            "</div>")
 
 
 def _xids(g: GpuSample, grid: Grid) -> str:
@@ -175,10 +159,10 @@ def _full_scale(metric: str, scales: list[float | None], largest: float) -> floa
 
 
 def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
-    shown = Track(track.metric, track.mean[first:])
+    means = track.mean[first:]
     now = g[track.metric]
     label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}"
-    picture = _svg(len(shown.mean), 1, pictures.heat(shown, scale), label)
+    picture = _svg(len(means), 1, pictures.heat(track.metric, means, scale), label)
     return (f'<div class="lane"><span>{esc(g.info.label)}</span>{picture}'
             f'{titled(reading(now), now.reason or now.source, "now")}</div>')
 
@@ -186,36 +170,4 @@ def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
 def _findings(s: Snapshot) -> str:
     result = sections.analysis(s)
     missing = ids_by_missing((*s.live.abstained, *(result.abstained if result is not None else ())))
-    return _what_to_do(s.findings, s.capture.limit if s.capture is not None else s.live.limit, missing)
-
-
-def _what_to_do(findings: Iterable[Finding], limit: str, missing: Mapping[str, list[str]]) -> str:
-    """``limit``: what is said where there are no findings; ``missing``: the rules that lack it."""
-    body = "".join(_finding(f) for f in findings) or f"<p>{esc(limit) or NOTHING_FOUND}</p>"
-    if missing:
-        rows = "".join(f"<dt><code>{esc(', '.join(ids))}</code></dt><dd>{esc(what)}</dd>"
-                       for what, ids in missing.items())
-        body += (f"<details><summary>{counted(sum(map(len, missing.values())), 'check')} could not run</summary>"
-                 f"<dl>{rows}</dl></details>")
-    return f"<section><h2>What to do</h2>{body}</section>"
-
-
-def _finding(f: Finding) -> str:
-    gain = gain_text(f)
-    chips = "".join(f"<li>{esc(label)} <b>{esc(value)}</b></li>" for label, value in evidence(f))
-    gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
-    explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
-    saving, culprits = gain_sentence(f).removesuffix("."), culprits_text(f)
-    tag = f"{f.severity}{gpus} · {f.origin}{' · yours' if f.yours else ''}"
-    return "".join((
-        f'<article class="finding {esc(f.severity)}"><header><h3>{esc(f.title)}</h3>',
-        f'<span class="gain">{esc(gain)}</span>' if gain else "",
-        f'<span class="tag">{esc(tag)}</span></header>',
-        f"<p>{esc(f.why)}</p>", f"<p>{esc(culprits)}</p>" if culprits else "", f'<p class="do">{esc(f.action)}</p>',
-        f'<div class="code"><pre>{esc_lines(f.snippet)}</pre></div>' if f.snippet else "",
-        f'<ul class="chips">{chips}</ul>' if chips else "",
-        f'<p>{esc(PROFILE_KERNEL)}</p><div class="code"><pre>{esc(f.ncu)}</pre></div>' if f.ncu else "",
-        f'<p class="fine">It also explains:</p><ul class="fine">{explained}</ul>' if explained else "",
-        f'<p class="fine">{esc(saving)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
-        "</article>"))
-
+    return what_to_do(s.findings, s.capture.limit if s.capture is not None else s.live.limit, missing)

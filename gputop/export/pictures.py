@@ -12,13 +12,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from gputop.analysis.results import Breakdown
+from gputop.core.metrics import LEVELS
 from gputop.render.gpu_columns import MUTED_METRICS
 from gputop.render.palette import SHADES, STEPS, level_rgb, step_of
 from gputop.render.step_parts import PART_BY_ID, PARTS, StepPart
-from gputop.replay.snapshot_document import Track
-from gputop.telemetry.ring_buffers import LEVELS
 
 BANDS = LEVELS
+Levels = Sequence[Sequence[float] | None]  # of each slice, the share of its time at each level
 GROUND = "#{:02x}{:02x}{:02x}".format(*level_rgb(0, 0))
 DOT = "#4d5260"  # nothing was measured
 
@@ -29,13 +29,13 @@ def color(step: int, shade: int = SHADES - 1, muted: bool = False) -> str:
     return "#{:02x}{:02x}{:02x}".format(*level_rgb(step, shade, muted))
 
 
-def spectrogram(track: Track) -> str:
+def spectrogram(slices: Levels) -> str:
     """One GPU's lane in a box of ``slices`` by BANDS: levels upwards, brightness the share of samples there."""
     cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
     for band in range(BANDS):
-        colors = [None if levels is None else _band(band, sum(levels[band:])) for levels in track.levels]
+        colors = [None if levels is None else _band(band, sum(levels[band:])) for levels in slices]
         _runs(cells, colors, BANDS - 1 - band)
-    dots = [x for x, levels in enumerate(track.levels) if levels is None]
+    dots = [x for x, levels in enumerate(slices) if levels is None]
     return _paths(cells) + _dots(dots, BANDS - 1)
 
 
@@ -49,12 +49,12 @@ def _band(band: int, reach: float) -> str | None:
     return color(round(band / (BANDS - 1) * (STEPS - 1)), shade) if shade else None
 
 
-def heat(track: Track, scale: float) -> str:
+def heat(metric: str, means: Sequence[float | None], scale: float) -> str:
     """Means as a strip of one row: color is the level, ``scale`` is 100%."""
     cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
-    muted = track.metric in MUTED_METRICS
-    _runs(cells, [None if v is None else color(step_of(min(1.0, v / scale)), muted=muted) for v in track.mean], 0)
-    return _paths(cells) + _dots([x for x, v in enumerate(track.mean) if v is None], 0)
+    muted = metric in MUTED_METRICS
+    _runs(cells, [None if v is None else color(step_of(min(1.0, v / scale)), muted=muted) for v in means], 0)
+    return _paths(cells) + _dots([x for x, v in enumerate(means) if v is None], 0)
 
 
 def step_runs(runs: Sequence[tuple[str, int, int]]) -> str:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from gputop.analysis.results import Analysis, Layers, Limits, TypicalStep
+from gputop.analysis.results import Analysis
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
-from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, per_basis, worth_showing
-from gputop.diagnosis.roofline import axes_text, legend, svg
-from gputop.diagnosis.tables import gpus_table, tables
-from gputop.export import pictures
+from gputop.export.analysis_page import step_of
 from gputop.render.gpu_columns import COLUMNS, activity_text, clock_limits, fault_texts, flags_of
-from gputop.render.step_parts import PART_BY_ID
-from gputop.render.table import Table, html_none, to_html
+from gputop.render.table import html_none
 from gputop.replay.snapshot import Snapshot
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.text.units import devices, limits, percent, reading, seconds
-
-_LINES_SHOWN = 10
-_OPEN = ("GPUs", "Limit", "Ranks", "Time")  # tables that are unfolded at first
-_PHASE_COLORS = {"forward": "#43b98c", "loss": "#d8c05a", "backward": "#5f8fe5", "recomputation": "#e5955f",
-                 "optimizer": "#9a7fe0", "collectives": "#e56b7f", "copies": "#7fb3e8"}
-_OTHER_COLOR, _GAP_COLOR = "#8b93a3", "#e5955f"
-_MAX_SLOTS = 10_000  # of a step's picture
+from gputop.text.units import devices, limits, reading, seconds
 
 
 def _cells() -> Iterator[tuple[str, str, str]]:
@@ -65,124 +54,6 @@ def step(s: Snapshot) -> str:
     if record.report:
         parts.append(f"<details><summary>The analysis as text</summary><pre>{esc_lines(record.report)}</pre></details>")
     return "".join((*parts, "</section>"))
-
-
-def step_of(result: Analysis) -> list[str]:
-    """Return the parts of an analysis alone; an empty text for what it lacks."""
-    made = {table.name: table for table in (gpus_table(result), *tables(result))}
-    return [_breakdown(result), _limits(result.limits), _one_step(result.typical_step),
-            _python(result, made["Python"]) if "Python" in made else "",
-            _layers(result.layers or result.cpu_layers, made["Layers"]),
-            *(to_html(table, opened=name in _OPEN) for name, table in made.items())]
-
-
-def _breakdown(result: Analysis) -> str:
-    shares = pictures.shares(result.breakdown)
-    if not shares:
-        return ""
-    total = sum(s.time_s for s in shares)
-    summary = f"Mean step {seconds(total)}"
-    if result.steps is not None:
-        summary += (f", median {seconds(result.steps.median_s)}, 95th percentile {seconds(result.steps.p95_s)} "
-                    f"of {result.steps.count} steps")
-    bar = "".join(f'<span style="width:{100 * s.share:.3f}%;background:{s.part.dark}" title="{esc(s.part.label)}: '
-                  f'{seconds(s.time_s)}, {percent(s.share)}"></span>' for s in shares)
-    rows = "".join(f'<li title="{esc(s.part.meaning)}"><i style="background:{s.part.dark}"></i>{esc(s.part.label)}'
-                   f"<b>{esc(_share(s.share))}</b><em>{seconds(s.time_s)}</em></li>"
-                   for s in sorted(shares, key=lambda s: -s.time_s))
-    means = " The parts are means over the GPUs that took part." if len(result.gpus) > 1 else ""
-    return (f"<p>{summary}.{means}</p>"
-            f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
-
-
-def _share(share: float) -> str:
-    return percent(share) if share >= 0.0095 else f"{100 * share:.1f}%" if share >= 0.0005 else "<0.1%"
-
-
-def _one_step(step: TypicalStep | None) -> str:
-    """The step nearest to the median, a strip a GPU; nothing where its runs are not of its slots."""
-    if step is None or not 0 < step.slots <= _MAX_SLOTS or not step.duration_s or not step.gpus:
-        return ""
-    slots = step.slots
-    rows = ""
-    for gpu in step.gpus:
-        if not all(part in PART_BY_ID and 0 <= first < end <= slots for part, first, end in gpu.runs):
-            return ""
-        rows += (f'<div class="lane"><span>{gpu.gpu}</span><svg viewBox="0 0 {slots} 1" role="img" '
-                 f'preserveAspectRatio="none" shape-rendering="crispEdges" aria-label="GPU {gpu.gpu}">'
-                 f"{pictures.step_runs(gpu.runs)}</svg></div>")
-    ticks = "".join(f"<span>{seconds(step.duration_s * i / 4)}</span>" for i in range(5))
-    return (f"<h3>Timeline of step {step.step} of the trace, {seconds(step.duration_s)}, "
-            f"one row per GPU. Each {seconds(step.duration_s / slots)} shows the part that took most of it.</h3>"
-            f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
-
-
-def _python(result: Analysis, table: Table) -> str:
-    """The lines of Python that ran in the gaps, and the training loop's stacks as an icicle: a flame graph, hanging."""
-    stacks = result.stacks
-    if stacks is None or not stacks.flame:
-        return ""
-    period_s = result.steps.mean_s if result.steps is not None else result.trace.window_s
-    lists = ""
-    for gaps in worth_showing(stacks, period_s):
-        lines = "".join(f"<li>{esc(text)}</li>" for text in lines_of_gaps(gaps, stacks))
-        words = gap_words(gaps, stacks)
-        lists += f"<p>{esc(words[0].upper() + words[1:])}.</p><ul>{lines}</ul>"
-    whole, flame = sum(node.time_s for node in stacks.flame if node.parent is None), stacks.flame
-    boxes = _icicle(table, lambda row, _: _GAP_COLOR if flame[row].gap_s > 0.5 * flame[row].time_s else _OTHER_COLOR)
-    return (f"<h3>Lines of Python that ran in the gaps</h3>{lists}<h3>The Python of the training loop, "
-            f"{esc(per_basis(stacks.basis))} of {seconds(whole)}: each line with its calls below it, without library "
-            "lines that only pass a call on. Lines that run mostly in gaps are highlighted. Click a box to see it "
-            f"alone, click again to go back.</h3>{boxes}"
-            f'<p class="fine">{esc(cost_words(stacks, result.simulated))}</p>')
-
-
-def _icicle(table: Table, color: Callable[[int, int], str]) -> str:
-    """Draw a tree whose first column is a share: each box is as wide as that, its parts are below it. ``color`` is of a
-    row and of the one at its root."""
-    depth: list[int] = []
-    root: list[int] = []
-    used: dict[int | None, float] = {None: 0.0}  # up to where each box, and the whole, is filled
-    boxes = ""
-    for i, (row, parent) in enumerate(zip(table.rows, table.parents, strict=True)):
-        depth.append(0 if parent is None else depth[parent] + 1)
-        root.append(i if parent is None else root[parent])
-        used[i] = left = used[parent]
-        share = float(row[0] or 0.0)
-        used[parent] += share
-        about = ", ".join(f"{c.title} {c.text(v)}" for c, v in zip(table.columns, row, strict=True) if v is not None)
-        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * share:.3f}%;top:{22 * depth[i]}px;'
-                  f'background:{color(i, root[i])}" title="{esc(about)}">{esc(str(row[-1]))}</b>')
-    return f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
-
-
-def _layers(layers: Layers | None, table: Table) -> str:
-    """The step by phase and layer as an icicle: each box is as wide as its share, its parts are below it."""
-    if layers is None or not layers.rows:
-        return ""
-    rows, processor = layers.rows, "GPU" if layers.gpus else "CPU"
-    boxes = _icicle(table, lambda _, phase: _PHASE_COLORS.get(rows[phase].name, _OTHER_COLOR))
-    lines = "".join(f"<li>{esc(line.line)}<b>{esc(_share(line.share))}</b><em>{seconds(line.device_s)}</em></li>"
-                    for line in (layers.sources or ())[:_LINES_SHOWN])
-    what = "captured window" if layers.basis == "window" else f"mean {layers.basis}"
-    of_what = ("the GPU's time, and its idle time that their kernels end" if layers.gpus else
-               "the time in which the CPU runs their ops; ops that overlap share it")
-    by_line = f"<h3>By line of source, of the {processor}'s time</h3>"
-    return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: {of_what}. "
-            f"Click a box to see it alone, click again to go back.</h3>{boxes}"
-            + (f'{by_line}<ul class="legend">{lines}</ul>' if lines else ""))
-
-
-def _limits(limits: Limits | None) -> str:
-    """Show the roofline, or why the limit is not known."""
-    if limits is None or not limits.step_s:
-        return ""
-    if not limits.gpu:
-        return f"<p>How far the step is from the GPU's limit is unknown. {esc(limits.reason)}</p>"
-    drawing = svg(limits)
-    points = "".join(f'<p class="fine">{esc(line)}</p>' for line in (axes_text(limits), *legend(limits)))
-    return ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes, "
-            f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
 
 
 # -- now -----------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from gputop.core.framework import LABELS
 from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
-from gputop.render.finding_text import culprits_text, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts, unread_text
 from gputop.render.time_slices import slice_for
+from gputop.render.verdict_lines import plain_lines, verdict_of
 from gputop.replay import snapshot_document as form
 from gputop.text import redaction
 from gputop.text.commands import short_command, short_description
@@ -159,13 +159,10 @@ def _finding_lines(session: Session) -> list[str]:
     unread = unread_text(session.feed.sample)
     out = ["What to do", *wrap(unread, _COLUMNS)]
     if not unread and all(f.id in EXPLANATIONS for f in session.results.findings):
-        out += wrap(record.limit if record is not None else session.results.live.limit, _COLUMNS)
+        limit = record.limit if record is not None else session.results.live.limit
+        out += [part for line in limit.splitlines() for part in wrap(line, _COLUMNS, rest="  ")]
     for f in session.results.findings:
-        gain = gain_text(f)
-        title = f.title + (f" ({gain})" if gain else "")
-        out += [*wrap(title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
-                *wrap(culprits_text(f), _COLUMNS, "    ", "      "), *wrap(f.action, _COLUMNS, "    -> ")]
-        out += ["", *(f"       {line}" for line in lines(f.snippet).split("\n")), ""] if f.snippet else []
+        out += ["", *plain_lines(verdict_of(f), _COLUMNS, f"[{f.severity}] ")]
     return out
 
 

@@ -17,10 +17,11 @@ from gputop.core.samples import OK, GpuSample
 from gputop.diagnosis.roofline import legend, svg_content
 from gputop.export import pictures
 from gputop.export.sections import analysis
-from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_text, kind_text
+from gputop.render.finding_text import NOTHING_FOUND, kind_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import DARK, SEVERITY_MARK
+from gputop.render.verdict_lines import DO, WHY, verdict_of
 from gputop.replay.snapshot import Snapshot, from_document
 from gputop.replay.snapshot_document import Grid
 from gputop.text.markup import esc, moment
@@ -139,7 +140,7 @@ def _gpu(page: _Page, g: GpuSample, grid: Grid | None, top: float, height: float
     mean = None
     for track in tracks:
         page.lane(_LANE_X, top, _LANE_WIDTH, height, (grid.slices if grid else 1, pictures.BANDS),
-                  pictures.spectrogram(track))
+                  pictures.spectrogram(track.levels))
         means = [v for v in track.mean if v is not None]
         mean = sum(means) / len(means) if means else None
     if g.state != OK:
@@ -217,32 +218,30 @@ def _findings(page: _Page, s: Snapshot) -> None:
     page.text(_EDGE, "What to do", _BOLD, bold=True)
     if not s.findings:
         limit = s.capture.limit if s.capture is not None else s.live.limit
-        _wrapped(page, limit or NOTHING_FOUND, _PLAIN)
+        for line in (limit or NOTHING_FOUND).splitlines():
+            _wrapped(page, line, _PLAIN)
     for f in s.findings:
         _finding(page, f)
 
 
 def _finding(page: _Page, f: Finding) -> None:
-    color = _SEVERITY[f.severity]
+    color, verdict = _SEVERITY[f.severity], verdict_of(f)
     page.y += 27
     page.text(_EDGE, SEVERITY_MARK[f.severity], color)
-    page.text(_EDGE + 22, fit(printable(f.title), 115).rstrip(), _BOLD, bold=True)
-    gain = gain_text(f) or kind_text(f)
-    page.text(_WIDTH - _EDGE, gain, color, bold=True, end=True)
-    if f.severity != "low":
-        _wrapped(page, f.why, _DIM)
-        _wrapped(page, culprits_text(f), _PLAIN)
-        _wrapped(page, f.action, _PLAIN, "→ ")
+    page.text(_EDGE + 22, fit(printable(verdict.head), 115).rstrip(), _BOLD, bold=True)
+    page.text(_WIDTH - _EDGE, verdict.fix or kind_text(f), color, bold=True, end=True)
+    for row in verdict.rows if f.severity != "low" else ():
+        _wrapped(page, row.text, _DIM if row.label == WHY else _PLAIN, row.label)
 
 
-def _wrapped(page: _Page, text: str, color: str, first: str = "") -> None:
-    columns = int((_WIDTH - 2 * _EDGE - 40) / _LETTER)
+def _wrapped(page: _Page, text: str, color: str, label: str = "") -> None:
+    columns = int((_WIDTH - 2 * _EDGE - 70) / _LETTER)
     for i, line in enumerate(_lines(printable(text), columns)):
         page.y += 19
-        if first and i == 0:
-            page.text(_EDGE + 22, first.strip(), _ACCENT)
-        page.text(_EDGE + (40 if first else 22), line, color)
+        if i == 0 and label:
+            page.text(_EDGE + 22, label, _ACCENT if label == DO else _DIM)
+        page.text(_EDGE + (70 if label else 22), line, color)
 
 
 def _lines(text: str, columns: int) -> Iterable[str]:
-    return textwrap.wrap(text, columns, max_lines=6, placeholder=" …", break_on_hyphens=False)
+    return textwrap.wrap(text, columns, break_on_hyphens=False)

@@ -126,6 +126,11 @@ def machine_name(address: str) -> str:
     return socket.gethostname() if is_local(address) else split_address(address)[0]
 
 
+def short_name(node: str) -> str:
+    """A node as Slurm calls it mostly: without the domain, in small letters."""
+    return node if re.fullmatch(r"[\d.:]+", node) else node.partition(".")[0].lower()
+
+
 def listening_pid(address: str) -> int | None:
     """The process that listens at an address of this machine; None where that is not known."""
     if (pid := process_of(address)) is not None:

@@ -15,24 +15,23 @@ BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
 _SHOWN_CULPRITS, _MIN_NAME, _BRIEFEST = 3, 16, 3
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")
 _CLAIMS = {"measured": "", "at most": "up to ", "at least": "at least ", "about": "about "}
+_BOUNDS = {"at most": "an upper bound", "at least": "a lower bound", "about": "a usual value"}
 _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times are not those that the culprits take
 
 
 def gain_texts(finding: Finding) -> tuple[str, ...]:
-    """The estimated saving, longest text first: "saves 47% (344 → 184 ms)", "47%: 344 → 184 ms", "saves 47%", with what
-    it claims before it: "up to", "at least" or "about"; none where there is no figure."""
+    """Effect of the fix, longest text first: "fix: 344 → 184 ms at most", "344 → 184 ms at most"; without a step
+    "fix saves up to 13% of the time". None where there is no estimate."""
     gain = finding.gain
     share, times = gain.step_time, _times(gain.before_s, gain.after_s)
     if not share or share < 0.005 or gain.claim is None:
         return ()
-    text = f"{_CLAIMS[gain.claim]}{100 * share:.0f}%"
-    if gain.per == "sample":
-        return f"saves {text} per training sample", f"{text} per sample"
-    if gain.per == "recording":
-        return f"saves {text} of the time", f"saves {text}"
-    if not times:
-        return f"saves {text} of the step", f"saves {text}"
-    return f"saves {text} ({times})", f"{text}: {times}", f"saves {text}"
+    if times:
+        text = times if gain.claim == "measured" else f"{times} {gain.claim}"
+        return (f"fix: {text}", text) if gain.claim != "about" else (f"fix: about {times}", f"about {times}")
+    per = {"sample": "per training sample", "recording": "of the time", "step": "of the step"}[gain.per]
+    text = f"saves {_CLAIMS[gain.claim]}{percent(share)}"
+    return f"fix {text} {per}", text if gain.per != "sample" else f"{text} per sample"
 
 
 def _times(before_s: float | None, after_s: float | None) -> str:
@@ -79,9 +78,9 @@ def gain_basis(finding: Finding) -> str:
     gain = finding.gain
     if gain.by is None:
         return gain.how
-    basis = "Estimated by replaying the recorded steps" if gain.by == "replay" else f"{gain.claim} this".capitalize()
-    if gain.by == "replay" and gain.claim == "at least":
-        basis = "At least this, by replaying the recorded steps"
+    basis = "By a replay of the recorded steps" if gain.by == "replay" else ""
+    if gain.claim in _BOUNDS and (gain.by != "replay" or gain.claim == "at least"):
+        basis = f"{basis}, {_BOUNDS[gain.claim]}" if basis else _BOUNDS[gain.claim].capitalize()
     text = f"{basis}. {gain.assumption}"
     if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
         text += f" Together with the findings above: {percent(gain.together)}."
@@ -89,11 +88,11 @@ def gain_basis(finding: Finding) -> str:
 
 
 def gain_sentence(finding: Finding) -> str:
-    """"Saves up to 56% of the step. At most this: …", "Saves nothing: this explains a value", or "Saving not
-    estimated: …"."""
-    gain, reason = gain_text(finding), gain_basis(finding)
-    if gain:
-        return f"{gain[0].upper()}{gain[1:]}. {reason}"
+    """The basis of a saving that the head names: "An upper bound. …"; else "Saves nothing: this explains a value" or
+    "Saving not estimated: …"."""
+    reason = gain_basis(finding)
+    if gain_text(finding):
+        return reason
     nothing = reason.removeprefix("none: ")
     return f"Saving not estimated: {reason}" if nothing == reason else f"Saves nothing: {nothing}"
 

@@ -119,6 +119,7 @@ HOST_KINDS: dict[str, str] = {
     "summary": "writing summaries",
     "iterator": "making a new dataset iterator",
     "freeing": "freeing tensors and iterators",
+    "datasets": "making and freeing datasets and their iterators",
     "compilation": "tracing or compiling a function",
     "garbage": "garbage collection",
     "files": "reading or writing files",

@@ -66,3 +66,11 @@ def wrap_sentences(text: str, width: int, lines: int) -> list[str]:
         if part[-1].endswith(". …"):
             return part
     return whole
+
+
+def whole_sentences(text: str, width: int, lines: int) -> list[str]:
+    """Sentences of ``text`` that ``lines`` lines hold, and the first one whatever it takes: for what has to be read to
+    its end."""
+    ends = [len(text), *(match.end() for match in reversed([*re.finditer(r"[.!?](?= [A-Z→])", text)]))]
+    shown = [wrap(text[:end], width, len(text)) for end in ends if end]
+    return next((part for part in shown if len(part) <= lines), shown[-1] if shown else [])

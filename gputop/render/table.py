@@ -13,10 +13,11 @@ from msgspec import Struct, field
 from gputop.render.styled_text import wrap
 from gputop.text.commands import cut_path
 from gputop.text.markup import esc
-from gputop.text.units import NA, fit, percent, portion, printable
+from gputop.text.units import BLANK, NA, fit, percent, portion, printable
 from gputop.text.wrapping import wrap as wrap_all
 
 _MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
+_MOST_COLUMNS = 24  # of a column that is not wide
 
 CALL = "StatefulPartitionedCall/"  # TensorFlow puts it before each op of a function
 
@@ -24,26 +25,38 @@ _CODE = re.compile(r"[<(:]")  # of a kernel's name, which begins with what matte
 _SENTENCE_LINES, _MOST_SENTENCE_LINES = 2, 4
 _TEXT_ROWS, _TEXT_LINES, _PAGE_ROWS = 20, 9, 50
 
+BARS = "▁▂▃▄▅▆▇█"
+_LEAST_LANE, _GOOD_LANE, _LEAST_REMARK = 10, 16, 24  # cells of a lane: at least, and before a name grows
+
+Lane = tuple[float | None, ...]  # shares of full scale over time, the oldest first; None: nothing was measured
 Value = str | float | None
 
 
 class Column(Struct, frozen=True):
     """``show`` formats a number; a column without it holds text. A ``wide`` one gets the remaining room.
 
-    Where that is too little, ``spare`` ones are left out, the last one first. ``missing``: why a value may be unknown.
+    Where that is too little, ``spare`` ones are left out: those with the highest number first, of these the last one.
+    ``missing``: why a value may be unknown. A ``lane`` is drawn in
+    the room beside the wide column.
     """
 
     title: str
     show: Callable[[float], str] | None = None
     wide: bool = False
-    spare: bool = False
+    spare: int = 0
     prose: bool = False  # wrapped where it is too long, whether it ends as a sentence or not
     missing: str = ""
+    lane: bool = False
+    least: int = 0  # cells, so that the table of what changes stands still
+    most: int = _MOST_COLUMNS
 
     def text(self, value: Value) -> str:
         if value is None:
             return NA
         return printable(value) if isinstance(value, str) else (self.show or str)(value)
+
+    def fit(self, text: str, width: int) -> str:
+        return fit(text, width, right=self.show is not None)
 
 
 class Table(Struct, frozen=True):
@@ -61,6 +74,8 @@ class Table(Struct, frozen=True):
     picture: tuple[str, ...] = ()  # lines, below a whole row
     commands: Mapping[str, str] = field(default_factory=dict)  # how to look at a row of that name (the last column)
     opened: tuple[int, ...] = ()  # rows of a tree that are unfolded at first, beside those without one above
+    gap: int = 2  # cells between two columns
+    lanes: tuple[Lane, ...] = ()  # of each row
 
     @property
     def open_first(self) -> set[int]:
@@ -103,7 +118,7 @@ def cell_lines(column: Column, value: Value, width: int, most: int = 1) -> list[
             return wrap(text, width, most)
         if "/" in text and not _CODE.search(text):
             return [fit(cut_path(text.replace(CALL, ""), width), width)]
-    return [fit(text, width, right=column.show is not None)]
+    return [column.fit(text, width)]
 
 
 def sentence_lines(table: Table, rows: Sequence[Sequence[Value]], shown: Mapping[int, int], room: int) -> int:
@@ -144,30 +159,74 @@ def widths(table: Table, rows: Iterable[Sequence[Value]], room: int, by: int | N
     needs = [len(c.title) + 2 * (i == by) for i, c in enumerate(table.columns)]
     for row in rows:
         needs = [max(n, len(c.text(v))) for n, c, v in zip(needs, table.columns, row, strict=True)]
-    needs = [min(n, 24) if not c.wide else n for n, c in zip(needs, table.columns, strict=True)]
+    needs = [min(max(n, c.least), c.most) if not c.wide else n for n, c in zip(needs, table.columns, strict=True)]
+    if any(column.lane for column in table.columns):
+        return _beside_lane(table, needs, room)
     shown = {i: need for i, need in enumerate(needs) if not rows or any(row[i] not in (None, "") for row in rows)}
 
     def left() -> int:
-        return room - sum(n + 2 for i, n in shown.items() if not table.columns[i].wide) - 2
+        return room - sum(n + table.gap for i, n in shown.items() if not table.columns[i].wide) - table.gap
 
-    least = _MIN_NAME_COLUMNS if any(column.wide for column in table.columns) else -2
-    for i in reversed(range(len(needs))):
-        if i in shown and table.columns[i].spare and left() < least:
+    least = _MIN_NAME_COLUMNS if any(column.wide for column in table.columns) else -table.gap
+    for i in _spare(table):
+        if i in shown and left() < least:
             del shown[i]
     return {i: max(_LEAST_NAME_COLUMNS, min(n, left())) if table.columns[i].wide else n for i, n in shown.items()}
+
+
+def _spare(table: Table) -> list[int]:
+    """The columns that may be left out, the first ones first."""
+    return sorted((i for i, column in enumerate(table.columns) if column.spare),
+                  key=lambda i: (table.columns[i].spare, i), reverse=True)
+
+
+def _beside_lane(table: Table, needs: Sequence[int], room: int) -> dict[int, int]:
+    """The widths of columns, a lane and a wide column: a third of what the others leave is the wide one's."""
+    lane, wide = (next(i for i, c in enumerate(table.columns) if getattr(c, kind)) for kind in ("lane", "wide"))
+    shown = {i: c.least or needs[i] for i, c in enumerate(table.columns) if i not in (lane, wide)}
+
+    def left() -> int:
+        return max(0, room - sum(shown.values()) - table.gap * (len(shown) + 1))
+
+    for i in _spare(table):
+        if left() < _LEAST_LANE + _LEAST_REMARK:
+            del shown[i]
+    remark = min(left(), max(_LEAST_REMARK, left() // 3))
+    for i in shown:
+        shown[i] += max(0, min(needs[i] - shown[i], left() - remark - _GOOD_LANE))
+    return dict(sorted({**shown, lane: left() - remark, wide: remark}.items()))
+
+
+def lane_means(lane: Lane, columns: int) -> list[float | None]:
+    """A mean for each of so many equal parts of a lane."""
+    begins = [i * len(lane) // columns for i in range(columns)]
+    parts = ([v for v in lane[begin:max(begin + 1, (i + 1) * len(lane) // columns)] if v is not None]
+             for i, begin in enumerate(begins))
+    return [sum(part) / len(part) if part else None for part in parts]
+
+
+def bars(lane: Lane, columns: int) -> str:
+    """A lane as text."""
+    return "".join(BLANK if v is None else BARS[min(7, max(0, round(8 * v) - 1))] for v in lane_means(lane, columns))
+
+
+def grid(table: Table, rows: Iterable[Sequence[Value]], shown: Mapping[int, int]) -> list[str]:
+    """The titles and the rows in lines; a cell has several where it needs them."""
+    lines = [[table.columns[i].fit(table.columns[i].title, n) for i, n in shown.items()]]
+    for number, row in enumerate(rows):
+        cells = [[bars(table.lanes[number], n)] if table.columns[i].lane else
+                 cell_lines(table.columns[i], row[i], n, _TEXT_LINES) for i, n in shown.items()]
+        lines += [[cell[line] if line < len(cell) else " " * n for cell, n in zip(cells, shown.values(), strict=True)]
+                  for line in range(max(map(len, cells)))]
+    return [(" " * table.gap).join(line).rstrip() for line in lines]
 
 
 def to_text(table: Table, width: int, most: int = _TEXT_ROWS) -> list[str]:
     """The name and how to read it, the largest rows in lines of ``width`` columns, and how many more there are."""
     rows = [table.branch(i) for i in table.largest(most)]
     shown = widths(table, rows, width)
-    lines = [[fit(table.columns[i].title, n, right=table.columns[i].show is not None) for i, n in shown.items()]]
-    for row in rows:
-        cells = [cell_lines(table.columns[i], row[i], n, _TEXT_LINES) for i, n in shown.items()]
-        lines += [[cell[line] if line < len(cell) else " " * n for cell, n in zip(cells, shown.values(), strict=True)]
-                  for line in range(max(map(len, cells)))]
     return [*(wrap_all(table.note, width, f"{table.name:<9}" + " " * (len(table.name) > 8)) or [table.name]),
-            *(fit("  " + "  ".join(line), width).rstrip() for line in lines), *_left_out(table, rows, "  "),
+            *(fit(f"  {line}", width).rstrip() for line in grid(table, rows, shown)), *_left_out(table, rows, "  "),
             *(f"  {line}"[:width] for line in table.picture)]
 
 
@@ -181,12 +240,18 @@ def to_html(table: Table, *, opened: bool = False, most: int = _PAGE_ROWS) -> st
     rows = [table.branch(i) for i in table.largest(most)]
     if not rows:
         return ""
+    return (f"<details{' open' * opened}><summary>{esc(f'{table.name}. {table.note}')}</summary>"
+            + html_grid(table, rows) + "".join(f"<p>{line}</p>" for line in _left_out(table, rows)) + "</details>")
+
+
+def html_grid(table: Table, rows: Iterable[Sequence[Value]], draw: Callable[[Lane], str] = lambda _: "") -> str:
+    """The titles and the rows; ``draw`` makes the picture of a lane."""
     head = "".join(f"<th>{esc(c.title)}</th>" if c.show else f'<th class="l">{esc(c.title)}</th>'
                    for c in table.columns)
-    body = "".join(f"<tr>{''.join(map(_html_cell, table.columns, row))}</tr>" for row in rows)
-    return (f"<details{' open' * opened}><summary>{esc(f'{table.name}. {table.note}')}</summary>"
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-            + "".join(f"<p>{line}</p>" for line in _left_out(table, rows)) + "</details>")
+    body = "".join("<tr>" + "".join(
+        f'<td class="past">{draw(table.lanes[number])}</td>' if column.lane else _html_cell(column, value)
+        for column, value in zip(table.columns, row, strict=True)) + "</tr>" for number, row in enumerate(rows))
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _html_cell(column: Column, value: Value) -> str:
@@ -194,7 +259,8 @@ def _html_cell(column: Column, value: Value) -> str:
         return html_none(column.missing)
     text = esc(column.text(value))
     if isinstance(value, str):
-        return f'<td class="{"wrap" if column.wide else "l"}">{text.replace("  ", "&nbsp; ")}</td>'
+        side = "" if column.show else f' class="{"wrap" if column.wide else "l"}"'
+        return f'<td{side}>{text.replace("  ", "&nbsp; ")}</td>'
     level = f"{100 * min(1.0, max(0.0, value)):.0f}"
     return f'<td class="level" style="--v:{level}%">{text}</td>' if column.show in (portion, percent) else (
         f"<td>{text}</td>")

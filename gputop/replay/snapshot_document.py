@@ -21,11 +21,10 @@ from gputop.core import samples
 from gputop.core.codec import convert, document_of
 from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Finding, Problem
-from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
+from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS, LEVELS
 from gputop.core.samples import LAST_TIME_S, MAX_GPUS, UnixTime
 from gputop.profiler.capture import records
 from gputop.profiler.capture.facts import CaptureFacts, facts_of
-from gputop.telemetry.ring_buffers import LEVELS
 from gputop.text.markup import lines
 from gputop.text.units import devices, printable
 

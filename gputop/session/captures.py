@@ -263,7 +263,8 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     def status(phase: Any, elapsed_s: float) -> None:
         plan = chosen[0] if chosen else None
         run.on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
-                                    why=plan.why if plan else "", overview_s=plan.overview_s if plan else 0.0))
+                                    why=plan.why if plan else "", overview_s=plan.overview_s if plan else 0.0,
+                                    stoppable=all(recorder.limits.stoppable for recorder in recorders)))
 
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
     recorders = [recorder_of(address, pid) for address, pid in pids.items()]

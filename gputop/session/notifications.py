@@ -67,7 +67,7 @@ def _line(host: str, title: str, simulated: bool, left_out: int) -> str:
 
 def captured(record: CaptureRecord) -> str:
     """The title of what is told of a capture."""
-    first = record.findings[0].title if record.findings else record.limit
+    first = record.findings[0].title if record.findings else record.limit.partition("\n")[0]
     return f"captured {record.address} for {seconds(record.took_s)}" + (f": {first}" if first else "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +15,18 @@ DEFAULT_CAPTURE_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
 DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture.dip_detector
 
+# Asks for the means of each node's GPUs in so many seconds, by its short name; the second tells the user's warnings.
+# Raises GputopError.
+NodeMeans = Callable[[int, Callable[[str], None]], Mapping[str, Mapping[str, float]]]
+
 
 class FigureOptions(Struct, frozen=True):
     """Source of the live figures of workers on other nodes. ``way``: "none", "ssh" or "prometheus"; nobody is asked
-    with the first.
-
-    ``prometheus`` is its address; ``credentials`` are the settings that name its credentials.
-    """
+    with the first. ``prometheus`` asks it; None where no address is known."""
 
     way: str = "none"
     remote_command: str = "gputop"
-    prometheus: str = ""
-    credentials: Mapping[str, str] = field(default_factory=dict)
+    prometheus: NodeMeans | None = None
 
 
 class DipRule(Struct, frozen=True):

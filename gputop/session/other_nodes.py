@@ -14,18 +14,15 @@ import errno
 import math
 import os
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.cluster.ssh import NodeProblem, Ssh, by_cause
-from gputop.core.codec import convert, encode, parse
 from gputop.core.errors import GputopError, sentences
 from gputop.launch.ranks import MAX_RANKS
 from gputop.profiler.capture.job_memory import Cost
@@ -36,6 +33,8 @@ from gputop.profiler.clocks import ClockBounds
 from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import CaptureResult
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
+from gputop.telemetry.agents import SCHEMA as AGENT
+from gputop.telemetry.agents import Agent, NodeProblem, Request, by_cause, read_line, write_line
 from gputop.text.units import printable
 
 SCHEMA = "gputop.ranks/1"
@@ -53,13 +52,9 @@ _SILENT_S, _BUILD_S, _LEAST_BYTES_PER_S = 30.0, 240.0, 100_000
 ALIVE_PERIOD_S = 5.0
 _STOPPED_S = 5.0  # for what is on its way when the capture is stopped
 _POLL_S, _END_S = 0.05, 1.0
-_LINE_BYTES, _LINES_BEFORE = 1 << 20, 200  # a login may print more before
 _PIECE_BYTES, _EDGE_BYTES = 1 << 18, 64
 _CHECK = "Check the version there: ssh NODE gputop --version"
 _NODE_BYTES = 8 << 30  # of all traces of a node
-
-T = TypeVar("T")
-
 
 class Ready(Struct, frozen=True):
     """Message of a node once its ranks are probed: they can be recorded for ``seconds``, and must be asked ``lead_s``
@@ -109,27 +104,6 @@ class Ranks(Struct, frozen=True):
     ranks: tuple[Rank, ...]
 
 
-def write_line(out: IO[bytes], line: Struct) -> None:
-    """Raises OSError."""
-    out.write(encode(line) + b"\n")
-    out.flush()
-
-
-def read_line(source: IO[bytes], kind: type[T], came: Callable[[], None] = lambda: None) -> T:
-    """The next line that is one of this kind; raises NodeProblem where none comes. ``came`` is called at each line."""
-    for _ in range(_LINES_BEFORE):
-        line = source.readline(_LINE_BYTES)
-        if not line:
-            break
-        came()
-        if line.startswith(b"{"):
-            with contextlib.suppress(ValueError):
-                message = convert(parse(line), kind)
-                if getattr(message, "schema", SCHEMA) == SCHEMA:
-                    return message
-    raise NodeProblem("gputop there ended without an answer", _CHECK)
-
-
 class _Node:
     """The conversation with one node, in a thread of its own."""
 
@@ -141,7 +115,7 @@ class _Node:
         self.answered = threading.Event()  # ``start`` is there, or there will be none
         self.outcomes: list[Outcome] = []
         self.problem: NodeProblem | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.agent: Agent | None = None
         self.thread: threading.Thread | None = None
         self.due_s = self.latest_s = math.inf  # monotonic: when something must have come, and all of it
         self.ended_s = math.inf  # monotonic: since when its end is waited for
@@ -163,8 +137,8 @@ class _Node:
         """End the conversation; what has come is kept."""
         if self.problem is None:
             self.problem, self.ended_s = NodeProblem(reason, fix), time.monotonic()
-        if self.process is not None:
-            self.process.kill()
+        if self.agent is not None:
+            self.agent.process.kill()
 
 
 class _Trace:
@@ -200,18 +174,15 @@ class OtherNodes:
         """``meeting``: where the job's ranks meet; ``command`` starts gputop there, as a shell reads it."""
         self._nodes = [_Node(name) for name in names]
         self._meeting, self._command, self._stop = meeting, command, stop
-        self._ssh = Ssh(command, lambda document: document, shared=False)
         self._run: Path | None = None  # the run folder that the traces go to
         self._collecting = threading.Event()  # or there is nothing to collect them for
 
     @contextlib.contextmanager
     def running(self, request: CaptureRequest) -> Iterator[None]:
         """Ask the nodes to begin with their probes; nothing of it goes on after the block."""
-        asked = (f"{self._command} capture --ranks-of {self._meeting} --yes --seconds {request.seconds:g}"
-                 f"{' --force' if request.force else ''}")
         try:
             for node in self._nodes:
-                node.thread = threading.Thread(target=self._talk, args=(node, asked, request), name="gputop-node",
+                node.thread = threading.Thread(target=self._talk, args=(node, request), name="gputop-node",
                                                daemon=True)
                 node.thread.start()
             yield
@@ -219,8 +190,8 @@ class OtherNodes:
             self._collecting.set()
             for node in self._nodes:
                 node.answered.set()
-                if node.process is not None:
-                    node.process.kill()
+                if node.agent is not None:
+                    node.agent.process.kill()
 
     def agree(self, plan: Plan, start_s: float) -> tuple[Plan, float]:
         """The shortest plan of all nodes and the moment at which all can begin; the nodes are told. Blocks until the
@@ -275,29 +246,28 @@ class OtherNodes:
         return (tuple(outcome for node in self._nodes for outcome in node.outcomes),
                 tuple(sentences(f"not captured: {one.message}", one.fix) for one in by_cause(problems)))
 
-    def _talk(self, node: _Node, asked: str, request: CaptureRequest) -> None:
+    def _talk(self, node: _Node, request: CaptureRequest) -> None:
         try:
-            process, errors = self._ssh.talk(node.name, asked)
-            node.process = process
-            assert process.stdin is not None and process.stdout is not None
+            node.agent = Agent(node.name, self._command, follow=True)
             try:
-                self._converse(node, process.stdin, process.stdout, request)
+                self._converse(node, node.agent, request)
             except (NodeProblem, OSError, ValueError) as error:
-                node.problem = node.problem or self._ssh.problem_of(process, errors) or (
+                node.problem = node.problem or node.agent.problem() or (
                     error if isinstance(error, NodeProblem) else NodeProblem("the connection broke off", ""))
             except GputopError as error:  # a trace could not be saved here
                 node.problem = node.problem or NodeProblem(error.message, error.fix)
             finally:
-                process.kill()
-                process.wait()
-                errors.close()
+                node.agent.end()
         except NodeProblem as error:
             node.problem = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other nodes go on
             node.problem = NodeProblem(f"a bug in gputop: {error!r}", "Please report this.")
 
-    def _converse(self, node: _Node, to_node: IO[bytes], from_node: IO[bytes], request: CaptureRequest) -> None:
+    def _converse(self, node: _Node, agent: Agent, request: CaptureRequest) -> None:
         """Raises NodeProblem, OSError or ValueError."""
+        with contextlib.suppress(OSError):  # it has ended: what it said shows why
+            write_line(agent.to_node, Request(AGENT, request.seconds, ranks_of=self._meeting, force=request.force))
+        from_node = agent.from_node
         ready = read_line(from_node, Ready)
         least_s = min(_LEAST_S, request.seconds)
         if not (least_s <= ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
@@ -311,8 +281,8 @@ class OtherNodes:
         recorded_s = max(0.0, node.start.start_s - sent_s) + node.start.seconds
         node.expect(recorded_s + _BUILD_S)
         node.due_s = min(node.latest_s, time.monotonic() + recorded_s + _SILENT_S)
-        write_line(to_node, node.start)
-        last = read_line(from_node, Ranks, node.came)
+        write_line(agent.to_node, node.start)
+        last = read_line(from_node, Ranks, lambda _: node.came())
         high_s = _offset_s(last.received_s, sent_s)
         clock = ClockBounds(min(node.low_s, high_s), max(node.low_s, high_s)).clock()
         sizes = [rank.size for rank in last.ranks[:MAX_RANKS] if not rank.problem]

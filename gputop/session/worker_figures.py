@@ -6,9 +6,10 @@ nodes. Logging in on machines is for whoever asked for it: no node is asked with
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -17,22 +18,22 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, sentences
 from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import GpuSample, NodeSample, ProcessSample, Reading
+from gputop.core.samples import NodeSample, Reading
 from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.session.gpu_numbers import local
-from gputop.session.options import FigureOptions
+from gputop.session.options import FigureOptions, NodeMeans
 from gputop.telemetry.history import History
+from gputop.telemetry.node_answer import NodeAnswer, NodeGpu, answer_of
 from gputop.text.units import ranges, reading
 
 if TYPE_CHECKING:
-    from gputop.replay.snapshot import Snapshot
+    from gputop.telemetry.agents import NodeProblem
 
 SECONDS = 5  # time that gputop on a node samples: some steps
 _MAX_WAIT_S = 120.0  # longest wait for all nodes; 16 at once, that is some 250
 _PROMETHEUS_S = 120  # window that a Prometheus is asked for: some scrapes
 _POLL_S = 0.1
-_PORT_DIGITS = 5
 _MAX_NOTES = 6
 _MAX_PLAUSIBLE = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
 _KINDS = {"util": "gpu_util"}  # of a Prometheus, by other names than a sample has
@@ -103,25 +104,14 @@ def elsewhere(server: Server) -> bool:
     return not local(server) and not server.address.startswith("unix")
 
 
-def gpus_of(process: ProcessSample, gpus: Sequence[GpuSample]) -> list[GpuSample]:
-    """The GPUs, or MIG instances, that a process holds."""
-    return [gpu for gpu in gpus if (held := process.gpus.get(gpu.info.index)) is not None and held.mig == gpu.info.mig]
-
-
 def _of_this_node(servers: Sequence[Server], sample: NodeSample | None, history: History | None,
                   window_s: float) -> dict[str, WorkerFigures]:
     if history is None or sample is None:
         return {}
-    by_pid = {pid: process for process in sample.processes for pid in (process.pid, process.local_pid)}
-    figures = {}
-    for server in servers:
-        process = by_pid.get(server.pid) if server.pid is not None else None
-        if process is not None:
-            uuids = [gpu.info.uuid for gpu in gpus_of(process, sample.gpus)]
-            means = {metric: _mean(history, uuids, metric, window_s) for metric in METRICS}
-            figures[server.address] = WorkerFigures({m: mean for m, mean in means.items() if mean is not None},
-                                                    _seen_s(history, window_s), ranges(process.gpus, ", "))
-    return figures
+    host_pids = {pid: process.pid for process in sample.processes for pid in (process.pid, process.local_pid)}
+    by_pid = _by_pid(answer_of(sample, history, window_s), _seen_s(history, window_s))
+    return {server.address: by_pid[pid] for server in servers
+            if server.pid is not None and (pid := host_pids.get(server.pid)) in by_pid}
 
 
 def _seen_s(history: History, window_s: float) -> float:
@@ -130,67 +120,38 @@ def _seen_s(history: History, window_s: float) -> float:
     return max(1.0, float(times[-1] - times[0])) if len(times) else window_s
 
 
-def _mean(history: History, uuids: Sequence[str], metric: str, window_s: float) -> float | None:
-    """Mean over these GPUs; None where one of them has no readings."""
-    if not GPU_METRICS[metric].lane:
-        return None
-    readings = [[v for v in history.window(uuid, metric, window_s)[1] if v == v] for uuid in uuids
-                if uuid in history.uuids]
-    if not readings or not all(readings):
-        return None
-    return fmean(chain.from_iterable(readings))
-
-
 # -- figures of other nodes -------------------------------------------------------------------------
 
 
-class NodeAnswer(Struct, frozen=True):
-    """The figures of a node's workers by the ports of their profiler servers, and ``only``: those of its only process
-    on GPUs, None where there are several or none."""
-
-    by_port: Mapping[int, WorkerFigures]
-    only: WorkerFigures | None = None
-
-
-def of_snapshot(snapshot: Snapshot) -> NodeAnswer:
-    """The figures of the workers in a node's snapshot, over the last :data:`SECONDS` of its history. Pure."""
-    processes = {pid: p for p in snapshot.sample.processes for pid in (p.pid, p.local_pid) if pid is not None}
-    by_port: dict[int, set[int]] = {}
-    for server in snapshot.servers:
-        port = server.address.rpartition(":")[2]
-        if server.pid in processes and port.isdecimal() and len(port) <= _PORT_DIGITS:
-            by_port.setdefault(int(port), set()).add(processes[server.pid].pid)
-    computing = [p for p in snapshot.sample.processes if any("C" in gpu.kind for gpu in p.gpus.values())]
-    return NodeAnswer({port: _figures(processes[pid], snapshot) for port, (pid, *more) in by_port.items() if not more},
-                      _figures(computing[0], snapshot) if len(computing) == 1 else None)
+def of_answer(answer: NodeAnswer) -> tuple[dict[int, WorkerFigures], WorkerFigures | None]:
+    """Return the figures of a node's workers by the ports of their profiler servers, and those of its only process on
+    GPUs, None where there are several or none."""
+    pids: dict[int, set[int | None]] = {}
+    for holder in (holder for gpu in answer.gpus for holder in gpu.holders):
+        for port in holder.ports:
+            pids.setdefault(port, set()).add(holder.pid)
+    figures = _by_pid(answer, float(SECONDS))
+    return ({port: figures[pid] for port, (pid, *more) in pids.items() if not more},
+            next(iter(figures.values())) if len(figures) == 1 else None)
 
 
-def _figures(process: ProcessSample, snapshot: Snapshot) -> WorkerFigures:
-    uuids = [gpu.info.uuid for gpu in gpus_of(process, snapshot.sample.gpus)]
-    means = {}
-    for metric in METRICS:
-        gpu_means = [_snapshot_mean(snapshot, uuid, metric) for uuid in uuids]
-        most = _MAX_PLAUSIBLE[GPU_METRICS[metric].unit]
-        plausible = [mean for mean in gpu_means if mean is not None and 0.0 <= mean <= most]
-        if plausible and len(plausible) == len(gpu_means):
-            means[metric] = fmean(plausible)
-    return WorkerFigures(means, float(SECONDS), ranges(process.gpus, ", "))
-
-
-def _snapshot_mean(snapshot: Snapshot, uuid: str, metric: str) -> float | None:
-    """Mean of one GPU: the slices of the history, weighted by what they have of the last seconds."""
-    grid = snapshot.history
-    values = next((track.mean for track in grid.gpus.get(uuid, ()) if track.metric == metric), ()) if grid else ()
-    if grid is None:
-        return None
-    end_s = snapshot.sample.time_s
-    total, weights = 0.0, 0.0
-    for i, value in enumerate(values):
-        begin_s = grid.start_s + i * grid.slice_s
-        weight = min(begin_s + grid.slice_s, end_s) - max(begin_s, end_s - SECONDS)
-        if value is not None and weight > 0:
-            total, weights = total + weight * value, weights + weight
-    return total / weights if weights else None
+def _by_pid(answer: NodeAnswer, seconds: float) -> dict[int | None, WorkerFigures]:
+    """Means over the GPUs of each process; a metric that one of them lacks is missing."""
+    gpus: dict[int | None, list[NodeGpu]] = {}
+    for gpu in answer.gpus:
+        for holder in gpu.holders:
+            gpus.setdefault(holder.pid, []).append(gpu)
+    figures = {}
+    for pid, held in gpus.items():
+        means = {}
+        for metric in METRICS:
+            most = _MAX_PLAUSIBLE[GPU_METRICS[metric].unit]
+            plausible = [mean for gpu in held if 0.0 <= (mean := gpu.figures.get(metric, -1.0)) <= most]
+            if len(plausible) == len(held):
+                means[metric] = fmean(plausible)
+        numbers = {int(number) for gpu in held if (number := gpu.label.partition(":")[0]).isdecimal()}
+        figures[pid] = WorkerFigures(means, seconds, ranges(numbers, ", "))
+    return figures
 
 
 def ask(servers: Sequence[Server], options: FigureOptions, stop: threading.Event,
@@ -199,7 +160,7 @@ def ask(servers: Sequence[Server], options: FigureOptions, stop: threading.Event
     if options.way == "ssh":
         return by_ssh(servers, options.remote_command, stop, on_progress)
     if options.way == "prometheus":
-        return by_prometheus(servers, options.prometheus, options.credentials, stop)
+        return by_prometheus(servers, options.prometheus, stop)
     return AskedFigures({}, "", float(SECONDS), pids=_elsewhere(servers)[1])
 
 
@@ -207,9 +168,8 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
            on_progress: Callable[[int, int], None] = lambda done, nodes: None) -> AskedFigures:
     """Ask gputop on the nodes of these workers, ``command`` there; blocks, until ``stop`` at the longest. Workers of
     this machine are left out. ``on_progress`` is told how many nodes have answered, and how many there are."""
-    from gputop.cluster.ssh import NodeProblem, Ssh, ask_all, by_cause, is_name
     from gputop.profiler.addresses import split_address
-    from gputop.replay.snapshot import from_json
+    from gputop.telemetry.agents import SCHEMA, NodeProblem, Request, Ssh, by_cause, is_name
 
     others, pids = _elsewhere(servers)
     nodes: dict[str, list[Server]] = {}
@@ -219,17 +179,23 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
     problems = {name: NodeProblem("ssh does not accept this name", "") for name in nodes if not is_name(name)}
     if names:
         on_progress(0, len(names))
-    ssh = Ssh(command, lambda document: of_snapshot(from_json(document)), shared=False, seconds=SECONDS)
-    answers = ask_all(ssh, names, stop, _MAX_WAIT_S, lambda done: on_progress(done, len(names)))
+    answers: dict[str, NodeAnswer | NodeProblem] = {}
+    until_s = time.monotonic() + _MAX_WAIT_S
+    with contextlib.closing(Ssh(command, Request(SCHEMA, SECONDS, ports=True))) as ssh:
+        ssh.ask(names)
+        while len(answers) < len(names) and not stop.is_set() and time.monotonic() < until_s:
+            if (taken := ssh.take(_POLL_S)) is not None:
+                answers[taken[0]] = taken[1]
+                on_progress(len(answers), len(names))
     figures: dict[str, WorkerFigures] = {}
     for name in names:
         answer = answers.get(name) or NodeProblem("it had not answered when gputop stopped waiting", "")
         if isinstance(answer, NodeProblem):
             problems[name] = answer
             continue
+        by_port, only = of_answer(answer)
         for server in nodes[name]:
-            worker = answer.by_port.get(split_address(server.address)[1]) or (
-                answer.only if len(nodes[name]) == 1 else None)
+            worker = by_port.get(split_address(server.address)[1]) or (only if len(nodes[name]) == 1 else None)
             if worker is not None and worker.means:
                 figures[server.address] = worker
             else:
@@ -242,31 +208,26 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
     return AskedFigures(figures, "asked by ssh", SECONDS, pids=pids, notes=notes)
 
 
-def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str, str],
-                  stop: threading.Event) -> AskedFigures:
-    """Ask the Prometheus at ``url`` for the nodes of these workers; blocks, until ``stop`` at the longest. It knows no
-    processes: the figures are of all GPUs of a node."""
-    from gputop.cluster.node_means import node_means
-    from gputop.cluster.prometheus import connected
-    from gputop.cluster.slurm import short_name
-    from gputop.cluster.ssh import NodeProblem, by_cause
-    from gputop.profiler.addresses import machine_name
+def by_prometheus(servers: Sequence[Server], prometheus: NodeMeans | None, stop: threading.Event) -> AskedFigures:
+    """Ask a Prometheus for the nodes of these workers; blocks, until ``stop`` at the longest. It knows no processes:
+    the figures are of all GPUs of a node."""
+    from gputop.profiler.addresses import machine_name, short_name
+    from gputop.telemetry.agents import NodeProblem, by_cause
 
-    def ask() -> None:
+    def ask(means_of: NodeMeans) -> None:
         try:
-            with connected(url, credentials, warnings.append) as client:
-                came.append(node_means(client, f"{_PROMETHEUS_S}s"))
+            came.append(means_of(_PROMETHEUS_S, warnings.append))
         except GputopError as error:
             came.append(error)
         except Exception as error:  # noqa: BLE001 - thread boundary
             came.append(GputopError(f"Prometheus's answer cannot be read ({type(error).__name__})"))
 
-    if not url:
+    if prometheus is None:
         return AskedFigures({}, "by Prometheus", float(_PROMETHEUS_S), of_nodes=True, notes=(
             "No address of Prometheus was given: --prometheus http://HOST:9090, or the setting prometheus.",))
     warnings: list[str] = []
-    came: list[dict[str, dict[str, float]] | GputopError] = []
-    asking = threading.Thread(target=ask, name="gputop-prometheus", daemon=True)
+    came: list[Mapping[str, Mapping[str, float]] | GputopError] = []
+    asking = threading.Thread(target=ask, args=(prometheus,), name="gputop-prometheus", daemon=True)
     asking.start()
     while asking.is_alive() and not stop.is_set():
         asking.join(_POLL_S)

@@ -45,14 +45,14 @@ class Worker:
     each. It begins with the first batch. ``idle`` belongs to the scheduler thread."""
 
     def __init__(self, name: str, results: queue.SimpleQueue[Any], clock: Callable[[], float]) -> None:
-        self.idle = True
+        self.idle, self.asked_s = True, clock()
         self._requests: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._results = results
         self._clock = clock
         self._thread = threading.Thread(target=self._run, name=f"gputop-{name}", daemon=True)
 
     def submit(self, batch: Batch) -> None:
-        self.idle = False
+        self.idle, self.asked_s = False, self._clock()
         self._requests.put(batch)
         if self._thread.ident is None:
             self._thread.start()
@@ -132,6 +132,11 @@ class Workers:
         """One more thread."""
         self._workers.append(Worker(name, self._results, self.clock))
         return self._workers[-1]
+
+    def dismiss(self, worker: Worker) -> None:
+        """End a thread, after what it does."""
+        self._workers.remove(worker)
+        worker.stop()
 
     def call(self, function: Callable[..., Any]) -> Call:
         """One more call for the threads to make."""

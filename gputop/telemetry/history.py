@@ -17,9 +17,9 @@ from msgspec import Struct, field
 
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import OK, GpuSample, HostSample, NodeSample, Reading
-from gputop.telemetry.ring_buffers import LEVELS, Columns, Grid, Lane, Rings, Series, lane_of
+from gputop.telemetry.ring_buffers import Columns, Grid, Lane, Rings, Series, lane_of
 
-__all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane", "Series"]
+__all__ = ["RAW_SAMPLES", "TIERS", "History", "Lane", "Series"]
 
 RAW_SAMPLES = 6000  # 10 minutes at 10 Hz, 100 minutes at 1 Hz
 TIERS = ((1.0, 3600), (10.0, 2160), (60.0, 1440))  # seconds, slices kept: 1 h, 6 h, 24 h

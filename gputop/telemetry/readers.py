@@ -15,10 +15,11 @@ from gputop.telemetry.deadline_calls import Batch, Call, Worker, Workers
 # all read by one: threads that compete for the interpreter switch at every driver call, and to wake one for each GPU
 # takes as long as to read it.
 STAGGER_S = 0.002
+_SPARE_S = 60.0  # without work, after which a thread more than one ends: each has a stack and a heap of its own
 
 
 class GpuReader:
-    """One call for each of ``probes``, and as many ``threads`` as GPUs were slow to answer at a time."""
+    """One call for each of ``probes``, and as many ``threads`` as GPUs were slow to answer at a time of late."""
 
     def __init__(self, probes: Sequence[GpuProbe], workers: Workers) -> None:
         self._workers = workers
@@ -36,14 +37,19 @@ class GpuReader:
                 awaited.append(call)
             else:
                 self._thread().submit(Batch([call]))
-        batch = Batch(awaited)
+        batch, until_s = Batch(awaited), workers.clock() + timeout_s
         while batch.waiting and not workers.stopping:
             self._thread().submit(batch)
-            ended = -1
-            while batch.waiting and ended != (ended := len(batch.done)):
-                workers.receive(workers.clock() + STAGGER_S)
+            ended, starved = -1, False
+            while batch.waiting and (ended != len(batch.done) or (starved and workers.clock() < until_s)):
+                ended, begun_s = len(batch.done), workers.clock()
+                workers.receive(begun_s + STAGGER_S)
+                # Woken so late itself, gputop has no CPU to spare: another thread would get none either.
+                starved = workers.clock() - begun_s > 2 * STAGGER_S
         workers.wait_for(awaited, timeout_s)
         batch.collect()  # those before one that hangs
+        if len(self.threads) > 1 and workers.clock() - self.threads[-1].asked_s > _SPARE_S:
+            workers.dismiss(self.threads.pop())
         return tuple(self._sample(probe, call) for probe, call in self._calls)
 
     def _thread(self) -> Worker:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-LEVELS = 8
+from gputop.core.metrics import LEVELS
 
 # In slices. Slice numbers of times like 0.3 / 0.1 may miss the whole number by a rounding error,
 # which stays below this for Unix times and slices of at least 0.1 s.

@@ -29,7 +29,8 @@ MAX_DEADLINE_S = 0.5
 OWN_CPU_PERIOD_S = 10.0  # a single sample differs each time, and each new figure costs a redraw
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
-BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second on an idle machine
+BACKFILL_TIMEOUT_S = 10.0
+_SIMULATED_TIMEOUT_S = 600.0  # that is computed, a third of a second on an idle machine: no demo goes without
 
 _T = TypeVar("_T")
 
@@ -226,15 +227,17 @@ class Sampler:
 class Backfill:
     """Samples of the time before ``time_s`` (Unix time), which ``source`` computes on ``thread`` from now on.
 
-    Sampling goes on without them: a source that is late by more than :data:`BACKFILL_TIMEOUT_S` or fails has none.
+    Sampling goes on without them: a source of hardware that is late by more than :data:`BACKFILL_TIMEOUT_S`, or one
+    that fails, has none.
     """
 
     def __init__(self, source: Source, time_s: float, interval_s: float, workers: Workers, thread: Worker) -> None:
         self._workers = workers
         self._call = workers.call(lambda: tuple(source.backfill(time_s, interval_s)))
-        self._call.prepare(workers.clock(), BACKFILL_TIMEOUT_S)
+        timeout_s = _SIMULATED_TIMEOUT_S if source.simulated else BACKFILL_TIMEOUT_S
+        self._call.prepare(workers.clock(), timeout_s)
         thread.submit(Batch([self._call]))
-        self._deadline_s = workers.clock() + BACKFILL_TIMEOUT_S
+        self._deadline_s = workers.clock() + timeout_s
 
     def wait(self, until_s: float) -> tuple[NodeSample, ...] | None:
         """Wait for the samples until ``until_s`` (monotonic) at most; None: they may still come."""

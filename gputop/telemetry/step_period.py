@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.core.live_steps import LiveSteps
+from gputop.core.live_steps import SURE, LiveSteps
 from gputop.telemetry.autocorrelation import (
     MIN_SAMPLES,
     WINDOW_S,
@@ -51,11 +51,9 @@ UNMEASURED = "nothing was measured"
 TOO_FAST = "too fast: it repeats within 2.5 samples"
 INTERVALS_S = (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1)  # what the monitor offers
 
-SURE = 0.6  # confidence; below it a period is as often an alias of shorter steps
 MIN_CONFIDENCE = 0.4  # below it no period is reported: hardly above noise, mostly a broad alias
 _SHORT_LAG = 20  # samples: longest lag of the first two searches; the third uses all that the window allows
 _NARROW = 0.5  # factor of the least deviation: a column with less hardly changes anywhere
-_MAX_STEPS_PER_PERIOD, _WHOLE = 16, 0.1  # a period that is 1% off still shows which whole number of steps it has
 
 # The metrics tried, in this order, and the standard deviation below which each counts as flat.
 _SIGNALS = (("sm_active", 0.01), ("power_w", 5.0), ("gpu_util", 0.01))
@@ -105,20 +103,6 @@ class StepPeriodEstimate(Struct, frozen=True):
 def max_interval_for(step_s: float) -> float | None:
     """The longest interval between samples that shows a step of ``step_s``; None: no offered interval does."""
     return next((i for i in INTERVALS_S if i * SAMPLES_PER_PERIOD <= step_s), None)
-
-
-def steps_per_period(step_period: StepPeriodEstimate, step_s: float) -> int | None:
-    """Number of steps of ``step_s`` (from a trace) in one period; None where that is no whole number."""
-    if step_period.period_s is None:
-        return None
-    count = step_period.period_s / step_s
-    whole = round(count)
-    return whole if 1 <= whole <= _MAX_STEPS_PER_PERIOD and abs(count - whole) <= _WHOLE else None
-
-
-def is_undersampled(step_s: float, interval_s: float) -> bool:
-    """Return whether samples ``interval_s`` apart show steps of ``step_s`` only as an alias."""
-    return step_s < 2 * interval_s
 
 
 def reach_s(interval_s: float) -> float:

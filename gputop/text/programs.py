@@ -42,13 +42,17 @@ class ErrorTail:
     A thread reads until the program and its children have closed the pipe, or :meth:`close`.
     """
 
-    def __init__(self, stream: IO[bytes], on_flood: Callable[[], object] = lambda: None) -> None:
-        """``stream``: the pipe, which is closed here. ``on_flood``: called once more than 8 MiB have come."""
+    def __init__(self, stream: IO[bytes], on_flood: Callable[[], object] = lambda: None, *,
+                 follow: bool = True) -> None:
+        """``stream``: the pipe, which is closed here. ``on_flood``: called once more than 8 MiB have come. Without
+        ``follow`` no thread reads, only :meth:`text`: a flood fills the pipe and holds the program up."""
         self._stream, self._on_flood = stream, on_flood
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._tail, self._bytes = b"", 0
         os.set_blocking(stream.fileno(), False)
-        threading.Thread(target=self._follow, name="gputop-stderr", daemon=True).start()
+        self._follows = follow
+        if follow:
+            threading.Thread(target=self._follow, name="gputop-stderr", daemon=True).start()
 
     @property
     def is_flood(self) -> bool:
@@ -63,6 +67,8 @@ class ErrorTail:
     def close(self) -> None:
         """Read no more. The thread, which may wait for the pipe, closes it."""
         self._closed.set()
+        if not self._follows:
+            self._stream.close()
 
     def _follow(self) -> None:
         waiting = select.poll()
@@ -92,13 +98,11 @@ class ErrorTail:
         return True
 
 
-def run_program(words: Sequence[str], timeout_s: float, max_bytes: int,
-                started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None) -> Ended:
+def run_program(words: Sequence[str], timeout_s: float, max_bytes: int) -> Ended:
     """Run a program until it ends, ``timeout_s`` have passed, or it has printed more than ``max_bytes``; it is then
     killed. Raises OSError where it cannot start.
 
-    ``started`` is given the process, so that the caller can end it. Processes that the program itself started may go
-    on: they are not waited for, even where they hold the pipe open.
+    Processes that the program itself started may go on: they are not waited for, even where they hold the pipe open.
     """
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                env={**os.environ, "LC_ALL": "C"})
@@ -106,7 +110,6 @@ def run_program(words: Sequence[str], timeout_s: float, max_bytes: int,
     errors = ErrorTail(process.stderr, process.kill)
     until_s = time.monotonic() + timeout_s
     try:
-        started(process)
         out, in_time = _output(process, until_s, max_bytes)
         if in_time and len(out) <= max_bytes:
             process.wait(max(0.0, until_s - time.monotonic()))

@@ -11,6 +11,7 @@ from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
 from gputop.core.samples import CgroupSample, ProcessSample, Reading
 
 NA = "N/A"
+BLANK = "·"  # in a lane: nothing was measured; a measured zero draws as the lowest bar
 
 
 def printable(text: str | bytes) -> str:

@@ -120,8 +120,9 @@ def _python(facts: TraceFacts) -> list[Lines]:
     python = python_of(facts.trace)
     if not python:
         return []
-    every, _ = gap_spans(facts.trace, facts.gpu_timelines, facts.steps, facts.host)
-    return process_lines(python, facts.analyzed_spans, merge(EMPTY, *every.values()))
+    of_kind, _ = gap_spans(facts.trace, facts.gpu_timelines, facts.steps, facts.host, len(python))
+    every = [merge(EMPTY, *kinds) for kinds in zip(*of_kind.values(), strict=True)]
+    return process_lines(python, facts.analyzed_spans, every)
 
 
 def _totals(
@@ -144,7 +145,7 @@ def _totals(
         if time:
             cause, part = _cause_and_part(key, parts)
             all_gpus = merge(EMPTY, *(_of_cause(idle, by_cause[idle.timeline.gpu], key) for idle in idle_spans))
-            lines = gap_lines(cause, all_gpus, time / unit, python).lines if python and cause in GAPS else ()
+            lines = gap_lines(cause, [all_gpus], time / unit, python).lines if python and cause in GAPS else ()
             finding = _finding(cause, part, {}, listed)
             out[key] = IdleTotal(cause, part, time / unit, gaps, finding, lines)
     return dict(sorted(out.items(), key=lambda item: -item[1].s_per_step))

@@ -398,8 +398,10 @@ class GputopApp(TerminalApp):
         self.notify("Stopping the capture to keep its data, then quitting. q: quit now.")
 
     def action_stop_capture(self) -> None:
-        phase = self._phase
-        if self.session.control.stop_capture():
+        status, phase = self.session.control.status, self._phase
+        if status is not None and phase == "recording" and not status.stoppable:
+            self.notify("This recording cannot be stopped. It ends by itself, and its data is kept.")
+        elif self.session.control.stop_capture():
             outcome = {"asking": "gputop proposes workers by what it knows now.", "waiting": "No capture was taken."}
             self.notify(outcome.get(phase, "Stopping the capture; its data is kept."))
         else:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 from rich.text import Text
 
-from gputop.advice.registry import ids_by_part
 from gputop.core.errors import GputopError
 from gputop.core.extras import install_command
 from gputop.core.findings import Finding, ids_by_missing
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.profiler.capture.records import usable
 from gputop.profiler.capture.request import answered
-from gputop.text.commands import short_description
+from gputop.text.commands import command_of, short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import begun_as_sentence, no_capture
 from gputop.tui.terminal.clipboard import CopyingApp, copy
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _HOST_HISTORY_S = 300.0
+_OF_HOST = ("host", "input", "between", "open", "no_steps")  # parts of an account in which Python runs, or is awaited
 
 
 class MonitorApp(CopyingApp, Protocol):
@@ -75,9 +75,9 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
 def no_line(finding: Finding, record: CaptureRecord | None) -> str:
     """Hint how to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the
     GPU."""
-    about_host = ids_by_part("host") | ids_by_part("input") | {"time_outside_steps"}
+    of_host_s = sum(finding.claims.get(part, 0.0) for part in _OF_HOST)
     analysis = record.analysis if record is not None else None
-    if (finding.origin != "trace" or finding.id not in about_host or analysis is None
+    if (not of_host_s or of_host_s < sum(finding.claims.values()) / 2 or analysis is None
             or any(culprit.kind == "line" for culprit in finding.culprits)
             or (analysis.stacks is not None and analysis.stacks.flame)):
         return ""
@@ -206,7 +206,7 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
             capture = request or app.session.control.request()
             app.session.control.start_server(pid, replace(capture, process_started=screen.started[pid]))
 
-    screen = StartServer(processes, obsolete)
+    screen = StartServer(processes, obsolete, [command_of(record.job) for record in app.session.results.captures])
     app.push_screen(screen, answered)
     return True
 

@@ -21,7 +21,6 @@ from gputop.advice.registry import (
     RULES,
     SHARED_LIMITS,
     ids_by_idle_gap,
-    ids_by_part,
     limit,
     rule_of,
     source,
@@ -29,7 +28,7 @@ from gputop.advice.registry import (
 from gputop.advice.rule import Rule
 from gputop.advice.trace.inputs import MISSING as TRACE_INPUTS
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.render.step_parts import PART_BY_ID
+from gputop.render.step_parts import PART_BY_ID, WALL_PARTS
 from gputop.timeline.model import CAUSES, KINDS
 from tests.source_trees import sources
 
@@ -61,8 +60,8 @@ def test_a_record_is_complete(rule: Rule) -> None:
         assert not (rule.parts or rule.idle_gaps or rule.events or rule.training_only or rule.silent_for)
         return
     assert not (rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
-    assert set(rule.parts) <= set(PART_BY_ID) and set(rule.idle_gaps) <= GAPS
-    assert bool(rule.parts) == (rule.id not in {"memory_pressure", "memory_growth", *AROUND_STEPS})
+    assert set(rule.parts) <= {*PART_BY_ID, *WALL_PARTS} and set(rule.idle_gaps) <= GAPS
+    assert bool(rule.parts) == (rule.id not in {"memory_pressure", "memory_growth"})
     assert rule.idle_gaps or rule.events or rule.id in NO_PLACE, "its place on the timeline; none: NO_PLACE"
     assert rule.events <= {*KINDS}
 
@@ -106,7 +105,6 @@ def test_every_limit_has_a_unit_and_a_source() -> None:
 def test_what_others_read_from_the_records() -> None:
     assert {"dram_bound", "memory_growth", "memory_preallocated", "no_fine_metrics", "unprotected_profiler",
             "unused_gpu"} == EXPLANATIONS
-    assert ids_by_part("host") >= {"step_gap_host", "thread_contention"} and "launch_bound" not in ids_by_part("host")
     assert ids_by_idle_gap("dispatch") == ("thread_contention", "staggered_launch", "eager_execution", "anomaly_mode")
     assert ids_by_idle_gap("idle") == ()
 

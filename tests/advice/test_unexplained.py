@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from gputop.advice.unexplained import unexplained
-from gputop.analysis.results import Breakdown, GapWork, StepGaps
+from gputop.analysis.results import Account, AccountLine, AccountPart, Breakdown, GapWork, StepGaps, WallTime
 from gputop.core.findings import Finding, Gain
 from gputop.diagnosis.report import text_report, unexplained_text
 from tests.analyses import make_analysis
@@ -20,13 +20,18 @@ GAPS = StepGaps("no GPU busy within the step", 0.1, 8.0, 0.002, tuple(LAYERS), (
 STEP = Breakdown(input=0.0, h2d=0.0, compute=0.28, collectives=0.0, d2h=0.0, launch=0.02, host=0.1, idle=0.0)
 
 
-def finding(id_: str, share: float | None) -> Finding:
-    return Finding(id=id_, severity="low", title="", why="", evidence={}, action="", gain=Gain(share, "how"), source="")
+PARTS = tuple(AccountPart(part, 10 * time_s, "steps") for part, time_s in STEP.known.items() if time_s)
+ACCOUNT = Account((AccountLine(0, "", 0, PARTS),), "step", 10, 0.4, 0.4)
+
+
+def finding(id_: str, **claims: float) -> Finding:
+    return Finding(id=id_, severity="low", title="", why="", evidence={}, action="", gain=Gain(None, "how"), source="",
+                   claims=claims)
 
 
 def analysis(step: Breakdown = STEP):
     a = make_analysis(steps={"median_s": 0.4}, gpus=[{"gpu": 0}])
-    return structs.replace(a, breakdown=step, gaps=GAPS)
+    return structs.replace(a, breakdown=step, gaps=GAPS, wall_time=WallTime(4.0, 4.0, (), account=ACCOUNT))
 
 
 def test_names_that_differ_in_numbers_alone_are_one() -> None:
@@ -36,16 +41,21 @@ def test_names_that_differ_in_numbers_alone_are_one() -> None:
     assert left.work[0].time_s == pytest.approx(0.088)
 
 
-@pytest.mark.parametrize(("share", "parts"), [
-    (0.05, {"host": 0.08, "launch": 0.02}),  # a fifth of the host's part has a cause, and all else none
-    (0.2, None), (None, None)])  # most of it, or nobody knows how much
-def test_a_small_finding_does_not_silence_what_is_left(share: float | None, parts: dict[str, float] | None) -> None:
-    left = unexplained(analysis(), [finding("host_placement", share)])
+@pytest.mark.parametrize(("claimed_s", "parts"), [
+    (0.2, {"host": 0.08, "launch": 0.02}),  # a fifth of the host's part has a cause, and all else none
+    (0.8, None)])  # most of it
+def test_a_small_finding_does_not_silence_what_is_left(claimed_s: float, parts: dict[str, float] | None) -> None:
+    left = unexplained(analysis(), [finding("host_placement", host=claimed_s)])
     assert (left.parts if left is not None else None) == (parts and pytest.approx(parts))
 
 
 def test_what_kernels_cost_explains_no_wait() -> None:
-    assert unexplained(analysis(), [finding("tensor_cores_unused", 0.6)]) == unexplained(analysis(), ())
+    assert unexplained(analysis(), [finding("tensor_cores_unused", compute=2.4)]) == unexplained(analysis(), ())
+
+
+def test_a_cause_and_what_follows_from_it_claim_the_same_seconds_once() -> None:
+    cause = structs.replace(finding("eager_execution", host=0.5), consequences=(finding("launch_bound", host=0.4),))
+    assert unexplained(analysis(), [cause]) == unexplained(analysis(), [finding("eager_execution", host=0.5)])
 
 
 def test_little_is_not_told() -> None:

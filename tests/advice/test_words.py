@@ -60,9 +60,9 @@ def test_live_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str,
 
 
 def test_code_says_whose_it_is_where_the_framework_is_not_known() -> None:
-    snippets = {"tensorflow": "tf.foo()", "jax": "jnp.foo()"}
-    assert code_for("", snippets) == code_for("pytorch", snippets) == "# in TensorFlow:\ntf.foo()"
-    assert code_for("jax", snippets) == "jnp.foo()"
+    unknown = code_for("", "memory_pressure", "share-")
+    assert unknown == f"# in TensorFlow:\n{code_for('tensorflow', 'memory_pressure', 'share-')}"
+    assert "XLA_PYTHON" in code_for("jax", "memory_pressure", "share-") and "XLA" not in unknown
 
 
 def test_there_is_no_file_without_a_rule() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,15 @@ from gputop.advice.fleet.report import Report
 from gputop.cluster.collect import Collector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import NO_JOB
-from gputop.cluster.node_answer import NodeAnswer, encode, read_answer
 from gputop.cluster.nodes import NodesCollector
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.slurm import parse_squeue
 from gputop.cluster.view import View
+from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.export.cluster import render
-from gputop.export.snapshot import render as render_snapshot
-from gputop.replay.snapshot import from_json
+from gputop.telemetry.agents import read_line
+from gputop.telemetry.node_answer import NodeAnswer, answer_of
 from gputop.text import console
 from gputop.tui.cluster import rows
 from tests.campaign.target import Target
@@ -52,8 +53,12 @@ class _Nodes:
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
 
-    def ask(self, node: str) -> tuple[NodeAnswer, int]:
-        return read_answer(self._answer, lambda data: from_json(data).sample), len(self._answer)
+    def ask(self, nodes: Sequence[str]) -> None:
+        self._nodes = list(nodes)
+
+    def take(self, most_s: float) -> tuple[str, NodeAnswer, int] | None:
+        return (self._nodes.pop(), read_line(io.BytesIO(self._answer), NodeAnswer), len(self._answer)) if (
+            self._nodes) else None
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -151,7 +156,8 @@ def _nodes(_: Path, data: bytes) -> None:
 def _snapshot_of_a_node(_: Path) -> list[bytes]:
     from tests.fakes import StillSession, node_sample
 
-    return [render_snapshot(StillSession(20, gpus=2), "json").encode(), encode(node_sample(0, gpus=2)).encode()]
+    history = StillSession(20, gpus=2).feed.history
+    return [codec.encode(answer_of(node_sample(20, gpus=2), history, 5.0)) + b"\n"]
 
 
 def _raw(_: Path, data: bytes) -> None:

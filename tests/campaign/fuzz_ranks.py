@@ -54,12 +54,11 @@ def _node(folder: Path, data: bytes) -> None:
     others._run = run
     others._collecting.set()
     try:
-        others._converse(node, io.BytesIO(), io.BufferedReader(io.BytesIO(data)),  # type: ignore[arg-type]
-                         CaptureRequest(0.2, logs))
+        agent = mock.Mock(to_node=io.BytesIO(), from_node=io.BufferedReader(io.BytesIO(data)))  # type: ignore[arg-type]
+        others._converse(node, agent, CaptureRequest(0.2, logs))
     except (OSError, ValueError) as error:  # as the thread of the conversation takes them
         raise GputopError(str(error)) from None
     finally:
-        others._ssh.close()
         left = {path.name for path in run.iterdir()}
         assert all(name.endswith(".pt.trace.json") for name in left), left
         for outcome in node.outcomes:

@@ -1,6 +1,7 @@
 """``make soak``: the monitor, a session without a screen and a recording, at 10 Hz, over a driver with faults.
 
     python -m tests.campaign.soak --minutes 60 [--gpus 8] [--rows 20]
+    python -m tests.campaign.soak --replay 10 [--speed 100] [--gpus 16]   # hours at one sample a second, replayed
 
 Prints a table over time: memory, descriptors, threads and CPU of each process, and how many of the samples that were
 due have come. Ends with 1 where memory grew by more than docs/project/cost.md allows, descriptors or threads
@@ -33,6 +34,7 @@ from pathlib import Path
 
 from gputop.core.samples import NodeSample
 from gputop.telemetry.ring_buffers import _Table
+from tests.fakes import node_sample
 from tests.nvml_fake import build, environment
 from tests.records import replace
 
@@ -173,6 +175,23 @@ def _gpu_of(fault: str) -> int:
     return int(words[2] if words[0] in ("fault", "lost_after") else words[1])
 
 
+def start_replay(folder: Path, hours: float, gpus: int, speed: float) -> list[Subject]:
+    """The monitor on a recording of so many hours, one sample a second, that is played at ``speed``."""
+    from gputop.replay.writer import RecordingWriter
+
+    writer = RecordingWriter(folder / "node.gputop")
+    for tick in range(round(hours * 3600)):
+        writer.append(node_sample(tick, gpus))
+    writer.close()
+    terminal = Terminal()
+    process = subprocess.Popen([sys.executable, "-m", "gputop", "replay", str(writer.path), "--speed", f"{speed:g}"],
+                               env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), "LC_ALL": "C.UTF-8",
+                                    "TERM": "xterm-256color", "OPENBLAS_NUM_THREADS": "1"}, cwd=folder,
+                               stdin=terminal.theirs, stdout=terminal.theirs, stderr=subprocess.DEVNULL,
+                               start_new_session=True)
+    return [Subject("replay", process, True)]
+
+
 def stop(subjects: list[Subject]) -> None:
     for subject in subjects:
         subject.process.terminate()
@@ -195,7 +214,7 @@ def fast_clock(gpus: int, filled: int, more: int) -> dict[str, int]:
 
     import gputop.session.ras_worker  # noqa: F401
     from gputop.session.session import Session
-    from tests.fakes import START_S, StillSource, node_sample
+    from tests.fakes import START_S, StillSource
 
     now_s = START_S
     pool = [node_sample(tick, gpus) for tick in range(20)]
@@ -245,10 +264,9 @@ def hold_session(counted: Path) -> None:
     threading.Event().wait()
 
 
-def soak(folder: Path, seconds: float, rows: int, gpus: int, settle_s: float) -> list[Subject]:
+def soak(subjects: list[Subject], seconds: float, rows: int, settle_s: float) -> list[Subject]:
     """The processes with their rows, taken evenly over ``seconds``, the first after ``settle_s``."""
     began_s = time.monotonic()
-    subjects = start(folder, gpus)
     try:
         _wait_until(began_s + settle_s)
         while any(s.samples_file is not None and not s._samples() for s in subjects):  # on a loaded machine
@@ -284,6 +302,8 @@ def line(subject: Subject) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--replay", type=float, metavar="HOURS", help=start_replay.__doc__)
+    parser.add_argument("--speed", type=float, default=100.0)
     parser.add_argument("--rows", type=int, default=20)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--fast-clock", type=int, nargs=3, metavar=("GPUS", "FILLED", "MORE"), help=fast_clock.__doc__)
@@ -295,8 +315,13 @@ def main() -> int:
     if options.session is not None:
         hold_session(options.session)
     with tempfile.TemporaryDirectory(prefix="gputop-soak-") as folder:
-        subjects = soak(Path(folder), options.minutes * 60, options.rows, options.gpus,
-                        settle_s=min(60.0, options.minutes * 20))
+        if options.replay is not None:
+            subjects = start_replay(Path(folder), options.replay, options.gpus, options.speed)
+            hour_s = 3600 / options.speed
+            soak(subjects, (options.replay - 1.2) * hour_s, options.rows, settle_s=hour_s + 5.0)
+        else:
+            subjects = soak(start(Path(folder), options.gpus), options.minutes * 60, options.rows,
+                            settle_s=min(60.0, options.minutes * 20))
     found = [problem for subject in subjects for problem in problems(subject, options.gpus)]
     print("\n".join(found) or "nothing grew beyond its bound")
     return 1 if found else 0

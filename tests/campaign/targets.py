@@ -29,7 +29,6 @@ from gputop.analysis.results import Analysis
 from gputop.commands import settings
 from gputop.core.samples import XidEvent
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.diagnosis.rule_trials import over_samples, over_trace
 from gputop.diagnosis.user_rules import use_rules
 from gputop.export.snapshot import FORMATS, render
 from gputop.profiler.xprof import messages, probe
@@ -38,6 +37,7 @@ from gputop.ranks.hang import find_absence
 from gputop.ranks.model import Answer
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.ranks.stacks import ProcessStacks, read_dump
+from gputop.replay.rule_trials import over_samples, over_trace
 from gputop.replay.snapshot import from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, open_player
 from gputop.replay.writer import RecordingWriter

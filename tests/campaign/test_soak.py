@@ -17,7 +17,7 @@ _KEPT_SAMPLES = 3000  # of the host; all other single samples lie in arrays
 
 
 def test_ten_hertz_over_a_driver_with_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    subjects = soak.soak(tmp_path, seconds=2.0, rows=2, gpus=4, settle_s=1.0)
+    subjects = soak.soak(soak.start(tmp_path, gpus=4), seconds=2.0, rows=2, settle_s=1.0)
     assert [s.name for s in subjects] == ["monitor", "session", "record"]
     for subject in subjects:
         assert len(subject.rows) == 3

@@ -105,8 +105,9 @@ def _answers(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """A slurmctld with the nodes gpu1 and gpu2; the environment in which squeue and sbatch find it."""
+def slurm(folder: Path, more: str = "") -> Iterator[dict[str, str]]:
+    """A slurmctld with the nodes gpu1 and gpu2; the environment in which squeue and sbatch find it. ``more``: lines of
+    its slurm.conf."""
     controller, daemon, sinfo, squeue, scancel = needed("slurmctld", "slurmd", "sinfo", "squeue", "scancel")
     for name in ("state", "gpu1", "gpu2", "dev"):
         (folder / name).mkdir()
@@ -143,7 +144,7 @@ SlurmdLogFile={folder}/slurmd-%n.log
 NodeName=gpu1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=512000 Gres=gpu:h100:8
 NodeName=gpu2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=512000 Gres=gpu:h100:8
 PartitionName=train Nodes=gpu1,gpu2 Default=YES MaxTime=INFINITE State=UP
-"""
+{more}"""
     if plugins.is_dir():  # at the top: lines are read with the plugins that are known by then
         conf = f"PluginDir={plugins}\n{conf}"
     (folder / "slurm.conf").write_text(conf)

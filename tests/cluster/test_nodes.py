@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-from collections.abc import Callable
-from pathlib import Path
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import pytest
 
+from benchmarks.cluster_lab import scraping, wait_for
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.cluster.node_answer import NodeAnswer, encode, read_answer
+from gputop.cluster.collect import Collector, complete_fleet
+from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.nodes import NodesCollector
-from gputop.cluster.ssh import NodeProblem, Ssh
+from gputop.cluster.prometheus import Client
 from gputop.cluster.view import View
+from gputop.core import codec
 from gputop.core.errors import GputopError
-from gputop.core.samples import GpuSample, NodeSample, Reading
+from gputop.core.samples import GpuSample, Reading
+from gputop.telemetry.agents import NodeProblem, read_line
+from gputop.telemetry.history import History
+from gputop.telemetry.node_answer import NodeAnswer, answer_of
 from tests.cluster.fleets import LIMITS, NOW
 from tests.fakes import node_sample
 from tests.records import replace
 
 VIEW = View(span_s=3600.0, step_s=60.0)
 Work = Callable[[str, int, float], float]
-
-
-def no_snapshot(data: bytes) -> NodeSample:
-    raise AssertionError(data)
 
 
 class Cluster:
@@ -39,14 +45,19 @@ class Cluster:
         self.clock_hz: Callable[[str, int, float], float] = lambda node, gpu, at_s: 1.98e9
         self.model: Callable[[str], str] = lambda node: "NVIDIA H100"
         self.closed = False
+        self.asked: list[str] = []
 
     def __call__(self) -> float:
         return self.now_s
 
-    def ask(self, node: str) -> tuple[NodeAnswer, int]:
-        if node in self.problems:
-            raise self.problems[node]
+    def ask(self, nodes: Sequence[str]) -> None:
+        self.asked += nodes
 
+    def take(self, most_s: float) -> tuple[str, NodeAnswer | NodeProblem, int] | None:
+        node = self.asked.pop() if self.asked else ""
+        return (node, self.problems.get(node) or self.answer(node), 1000) if node else None
+
+    def answer(self, node: str) -> NodeAnswer:
         def change(gpu: GpuSample, tick: int) -> GpuSample:
             index = gpu.info.index
             return replace(gpu, info=replace(gpu.info, uuid=f"{node}-{index}", name=self.model(node)), readings={
@@ -56,7 +67,7 @@ class Cluster:
         sample = node_sample(0, change=change)
         process = replace(sample.processes[0], **self.changes)
         sample = replace(sample, host=replace(sample.host, hostname=f"{node}.cluster"), processes=(process,))
-        return read_answer(encode(sample).encode(), no_snapshot), 1000
+        return read_line(io.BytesIO(codec.encode(answer_of(sample, History(), 1.0))), NodeAnswer)
 
     def close(self) -> None:
         self.closed = True
@@ -174,63 +185,76 @@ def test_a_node_that_answers_no_more_is_left_out_after_a_while() -> None:
     assert fleet.gpus == 8 and fleet.figures_s == cluster.now_s and "n2" in fleet.problems[0].message
 
 
-def test_an_answer_that_cannot_be_read_ends_nothing() -> None:
+def test_what_a_node_says_is_made_safe_to_show() -> None:
     cluster = Cluster(slow_gpu, container="slurm 7\x1b[2J")
-    ask = cluster.ask
-
-    def odd(node: str) -> tuple[NodeAnswer, int]:
-        if node == "n2":
-            raise RecursionError
-        return ask(node)
-
-    cluster.ask = odd  # type: ignore[method-assign]
-    fleet = watch(cluster, collector(cluster, ["n1", "n2"]), 15)
-    assert "n2: its answer cannot be read (RecursionError)" in fleet.problems[0].message
+    fleet = watch(cluster, collector(cluster, ["n1"]), 15)
     assert fleet.jobs[0].id.isprintable() and fleet.jobs[0].gpus == 8
 
 
 def test_gpus_that_a_node_no_longer_names_are_forgotten() -> None:
     cluster = Cluster(slow_gpu, container="slurm 7")
-    ask, asked = cluster.ask, collector(cluster, ["n1"])
-    cluster.ask = lambda node: ask(f"n{cluster.now_s}")  # type: ignore[method-assign]
+    answer, asked = cluster.answer, collector(cluster, ["n1"])
+    cluster.answer = lambda node: answer(f"n{cluster.now_s}")  # type: ignore[method-assign]
     watch(cluster, asked, 300)
     assert len(asked._nodes["n1"].gpus) == 8
 
 
 def test_a_node_that_is_named_twice_counts_once() -> None:
     cluster = Cluster(slow_gpu, container="slurm 7")
-    ask = cluster.ask
-    cluster.ask = lambda node: ask("n1")  # type: ignore[method-assign]
+    answer = cluster.answer
+    cluster.answer = lambda node: answer("n1")  # type: ignore[method-assign]
     fleet = watch(cluster, collector(cluster, ["n1", "n1.cluster"]), 0)
     assert fleet.gpus == 8 and fleet.jobs[0].nodes == 1
 
 
 def test_a_node_answers_with_two_kilobytes_of_what_the_columns_need() -> None:
-    sample = node_sample(0, gpus=8)
-    text = encode(sample)
-    assert len(sample.gpus) == 8 and len(text.encode()) < 2500 and text.startswith("{") and text.endswith("\n}\n")
-    answer = read_answer(text.encode(), no_snapshot)
-    assert answer == read_answer(b"{}", lambda data: sample)
+    history = History()
+    for tick in range(5):
+        history.append(sample := node_sample(tick, gpus=8))
+    line = codec.encode(answer_of(sample, history, 2.5))
+    assert len(sample.gpus) == 8 and len(line) < 2600
+    answer = read_line(io.BytesIO(line), NodeAnswer)
     for own, gpu in zip(answer.gpus, sample.gpus, strict=True):
-        metric, activity = gpu.activity()
+        metric, _ = gpu.activity()
         assert (own.uuid, own.label, own.model, own.kind) == (gpu.info.uuid, gpu.info.label, gpu.info.name, metric)
-        assert own.activity == pytest.approx(activity.value, rel=1e-4)
-        for name in ("power_w", "memory_used_bytes", "sm_clock_hz", "tensor_active"):
-            assert own.figures.get(name) == (None if gpu[name].value is None else pytest.approx(
-                gpu[name].value, rel=1e-4))
-    with pytest.raises(GputopError, match="it cannot be read"):
-        read_answer(text.replace("[[", "[[[").encode(), no_snapshot)
+        for name in ("sm_active", "power_w", "memory_used_bytes", "sm_clock_hz", "tensor_active", "power_limit_w"):
+            values = [node_sample(tick, gpus=8).gpus[gpu.info.index][name].value for tick in (2, 3, 4)]
+            assert own.figures.get(name) == (None if None in values else pytest.approx(fmean(values), rel=1e-4)), name
+        assert own.activity == own.figures["sm_active"]
+    with pytest.raises(NodeProblem, match="without an answer"):
+        read_line(io.BytesIO(line.replace(b"[[", b"[[[")), NodeAnswer)
 
 
-def test_a_node_with_an_older_gputop_is_asked_for_the_whole_snapshot(tmp_path: Path) -> None:
-    (tmp_path / "ssh").write_text(f"""#!/bin/sh
-echo x >> {tmp_path}/asked
-case "$*" in *"-G"*) exit 0;; *"--format node"*) echo "invalid choice: 'node'" >&2; exit 2;; esac
-echo '{{"whole": 1'; echo '}}'
-""")
-    (tmp_path / "ssh").chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-        ssh = Ssh("gputop", lambda data: data, shared=False, forms=("node", "json"))
-        assert [ssh.ask("n1")[0] for _ in range(2)] == [b'{"whole": 1\n}'] * 2
-    assert len((tmp_path / "asked").read_text().split()) == 3  # the second time it is known
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here (tests/debian_packages.sh)")
+def test_nodes_and_a_prometheus_of_the_same_figures_make_the_same_job() -> None:
+    """Three nodes behind a real Prometheus, and by ssh: a slow GPU, a slow node, and a GPU that does nothing."""
+    def work(node: str, gpu: int, at_s: float) -> float:
+        return 0.0 if (node, gpu) == ("n1", 7) else 0.3 if (node, gpu) == ("n2", 5) else (
+            0.6 + gpu / 1000 if node == "n3" else 0.9)
+
+    def page(node: str) -> bytes:
+        lines = []
+        for gpu in range(8):
+            labels = f'gpu="{gpu}",uuid="{node}-{gpu}"'
+            lines += [f'gputop_gpu_info{{{labels},name="NVIDIA H100"}} 1',
+                      f'gputop_gpu_job_info{{{labels},slurm_job_id="4711"}} 1',
+                      f"gputop_gpu_sm_active_ratio{{{labels}}} {work(node, gpu, 0.0)}",
+                      f"gputop_gpu_sm_clock_hertz{{{labels}}} 1.98e9"]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    nodes = ["n1", "n2", "n3"]
+    with scraping({node: partial(page, node) for node in nodes}) as address:
+        wait_for(address, "count(gputop_gpu_sm_active_ratio)", 24)
+        with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
+            (theirs,) = complete_fleet(Collector(client, LIMITS), VIEW).jobs
+    cluster = Cluster(work, container="slurm 4711")
+    (ours,) = watch(cluster, collector(cluster, nodes), 150).jobs
+    for name in ("id", "label", "mapped", "gpus", "nodes", "kind"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for name in ("activity", "median", "mad", "node_median"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
+    for name in ("low_gpus", "low_nodes"):
+        assert [(low.name, low.activity) for low in getattr(ours, name)] == [
+            (low.name, pytest.approx(low.activity)) for low in getattr(theirs, name)], name
+    assert ours.idle.names == theirs.idle.names == ("n1:7",) and ours.idle.quiet == theirs.idle.quiet == 1
+    assert ours.low_gpus[0].name == "n2:5"

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pytest
-from msgspec import Struct
 
 from benchmarks.cluster_lab import Page, scraping, wait_for
 from gputop.advice.fleet.advise import asked_limits
@@ -21,55 +20,12 @@ from gputop.cluster.prometheus import Client
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
 from gputop.export.cluster import to_text
+from tests.cluster.exporters import Exporter, openmetrics, seconds
 from tests.cluster.squeue_double import squeue
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None or shutil.which("promtool") is None,
                                 reason="no prometheus here (tests/debian_packages.sh unpacks it)")
 WASTES_NOTHING = "gputop sees no job that wastes its GPUs"
-Level = Callable[[int, float], float | None]  # of a GPU, so many seconds ago; None: no sample
-
-
-class Exporter(Struct, frozen=True):
-    """dcgm-exporter on a node of eight GPUs. ``new``: its names of 4.9; ``level``: what its GPUs do."""
-
-    node: str
-    job: str = "7"
-    new: bool = False
-    level: Level = lambda gpu, ago_s: 0.9
-    labels: str = ""
-    watts: float = 500.0
-
-    def own(self, gpu: int) -> str:
-        host = "hostname" if self.new else "Hostname"
-        job = f',hpc_job="{self.job}"' * bool(self.job)
-        return f'gpu="{gpu}",UUID="GPU-{self.node}-{gpu}",{host}="{self.node}"{job}{self.labels}'
-
-    @property
-    def names(self) -> tuple[str, str]:
-        return (("DCGM_FI_PROF_SM_UTIL_RATIO", "DCGM_FI_DEV_BOARD_POWER_WATTS") if self.new else
-                ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_POWER_USAGE"))
-
-    def page(self) -> bytes:
-        activity, power = self.names
-        lines = [f"{power}{{{self.own(gpu)}}} {self.watts}" for gpu in range(8)]
-        lines += [f"{activity}{{{self.own(gpu)}}} {level}" for gpu in range(8)
-                  if (level := self.level(gpu, 0.0)) is not None]
-        return "".join(f"{line}\n" for line in lines).encode()
-
-    def past(self, instance: str, seconds: Sequence[float], now_s: float) -> list[str]:
-        return [f'{self.names[0]}{{{self.own(gpu)},instance="{instance}",job="dcgm"}} {level} {now_s - ago_s:.3f}\n'
-                for gpu in range(8) for ago_s in seconds if (level := self.level(gpu, ago_s)) is not None]
-
-
-def openmetrics(lines: Sequence[str]) -> Iterator[str]:
-    for name in sorted({line.partition("{")[0] for line in lines}):
-        yield f"# TYPE {name} gauge\n"
-        yield from (line for line in lines if line.startswith(name + "{"))
-    yield "# EOF\n"
-
-
-def seconds(hours: float, step_s: float = 30.0) -> list[float]:
-    return [step_s * i for i in range(round(hours * 3600 / step_s), 0, -1)]
 
 
 def report(address: str, slurm: bytes | None = None, **view: object) -> Report:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.cluster.slurm import JobQueue, gpu_count, parse_squeue, short_name
+from gputop.cluster.slurm import JobQueue, gpu_count, parse_squeue
 from gputop.core.errors import GputopError
+from gputop.profiler.addresses import short_name
 from tests.cluster.squeue_double import SAID, squeue
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from gputop.cli import main
 from gputop.cluster import slurm
 from tests.cluster import engines
 
-# What gputop says of its simulated node, by another name and with other GPUs for each node.
-_GPUTOP = """\
+# The agent of a simulated node, by another name and with other GPUs for each node.
+_GPUTOP = f"""\
 #!/bin/sh
-[ "$*" = "snapshot --format json --seconds 1" ] || exit 2
-exec sed "s/\\"uuid\\": \\"/&$LC_NODE-/; s/\\(\\"hostname\\": \\"\\)[^\\"]*/\\1$LC_NODE/" "$(dirname "$0")/said"
+export PYTHONPATH={Path(__file__).parents[2]}
+{sys.executable} -m gputop --source simulated "$@" |
+sed -u "s/GPU-[0-9a-f]/$LC_NODE-&/g; s/\\(\\"hostname\\":\\"\\)[^\\"]*/\\1$LC_NODE/"
 """
 
 
@@ -28,8 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with engines.sshd(folder, ["gpu1", "gpu2"]) as programs:
         (programs / "gputop-there").write_text(_GPUTOP)
         (programs / "gputop-there").chmod(0o755)
-        assert main(["snapshot", "--source", "simulated", "--format", "json", "--seconds", "1", "-o",
-                     str(programs / "said")]) == 0
         yield folder
 
 

@@ -15,8 +15,8 @@ from gputop.cli import main
 from gputop.commands.rules import names_table
 from gputop.core.samples import GpuSample, NodeSample, Reading
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.diagnosis.rule_trials import over_samples, over_trace
 from gputop.diagnosis.user_rules import use_rules
+from gputop.replay.rule_trials import over_samples, over_trace
 from gputop.replay.writer import RecordingWriter
 from gputop.rules.files import RulePath
 from gputop.trace.readers.load import load
@@ -205,7 +205,7 @@ def test_the_project_s_file_is_read_by_analyze_and_what_is_wrong_in_it_is_said(
     found = next(own for own in document["findings"] if own["id"] == "slow_loader")
     assert found["yours"] == "gputop.toml:1" and found["origin"] == "trace" and found["gain"]["step_time"] is None
     assert main(["analyze", trace]) == 0
-    assert "HIGH Our loader [slow_loader, yours]" in capsys.readouterr().out
+    assert "Our loader    [slow_loader, yours]" in capsys.readouterr().out
     Path("gputop.toml").write_text(RULES.replace("[budget]", "[budgets]"))
     assert main(["analyze", trace]) == 0
     assert "gputop.toml:7:1: there is no “budgets”" in capsys.readouterr().err

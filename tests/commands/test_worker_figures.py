@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,12 @@ import pytest
 
 from benchmarks.cluster_lab import free_port
 from gputop.cli import main
+from gputop.core import codec
 from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
 from gputop.session import captures, counters
 from gputop.session.worker_figures import SECONDS
+from gputop.telemetry.node_answer import answer_of
 from tests.advice.live.scene import Job, Scene, recorded
 from tests.cluster import engines
 from tests.profiler.fake_server import FakeProfiler, serve
@@ -26,7 +27,8 @@ ACTIVE = {"127.0.0.2": 0.7, "127.0.0.3": 0.1, "127.0.0.4": 0.6, "127.0.0.5": 0.9
 REFUSES, OLD = "127.0.0.9", "127.0.0.10"
 _GPUTOP = f"""\
 #!/bin/sh
-[ "$*" = "snapshot --format json --seconds {SECONDS}" ] || exit 2
+[ "$*" = agent ] && read line || exit 2
+case $LC_NODE in {OLD}) echo "gputop: there is no command 'agent'" >&2; exit 2;; esac
 exec cat "$(dirname "$0")/said-$LC_NODE"
 """
 
@@ -39,14 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (programs / "gputop-there").chmod(0o755)
         config = folder / "ssh_config"
         config.write_text(f"Host {REFUSES}\n  Port {free_port()}\n" + config.read_text())
-        assert main(["snapshot", "--source", "simulated", "--format", "json", "--seconds", "1", "-o",
-                     str(programs / "said.json")]) == 0
-        said = json.loads((programs / "said.json").read_text())
         for node, active in ACTIVE.items():
-            for lanes in said["history"]["gpus"].values():
-                lanes["sm_active"]["mean"] = [None if mean is None else active for mean in lanes["sm_active"]["mean"]]
-            (programs / f"said-{node}").write_text(json.dumps(said))
-        (programs / f"said-{OLD}").write_text(json.dumps({**said, "schema": "gputop.snapshot/0"}))
+            history, (*_, sample) = recorded(Scene(dict.fromkeys(range(8), active), jobs=[Job(100, range(8))]), 10)
+            (programs / f"said-{node}").write_bytes(codec.encode(answer_of(sample, history, 5.0)) + b"\n")
         yield folder
 
 
@@ -73,7 +70,7 @@ def test_the_slowest_the_median_and_the_fastest_are_captured(
     assert captured == {"127.0.0.3", "127.0.0.4", "127.0.0.5"}
     assert "asking 9 nodes by ssh for live figures" in err and "SM active of the last 5 s, asked by ssh (2 have" in err
     assert "lowest, 10%" in err and "median, 60%" in err and "highest, 95%" in err
-    assert f"{REFUSES}: it refuses connections" in err and f"{OLD}: its answer is not a snapshot" in err
+    assert f"{REFUSES}: it refuses connections" in err and f"{OLD}: gputop there is older" in err
     log = (folder / "sshd.log").read_text()
     assert log.count("Accepted publickey") == 8
 

@@ -6,7 +6,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from gputop.comparison.sides import Side, read_side
+from gputop.comparison.sides import Side
+from gputop.replay.compared_files import read_side
 from gputop.simulation.loop import StepKind, TrainingLoop
 from gputop.simulation.python_stacks import python_stacks
 from gputop.simulation.scenarios import Scenario

@@ -8,13 +8,10 @@ import pytest
 from gputop.comparison.advice import FollowedAdvice, followed
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.report import text_report
-from gputop.comparison.sides import Side
+from gputop.comparison.sides import LiveFigures, Side
 from gputop.core.codec import convert
-from gputop.core.findings import Advice, Finding
-from gputop.export.snapshot import document as snapshot_document
-from gputop.replay.snapshot import from_document
+from gputop.core.findings import Finding
 from tests.comparison.sides import changed, finding, side
-from tests.fakes import StillSession
 from tests.records import replace
 
 
@@ -96,11 +93,11 @@ def test_a_rule_that_abstains_cures_nothing():
 
 
 def test_what_a_side_cannot_show_is_not_gone():
-    snapshot = from_document(snapshot_document(StillSession(ticks=1)))
     live = convert({**finding("idle_gpu", None), "origin": "live"}, Finding)
-    seen = replace(side(0), live=replace(snapshot, findings=(convert(finding("input_bound"), Finding), live)))
+    figures = LiveFigures(False, 1, {}, (convert(finding("input_bound"), Finding), live), ())
+    seen = replace(side(0), live=figures)
     only_trace = side(1)
-    only_live = replace(seen, analysis=None, series=None, live=replace(snapshot, findings=(), live=Advice()))
+    only_live = replace(seen, analysis=None, series=None, live=replace(figures, findings=()))
     for b, statuses in ((only_trace, ["gone", "not judged"]), (only_live, ["not judged", "gone"])):
         assert [(e.id, e.status) for e in followed(seen, b, None)] == list(
             zip(["input_bound", "idle_gpu"], statuses, strict=True))

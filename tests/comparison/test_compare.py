@@ -13,14 +13,14 @@ import gputop
 from gputop.analysis.results import Analysis
 from gputop.analysis.steps import judged
 from gputop.cli import main
-from gputop.comparison.compare import Comparison, compare, compare_sides
+from gputop.comparison.compare import Comparison, compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import Row
-from gputop.comparison.sides import read_side
 from gputop.core.codec import to_document
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.export.snapshot import document as snapshot_document
 from gputop.export.snapshot import to_json as snapshot_json
+from gputop.replay.compared_files import compare, read_side
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import Scenario, find_scenario
 from gputop.simulation.xspace import build_xspace

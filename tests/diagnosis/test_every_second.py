@@ -18,7 +18,7 @@ from tests.analysis.host.traces_of_epochs import MS, train
 from tests.diagnosis.real_traces import DATA, analysis_of, needs_data, shared_inputs
 from tests.trace.build import Builder, keras_steps
 
-CLEAN = ("No problem found", "No large problem found", "Nothing to advise")
+CLEAN = ("NO PROBLEM FOUND", "NO LARGE PROBLEM FOUND")
 # What every recording has: whole steps, those that its edges cut, and the profiler's own time.
 OF_EVERY_RECORDING = ("steps", "periods", "edges", "profiler")
 
@@ -62,9 +62,9 @@ def with_parts(a: Analysis, **shares: float) -> Analysis:
 
 def test_small_pieces_that_are_much_together_are_no_clean_bill() -> None:
     a = clean()
-    assert not_enough(with_parts(a, between=0.02, open=0.02)) == ""
-    doubt = not_enough(with_parts(a, between=0.03, open=0.03))
-    assert "Training steps are 94%" in doubt and "between steps 3%" in doubt
+    assert not_enough(with_parts(a, between=0.02, open=0.02)) is None
+    doubt = limit_of(with_parts(a, between=0.03, open=0.03))
+    assert "NO VERDICT: training steps are only 94%" in doubt and "between steps 3%" in doubt
 
 
 def test_one_rank_that_does_something_else_is_no_clean_bill() -> None:
@@ -72,17 +72,17 @@ def test_one_rank_that_does_something_else_is_no_clean_bill() -> None:
     assert a.wall_time is not None
     ranks = tuple(RankWallTime(rank, f"n{rank}", 1.0, 1.0, with_parts(a, between=share).wall_time.parts)
                   for rank, share in enumerate((0.0, 0.0, 0.0, 0.16)))
-    assert not_enough(a) == ""
-    doubt = not_enough(structs.replace(a, wall_time=structs.replace(a.wall_time, ranks=ranks)))
-    assert "Training steps are 84% of the 1.00 s recorded by rank 3" in doubt and "between steps 16%" in doubt
+    assert not_enough(a) is None
+    doubt = limit_of(structs.replace(a, wall_time=structs.replace(a.wall_time, ranks=ranks)))
+    assert "training steps are only 84% of the 1.00 s recorded by rank 3" in doubt and "between steps 16%" in doubt
 
 
 def test_a_trace_without_a_gpu_and_without_an_input_pipeline_is_judged_by_its_time() -> None:
     few = Builder(gpus=0)
     train(few, 0, 5)
-    assert limit_of(analyze_trace(few.build())).startswith("4 whole steps were seen")
+    assert limit_of(analyze_trace(few.build())).startswith("NO VERDICT: 4 steps seen, 20 needed\nDo: ")
     assert limit_of(structs.replace(clean(), cpu_layers=None)) == (
-        "Nothing to advise: this trace shows neither GPU work nor input pipeline.")
+        "NO PROBLEM FOUND: the trace shows neither GPU work nor input pipeline")
 
 
 @pytest.mark.parametrize(("no_op_runs", "clean_bill"), [(0.1, True), (0.2, False)])
@@ -94,15 +94,15 @@ def test_a_cpu_that_runs_no_op_for_a_good_part_of_the_step_gets_no_clean_bill(
             LayerRow("no op runs", None, 0.0, no_op_runs, 0, 0))
     text = limit_of(structs.replace(clean(), cpu_layers=Layers("step", 1.0, 0, rows)))
     if clean_bill:
-        assert text.startswith("Nothing to advise") and text.endswith("step: forward 54%, backward 36%.")
+        assert text.startswith(CLEAN) and text.endswith("step: forward 54%, backward 36%")
     else:
-        assert text.startswith("The CPU runs no op of the model for 20% of the step.")
+        assert text == "NO CAUSE FOUND: the CPU runs no op of the model for 20% of the step"
 
 
 def test_what_ended_the_recording_is_said_in_the_verdict() -> None:
     a = clean()
     ended = "gputop ended the recording after 2.9 of 10 s, because the job's memory had grown by 460 MiB."
     a = structs.replace(a, trace=structs.replace(a.trace, quality=(*a.trace.quality, TraceNote("ended_early", ended))))
-    assert limit_of(a).endswith(ended) and limit_of(a).startswith("What was recorded shows no problem: ")
+    assert limit_of(a).endswith(f"\nFrom: {ended}") and limit_of(a).startswith(CLEAN)
     for text in (text_report(a, 10_000), short_report(a, 10_000)):
         assert text.count(ended) == 1

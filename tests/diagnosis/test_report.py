@@ -8,7 +8,7 @@ import pytest
 from gputop.advice.trace.advise import Cures
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import limit_of, short_report, text_report
-from gputop.diagnosis.wall_text import host_words, not_enough, wall_rows
+from gputop.diagnosis.wall_text import host_words, wall_rows
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID
@@ -27,7 +27,7 @@ def flat(text):
 def test_report_names_the_cause_and_the_cure():
     text = text_report(analyze_trace(input_bound().build()))
     assert "1. HIGH Input wait takes" in text and PART_BY_ID["input"].name in text and "█" in text
-    assert "Saves " in text and "evidence: wait" in text and "prefetch" in text
+    assert "fix: 20.0 → " in text and "  From  wait" in text and "prefetch" in text
 
 
 def test_report_says_what_it_could_not_judge():
@@ -49,10 +49,10 @@ def test_report_of_a_healthy_run_names_the_limit():
     text = flat(text_report(analyze_trace(healthy().build())))
     assert "bound by compute" in text and "1. " not in text
     # A few steps show nothing wrong, and are no clean bill.
-    assert f"{STEPS - 1} whole steps were seen" in text and "too few for a verdict" in text
-    assert "No problem found" not in text
+    assert f"NO VERDICT {STEPS - 1} steps seen, 20 needed Do gputop capture PID --seconds 60" in text
+    assert "NO PROBLEM FOUND" not in text
     many = text_report(analyze_trace(healthy(steps=24).build()))
-    assert "No problem found: the GPUs are busy" in many and "too few" not in many
+    assert "NO PROBLEM FOUND  the GPUs are busy" in many and "NO VERDICT" not in many
 
 
 def test_idle_gpus_are_not_called_free_of_problems():
@@ -60,20 +60,21 @@ def test_idle_gpus_are_not_called_free_of_problems():
     for at in (0, 900, 2_500, 9_000):
         b.run(0, at, 100, launch=max(at - 20, 0))
     limit = limit_of(analyze_trace(b.build()))
-    assert "The GPUs are idle 9" in limit and "--idle-gaps" in limit and "No problem" not in limit
+    assert "the GPUs are idle 9" in limit and "--idle-gaps" in limit and "NO PROBLEM" not in limit
 
 
 def test_a_larger_batch_saves_time_per_sample():
     b = launch_bound()
     b.memory(5, "GPU_0_bfc", 2**29, 39 * 2**30, 2**30)
     text = " ".join(text_report(analyze_trace(b.build())).split())
-    assert "Saves up to 65% per training sample. At most this. Assumes" in text and "Saves 75% (" in text
+    assert "fix saves up to 65% per training sample" in text and "An upper bound. Assumes" in text and (
+        "fix: 20.0 → " in text)
 
 
 def test_waiting_that_could_not_be_judged_is_not_denied():
     one = Builder(gpus=0).host("train", 0, 100, step_num=1).host("IteratorGetNextOp::DoCompute", 0, 90)
     limit = limit_of(analyze_trace(one.build()))
-    assert "could not judge whether" in limit and "90% of the step" in limit and "not wait" not in limit
+    assert "could not be judged" in limit and "90% of the step" in limit and "not wait" not in limit
 
 
 def test_copies_beside_compute_are_not_what_limits():
@@ -84,8 +85,8 @@ def test_copies_beside_compute_are_not_what_limits():
     a = analyze_trace(b.build())
     use = msgspec.structs.replace(a.gpus[0], busy=0.8, compute=0.3, copies=0.7, copies_exposed=0.1,
                                   collectives_exposed=0.4)
-    assert limit_of(msgspec.structs.replace(a, gpus=(use,), breakdown=None)).startswith(
-        "Exposed communication takes 40% of the time.")
+    assert limit_of(msgspec.structs.replace(a, gpus=(use,), breakdown=None)) == (
+        "NO CAUSE FOUND: exposed communication takes 40% of the time")
     assert "idle 56% of the step" in limit_of(a) and "opies" not in limit_of(a)
 
 
@@ -93,7 +94,7 @@ def test_a_gpu_that_is_busy_from_its_first_event_to_its_last_may_idle_for_most_o
     b = Builder().run(0, 5_000, 40, launch=4_990).host("train", 0, 90_000, step_num=1)
     a = analyze_trace(b.build())
     assert a.gpus[0].busy == 1 and a.breakdown is not None
-    assert "idle 100% of the step" in limit_of(a) and "No problem" not in text_report(a)
+    assert "idle 100% of the step" in limit_of(a) and "NO PROBLEM" not in text_report(a)
 
 
 def test_much_exposed_communication_is_no_small_problem_where_its_saving_is_not_known():
@@ -104,7 +105,7 @@ def test_much_exposed_communication_is_no_small_problem_where_its_saving_is_not_
               launch=i * STEP + 40)
     a = analyze_trace(b.build())
     assert [f.severity for f in a.findings if f.id == "communication_exposed"] == ["medium"]
-    assert limit_of(a).startswith("Exposed communication takes 70% of the step.")
+    assert limit_of(a)== "NO CAUSE FOUND: exposed communication takes 70% of the step"
 
 
 def test_simulated_traces_are_marked():
@@ -188,7 +189,7 @@ def test_evidence_has_its_units_and_small_memory_is_not_nothing():
     b.memory(5, "GPU_0_bfc", 2**22, 39 * 2**30, 2**22)
     b.memory(5, "GPU_1_bfc", 2**22, 39 * 2**30, 2**22)
     text = text_report(analyze_trace(b.build()), 120)
-    assert re.search(r"evidence: wait for launches [\d.]+ ms; share of the step \d+%", " ".join(text.split()))
+    assert re.search(r"From wait for launches [\d.]+ ms; share of the step \d+%", " ".join(text.split()))
     memory = [line.split() for line in text.splitlines() if "total, highest ever" in line]
     assert [row[:4] for row in memory] == [[f"GPU_{gpu}_bfc", "4.0M", "100%", "<1%"] for gpu in range(2)]
 
@@ -219,7 +220,7 @@ def test_periods_that_may_be_layers_are_not_called_training_steps():
     assert found.wall_time is not None
     rows = {row.name: row.often for row in wall_rows(found.wall_time)}
     assert rows["repeated sequence"] == f"{found.steps.count} periods" and "training steps" not in rows
-    assert "not a verdict" in not_enough(found)
+    assert "no training step is marked" in limit_of(found)
 
 
 @pytest.mark.parametrize("scenario", ["gpu0-oversubscribed", "input-bound", "healthy"])
@@ -229,14 +230,20 @@ def test_the_short_report_is_the_verdict_on_one_screen(scenario: str, width: int
     assert analysis is not None
     text = short_report(analysis, width)
     lines = text.splitlines()
-    assert len(lines) <= 25 + (width < 100) * 8 and all(len(line) <= width or "/" in line for line in lines)
+    code = analysis.findings[0].snippet.splitlines() if analysis.findings else []
+    assert len(lines) <= 25 + (width < 100) * 8 and all(
+        len(line) <= width or "/" in line or line.strip() in map(str.strip, code) for line in lines)
     assert lines[0].startswith("SIMULATED") and "Step time" in text and "█" in text
-    assert "--full" in lines[-1] + lines[-2]
+    assert "--full" in "".join(lines[-3:]) and set(map(str.strip, code)) <= set(map(str.strip, lines))
     for finding in analysis.findings:
         assert finding.id in text
     assert "Kernels" not in text and "Memory" not in text
     if scenario == "healthy":
-        assert "too few for a verdict" in " ".join(text.split()), "without findings it says how far to trust that"
+        assert "NO VERDICT  5 steps seen, 20 needed" in text, "without findings it says how far to trust that"
+    else:
+        head, do, _ = text.partition("  Why ")[0].partition("\n  Do    ")
+        assert analysis.findings[0].title[:8].upper() in head and "    fix: " in head.replace("\n  fix", "    fix")
+        assert do and " …" not in text.partition("  Why ")[0], "what to do is never cut"
 
 
 def test_the_bar_has_a_sign_for_each_part() -> None:
@@ -264,10 +271,10 @@ def test_what_fills_less_than_half_is_named_with_its_share() -> None:
     b = Builder(gpus=0, format="nsys")
     for i in range(3):
         b.host("backbone", 1000 * i, 400).host("heads", 1000 * i + 400, 300).host("decode", 1000 * i + 700, 290)
-    told = not_enough(analyze_trace(b.build()))
+    told = limit_of(analyze_trace(b.build()))
     assert "no steps found 100%, of it backbone 40%" in told
     b = Builder(gpus=0, format="nsys").host("backbone", 0, 800).host("heads", 800, 200)
-    assert "no steps found 100%, mostly backbone." in not_enough(analyze_trace(b.build()))
+    assert "no steps found 100%, mostly backbone" in limit_of(analyze_trace(b.build()))
 
 
 @pytest.mark.parametrize(("thread", "framework", "words"), [

@@ -155,7 +155,7 @@ def test_the_text_keeps_its_prose_within_80_columns() -> None:
     text = to_text(watched)
     advice = text[text.index("\nWhat to do"):text.index("\nGPU ")].splitlines()
     assert max(map(len, advice)) <= 80 and sum("46%" in line for line in advice) >= 6
-    assert "       ds = ds.map(" in advice and "           fn)" in advice
+    assert "        ds = ds.map(" in advice and "            fn)" in advice
     watched.results.findings = ()
     assert to_text(watched).splitlines()[3:5] == ["The limit.", ""]
 

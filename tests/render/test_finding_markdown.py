@@ -14,8 +14,8 @@ FINDING = Finding(id="input_bound", severity="high", title="Input *wait* takes 5
 
 def test_a_finding_pastes_as_markdown_and_brings_no_marks_of_its_own() -> None:
     text = finding_markdown(FINDING, simulated=True)
-    assert text.startswith("**Input `*wait*` takes 52%** (high, GPU 0-1, saves 52% (342 → 164 ms)) SIMULATED")
-    assert "waits `<b>.`" in text and "What to do: Let tf.data choose." in text
+    assert text.startswith("**Input `*wait*` takes 52%** (high, GPU 0-1, fix: 342 → 164 ms) SIMULATED")
+    assert "waits `<b>.`" in text and "Do: Let tf.data choose." in text
     assert "````\nds.map(f)  # ```\n````" in text, "a fence longer than those of the code"
     assert text.endswith("gputop, rule `input_bound`\n")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Mapping
@@ -11,67 +10,62 @@ from pathlib import Path
 import pytest
 
 from gputop.cluster import node_means as prometheus_means
-from gputop.cluster import ssh
+from gputop.commands.common import node_means_by
+from gputop.core import codec
 from gputop.core.errors import GputopError
-from gputop.export.snapshot import document
 from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
-from gputop.replay.snapshot import Snapshot, from_json
-from gputop.replay.snapshot_document import Grid, Track
 from gputop.session import worker_figures
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import (
-    SECONDS,
     AskedFigures,
     WorkerFigures,
     ask,
     by_prometheus,
     by_ssh,
     choose,
-    of_snapshot,
+    of_answer,
 )
+from gputop.telemetry import node_answer
+from gputop.telemetry.node_answer import NodeAnswer
 from tests.advice.live.scene import Job, Scene, recorded
-from tests.fakes import StillSession
+from tests.fakes import StillSession, node_sample
 from tests.records import replace
 
 NOBODY = threading.Event()
 
 
-def snapshot(active: Mapping[int, float], *, served: Mapping[int, int] | None = None, **changes: object) -> Snapshot:
+def node(active: Mapping[int, float], *, served: Mapping[int, int] | None = None) -> NodeAnswer:
     """Of a node whose GPU ``i`` is held by the process 100 + i. ``served``: by port the process of a server."""
-    scene = replace(Scene(dict(active), jobs=[Job(100 + i, [i]) for i in active], gpus=len(active)), **changes)
-    sample = scene.sample(12.0)
-    end_s = sample.time_s
-    grid = Grid(end_s - 12.0, 5.0, 3, {gpu.info.uuid: (Track("sm_active", (0.1, None, level)), Track(
-        "power_w", (300.0, 300.0, 300.0))) for gpu, level in zip(sample.gpus, active.values(), strict=True)})
-    servers = tuple(Server(f"127.0.0.1:{port}", pid=pid) for port, pid in (served or {}).items())
-    return Snapshot(sample, 1.0, "1", grid, None, servers, None, (), (), None)  # type: ignore[arg-type]
+    scene = Scene(dict(active), jobs=[Job(100 + i, [i]) for i in active], gpus=len(active))
+    history, (*_, sample) = recorded(scene, 10)
+    return node_answer.answer_of(sample, history, 5.0, [Server(f"127.0.0.{i}:{port}", pid=pid)
+                                                        for i, (port, pid) in enumerate((served or {}).items())])
 
 
 def test_a_worker_is_the_process_that_serves_its_port() -> None:
-    answer = of_snapshot(snapshot({0: 0.5, 1: 0.7}, served={6009: 101, 6010: 100, 6011: 999}))
-    assert {port: (own.means["sm_active"], own.gpus) for port, own in answer.by_port.items()} == {
+    by_port, only = of_answer(node({0: 0.5, 1: 0.7}, served={6009: 101, 6010: 100, 6011: 999}))
+    assert {port: (own.means["sm_active"], own.gpus) for port, own in by_port.items()} == {
         6009: (0.7, "1"), 6010: (0.5, "0")}
-    assert answer.only is None, "there are two processes on GPUs"
-    assert of_snapshot(snapshot({0: 0.5})).only == WorkerFigures({"sm_active": 0.5, "power_w": 300.0}, 5.0, "0")
+    assert only is None, "there are two processes on GPUs"
+    _, only = of_answer(node({0: 0.5}))
+    assert only is not None and (only.means["sm_active"], only.seconds, only.gpus) == (0.5, 5.0, "0")
 
 
 def test_a_port_that_two_processes_serve_is_nobodys() -> None:
-    both = snapshot({0: 0.5, 1: 0.7}, served={6009: 100})
-    both = replace(both, servers=(*both.servers, Server("172.17.0.3:6009", pid=101)))
-    assert of_snapshot(both).by_port == {}
+    both = node({0: 0.5, 1: 0.7}, served={6009: 100})
+    second = replace(both.gpus[1], holders=(replace(both.gpus[1].holders[0], ports=(6009,)),))
+    assert set(of_answer(both)[0]) == {6009}
+    assert of_answer(replace(both, gpus=(both.gpus[0], second)))[0] == {}
 
 
-def test_the_mean_is_of_the_last_seconds_by_what_each_slice_has_of_them() -> None:
-    one = snapshot({0: 0.5}, served={6009: 100})
-    assert one.history is not None
-    uuid = one.sample.gpus[0].info.uuid
-    for mean, expected in (((None, 0.2, 0.8), (3 * 0.2 + 2 * 0.8) / 5), ((0.9, 0.2, None), 0.2),
-                           ((0.9, None, None), None), ((None, None, 1e308), None), ((None, None, -0.5), None)):
-        grid = replace(one.history, gpus={uuid: (Track("sm_active", mean),)})
-        means = of_snapshot(replace(one, history=grid)).by_port[6009].means
-        assert means == ({} if expected is None else {"sm_active": pytest.approx(expected)})
-    assert of_snapshot(replace(one, history=None)).by_port[6009].means == {}
+def test_what_no_gpu_measures_is_no_figure() -> None:
+    one = node({0: 0.5}, served={6009: 100})
+    at = node_answer.FIGURES.index("sm_active")
+    for value in (1e308, -0.5, None):
+        values = tuple(value if i == at else None for i in range(len(node_answer.FIGURES)))
+        answer = replace(one, gpus=(replace(one.gpus[0], values=values),))
+        assert of_answer(answer)[0][6009].means == {}
 
 
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -85,15 +79,16 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Non
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    """A real snapshot of 8 GPUs that one process holds, of several seconds."""
-    return json.dumps(document(StillSession()), indent=1)
+    """What a node of 8 GPUs that one process holds says."""
+    return codec.encode(node_answer.answer_of(node_sample(9), StillSession().feed.history, 5.0)).decode() + "\n"
 
 
 def test_nodes_are_asked_for_some_seconds_and_those_that_fail_are_told_together(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     (tmp_path / "said").write_text(said)
     answers(tmp_path, monkeypatch, """\
-echo "$command" >> asked
+read line
+echo "$command $line" >> asked
 case $node in n3|n4) echo "ssh: connect to host $node port 22: Connection refused" >&2; exit 255;; n5) echo hm;;
 *) cat said;; esac""")
     workers = [Server(f"n{i}:6009") for i in range(1, 6)] + [Server(f"n6:{port}") for port in (1, 2)]
@@ -102,11 +97,11 @@ case $node in n3|n4) echo "ssh: connect to host $node port 22: Connection refuse
     asked = by_ssh(workers, "/opt/gputop", NOBODY, lambda *state: progress.append(state))
     assert set(asked.by_address) == {"n1:6009", "n2:6009"} and asked.how == "asked by ssh"
     assert asked.by_address["n1:6009"].gpus == "0-7" and 0 < asked.by_address["n1:6009"].means["sm_active"] < 1
-    assert set((tmp_path / "asked").read_text().splitlines()) == {
-        f"/opt/gputop snapshot --format json --seconds {SECONDS}"}
+    (line,) = set((tmp_path / "asked").read_text().splitlines())
+    assert line.startswith('/opt/gputop agent {"schema":"gputop.agent/1","seconds":5') and '"ports":true' in line
     assert progress[0] == (0, 6) and progress[-1] == (6, 6)
     notes = "\n".join(asked.notes)
-    assert "n3, n4: it refuses connections" in notes and "n5: its answer is not a snapshot" in notes
+    assert "n3, n4: it refuses connections" in notes and "n5: gputop there ended without an answer" in notes
     assert "n6:1, n6:2: gputop there finds no process on GPUs" in notes and "-n: ssh does not accept this name" in notes
 
 
@@ -125,33 +120,6 @@ def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worker_figures, "_MAX_WAIT_S", 0.2)
     asked = by_ssh([Server("n1:1"), Server("n2:1")], "gputop", NOBODY)
     assert asked.by_address == {} and asked.notes == ("n1, n2: it had not answered when gputop stopped waiting.",)
-
-
-def test_at_most_so_many_nodes_are_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most, lock = 0, 0, threading.Lock()
-    together = threading.Barrier(2)
-
-    class Counted:
-        closed = False
-
-        def ask(self, node: str) -> tuple[str, int]:
-            nonlocal running, most
-            with lock:
-                running += 1
-                most = max(most, running)
-            together.wait(20)
-            with lock:
-                running -= 1
-            return node, 1
-
-        def close(self) -> None:
-            self.closed = True
-
-    monkeypatch.setattr(ssh, "AT_ONCE", 2)
-    counted = Counted()
-    names = [f"n{i}" for i in range(8)]
-    assert ssh.ask_all(counted, names, NOBODY, 60.0) == {n: n for n in names}  # type: ignore[arg-type]
-    assert most == 2 and counted.closed
 
 
 def test_by_what_the_nodes_said_the_slowest_the_median_and_the_fastest_are_proposed() -> None:
@@ -188,7 +156,7 @@ def prometheus(monkeypatch: pytest.MonkeyPatch, answer: dict[str, dict[str, floa
 
 
 def asked_prometheus(workers: list[str], url: str = "http://127.0.0.1:9") -> AskedFigures:
-    return by_prometheus([Server(address) for address in workers], url, {}, NOBODY)
+    return by_prometheus([Server(address) for address in workers], node_means_by(url, {}), NOBODY)
 
 
 def test_a_prometheus_knows_nodes_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +200,3 @@ def test_nobody_is_asked_without_a_way(tmp_path: Path, monkeypatch: pytest.Monke
     answers(tmp_path, monkeypatch, "echo $node >> asked")
     asked = ask([Server("n1:1"), Server("127.0.0.1:1")], FigureOptions(), NOBODY)
     assert asked.by_address == {} and asked.how == "" and not (tmp_path / "asked").exists()
-
-
-def test_a_snapshot_that_is_no_json_is_an_error() -> None:
-    with pytest.raises(GputopError, match="it is not JSON"):
-        from_json(b"{")

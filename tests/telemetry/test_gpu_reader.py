@@ -58,6 +58,43 @@ def test_the_gpus_behind_one_that_hangs_are_read_by_another_thread(gpus: Gpus) -
     assert hanging.xids == gpus.probes[1].faults and hanging.processes_reason == hanging.message
 
 
+def test_a_thread_that_a_slow_gpu_took_ends_when_it_is_of_no_use_any_more(
+        gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    for probe in gpus.probes[:3]:  # one after the other: each takes a thread of its own
+        probe.gate.clear()
+        gpus.read(timeout_s=0.0)
+    assert len(gpus.reader.threads) == 4
+    monkeypatch.setattr(readers, "STAGGER_S", WAIT_S)
+    for probe in gpus.probes:
+        probe.gate.set()
+    gpus.workers.wait_for([call for _, call in gpus.reader._calls], WAIT_S)
+    taken = [thread._thread for thread in gpus.reader.threads]
+    for _ in range(10):
+        gpus.now_s += readers._SPARE_S / 5
+        assert all(sample["power_w"].value for sample in gpus.read())
+    assert len(gpus.reader.threads) == 1
+    for thread in taken[1:]:
+        if thread.ident is not None:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+def test_where_gputop_itself_gets_no_cpu_no_thread_is_added(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    receive, woken = gpus.workers.receive, []
+
+    def late(until_s: float | None) -> bool:
+        woken.append(until_s)
+        gpus.now_s += 5 * readers.STAGGER_S
+        if len(woken) == 10:
+            gpus.probes[0].gate.set()
+        return receive(None if until_s is None else until_s + 5 * readers.STAGGER_S)
+
+    monkeypatch.setattr(gpus.workers, "receive", late)
+    gpus.probes[0].gate.clear()
+    assert all(sample["power_w"].value for sample in gpus.read()) and len(woken) >= 10
+    assert len(gpus.reader.threads) == 1
+
+
 def test_the_driver_is_not_accused_where_gputop_itself_got_no_cpu(gpus: Gpus) -> None:
     class Late:
         """The results, for which the thread that waits a moment is woken seconds too late."""

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
+from gputop.core.metrics import GPU_METRICS, LANE_METRICS, LEVELS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
-from gputop.telemetry.history import HOST_HISTORY_POINTS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
+from gputop.telemetry.history import HOST_HISTORY_POINTS, RAW_SAMPLES, TIERS, History, Lane
 from tests.fakes import cgroup_sample, node_sample
 
 START_S = 1_800_000_000.0

@@ -57,11 +57,11 @@ class Calculated:
 
         class Worker:
             def __init__(self, *_: object) -> None:
-                self.idle = True
+                self.idle, self.asked_s = True, time.now_s
                 self._batches: list[Batch] = []
 
             def submit(self, batch: Batch) -> None:
-                self.idle = False
+                self.idle, self.asked_s = False, time.now_s
                 self._batches.append(batch)
                 if len(self._batches) == 1:
                     time.put(self._begin_call)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gputop.core.live_steps import SURE, is_undersampled, steps_per_period
 from gputop.core.samples import GpuSample, Reading
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.node import Node
@@ -14,15 +15,12 @@ from gputop.telemetry import step_period
 from gputop.telemetry.autocorrelation import MIN_SAMPLES
 from gputop.telemetry.history import History
 from gputop.telemetry.step_period import (
-    SURE,
     TOO_FAST,
     UNMEASURED,
     StepPeriodEstimate,
     estimate_step_period,
-    is_undersampled,
     live_steps,
     max_interval_for,
-    steps_per_period,
 )
 from tests.fakes import node_sample
 from tests.records import replace
@@ -162,7 +160,7 @@ def _watch(scenario: str, interval_s: float, seconds: float, gpus: int) -> tuple
 def test_the_steps_of_the_demo_show_at_a_tenth_of_a_second(scenario: str) -> None:
     found, step_s = _watch(scenario, 0.1, 40, gpus=8)
     assert found.period_s == pytest.approx(step_s, rel=0.03) and found.confidence > 0.8 and len(found.gpus) == 8
-    assert steps_per_period(found, step_s) == 1 and not is_undersampled(step_s, found.interval_s or 0)
+    assert steps_per_period(found.period_s, step_s) == 1 and not is_undersampled(step_s, found.interval_s or 0)
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
@@ -207,10 +205,8 @@ def test_the_last_minutes_are_told_one_by_one() -> None:
 
 
 def test_whole_steps_in_a_step_period() -> None:
-    step_period = StepPeriodEstimate(2.4, 0.9, interval_s=0.5)
-    assert [steps_per_period(step_period, s) for s in (2.41, 0.6, 0.62, 0.8)] == [1, 4, None, 3]
-    assert steps_per_period(StepPeriodEstimate(None, reason="flat"), 1.0) is None
-    assert steps_per_period(step_period, 0.01) is None, "of so many steps none tells one number from the next"
+    assert [steps_per_period(2.4, s) for s in (2.41, 0.6, 0.62, 0.8)] == [1, 4, None, 3]
+    assert steps_per_period(2.4, 0.01) is None, "of so many steps none tells one number from the next"
 
 
 def test_the_interval_that_shows_a_step() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from gputop.trace.model import AllocatorEvents, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
 
@@ -132,3 +133,11 @@ def keras_steps(b: Builder, count: int, length: float, call: float, first: float
     for i in range(count):
         b.host("EagerExecute", first + i * length, call, is_func=1, eager_op="__inference_multi_step_on_iterator_42")
     return b
+
+
+def one_process_each(trace: Trace) -> Trace:
+    """The same with a process for each GPU, as with one file a rank."""
+    return replace(
+        trace, gpus=[replace(gpu, rank=i) for i, gpu in enumerate(trace.gpus)],
+        lines=[replace(line, rank=line.gpu if line.gpu >= 0 else int(line.name[-1]) if line.name[-1].isdigit() else 0)
+               for line in trace.lines])

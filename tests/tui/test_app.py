@@ -41,8 +41,8 @@ async def test_the_top_finding_and_the_step_time_are_on_the_smallest_screen() ->
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         shown = text_of(app.query_one(ActionsPanel))
-        assert "GPU 0 does 2.2× the work of the others" in shown and "saves up to 38% (412 → 255 ms)" in shown
-        assert "→ Keep metrics" in shown
+        assert "GPU 0 does 2.2× the work of the others" in shown and "fix: 412 → 255 ms at most" in shown
+        assert "  Do    Keep metrics" in shown
         assert "step time 412 ms" in text_of(app.query_one("#job", LinesWidget))
 
 
@@ -196,10 +196,11 @@ async def test_findings_that_do_not_fit_are_counted_as_long_as_there_are_any() -
         assert not panel.border_subtitle and "Nothing found." in text_of(panel)
 
 
-async def test_the_selected_finding_has_all_its_lines_before_anything_else() -> None:
+async def test_what_to_do_is_whole_before_the_others_have_a_line_and_spare_lines_unfold_them() -> None:
     app = GputopApp(FoundSession())
     lead, step = ("No problem visible yet.", "Press c."), {"compute": 0.1, "host": 0.1}
-    long = replace(HEAVY, why="The others wait. " * 9 + "So much.", gain=replace(HEAVY.gain, by="replay"))
+    why, action = "The others wait. " * 9 + "So much.", "Keep metrics off GPU 0. " * 9
+    long = replace(HEAVY, why=why, action=action, gain=replace(HEAVY.gain, by="replay"))
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         panel = app.query_one(ActionsPanel)
@@ -209,11 +210,28 @@ async def test_the_selected_finding_has_all_its_lines_before_anything_else() -> 
             return " ".join(text_of(panel).split())
 
         text = shown(long, *(replace(SMALL, id=f"rule_{n}") for n in range(20)), lead=lead)
-        assert " ".join(long.why.split()) in text and " ".join(long.action.split()) in text
+        assert action.strip() in text and "Why The others wait." in text and "So much." not in text
         assert lead[0] in text and lead[1] not in text and "Step time" not in text and SMALL.title not in text
         assert "20 more: ↑ ↓" in panel.border_subtitle
-        text = shown(replace(long, why="They wait."), replace(SMALL, id="a"), lead=())
+        text = shown(replace(long, action="Wait.", why="They wait."), replace(SMALL, id="a"), lead=())
         assert "Step time 200 ms" in text and SMALL.title in text, "where there is room"
+        assert text.count(" Do ") == 1 and HEAVY.snippet in text, "its code comes before the next one's lines"
+        text = shown(replace(long, action="Wait.", why="", snippet=None), replace(SMALL, id="a", action="Copy less."))
+        assert "Do Copy less." in text, "what to do of the next one, where there is room"
+
+
+async def test_all_findings_of_a_what_if_are_on_the_screen_with_their_marks() -> None:
+    app = GputopApp(FoundSession())
+    saving = replace(HEAVY, action="Keep metrics off GPU 0. " * 9, gain=replace(HEAVY.gain, by="replay"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ActionsPanel)
+        others = (replace(SMALL, id=f"rule_{n}", gain=replace(SMALL.gain, by="replay")) for n in range(3))
+        panel.update_view((saving, *others), "What to do", (), CaptureView({"compute": 0.2}, 0.2))
+        panel.focus()
+        await pilot.press("w")
+        text = text_of(panel)
+        assert text.count("[x]") == 1 and text.count("[ ]") == 3 and "With this fix" in text
 
 
 async def test_snapshot_key_writes_every_form(tmp_path: Path) -> None:

@@ -297,6 +297,11 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
         session.control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
         await pilot.pause()
         assert "4.2 of 10 s" in text_of(job) and "x: stop" in text_of(job)
+        session.control.set_status(CaptureStatus("recording", "pid:4711", 10.0, 4.2, stoppable=False))
+        await pilot.press("x")
+        assert "4.2 of 10 s" in text_of(job) and "x: stop" not in text_of(job)
+        assert [note.message for note in app._notifications] == [
+            "This recording cannot be stopped. It ends by itself, and its data is kept."]
         session.control.set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
         await pilot.pause()
         assert "a short test capture of 127.0.0.1:6009" in text_of(job)

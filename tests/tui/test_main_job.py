@@ -40,7 +40,7 @@ def test_from_the_demo_to_the_cause_and_back_after_a_lost_session(size: tuple[in
         there.until(lambda text: re.search(r" [2-9]\.\d of ", text))
         there.press("x")
         found = there.until(lambda text: CAUSE in text and "step time" in text)
-        assert re.search(r"saves (up to )?\d+%", found) and "t timeline  T tables" in found
+        assert re.search(r"fix: [\d.]+ → [\d.]+ ms", found) and "t timeline  T tables" in found
         there.press("\r")
         there.until(lambda text: f"─ SIMULATED · {CAUSE}" in text and "Evidence" in text)
         there.press("\x1b")

@@ -12,7 +12,8 @@ from itertools import takewhile
 
 from msgspec import Struct, field
 
-from gputop.advice.live.frameworks import MIXED_PRECISION, NO_FIGURE, code_for
+from gputop.advice.fix_code import code
+from gputop.advice.live.frameworks import NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, same_job
 from gputop.advice.live.own_best import SLICE_S, Fall, falls
 from gputop.advice.registry import limit, source
@@ -204,7 +205,8 @@ def describe_spinning(v: Spinning) -> Explanation:
         unknown="the line where each rank is.",
         action="Look at the stacks of the ranks: the rank that is not in a collective delays the others. NCCL 2.24 "
                "and newer names that rank if its RAS service answers on this node; gputop keeps asking it.",
-        snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
+        snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else code(
+            "spinning", "log"),
         gain="no step ends while the ranks wait" if v.stuck else NO_FIGURE,
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
                + source("spinning.sm_enter", "spinning.varies_enter"),
@@ -313,17 +315,6 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
 
 # -- dram_bound and tensor_idle ---------------------------------------------------------------------
 
-_FEWER_BYTES = {
-    "tensorflow": f"{MIXED_PRECISION['tensorflow']}\n"
-                  "# Keras 3 fuses by XLA itself; in your own loop:\n@tf.function(jit_compile=True)",
-    "jax": f"{MIXED_PRECISION['jax']}\ntrain_step = jax.jit(train_step, donate_argnums=0)",
-    "pytorch": f"model = torch.compile(model)\n{MIXED_PRECISION['pytorch']}",
-}
-_TENSOR_CORES = {framework: f"{MIXED_PRECISION[framework]}\n# or, for float32 on Ampere and newer:\n{tf32}"
-                 for framework, tf32 in (
-                     ("tensorflow", "tf.config.experimental.enable_tensor_float_32_execution(True)"),
-                     ("jax", 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")'),
-                     ("pytorch", 'torch.set_float32_matmul_precision("high")'))}
 
 
 class _Pipes(Struct, frozen=True):
@@ -370,7 +361,7 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
         action=f"Move fewer bytes: let {'torch.compile' if v.framework == 'pytorch' else 'XLA'} fuse element-wise "
                "operations, keep activations in 16 bits, use fused attention and optimizers. A larger batch changes "
                "little.",
-        snippet=code_for(v.framework, _FEWER_BYTES),
+        snippet=code_for(v.framework, "dram_bound"),
         gain="depends on how many bytes fusion and precision save; " + NO_FIGURE,
         source="GPM/DCGM DRAM and tensor pipe activity; " + source("dram_bound.dram_enter"),
     )
@@ -406,7 +397,7 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
               "matrix products.", unknown="matrix products on ordinary cores?",
         action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
                "multiples of 8. A capture names the kernels.",
-        snippet=code_for(v.framework, _TENSOR_CORES),
+        snippet=code_for(v.framework, "tensor_idle"),
         gain="depends on the share of matrix products; " + NO_FIGURE,
         source="GPM/DCGM tensor pipe activity; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
     )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from gputop.advice.fix_code import code
 
-MIXED_PRECISION = {
-    "tensorflow": 'tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")',
-    "jax": "params, batch = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, batch))",
-    "pytorch": 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)',
-}
 NO_FIGURE = "live samples show no steps: a capture gives the value"  # for the gain
 
 
-def code_for(framework: str, snippets: Mapping[str, str]) -> str:
-    """The code for a job of this framework; where that is not known TensorFlow's, called so."""
-    return snippets.get(framework) or f"# in TensorFlow:\n{snippets['tensorflow']}"
+def code_for(framework: str, finding_id: str, kind: str = "", **values: object) -> str:
+    """The code of a fix for a job of this framework; where that is not known TensorFlow's, called so."""
+    return code(finding_id, kind + framework, **values) or (
+        f"# in TensorFlow:\n{code(finding_id, kind + 'tensorflow', **values)}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from gputop.advice.fix_code import code
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
@@ -179,7 +180,7 @@ def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
             f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded: data was "
             "lost, and the job it hit has failed.",
             "Reset the GPU when no job needs it, so that bad rows are replaced. If the count rises again, have the "
-            "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, "nvidia-smi -q -d ECC,ROW_REMAPPER",
+            "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, code("hardware_error", "ecc") or _DMESG,
             reset=True,
         )
 
@@ -263,7 +264,7 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
         brief=f"GPU {worst.gpu}{degrees} runs at {percent(worst.clock)} of its highest SM clock.",
         action="Have the cooling checked: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
                "then a lower power limit keeps the clock even.",
-        snippet="nvidia-smi -q -d TEMPERATURE,PERFORMANCE" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
+        snippet=(code("thermal_throttled", "state") or "") + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
         gain="kernels bound by arithmetic gain as much as the clock; live samples do not show which kernels those are",
         source="NVML clock event reasons 'SW thermal', 'HW thermal', 'HW slowdown'; "
                + source("thermal_throttled.near_c_enter"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gputop.advice.fix_code import code
 from gputop.advice.live.frameworks import NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
@@ -13,20 +14,6 @@ from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.text.units import percent, ranges
 
 _RULE = "host_cpu_saturated"
-_DATASET = "dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)"
-_LOADER = "loader = DataLoader(dataset, batch_size, num_workers={}, pin_memory=True, persistent_workers=True)"
-_MORE_CORES = ("\n# cache what is the same in each epoch; decode fewer pixels; give the job more cores\n"
-               "# (--cpus-per-task, --cpus, resources.limits.cpu)")
-_INPUT = {
-    "tensorflow": f"{_DATASET}.cache().prefetch(tf.data.AUTOTUNE){_MORE_CORES}",
-    "pytorch": _LOADER.format("no_more_than_cores") + _MORE_CORES,
-}
-_INPUT["jax"] = _INPUT["tensorflow"]
-_MAIN_THREAD = {
-    "tensorflow": f"model.compile(…, steps_per_execution=32)\n{_DATASET}.prefetch(tf.data.AUTOTUNE)",
-    "jax": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in one jitted call",
-    "pytorch": f'model = torch.compile(model, mode="reduce-overhead")\n{_LOADER.format(8)}',
-}
 
 
 class HostCpuSaturated(Verdict, frozen=True, kw_only=True):
@@ -183,7 +170,7 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
         evidence=evidence, brief=f"{what[:1].upper()}{what[1:]}.", unknown="which thread waits?",
         action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
                "other programs off the node. A capture shows which thread waits.",
-        snippet=code_for(v.framework, _INPUT), gain=NO_FIGURE,
+        snippet=code_for(v.framework, _RULE, WORKERS="no_more_than_cores"), gain=NO_FIGURE,
         source="/proc/stat, control groups; " + source(
             f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
     )
@@ -203,7 +190,7 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
                + ("compile the model, so that it launches less by itself" if v.framework == "pytorch" else
                   "run more steps per call of the compiled function")
                + ", prepare input in parallel threads or worker processes, and run callbacks and metrics less often.",
-        snippet=code_for(v.framework, _MAIN_THREAD),
+        snippet=code_for(v.framework, _RULE, "thread-"),
         gain=NO_FIGURE,
         source="/proc: CPU by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"),
     )
@@ -256,7 +243,7 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
         action=f"Let the process use the CPUs and the memory of NUMA node{plural} {nodes}"
                + (", or start one process for each GPU, each bound to its own node." if several else
                   ". Under Slurm: --gpu-bind=closest, with the cores of each GPU in gres.conf."),
-        snippet=f"numactl --cpunodebind={nodes} --membind={nodes} python train.py",
+        snippet=code("numa_remote", "bind", NODES=nodes),
         gain="depends on how much the job copies and launches; " + NO_FIGURE,
         source="Cpus_allowed_list of /proc/PID/status; numa_node of the GPU's PCI device",
     )

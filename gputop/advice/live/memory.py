@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from gputop.advice.fix_code import code
 from gputop.advice.live.frameworks import code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
@@ -13,28 +14,20 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 
-_MEMORY_LIMIT = {
-    "tensorflow": "gpu = tf.config.list_physical_devices('GPU')[0]\n"
-                  "tf.config.set_logical_device_configuration(\n"
-                  "    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=30_000)])  # MiB",
-    "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION=0.45 python train.py",
-    "pytorch": "torch.cuda.set_per_process_memory_fraction(0.45)",
-}
-# What makes memory stay in use that the job may not need, how to see what it needs, and the code for that.
+# What makes memory stay in use that the job may not need, and how to see what it needs.
 _PEAK = "Capture a trace: it has the allocator's peak, which shows whether a larger batch fits. "
 _TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only what it needs.",
-               "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py", "TensorFlow GPU guide: memory is mapped at start")
+               "TensorFlow GPU guide: memory is mapped at start")
 _RESERVES = {
     "": ("TensorFlow reserves nearly all memory at its start (JAX 75%)", *_TENSORFLOW),
     "tensorflow": ("TensorFlow reserves nearly all memory at its start", *_TENSORFLOW),
     "jax": (
         "JAX reserves 75% of the memory at its start, or as much as XLA_PYTHON_CLIENT_MEM_FRACTION says",
         f"{_PEAK}XLA_PYTHON_CLIENT_PREALLOCATE=false makes JAX take only what it needs.",
-        "XLA_PYTHON_CLIENT_PREALLOCATE=false python train.py", "JAX: GPU memory allocation"),
+        "JAX: GPU memory allocation"),
     "pytorch": (
         "PyTorch keeps the memory that it has freed, for its next tensors",
         "Print the peak that its allocator has seen: it shows whether a larger batch fits.",
-        "print(torch.cuda.max_memory_allocated() / torch.cuda.mem_get_info()[1])",
         "PyTorch, CUDA semantics: the caching allocator"),
 }
 
@@ -108,7 +101,7 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
         brief=f"{percent(tight.free)} of GPU {tight.gpu}'s memory is free for {tight.processes} processes.",
         action="Give each process its own GPU, or a memory limit that leaves room for the others.",
-        snippet=code_for(v.framework, _MEMORY_LIMIT),
+        snippet=code_for(v.framework, "memory_pressure", "share-"),
         gain="none: a fix prevents a failure and saves no time",
         source="NVML memory used, reserved and total, process list; " + source("memory_pressure.free_enter"),
     )
@@ -145,13 +138,13 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
 
 
 def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
-    reserves, action, snippet, guide = _RESERVES.get(v.framework, _RESERVES[""])
+    reserves, action, guide = _RESERVES.get(v.framework, _RESERVES[""])
     return Explanation(
         title=f"{gpus_text(v.gpus)}: memory used is not what the job needs",
         why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. {reserves}, so this "
             "value does not show what the job really needs.",
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
-        action=action, snippet=snippet,
+        action=action, snippet=code("memory_preallocated", v.framework, "tensorflow"),
         gain="none: nothing is wrong, this explains a value",
         source=f"{guide}; gputop's own limits",
     )

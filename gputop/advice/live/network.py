@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gputop.advice.fix_code import code
 from gputop.advice.live.frameworks import NO_FIGURE
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
@@ -112,7 +113,7 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
                "several batches, collectives that overlap with the backward pass. NCCL_DEBUG=INFO shows whether NCCL "
                "uses every adapter (NCCL_IB_HCA); gputop doctor lists the adapters. "
                "A capture shows the collectives.",
-        snippet="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET python train.py 2>&1 | grep -i 'NET/IB'",
+        snippet=code("network_bound", "log"),
         gain="depends on how much of the communication is exposed; " + NO_FIGURE,
         source="port counters of /sys/class/infiniband; " + source(f"{_RULE}.rate_enter", f"{_RULE}.waiting_enter"),
     )

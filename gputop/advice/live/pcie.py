@@ -8,6 +8,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputop.advice.fix_code import code
 from gputop.advice.live.frameworks import NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
@@ -18,13 +19,6 @@ from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.text.units import percent, rate
 
 _LINK = "pcie_max_bytes_per_s"
-_SMALL_INPUT = {
-    "tensorflow": "dataset = dataset.map(keep_uint8).prefetch(tf.data.AUTOTUNE)\n"
-                  "# in the model: x = tf.cast(images, tf.bfloat16) / 255",
-    "jax": "batch = jax.device_put(images_uint8)\n# in the step: x = batch.astype(jnp.bfloat16) / 255",
-    "pytorch": "x = images_uint8.to('cuda', non_blocking=True)  # from pinned memory\n"
-               "x = x.to(torch.bfloat16) / 255",
-}
 _WAYS = {"pcie_rx_bytes_per_s": "host to device", "pcie_tx_bytes_per_s": "device to host"}
 
 
@@ -117,7 +111,7 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
         brief=f"The link runs at {rate(link.bytes_per_s)} and supports {rate(link.max_bytes_per_s)}.",
         action="Have the card reseated, and have the link's slot, riser and BIOS settings checked. Some virtual "
                "machines and shared slots have fewer lanes on purpose.",
-        snippet=f"nvidia-smi -q -i {gpu.info.index} | grep -A 12 'GPU Link Info'",
+        snippet=code("pcie_link_degraded", "link", INDEX=gpu.info.index),
         gain="depends on how much is copied; " + NO_FIGURE,
         source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),
     )
@@ -192,7 +186,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
         action="Copy less. Send input in its smallest type (uint8 images) and decode or cast on the GPU. Keep data "
                "that is used again on the GPU, and stop offloading if there is enough memory. "
                "A capture names the copies.",
-        snippet=code_for(v.framework, _SMALL_INPUT),
+        snippet=code_for(v.framework, "pcie_saturated"),
         gain="depends on whether the copies overlap with kernels; " + NO_FIGURE,
         source=("NVML PCIe throughput (20 ms)" if reading.coarse else f"PCIe traffic ({reading.source or 'counters'})")
                + "; " + source("pcie_saturated.rate_enter"),

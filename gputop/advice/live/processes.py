@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from gputop.advice.fix_code import code
 from gputop.advice.live.frameworks import NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
 from gputop.advice.registry import limit
@@ -12,28 +13,11 @@ from gputop.core.findings import Severity, severity_of
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent
 
-_ALL_GPUS = {
-    "tensorflow": "strategy = tf.distribute.MirroredStrategy()\n"
-                  "with strategy.scope():\n    model = build_and_compile()",
-    "jax": 'mesh = jax.make_mesh(({count},), ("batch",))\n'
-           'batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("batch")))',
-    "pytorch": "torchrun --nproc-per-node={count} train.py  # DistributedDataParallel: one process for each GPU",
-}
 _EVEN_WORK = {
     "": "put metrics, summaries and evaluation on the CPU, and mirror variables.",
     "jax": "work that is not sharded runs on the first GPU, such as metrics outside of the jitted step.",
     "pytorch": "DataParallel gathers the outputs and computes the loss on the first GPU. DistributedDataParallel does "
                "not.",
-}
-_EVEN = {
-    "tensorflow": "# where the job makes its strategy: NCCL, not ReductionToOneDevice\n"
-                  "strategy = tf.distribute.MirroredStrategy(\n"
-                  "    cross_device_ops=tf.distribute.NcclAllReduce())\n"
-                  "# metrics and summaries off the GPU:\n"
-                  "with tf.device('/CPU:0'):\n    ...",
-    "jax": 'everywhere = NamedSharding(mesh, PartitionSpec())\nmetrics = jax.device_put(metrics, everywhere)',
-    "pytorch": "torchrun --nproc-per-node=gpu train.py\n"
-               "# in it: model = DistributedDataParallel(model, device_ids=[local_rank])",
 }
 
 
@@ -105,7 +89,7 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
     process, idle, held = v.worst.process, v.worst.idle, v.worst.held
     used = sorted(set(process.gpus) - set(idle))
     holds, spreads, back = f"{held} GPUs", f"spreads over {held} GPUs instead of {held - len(idle)}", (
-        f"\n\n# or give the idle GPUs back:\n# CUDA_VISIBLE_DEVICES={','.join(map(str, used))} python …")
+        f"\n{code('idle_gpu', 'back', GPUS=','.join(map(str, used)))}")
     if not v.complete:  # its other GPUs may work as well
         holds, spreads, back = f"{held} of the GPUs watched", "also spreads over the idle GPUs", ""
     return Explanation(
@@ -117,7 +101,7 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
         brief=f"{name_of(process)} uses {held - len(idle)} of {holds}.",
         action="Spread the training over all GPUs, or hide the idle GPUs from the process so that other jobs can use "
                "them.",
-        snippet=code_for(v.framework, _ALL_GPUS).format(count=held) + back,
+        snippet=code_for(v.framework, "idle_gpu", COUNT=held) + back,
         gain=f"at best, the work {spreads}; {NO_FIGURE}",
         source="TensorFlow and JAX guides: a process takes memory of all visible GPUs but runs on one unless "
                "distributed; gputop's own limits",
@@ -276,7 +260,7 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
         action=f"Let GPU {index} compute only its share of the batch: {_EVEN_WORK.get(v.framework, _EVEN_WORK[''])} "
                f"A capture shows which operations run only on GPU {index}.",
-        snippet=code_for(v.framework, _EVEN),
+        snippet=code_for(v.framework, "gpu0_oversubscribed"),
         gain=NO_FIGURE,
         source="the GPUs of one process compared; gputop's own limits, above the straggler limits of HTA and TraceML "
                "(20%)",
@@ -355,7 +339,7 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
             "first_sm_ratio": a.gpus[v.gpu].sm_ratio.value, "second_sm_ratio": b.gpus[v.gpu].sm_ratio.value}),
         brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
         action="Give each job its own GPUs.",
-        snippet="CUDA_VISIBLE_DEVICES=0,1 python first.py\nCUDA_VISIBLE_DEVICES=2,3 python second.py",
+        snippet=code("shared_gpu", "jobs"),
         gain="depends on how much the other job uses; " + NO_FIGURE,
         source="NVML process list and process utilization; CUDA time-slices contexts of different processes",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gputop.advice.fix_code import code
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.registry import limit
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -36,7 +37,7 @@ def describe_unprotected_profiler(v: UnprotectedProfiler) -> Explanation:
         evidence={"processes_count": float(len(v.pids))},
         action="Start the job without KINETO_USE_DAEMON; gputop does not need it. If another daemon such as dynolog "
                "does, set KINETO_IPC_SOCKET_DIR for both to a folder with mode 0700.",
-        snippet="mkdir -m 700 /tmp/kineto-$USER\nexport KINETO_IPC_SOCKET_DIR=/tmp/kineto-$USER",
+        snippet=code("unprotected_profiler", "folder"),
         gain="this is about safety, not about speed",
         source="libkineto, DaemonConfigLoader; unix(7): an abstract name has no owner and no mode",
     )

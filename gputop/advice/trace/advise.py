@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputop.advice.causes import fold_consequences
-from gputop.advice.registry import rule_of
+from gputop.advice.registry import limit, rule_of
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.host_work import StepGapHost, main_function, out_of_the_step
@@ -25,7 +25,8 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.long_steps import LongStepsFound, less_often
 from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.verdict import Basis, Missing, Verdict, bound, finding
+from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, finding
+from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
@@ -73,6 +74,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         missing = MISSING[need](facts)
         if missing is not None:
             return Abstained(rule.id, missing)
+    if (_COMPUTE in rule.events or rule.parts == (_COMPUTE,)) and facts.hardly_a_kernel:
+        return Abstained(rule.id, f"{limit('few.judged_kernels'):.0f} kernels, to judge them: capture longer")
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:
         return Abstained(rule.id, f"steps after the start: the steps of this window contain {steps.start_up}")
@@ -81,7 +84,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
-    most = bound(verdict)
+    most = verdict.most
     if rule.costs_time and most is not None and reads_zero(most):
         return None
     replayed, reason = cures.saved(verdict)
@@ -98,15 +101,35 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         if function is not None:
             words = (out_of_the_step(words, verdict, function) if isinstance(verdict, StepGapHost) else
                      less_often(words, function))
+    claims, share = _claims(rule, verdict, words, facts)
     made = finding(rule, verdict, words, Basis(
         facts.caveat if rule.costs_time else None, replayed, reason, culprits=culprits,
         step_s=facts.period_s if facts.steps is not None else None, window=facts.of_recorded,
-        severest=facts.severest(rule)))
+        severest=facts.severest(rule), claims=claims, most=share))
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
     if replayed is not None and verdict.cure is not None:
         cures.by_finding[made.id] = verdict.cure
     return made
+
+
+def _claims(rule: Rule, verdict: Verdict, words: Explanation, facts: TraceFacts) -> tuple[dict[str, float], float]:
+    """Seconds of the recording that the finding is about, by part of the account, which has at least as many; and the
+    share that they are of what its own share is of."""
+    account, wall = facts.analysis.account, facts.analysis.wall_time
+    if account is None or wall is None or not rule.costs_time:
+        return {}, 1.0
+    parts, claims = account.claimable(verdict.of_parts or rule.parts), dict[str, float]()
+    whole_s = wall.recorded_s if words.per == "recording" else account.steps * account.mean_s
+    saved = verdict.most or 0.0 if words.per != "sample" else 0.0
+    left_s = max(verdict.share, saved, words.evidence.get("share_ratio", 0.0)) * whole_s
+    divided = sum(verdict.of_parts.values())
+    for id_ in sorted(parts, key=lambda id_: rule.parts.index(id_) if id_ in rule.parts else len(rule.parts)):
+        taken = min(parts[id_], left_s * verdict.of_parts.get(id_, 0.0) / divided if divided else left_s)
+        if taken > 0:
+            claims[id_] = taken
+            left_s -= 0.0 if divided else taken
+    return claims, min(sum(claims.values()) / whole_s, 1.0) if whole_s and words.per != "sample" else 1.0
 
 
 def _ncu(verdict: Verdict, facts: TraceFacts) -> str:
@@ -149,9 +172,10 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
         return ()
     lines = tuple(Culprit(line.line, "line", line.s_per_step, stacks.basis, traced=line.traced) for line in most.lines
                   if line.share >= _WORTH_NAMING)
-    # A stage of the input pipeline is no rival, nor is the wait for a batch: the lines are what they run.
+    # A stage of the input pipeline is no rival, nor is the wait for a batch or an op that calls Python: the lines are
+    # what they run.
     culprit_s = max((culprit.time_s or 0.0 for culprit in verdict.culprits if not (
-        culprit.kind == "stage" or re.match(BATCH_WAIT, culprit.name))), default=0.0)
+        culprit.kind == "stage" or re.match(f"{BATCH_WAIT}|{PYTHON_CALLBACK}", culprit.name))), default=0.0)
     if lines and lines[0].traced:  # functions that the trace names are what runs in these lines, or calls them
         return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * culprit_s else ()
     return lines if lines and (lines[0].time_s or 0.0) >= culprit_s else ()
@@ -200,7 +224,7 @@ class Cures:
     def saved(self, verdict: Verdict) -> tuple[float | None, str]:
         """The share of the step that the verdict's cure saves; None with the reason, a sentence, where a replay cannot
         tell or says clearly more than the upper bound."""
-        most = bound(verdict)
+        most = verdict.most
         if verdict.cure is None or most is None or self._replay is None:
             return None, ""
         if self._replay.error > TOLERANCE:
@@ -219,9 +243,6 @@ class Cures:
         if saved - most >= MIN_SHARE:
             return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
                           "that time does not belong to this finding.")
-        if most >= LARGE_SHARE and saved < verdict.expressed * most:
-            return None, (f"A replay of the recorded {self._facts.basis} saves only {percent(saved)}: it cannot "
-                          "express the whole fix.")
         return saved, ""
 
     def rest(self, effect: str, cause: str) -> float | None:

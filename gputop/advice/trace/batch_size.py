@@ -10,13 +10,13 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, severity_by_limits
 from gputop.advice.trace.fusion import plain_name
 from gputop.advice.trace.inputs import gpu_allocators, launch_calls
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.launch import judge_launch_bound
-from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.sm_use import narrow_kernels
 from gputop.analysis.layers.culprits import Events
@@ -25,13 +25,6 @@ from gputop.text.units import percent, seconds, size
 
 _PAPERS = ("Goyal et al. 2017 and Malladi et al. 2022: learning rate and batch; McCandlish et al. 2018: noise scale of "
            "the gradient")
-_ASK_FOR_ROOM = {
-    "tensorflow": "tf.config.experimental.get_memory_info('GPU:0')['peak']  # of the GPU's memory: does twice fit?",
-    "jax": "jax.local_devices()[0].memory_stats()  # peak_bytes_in_use of bytes_limit: does twice fit?",
-    "pytorch": "torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()[1]  # of all memory: does twice fit?",
-}
-
-
 _WORTH_TELLING = 0.001  # share of the step
 
 
@@ -118,7 +111,7 @@ def _launch_and_host_s(facts: TraceFacts) -> tuple[float, float]:
     assert facts.shares is not None
     launch_s, host_s = (facts.shares[part] * facts.period_s for part in ("launch", "host"))
     causes = facts.host
-    if causes is None:
+    if causes is None or causes.gap_host is not None:  # one rank's own work: the others wait for it
         return launch_s, 0.0
     named_s = max((causes.gap_s or 0.0) - (causes.gap_silent_s or 0.0), 0.0)
     return max(launch_s - (causes.placement_s or 0.0), 0.0), min(named_s, host_s)
@@ -168,8 +161,7 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
                "has fewer updates: scale the learning rate with the batch for SGD, with the square root of the batch "
                "for Adam, warm it up, and watch the validation loss. Beyond the gradient's noise scale, more samples "
                "per step help little.",
-        snippet=(f"batch_size *= {v.factor:.0f}  # per GPU; warm the learning rate up to its new value"
-                 if v.memory else _ASK_FOR_ROOM.get(job.framework)),
+        snippet=code("batch_size_headroom", "larger" if v.memory else job.framework, FACTOR=f"{v.factor:.0f}"),
         gain=f"assumes that with {much} the batch {', '.join(assumed)}; the step itself gets longer"
              + ("; not in addition to launch_bound" if "waiting for launches" in named else ""),
         per="sample", source=f"{source('batch_size_headroom.memory', 'batch_size_headroom.share')}; {_PAPERS}",
@@ -213,14 +205,6 @@ def _memory(v: BatchSizeHeadroom) -> str:
 _SHOWN = 3
 _GUIDES = ("Nsight Compute: small grid, tail effect; NVIDIA, Matrix Multiplication Background: wave and tile "
            "quantization; CUDA C++ Programming Guide: four schedulers per SM")
-_MORE_BLOCKS = {
-    "pytorch": 'model = torch.compile(model, mode="max-autotune")  # measures tiles and split-K for each product\n'
-               "# and a larger batch, which gives each kernel more blocks",
-    "jax": "outputs = jax.vmap(model, in_axes=(None, 0))(params, inputs)  # several inputs in each kernel",
-    "tensorflow": "ds = ds.batch(8 * batch_size)  # more blocks in each kernel",
-}
-_INFERENCE = ("y = model(torch.cat(requests))  # several requests in each kernel\n"
-              'model = torch.compile(model, mode="max-autotune")  # measures tiles and split-K for each product')
 
 
 class SmallGrids(Verdict, frozen=True, kw_only=True):
@@ -280,15 +264,8 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
                   "share_ratio": v.share, "last_wave_s": v.tail_s, "sm_count": float(v.sms)},
         action=f"{batch} In custom kernels, use smaller tiles or split the sum (split-K), so that the grid has at "
                "least one block for each SM.",
-        snippet=_snippet(job),
+        snippet=code("small_grids", *(["run-pytorch"] if job.framework == "pytorch" and job.trains is False else []),
+                     *job.keys),
         gain="unknown: the empty part is not a saving, because only a test shows how far these kernels can be spread",
         source=f"{source('small_grids.share', 'small_grids.high')}; {_GUIDES}",
     )
-
-
-def _snippet(job: Job) -> str | None:
-    if job.framework == "pytorch" and job.trains is False:
-        return _INFERENCE
-    if is_keras(job):
-        return "model.fit(x, y, batch_size=8 * batch_size)  # or ds.batch: more blocks in each kernel"
-    return _MORE_BLOCKS.get(job.framework)

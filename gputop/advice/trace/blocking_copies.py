@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copies import FETCH, OWN_STREAM, fetch_fix, fetching_ops
+from gputop.advice.trace.copies import fetch_fix, fetching_ops
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
@@ -26,25 +26,6 @@ from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, sub
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind
 
-_PIN = {
-    "keras": "model.fit(ds.prefetch(tf.data.AUTOTUNE))  # a dataset instead of NumPy arrays: its batches are in "
-             "pinned buffers",
-    "tensorflow": "ds = ds.prefetch(tf.data.AUTOTUNE)  # its batches are in pinned buffers; with one GPU also\n"
-                  "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # as its last stage",
-    "jax": "batch = jax.device_put(next(batches), sharding)  # for the next step, right after launching this one",
-    "pytorch": "DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)",
-}
-_SEND = {
-    "tensorflow": "table = tf.constant(values)  # once, before the loop: it stays on the GPU",
-    "jax": "table = jax.device_put(values)  # once, before the loop",
-    "pytorch": "index = torch.arange(n, device=device)  # on the GPU, or once before the loop: no torch.tensor(list)\n"
-               "x = x.pin_memory().to(device, non_blocking=True)  # a copy from pinned memory does not wait",
-}
-_UNSYNCHRONIZED = {
-    "jax": "loss = train_step(params, batch)  # no block_until_ready in the loop",
-    "pytorch": "start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # in place of synchronize()",
-}
-_WITHOUT_WAITING = {"d2h": FETCH, "h2d": _SEND, "sync": _UNSYNCHRONIZED}
 _WAYS = {"h2d": "copies to the GPU", "d2h": "copies back to the host"}
 _ACTIONS = {
     "h2d": "Do not send small values to the GPU within the step: make them there, keep them there, or copy from pinned "
@@ -61,12 +42,6 @@ _ACTIONS_IF_LARGE = {
     "d2h": "Do not wait for large results: copy them into pinned memory on a separate stream, and use them a step "
            "later.",
 }
-_FETCH_LATER = {
-    "pytorch": "host.copy_(result, non_blocking=True)  # host: a pinned tensor, made once\n"
-               "copied.record()  # a torch.cuda.Event; copied.synchronize() a step later, before host is read",
-    "jax": "result.copy_to_host_async()  # np.asarray(result) a step later",
-}
-_WITHOUT_WAITING_IF_LARGE = {"h2d": {**_PIN, "pytorch": OWN_STREAM["pytorch"]}, "d2h": _FETCH_LATER}
 _LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 
 
@@ -171,13 +146,13 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
     if v.results_bytes >= _LARGE_BYTES:
-        fetch, fetch_snippet = _ACTIONS_IF_LARGE["d2h"], _FETCH_LATER.get(job.framework)
+        fetch, fetch_snippet = _ACTIONS_IF_LARGE["d2h"], code("sync_copies", f"large-d2h-{job.framework}")
     return Explanation(
         title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (
             f"Copy from pinned memory{_PINNED_BY.get(job.framework, '')}, and copy the next batch while this one "
             "computes."),
-        snippet=fetch_snippet if down else _PIN.get("keras" if is_keras(job) else job.framework),
+        snippet=fetch_snippet if down else code("copies_pageable", *job.keys),
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )
 
@@ -318,7 +293,7 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
             f"launch again, and the GPU's queue is empty. The GPU is idle until the host is ahead again: "
             f"{percent(v.share)} of the {job.basis} in total.",
         evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
-        snippet=(_WITHOUT_WAITING_IF_LARGE if large else _WITHOUT_WAITING).get(v.way, FETCH).get(job.framework),
+        snippet=code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
     )
 
@@ -336,12 +311,6 @@ def pinned_rate(facts: TraceFacts) -> float | None:
 
 # -- values that a loop on the host reads one by one -------------------------------------------------
 
-_COUNT_ON_GPU = {
-    "pytorch": "right += (logits.argmax(1) == labels).sum()  # right: a tensor on the GPU\n"
-               "print(right.item() / samples)  # once an epoch, or every hundred steps",
-    "jax": "right += (logits.argmax(1) == labels).sum()  # inside jit; float(right) every hundred steps",
-    "tensorflow": "right.assign_add(tf.reduce_sum(tf.cast(tf.argmax(logits, 1) == labels, tf.int64)))  # in the step",
-}
 _VALUE_BYTES = 64  # a number, or a few
 _LAUNCHES_BETWEEN = 4  # kernels between two values: they only prepare the next one
 
@@ -419,6 +388,6 @@ def describe_one_by_one(v: ReadsOneByOne, job: Job) -> Explanation:
         evidence={"idle_after_copies_s": v.idle_s, "share_ratio": v.share, f"copies_per_{job.basis}": v.reads,
                   "mean_bytes": v.mean_bytes},
         action="Compute the values of all samples at once on the GPU. Read one result, once every hundred steps.",
-        snippet=_COUNT_ON_GPU.get(job.framework),
+        snippet=code("sync_copies", f"each-{job.framework}"),
         source=source("sync_copies.share", "sync_copies.one_by_one"),
     )

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import pinned_rate
-from gputop.advice.trace.facts import TraceFacts, on_host
+from gputop.advice.trace.facts import TraceFacts, host_spans_of, on_host
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import LOADER
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus
@@ -25,29 +25,12 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp, GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Culprit
+from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import percent, ranges, rate, seconds
-from gputop.trace.intervals import EMPTY, intersect, merge
+from gputop.trace.intervals import EMPTY, coverage, intersect, merge
+from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, Trace
 
-# By tf.distribute's strategy, and by framework. Arguments are of the object that the job has already.
-_OVERLAP = {
-    "mirrored": "cross_device_ops=tf.distribute.NcclAllReduce(num_packs=4)  # to MirroredStrategy: a pack goes out "
-                "while others are computed",
-    "multi_worker": "communication_options=tf.distribute.experimental.CommunicationOptions(\n"
-                    "    bytes_per_pack=50 * 2**20)  # to MultiWorkerMirroredStrategy: a pack goes out while others "
-                    "are computed",
-    "jax": "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true",
-    "ddp": "gradient_as_bucket_view=True  # to DistributedDataParallel, which reduces during the backward pass",
-}
-_MERGE = {
-    "mirrored": "cross_device_ops=tf.distribute.NcclAllReduce(num_packs=1)  # to MirroredStrategy: one AllReduce for "
-                "all gradients",
-    "multi_worker": "communication_options=tf.distribute.experimental.CommunicationOptions(\n"
-                    "    bytes_per_pack=100 * 2**20)  # to MultiWorkerMirroredStrategy",
-    "jax": "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes=134217728",
-    "ddp": "bucket_cap_mb=100  # to DistributedDataParallel",
-}
 _GRADIENTS = "AllReduce"
 # By the operation that takes most of the exposed time: what hides it, or makes it shorter.
 _HIDE = {
@@ -64,18 +47,18 @@ _HIDE = {
 _HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
 _HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or let the server use a fused or "
                  "one-shot all-reduce for small messages.")
-_FSDP_AHEAD = "fully_shard(module); module.set_modules_to_forward_prefetch([next_module])  # FSDP2: gathers one ahead"
+_HIDE_ACTIVATIONS = (
+    "These are activations, which tensor or sequence parallelism exchanges in each layer. Keep such a group within "
+    "NVLink and as small as the model allows, with data parallelism over the other GPUs. Keep logits sharded up to the "
+    "loss: gathered, they are the largest.")
+_REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
-_DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
 _SILENT = 0.1  # share of the delay: so much without an event is said
 # Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
 # more than the begin of collectives, which the late GPU's own work before them outlasts.
 _EXPRESSED, _EXPRESSED_TOGETHER = 0.5, 0.05
-_STACK = "py-spy dump --pid PID  # of the late rank's process, several times"
-_NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
-         "names")
 
 
 # -- what is judged -----------------------------------------------------------------------------------
@@ -126,6 +109,7 @@ class CommunicationExposed(Verdict, frozen=True, kw_only=True):
     free_compute_s: float  # per step: compute without communication beside it
     per_step: float | None  # collectives
     operation: str  # that takes most of the exposed time
+    activations: bool = False  # tensor parallelism exchanges them
 
 
 def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Missing | None:
@@ -150,9 +134,19 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
         share=share, saving=share, exposed_s=exposed_s, waiting_s=waiting_s, free_compute_s=free_s,
         per_step=None if collectives is None else collectives.count_per_step,
         operation=_GRADIENTS if most is None else most.operation,
+        activations=_of_activations(facts, rows),
         events=Events(rows, timed=False),  # part of their time is waiting
         cure=Cure(scaled=((rows, 0.0),), assumes=(
             "The transfers overlap with compute, as far as there is enough compute.")))
+
+
+def _of_activations(facts: TraceFacts, rows: I64) -> bool:
+    """Return whether tensor parallelism launches most of these collectives, by time."""
+    device = facts.trace.device
+    spans = host_spans_of(facts, host_rows(facts.trace, _REDISTRIBUTES))
+    by_it = coverage(spans, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
+    length = device.end_ns[rows] - device.start_ns[rows]
+    return bool(by_it.any() and length[by_it].sum() >= _MAIN_SHARE * length.sum())
 
 
 def _free_compute(facts: TraceFacts) -> float:
@@ -179,8 +173,9 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
             "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
             "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
             "collectives_per_step": v.per_step}),
-        action=f"{_BOTH if alone else ''}{_hide(v.operation, job)}",
-        snippet=_hide_snippet(v.operation, job),
+        action=f"{_BOTH if alone else ''}{_HIDE_ACTIVATIONS if v.activations else _hide(v.operation, job)}",
+        snippet=(code("communication_exposed", "activations") if v.activations and job.trains else
+                 _hide_snippet(v.operation, job)),
         gain="this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
              "waiting" if alone else
              "the exposed transfer, as far as there is compute to hide it",
@@ -199,8 +194,8 @@ def _hide_snippet(operation: str, job: Job) -> str | None:
     if job.trains is False:
         return None
     if _HIDE.get(operation) == _HIDE[_GRADIENTS]:
-        return _OVERLAP.get(job.strategy or job.framework)
-    return _FSDP_AHEAD if operation == "AllGather" and job.strategy == "fsdp" else None
+        return code("communication_exposed", job.strategy or job.framework)
+    return code("communication_exposed", "fsdp-gather") if operation == "AllGather" and job.strategy == "fsdp" else None
 
 
 # -- collective_waiting -----------------------------------------------------------------------------
@@ -262,9 +257,14 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
         of_collectives=None if collectives is None else collectives.waiting,
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
-        culprits=culprits, held_up=held_up, cure=fix,
-        expressed=_EXPRESSED_TOGETHER if held_up is None else _EXPRESSED,
+        culprits=culprits, held_up=held_up,
+        cure=fix if _is_expressed(facts, fix, share, _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None,
     )
+
+
+def _is_expressed(facts: TraceFacts, fix: Cure, share: float, least: float) -> bool:
+    """Return whether a replay saves so much of the share that it can have moved what delays the last GPU."""
+    return facts.replay is None or share < LARGE_SHARE or max(facts.replay.saved(fix), 0.0) >= least * share
 
 
 def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: Sequence[int],
@@ -342,17 +342,17 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     if held_up.input:
         action = (f"Make the input of {late} as fast as that of the others: more workers, and an equal share of the "
                   "data.")
-        snippet = LOADER if job.framework == "pytorch" else None
+        snippet = code("input_bound", "torch") if job.framework == "pytorch" else None
     elif host_work is not None:
-        action, snippet = host_work[0].action, host_work[0].snippets.get(job.loop)
+        action, snippet = host_work[0].action, host_work[0].code(job)
     elif held_up.work and held_up.work[0].s_per_step >= most:
         action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
                   "the same time.")
-        snippet = _STACK
+        snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
         action = ("Find what Python does then, and move it out of the step or into another thread. Work that only one "
                   "rank does (logging, saving, evaluation) delays all ranks.")
-        snippet = _STACK
+        snippet = code("collective_waiting", "stack")
     return structs.replace(
         words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
         evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
@@ -387,7 +387,8 @@ def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
                "its CPU cores and NUMA node." if v.alone else
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
-        snippet=_NUMA if v.alone else None,
+        snippet=code("collective_waiting", "numa") if v.alone else None,
+        gain="" if v.cure is not None else "the wait, if the last GPU reached each collective with the others",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
     )
@@ -415,7 +416,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     unmatched = waits if isinstance(waits, Missing) else None
     if unmatched is not None and facts.waits is not None and facts.waits.alone_s is not None:
         unmatched = None  # each rank runs as many as the others
-    if waits is None or facts.waits is None or op is None:
+    if waits is None or facts.waits is None or op is None or _of_activations(facts, _allreduces(facts)):
         return unmatched
     if steps is None or op.count_per_step is None:
         return unmatched or Missing("training steps, to count AllReduces per step")
@@ -463,7 +464,7 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
             "exposed_ratio": v.exposed, "share_ratio": v.share, "latency_s": v.shortest_s,
             "mean_message_bytes": v.message_bytes}),
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
-        snippet=_MERGE.get(job.strategy or job.framework),
+        snippet=code("allreduce_count", job.strategy or job.framework),
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
 
@@ -474,6 +475,7 @@ class AllReduceSlow(Verdict, frozen=True, kw_only=True):
     transfer_s: float  # per step, waiting left out
     wanted_s: float  # what a ring over the node's slowest link would take
     moved_bytes: float  # per step
+    calls: float  # per step
     link_bytes_per_s: float
     exposed: float  # share of the transfer
 
@@ -485,6 +487,8 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return waits
     if op is None or op.transfer_s is None:
         return None if op is None else _missing(facts)
+    if op.bytes is None and _of_activations(facts, _allreduces(facts)):
+        return Missing("the sizes of the activations that are reduced")
     gpus, steps = len(op.exposed_s), facts.steps.count if facts.steps else 1
     transfer_s = sum(waits.durations_s) / steps
     if transfer_s * waits.allreduce_exposed < limit("collectives.share") * facts.period_s:
@@ -505,7 +509,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     if share < limit("collectives.share"):
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
-                         moved_bytes=moved, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
+                         moved_bytes=moved, calls=count, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
                          events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
                              "AllReduces run at the rate of the PCIe link; NVLink is faster still.")))
@@ -517,14 +521,15 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
         why=f"AllReduces of {v.moved_bytes / 1e6:,.0f} MB per {job.basis} take {seconds(v.transfer_s)} without "
             f"waiting, which is {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
             f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring AllReduce would take "
-            f"{seconds(v.wanted_s)}.",
+            f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, and "
+            f"{v.calls:,.0f} × {seconds(limit('allreduce_slow.latency_s'))}.",
         evidence={"transfer_s": v.transfer_s, "wanted_s": v.wanted_s, f"bytes_per_{job.basis}": v.moved_bytes,
                   "bytes_per_s": v.moved_bytes / v.transfer_s, "link_bytes_per_s": v.link_bytes_per_s,
                   "exposed_ratio": v.exposed, "share_ratio": v.share},
         action="Check which transport NCCL uses. It should be direct from GPU to GPU (NVLink, PCIe P2P), not by "
                "sockets or copies through host memory. Check NCCL_P2P_DISABLE, the ACS and IOMMU settings and the "
                "container's /dev/shm.",
-        snippet=_DEBUG,
+        snippet=code("allreduce_slow", "log"),
         gain="if AllReduces ran at the rate of the PCIe link, as far as they are exposed; NVLink is faster still",
         source=source("allreduce_slow.factor", "allreduce_slow.latency_s")
         + "; a ring moves 2(n-1)/n of the bytes over each link",

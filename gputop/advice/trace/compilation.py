@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.fusion import UNCERTAIN, ChainedKernels, by_stream, chained_kernels, kernels_in_steps
-from gputop.advice.trace.job import JAX, KERAS, PYTORCH, Job
-from gputop.advice.trace.snippets import BUCKETS, GRAPH_BREAKS, is_keras, xla_on_step
+from gputop.advice.trace.job import JAX, Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS
@@ -28,39 +28,18 @@ from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_row
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
-_BATCHES_ALIKE = (
-    "ds = ds.batch(batch_size, drop_remainder=True)  # all batches alike\n"
-    f"# or, of sequences, all of one length, or of few lengths:\n{BUCKETS}")
-_RETRACED = {
-    **dict.fromkeys(KERAS, _BATCHES_ALIKE),
-    JAX: ("# few shapes; mask the padding in the loss\n"
-          "batch = jnp.pad(batch, ((0, bucket - len(batch)), (0, 0)))\n"
-          "train_step = jax.jit(train_step)  # once, outside of the loop"),
-    PYTORCH: ("model = torch.compile(model, dynamic=True)  # once, outside of the loop\n"
-              "# or only the dimension that changes:\n"
-              "torch._dynamo.mark_dynamic(batch, 0)"),
+_SAME_SHAPES = {
+    "": "Call the function with the same shapes and types each time: pad or drop the last batch, pass Python values as "
+        "tensors, and create the function once.",
+    "jax": "Call the function with the same shapes and types each time: pad batches to a few lengths (buckets), pass "
+           "changing numbers as arrays (not in static_argnums), and call jax.jit once, outside of the loop. "
+           "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, JAX_LOG_COMPILES=1 which ones do.",
+    "pytorch": "Call the compiled function with the same shapes and types each time: drop or pad the last batch "
+               "(drop_last=True), pad lengths to a few, and mark dimensions that change. TORCH_LOGS=recompiles logs "
+               "why a call compiles.",
 }
-_RETRACED_CUSTOM = (
-    "@tf.function(reduce_retracing=True)  # outside of the loop\n"
-    "def train_step(batch, rate): ...\n"
-    "# Python numbers as tensors: a new value is not a new function\n"
-    "train_step(batch, tf.constant(rate))")
-
-_SAME_SHAPES = ("Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
-                "values as tensors, and create the function once.")
-_SAME_SHAPES_JAX = ("Call the function with the same shapes and types each time: pad batches to a few lengths "
-                    "(buckets), pass changing numbers as arrays (not in static_argnums), and call jax.jit once, "
-                    "outside of the loop. JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, JAX_LOG_COMPILES=1 "
-                    "which ones do.")
-_SAME_SHAPES_TORCH = ("Call the compiled function with the same shapes and types each time: drop or pad the last batch "
-                      "(drop_last=True), pad lengths to a few, and mark dimensions that change. TORCH_LOGS=recompiles "
-                      "logs why a call compiles.")
 _MADE_ONCE = ("Create the function once, outside of the loop, and call it in the loop: a new tf.function is traced at "
               "its first call, whatever was traced before.")
-_MADE_ONCE_CODE = (
-    "train_step = tf.function(train_step)  # once, before the loop\n"
-    "for batch in dataset:\n"
-    "    train_step(batch)")
 
 
 # -- retracing --------------------------------------------------------------------------------------
@@ -146,13 +125,9 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         how = f"The program makes {v.function} anew, {v.made} times in the window, and each new function is traced"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
-    action, snippet = _SAME_SHAPES, _RETRACED.get(job.loop, _RETRACED_CUSTOM)
-    if job.framework == "pytorch":
-        action, snippet = _SAME_SHAPES_TORCH, _RETRACED[PYTORCH]
-    elif v.made and job.framework != "jax":
-        action, snippet = _MADE_ONCE, _MADE_ONCE_CODE
-    elif job.framework == "jax":
-        action, snippet = _SAME_SHAPES_JAX, _RETRACED[JAX]
+    action, snippet = _SAME_SHAPES.get(job.framework, _SAME_SHAPES[""]), code("retracing", *job.keys)
+    if v.made and job.framework not in _SAME_SHAPES:
+        action, snippet = _MADE_ONCE, code("retracing", "once")
     return Explanation(
         title=(f"{v.function} is made and traced anew in the loop" if v.made and job.framework != "pytorch" else
                f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
@@ -168,25 +143,6 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
 
 # -- eager_execution --------------------------------------------------------------------------------
 
-_EAGER_KERAS = "model.compile(optimizer, loss, run_eagerly=False)\ntf.config.run_functions_eagerly(False)"
-_EAGER_CUSTOM = (
-    "@tf.function  # the whole step: forward, gradients, optimizer.apply_gradients\n"
-    "def train_step(x, y): ...\n"
-    "# Keras: model.compile(..., run_eagerly=False)")
-
-_JIT_STEP = "step = jax.jit(step)  # in training gradients, the optimizer's update and metrics, in one function"
-_JIT_UPDATE = (
-    "@jax.jit  # the whole update: one program\n"
-    "def train_step(params, state, batch):\n"
-    "    loss, grads = jax.value_and_grad(loss_fn)(params, batch)\n"
-    "    updates, state = optimizer.update(grads, state, params)\n"
-    "    return optax.apply_updates(params, updates), state, loss")
-
-
-_FUSED_UPDATE = ("optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # one call for all parameters\n"
-                 "# optimizers without fused=: foreach=True")
-_WHOLE_TENSORS = ("loss = (x * w).sum(dim=1).square().sum()  # in place of a loop over the rows of x\n"
-                  "model = torch.compile(model)  # fuses the small ops that are left")
 _MOSTLY_OPTIMIZER = 0.5  # share of the time of small ops
 _MOSTLY_HELD_UP = 0.9  # share of the time: what little a thread then runs is no measure
 _WORTH_SAYING = 0.1  # share of the time: what the profiler itself takes of it
@@ -287,7 +243,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
             f"{job.basis}.",
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
-        snippet=_EAGER_KERAS if is_keras(job) else _EAGER_CUSTOM,
+        snippet=code("eager_execution", *job.keys),
         source=source("eager_execution.share"),
     )
 
@@ -305,15 +261,17 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
         why += (f" About {seconds(v.recording_s)} of their {seconds(v.wait_s)} is the profiler's own work, which is "
                 "not counted.")
     action, snippet = ("Replace loops over rows, elements or layers by one op on the whole tensor, and compile what is "
-                       "left: torch.compile fuses small ops."), _WHOLE_TENSORS
+                       "left: torch.compile fuses small ops."), code("eager_execution", "pytorch")
     gain = "the time of these ops and from one to the next, if a few ops on whole tensors did the same"
     if v.optimizer_ratio >= _MOSTLY_OPTIMIZER:
         gain = "the optimizer's part of this time, if one call updated all parameters"
         action, snippet = (f"{percent(v.optimizer_ratio)} of this time is the optimizer, which updates one parameter "
-                           "after the other: let one call update all of them."), _FUSED_UPDATE
+                           "after the other: let one call update all of them."), code(
+                               "eager_execution", "pytorch-optimizer")
     elif job.compiled:
         action, snippet = ("Find what torch.compile leaves out: it compiles a part of the job already. Replace loops "
-                           "over rows or elements by one op on the whole tensor."), GRAPH_BREAKS
+                           "over rows or elements by one op on the whole tensor."), code(
+                               "elementwise_unfused", "graph-breaks")
     return Explanation(
         title=f"{ops} take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence, action=action,
         snippet=snippet,
@@ -335,7 +293,7 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
         action=("Put the whole function that the loop calls into one jax.jit. Now each of JAX's own ops is compiled "
                 "alone." if everything else "Put the whole update into one jax.jit: gradients, the optimizer's update "
                 "and apply_updates, metrics."),
-        snippet=_JIT_STEP if everything else _JIT_UPDATE,
+        snippet=code("eager_execution", "jax" if everything else "jax-update"),
         source=source("eager_execution.share"),
     )
 
@@ -375,7 +333,7 @@ def describe_xla_off(v: ChainedKernels, job: Job) -> Explanation:
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
-        snippet=xla_on_step(job),
+        snippet=job.xla,
         gain=UNCERTAIN,
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
     )

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import structs
 from msgspec.structs import replace
 
+from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, loads_itself, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.job import Job
@@ -186,7 +187,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
             "allowed_cpus": v.allowed, "job_cpus": v.used, "other_programs_cpus": v.programs,
             "child_processes_cpus": v.children, "main_thread_held_up_ratio": v.held_up, "share_ratio": v.share}),
         action=action,
-        snippet=None if mostly_children else f"renice 19 {pids}  # or: taskset -apc CPUS PID\n# Slurm: --exclusive",
+        snippet=None if mostly_children else code("cpu_contention", "others", PIDS=pids),
         gain=f"{'the waiting for the host' if v.gpus else 'the time'} in which threads that the {job.basis} waits for "
              "are ready to run and have no CPU",
         source=source("cpu_contention.full", "cpu_contention.others"),
@@ -265,8 +266,7 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
         evidence={"large_ops_ratio": v.large_ratio, "job_cpus": v.used, "idle_cpus": v.idle_cpus,
                   "allowed_cpus": v.allowed, "share_ratio": v.share},
         action=(f"Give PyTorch {v.threads} threads. torchrun sets OMP_NUM_THREADS=1 if nothing else does."),
-        snippet=(f"torch.set_num_threads({v.threads})  # at the start of the script\n"
-                 f"# or: OMP_NUM_THREADS={v.threads} torchrun …"),
+        snippet=code("threads_unused", "pytorch", THREADS=v.threads),
         gain=f"the time of these ops, divided by {v.threads} threads",
         source=source("threads_unused.share", "threads_unused.idle"),
     )
@@ -314,8 +314,7 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
         evidence={"working_threads": float(v.working), "waiting_threads": v.waiting, "allowed_cpus": v.allowed,
                   "main_thread_held_up_ratio": v.held_up},
         action=f"Give each process {counted(v.threads, 'thread')}, so that there are as many threads as CPUs.",
-        snippet=(f"torch.set_num_threads({v.threads})  # at the start of the script\n"
-                 f"# or: OMP_NUM_THREADS={v.threads} in the environment"),
+        snippet=code("thread_oversubscription", "pytorch", THREADS=v.threads),
         gain="the time in which the main thread had no CPU, if there were no more threads than CPUs",
         source=source("thread_oversubscription.threads", "thread_oversubscription.held_up"),
     )
@@ -324,7 +323,6 @@ def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Exp
 # -- thread_contention --------------------------------------------------------------------------------
 
 _WORTH_NAMING = 0.05  # share of what tf.data's threads do while launches are late
-_PRIVATE_LAUNCHES = "TF_GPU_THREAD_MODE=gpu_private TF_GPU_THREAD_COUNT=2 python train.py"
 
 
 class ThreadContention(Verdict, frozen=True, kw_only=True):
@@ -383,9 +381,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     tensorflow = job.framework != "jax"  # which has neither that pool nor these settings
     private = v.pool == "gpu_private" or not tensorflow
     workers = max(v.cpus - 2 * max(len(v.gpus), 1) - 1, 1)
-    limited = (f"options = tf.data.Options()\n"
-               f"options.threading.private_threadpool_size = {min(workers, max(v.cpus // 2, 1))}\n"
-               f"ds = ds.with_options(options)")
+    limited = code("thread_contention", "pool", THREADS=min(workers, max(v.cpus // 2, 1)))
     why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis} the GPU waits for a launch inside the "
            f"step. {percent(v.held_up)} of that wait is for single launches that come far later than the others. "
            f"Meanwhile {v.threads_at_work:.0f} threads of tf.data work on {v.cpus} CPUs"
@@ -405,7 +401,7 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
         },
         action=("Limit tf.data's own threads, so that the threads that launch have free CPUs." if private else
                 "Give each GPU its own launching threads, and limit tf.data's threads."),
-        snippet=limited if private else f"{_PRIVATE_LAUNCHES}\n# and in the input pipeline:\n{limited}",
+        snippet=limited if private else joined(code("thread_contention", "launches"), limited),
         gain="all waiting for launches inside the step and for GPUs with late launches, if the launching "
              "threads always had a CPU",
         source=source("thread_contention.busy", "thread_contention.stalled")

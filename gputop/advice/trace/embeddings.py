@@ -6,6 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
@@ -35,45 +36,13 @@ _KERNEL = (r".*\b(?:embedding_backward_feature_kernel|compute_grad_weight|sum_an
 _NODE = r"autograd::engine::evaluate_function: Embedding\w*Backward\d*$"
 _ADD = r"aten::add_?$"
 _GRADIENT = r"torch::autograd::AccumulateGrad$"
-_SPARSE = (
-    "table = torch.nn.Embedding(rows, width, sparse=True)\n"
-    "of_table = torch.optim.SparseAdam(table.parameters())  # or SGD without momentum\n"
-    "of_rest = torch.optim.AdamW(parameters_without_table)  # step both")
-_SHOWN_LOOKUPS = 3
-_LOOKUP = (
-    "class Lookup(keras.layers.Embedding):  # reads only the rows that it looks up\n"
-    "    def call(self, inputs):\n"
-    "        return tf.nn.embedding_lookup(self.embeddings.value, inputs)\n")
-# An Adam for Keras 3; benchmarks/embedding_jobs.py trains with it.
-LAZY_ADAM = _LOOKUP + """
-class LazyAdam(keras.optimizers.Adam):  # updates only the rows in use
-    def update_step(self, gradient, variable, learning_rate):
-        if not isinstance(gradient, tf.IndexedSlices):
-            return super().update_step(gradient, variable, learning_rate)
-        rows, which = tf.unique(gradient.indices)
-        g = tf.math.unsorted_segment_sum(gradient.values, which, tf.size(rows))
-        i = self._get_variable_index(variable)
-        m, v = self._momentums[i], self._velocities[i]
-        step = tf.cast(self.iterations + 1, g.dtype)
-        rate = learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
-        new_m = self.beta_1 * m.value.sparse_read(rows) + (1 - self.beta_1) * g
-        new_v = self.beta_2 * v.value.sparse_read(rows) + (1 - self.beta_2) * g * g
-        self.assign(m, tf.IndexedSlices(new_m, rows))
-        self.assign(v, tf.IndexedSlices(new_v, rows))
-        self.assign_sub(variable, tf.IndexedSlices(rate * new_m / (tf.sqrt(new_v) + self.epsilon), rows))"""
 _SHAPES = "the shapes of embedding tables and gradients: torch.profiler.profile(record_shapes=True)"
 _SIZES = ("the sizes of embedding tables, which kernels do not tell: torch.profiler.profile(record_shapes=True), of "
           "the model without torch.compile")
 _ROWS_ALONE = ("The rows that a step looks up take their part of the table's time. Merging their indices takes no "
                "time.")
-_OWN_ROWS = (
-    "@functools.partial(jax.jit, donate_argnums=(0, 1, 2))  # else the table is copied\n"
-    "def step(table, params, state, ids):\n"
-    "    # loss_of(params, rows, …) takes the rows in place of the table.\n"
-    "    grads, of_rows = jax.grad(loss_of, (0, 1))(params, table[ids])\n"
-    "    updates, state = optimizer.update(grads, state, params)  # of all but the table\n"
-    "    return table.at[ids].add(-learning_rate * of_rows), optax.apply_updates(params, updates), state")
 _NS = 1e-9
+_SHOWN_LOOKUPS = 3
 
 
 class EmbeddingDense(Verdict, frozen=True, kw_only=True):
@@ -293,7 +262,7 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
                   "share_ratio": spent / job.period_s},
         action="Make the tables' gradients sparse, and give the tables an optimizer that updates only the rows in use. "
                "It decays moments only of these rows and has no weight decay, so compare the loss.",
-        snippet=_SPARSE,
+        snippet=code("embedding_dense", "pytorch"),
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
 
@@ -313,7 +282,7 @@ def _describe_xla(v: TablesInXla, job: Job) -> Explanation:
                   "dense_optimizer_s": v.optimizer_s, "share_ratio": v.spent_s / job.period_s},
         action="Look the rows up outside of the differentiated function, and add their gradient to these rows alone, "
                "with the table donated. That is SGD for the table, so compare the loss.",
-        snippet=_OWN_ROWS,
+        snippet=code("embedding_dense", "jax"),
         source=source("embedding_dense.share", "embedding_dense.used"),
     )
 
@@ -344,6 +313,7 @@ def _describe_tensorflow(v: TablesAsWhole, job: Job) -> Explanation:
     return Explanation(
         title=f"Whole embedding tables are {takes} for the rows of a batch: {percent(v.spent_s / job.period_s)} of the "
               f"{job.basis}",
-        why=why.rstrip(), evidence=evidence, action=action, snippet=LAZY_ADAM if whole_update else _LOOKUP.rstrip(),
+        why=why.rstrip(), evidence=evidence, action=action, snippet=code(
+            "embedding_dense", "lazy-adam" if whole_update else "lookup"),
         source=source("embedding_dense.share", "embedding_dense.used"),
     )

@@ -11,18 +11,18 @@ from msgspec import Struct, field
 
 from gputop.advice.registry import limit
 from gputop.advice.rule import Rule
-from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown, parts_by_gpu
+from gputop.analysis.gpu.breakdown import PartsByGpu
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.layers.pytorch import CallScopes
-from gputop.analysis.results import Analysis, Breakdown, GapWork, GpuUse
+from gputop.analysis.results import Analysis, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.pytorch_ops import workers_started_anew
 from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
-from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
 from gputop.trace.lookups import name_mask
@@ -81,6 +81,11 @@ class TraceFacts(Struct, frozen=True):
         steps = self.steps.count if self.steps else 0
         return bool(self.active) and steps < limit("few.steps") and (
             self._kernels_per_gpu < limit("few.hardly_any_kernels"))
+
+    @property
+    def hardly_a_kernel(self) -> bool:
+        """Return whether there are GPUs that worked, and so few kernels that none is judged."""
+        return 0 < sum(gpu.kernels for gpu in self.active) < limit("few.judged_kernels")
 
     @property
     def _kernels_per_gpu(self) -> float:
@@ -148,28 +153,15 @@ def once_per_trace(find: Callable[[TraceFacts], T]) -> Callable[[TraceFacts], T]
     return ask
 
 
-def time_shares(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, in_steps: Breakdown | None,
-                parts: PartsByGpu | None) -> tuple[Mapping[str, float] | None, str, float, PartsByGpu]:
-    """Return ``shares``, ``basis``, ``period_s`` and ``parts`` of :class:`TraceFacts`: of the step, whose breakdown is
-    ``in_steps``, or of the window of a trace without steps."""
-    basis = steps.times.unit if steps is not None else "step"
-    if in_steps is None and steps is None and (gpu_timelines or not trace.gpus):
-        basis = "window"
-        lo, hi = trace.window_ns
-        if gpu_timelines:
-            lo = min(timeline.window_ns[0] for timeline in gpu_timelines)
-            hi = max(timeline.window_ns[1] for timeline in gpu_timelines)
-        parts = parts_by_gpu(trace, gpu_timelines, [(lo, hi)])
-        in_steps = breakdown(trace, gpu_timelines, [(lo, hi)], parts) if hi > lo else None
-    shares = None
-    if in_steps is not None and in_steps.total > 0:
-        shares = {name: in_steps.known.get(name, 0.0) / in_steps.total for name in PART_IDS}
-    return shares, basis, in_steps.total if in_steps else 0.0, parts or {}
-
-
 def severity_by_limits(rule: str, share: float) -> Severity:
     """Severity by the rule's own limits: what it finds may be wanted, or it does not say what a fix saves."""
     return "high" if share >= limit(f"{rule}.high") else "medium" if share >= limit(f"{rule}.medium") else "low"
+
+
+def parts_of(facts: TraceFacts, idle: Mapping[int, Spans], ids: Collection[str]) -> dict[str, float]:
+    """The time (ns) in these idle spans by GPU (index into ``Trace.gpus``) of each of these parts of the step."""
+    return {part: float(sum(intersect(facts.parts[gpu][part], spans).total for gpu, spans in idle.items()
+                            if gpu in facts.parts)) for part in ids}
 
 
 def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:
@@ -208,6 +200,14 @@ def host_spans_of(facts: TraceFacts, rows: I64) -> Spans:
 def loads_itself(facts: TraceFacts) -> bool:
     """Return whether the training loop's own thread runs what makes PyTorch's batches (num_workers=0)."""
     return bool(name_mask(facts.trace, SINGLE_PROCESS).any())
+
+
+@once_per_trace
+def new_workers(facts: TraceFacts) -> Spans:
+    """Spans in which PyTorch's DataLoader starts its workers anew; none where it did so once, which may be the
+    start."""
+    spans = workers_started_anew(facts.trace) if facts.framework == "pytorch" else EMPTY
+    return spans if len(spans.start) > 1 else EMPTY
 
 
 def share_of_steps(facts: TraceFacts, spans: Spans) -> float:

@@ -13,10 +13,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import in_steps
@@ -141,15 +141,6 @@ _NOT_BETWEEN = (rf"top_?k|sort|scatter|gather|index|embedding|_?norm(?!alizedpro
 _COPY = r"copy|CatArray|transpose|SwapDimension"  # of queries, keys or values: fused attention may need it as well
 _BETWEEN = 8  # kernels: scale, mask and cast, two reductions and TensorFlow's softmax, dropout
 _PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
-_ATTENTION = {
-    "jax": "jax.nn.dot_product_attention(q, k, v, mask=mask, implementation='cudnn')  # FP16 or BF16\n"
-           "# Keras 3: keras.config.enable_flash_attention(), no dropout in MultiHeadAttention",
-    "pytorch": "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)\n"
-               "# Hugging Face: from_pretrained(name, attn_implementation='sdpa'), not 'eager'",
-}
-# Keras 3.15 raises for flash_attention=True with TensorFlow as its backend.
-_KERAS_ON_JAX = ("\n# XLA makes scale, mask and softmax one kernel; Keras 3 has fused attention with\n"
-                 "# KERAS_BACKEND=jax: keras.config.enable_flash_attention(), 16-bit types")
 _NO_FLASH_KERNEL = (
     "scaled_dot_product_attention runs here as separate kernels. Flash attention needs FP16 or BF16 and a head size "
     "of at most 256. The memory-efficient kernel also takes FP32. Neither may be switched off (sdpa_kernel, "
@@ -262,8 +253,8 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         evidence={"between_products_s": v.between_s, "softmax_s": v.softmax_s, "share_ratio": part,
                   "attentions_count": v.count},
         action=_NO_FLASH_KERNEL if v.fallback else action,
-        snippet=None if v.fallback else xla_on_step(job) + _KERAS_ON_JAX if job.framework == "tensorflow" else (
-            _ATTENTION.get(job.framework)),
+        snippet=None if v.fallback else joined(job.xla if job.framework == "tensorflow" else None,
+                                               code("attention_unfused", job.framework)),
         source=source("attention_unfused.share", "attention_unfused.count", "attention_unfused.in_memory_s"),
     )
 
@@ -276,13 +267,6 @@ _CONVERSION_OP = r"TransposeN\w+ToN\w+-LayoutOptimizer"
 # PyTorch's own kernels; those for NHWC have it in their names.
 _NCHW_NORM, _NHWC_NORM = r"native::batch_norm_\w+_kernel", "channels_last"
 _SWAP, _CONVOLUTION_OP = "SwapDimension", r":\w*Conv\dD"
-_LAYOUT = {
-    "tensorflow": "keras.mixed_precision.set_global_policy('mixed_bfloat16')  # tensor cores take NHWC as it is\n"
-                  "keras.backend.set_image_data_format('channels_first')  # if FP32 must stay; first of all, inputs "
-                  "as NCHW",
-    "pytorch": "model = model.to(memory_format=torch.channels_last)\n"
-               "x = x.to(memory_format=torch.channels_last)  # with autocast or TF32",
-}
 
 
 class LayoutConversions(Verdict, frozen=True, kw_only=True):
@@ -322,7 +306,7 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for convolutions in FP32 without tensor cores.",
-        snippet=_LAYOUT.get(job.framework),
+        snippet=code("layout_conversions", job.framework),
         source=source("layout_conversions.share"),
     )
 
@@ -375,8 +359,7 @@ def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
         action="A part of the model is compiled already, but by a backend that does not fuse these kernels, or without "
                "them: use the backend inductor, and find what breaks the graph." if job.compiled else
                "Try torch.compile on the model and compare the step time after the first, slow steps.",
-        snippet=f'model = torch.compile(model, backend="inductor")\n{GRAPH_BREAKS}' if job.compiled else
-                "model = torch.compile(model)",
+        snippet=code("elementwise_unfused", "pytorch-compiled" if job.compiled else "pytorch"),
         gain=UNCERTAIN,
         source=source("elementwise_unfused.share", "xla_off.chain"),
     )
@@ -385,8 +368,6 @@ def describe_elementwise_unfused(v: ChainedKernels, job: Job) -> Explanation:
 # -- optimizer_unfused ------------------------------------------------------------------------------
 
 _APPLY_OP = r":Resource(?:Sparse)?Apply\w+$"
-_FUSED_OPTIMIZER = (
-    "optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)  # or foreach=True; also SGD and Adam")
 
 
 class OptimizerUnfused(Verdict, frozen=True, kw_only=True):
@@ -440,8 +421,7 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
         evidence={"kernels_per_step": v.count, "optimizer_kernels_s": v.kernels_s, "pauses_s": v.pauses_s,
                   "share_ratio": v.share},
         action="Update all variables in a few kernels, with a fused optimizer or one that a compiler fuses.",
-        snippet=xla_on_step(job) if job.framework == "tensorflow" else (
-            _FUSED_OPTIMIZER if job.framework == "pytorch" else None),
+        snippet=job.xla if job.framework == "tensorflow" else code("optimizer_unfused", job.framework),
         gain="the pauses, and the kernels that are too short to do much work",
         source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import others_take
 from gputop.advice.trace.facts import TraceFacts
@@ -22,11 +23,9 @@ _LONGER, _MIN_TIMES = 1.3, 12
 _SHOWN = 3
 _FIX = {
     "pytorch": ("Detach what is carried from step to step: a hidden state, a sum of losses, a list of outputs. "
-                "Otherwise its graph holds all steps before, and each backward pass goes through them again.",
-                "hidden = hidden.detach()  # before the next step\n"
-                "total += loss.item()  # every hundred steps; or loss.detach()"),
-    "tensorflow": ("Make functions, variables and ops once, before the loop: what is made in each step stays.", None),
-    "": ("Look for what grows: a list that is gone through in each step, a history, a cache without a limit.", None),
+                "Otherwise its graph holds all steps before, and each backward pass goes through them again."),
+    "tensorflow": "Make functions, variables and ops once, before the loop: what is made in each step stays.",
+    "": "Look for what grows: a list that is gone through in each step, a history, a cache without a limit.",
 }
 
 
@@ -97,7 +96,7 @@ def _explained(numbers: F64) -> float:
 
 
 def describe_growing_steps(v: StepsGrow, job: Job) -> Explanation:
-    action, snippet = _FIX.get(job.framework, _FIX[""])
+    action, snippet = _FIX.get(job.framework, _FIX[""]), code("long_steps", f"grows-{job.framework}")
     if v.more_calls:
         title = f"Each step makes {count(v.more_calls)} calls more than the one before: it carries on what grows"
         why = (f"The host makes {count(v.calls)} calls per {job.basis}, and {count(v.more_calls)} more from each "
@@ -108,7 +107,7 @@ def describe_growing_steps(v: StepsGrow, job: Job) -> Explanation:
         title = f"Each step is longer than the one before: {seconds(v.first_s)} grew to {seconds(v.last_s)}"
         why = (f"Within {v.steps} steps the {job.basis} grows from {seconds(v.first_s)} to {seconds(v.last_s)}, and "
                "the number of the host's calls does not: what each of them works on grows.")
-        action, snippet = _FIX[""]
+        action, snippet = _FIX[""], None
         action += " If batches are sorted by length, longer ones come last, and nothing is wrong."
         gain = "the time by which the steps are longer than the first one of the recording"
     return Explanation(

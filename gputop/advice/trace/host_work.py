@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from msgspec import Struct, structs
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
-from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts, on_host, removed_host_time, waits_for_host
-from gputop.advice.trace.input_fixes import fix_of_loader
+from gputop.advice.trace.facts import (
+    HOST_EVENTS,
+    TORCH_HOST,
+    TraceFacts,
+    new_workers,
+    on_host,
+    removed_host_time,
+    waits_for_host,
+)
+from gputop.advice.trace.input_fixes import KEEP_WORKERS, fix_of_loader
 from gputop.advice.trace.input_wait import paced_by_input
-from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, KERAS2, KERAS3, PYTORCH, Job
-from gputop.advice.trace.snippets import LOADER
+from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
 from gputop.analysis.results import FlameNode, GapWork, HostStacks
 from gputop.analysis.steps.training_loops import training_loops
@@ -23,30 +32,29 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import percent, seconds
+from gputop.trace.intervals import intersect
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
-_FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
 _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
     "evaluation": ("evaluate", "test_on_batch(x, y)"),
     "prediction": ("predict", "predict_on_batch(x)"),
 }
-_SELDOM = (
-    "if step % 100 == 0:\n"
-    "    print(step, float(loss))  # reading a value waits for the GPU")
-_MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
+
 
 class KnownWork(Struct, frozen=True):
-    """A kind of host work (of ``WORK_KINDS``): what to do, and what to paste by the way the loop is written."""
+    """A kind of host work (of ``WORK_KINDS``), and what to do about it."""
 
     kind: str
     action: str
-    snippets: Mapping[str, str | None] = {}
 
     @property
     def what(self) -> str:
         return HOST_KINDS[self.kind]
+
+    def code(self, job: Job) -> str | None:
+        return code("step_gap_host", *(f"{self.kind}-{key}" for key in job.keys))
 
     def fits(self, name: str) -> bool:
         return re.match(PATTERN_OF_KIND[self.kind], name) is not None
@@ -54,32 +62,16 @@ class KnownWork(Struct, frozen=True):
 
 # The first that fills most of a gap is named.
 WORK: tuple[KnownWork, ...] = (
-    KnownWork("checkpoint", "Save less often, and in the background.", {
-         KERAS2: "tf.keras.callbacks.ModelCheckpoint(path, save_freq=2000)  # in batches",
-         KERAS3: ('keras.callbacks.ModelCheckpoint(\n'
-                  '    "{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=2000)  # in batches'),
-         CUSTOM: ("options = tf.train.CheckpointOptions(\n"
-                  "    experimental_enable_async_checkpoint=True)\n"
-                  "checkpoint.save(path, options=options)"),
-         PYTORCH: "if step % 1000 == 0:\n    torch.save(model.state_dict(), path)",
-         JAX: ("import orbax.checkpoint as ocp\n"
-               "saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())"),
-     }),
-    KnownWork("summary", "Write summaries every few hundred steps, not at each step.", {
-         KERAS2: 'tf.keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
-         KERAS3: 'keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
-         CUSTOM: "with tf.summary.record_if(lambda: step % 500 == 0):\n    ...",
-     }),
-    KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch.", {
-         **dict.fromkeys(KERAS, "model.fit(ds.repeat(), steps_per_epoch=steps, ...)"),
-         CUSTOM: "batches = iter(ds.repeat())  # once, before the loop",
-     }),
+    KnownWork("checkpoint", "Save less often, and in the background."),
+    KnownWork("summary", "Write summaries every few hundred steps, not at each step."),
+    KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch."),
 )
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("compilation", "Call functions with the same shapes and types each time."),
-    KnownWork("freeing", "Keep datasets and their iterators from epoch to epoch: repeat the dataset instead of making "
-                         "a new one."),
+    *(KnownWork(kind, "Call fit() once, over one dataset that is repeated, not anew for each epoch or piece of data: "
+                      "each call makes datasets and their iterators, and frees them.")
+      for kind in ("freeing", "datasets")),
     KnownWork("garbage", "Freeze long-lived objects and choose when to collect: gc.freeze(), gc.disable(), and "
                          "gc.collect() every few hundred steps."),
     KnownWork("files", "Read and write files outside the loop: in the input pipeline, or in a thread."),
@@ -88,6 +80,7 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
 
 # -- step_gap_host ----------------------------------------------------------------------------------
 
+NEW_WORKERS = "the DataLoader starts its workers anew"
 NO_TRAINING = "nothing trains here, and a pause may be the wait for the next request"
 
 
@@ -99,6 +92,7 @@ class StepGapHost(Verdict, frozen=True, kw_only=True):
     input_s: float | None = None  # what the input pipeline takes for a step's batches, where the steps wait for it
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
     inside: tuple[str, ...] = ()  # phases of Keras's that each step holds, in its callbacks
+    new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the gaps
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
 
@@ -130,22 +124,27 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
+    gaps = waits_for_host(facts, "gap")
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
                        severity="low" if paced else None, claim=None if paced else facts.on_cpus("about"),
                        input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
-                       culprits=on_host(facts, work, waits_for_host(facts, "gap")),
+                       culprits=on_host(facts, work, gaps),
+                       new_workers=intersect(gaps, new_workers(facts)).total >= limit("step_gap_host.named") * max(
+                           gaps.total, 1),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
-                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host, host.gap_rank),
+                       slow_host=_slow_rank(facts.trace, host.gap_host, host.gap_rank),
                        inside=steps.inside, cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
 
 
-def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
+def _slow_rank(trace: Trace, host: str | None, rank: int | None) -> str | None:
     """Name of a rank: its number, or its file, which is named after host and port, where each host has one; else by its
-    host."""
+    host. None without a ``host``."""
+    if host is None:
+        return None
     if rank is not None:
         return str(rank)
     if len(trace.paths) != len(trace.hosts):
@@ -155,12 +154,12 @@ def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
 
 
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
-    what, action, snippet = _gap_fix(v, job.loop)
+    what, action, snippet = _gap_fix(v, job)
     where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
     if v.gpus:
         where += " and no GPU has work"
     elif job.framework == "pytorch":
-        where += ", or small ones after the optimizer's call"
+        where += f", or small ones after the {'model' if job.trains is False else 'optimizer'}'s call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
     gain = "the host's time between two calls, if this work were done while the GPUs compute or were removed"
@@ -231,7 +230,7 @@ def _runs_outside_gaps(function: tuple[str, str], flame: Sequence[FlameNode]) ->
 def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunction) -> Explanation:
     """The words with the fix for the function that takes most of the gap; those of a prediction in each step have a
     better one."""
-    if verdict.inside:
+    if verdict.inside or verdict.new_workers:
         return words
     if function.loader:
         action, snippet = fix_of_loader(function.loader)
@@ -242,38 +241,43 @@ def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunc
         return structs.replace(
             words, action=f"Move the work at {function.location} out of the loop, or do it every N steps. If it makes "
                           "batches, make them ahead, in workers or a thread.",
-            snippet=f"if step % 100 == 0:\n    …  # {function.location}")
+            snippet=code("step_gap_host", "line", WHERE=function.location))
     return structs.replace(
         words, action=f"Move {function.name} ({function.location}) out of the step, or run it every N steps.",
-        snippet=f"if step % 100 == 0:\n    {function.name}(…)  # {function.location}")
+        snippet=code("step_gap_host", "function", FUNCTION=function.name, WHERE=function.location))
 
 
-def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
+def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
     """Content of the gap, the action, and the code."""
+    loop, seldom = job.loop, code("step_gap_host", "seldom")
     most = limit("step_gap_host.named") * v.gap_s
     recognized = known_work(WORK, (*v.work, *v.executor_work), most)
+    if v.new_workers and loop == PYTORCH:
+        return NEW_WORKERS, KEEP_WORKERS, code("input_bound", "torch")
     if v.inside and (recognized is None or recognized[0].kind == "iterator"):
         return _work_inside(v, loop, most)
     if recognized is not None:
         kind, named = recognized
-        return f"{kind.what} ({named_work(named)})", kind.action, kind.snippets.get(loop)
+        return f"{kind.what} ({named_work(named)})", kind.action, kind.code(job)
     what = _gap_content(v, loop, most)
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
-                      "on_train_batch_* callbacks and metrics."), _FEWER
+                      "on_train_batch_* callbacks and metrics."), code("step_gap_host", "keras")
     if loop == PYTORCH and v.loader_unseen:
         return what, ("Give the DataLoader workers and let them run ahead. If it has them, move logging, metrics, "
-                      "gc.collect() and saving out of the loop, or do them every hundred steps."), LOADER
+                      "gc.collect() and saving out of the loop, or do them every hundred steps."), code(
+                          "input_bound", "torch")
     if loop == PYTORCH:
         return what, ("Move logging, metrics, gc.collect() and saving out of the loop, or do them every hundred steps. "
-                      "Prepare data in the DataLoader's workers. Do not read results at each step."), _SELDOM
+                      "Prepare data in the DataLoader's workers. Do not read results at each step."), seldom
     if loop in (CUSTOM, EAGER, JAX):
         return what, ("Move the work between the steps into the step's function, or do it every hundred steps. Do not "
-                      "read results at each step, so that the loop runs ahead of the GPU."), _SELDOM
-    return what, "Find out what Python does between the steps, and move it out of the loop.", _MEASURED
+                      "read results at each step, so that the loop runs ahead of the GPU."), seldom
+    return what, "Find out what Python does between the steps, and move it out of the loop.", code(
+        "step_gap_host", "python")
 
 
-def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str]:
+def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str | None]:
     """The same for steps that predict or evaluate each time, in a callback or in a loop of the user's own."""
     calls = [_INSIDE[phase] for phase in v.inside]
     names, without_iterator = " and ".join(f"{name}()" for name, _ in calls), calls[0][1]
@@ -281,7 +285,7 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str]
     return (f"{names} {verbs[0]} in each step and {verbs[1]} a dataset and its iterator every time; "
             + _gap_content(v, loop, most),
             f"Call {names} every hundred steps. For a single batch use {without_iterator}, which makes no dataset.",
-            f"if step % 100 == 0:  # in a callback: batch\n    model.{without_iterator}  # in a callback: self.model")
+            code("step_gap_host", "inside", CALL=without_iterator))
 
 
 def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
@@ -313,28 +317,20 @@ def named_work(work: Iterable[GapWork]) -> str:
 
 # -- host_placement ---------------------------------------------------------------------------------
 
-_IN_INPUT = ("# in the input pipeline, not in the model:\n"
-             "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)\n"
-             "ds = ds.prefetch(tf.data.AUTOTUNE)")
-_LOGGED = ("# before the model is built: shows where each op runs\n"
-           "tf.debugging.set_log_device_placement(True)")
-# By framework: what it is called, what to do, and the code.
+# By framework: what it is called, and what to do.
 _NOT_TENSORFLOW = {
     "pytorch": (
         "PyTorch ops",
         "Keep the tensors of these ops on the GPU, or run the ops in the DataLoader's workers. A tensor made without "
-        "device= is on the CPU.",
-        "x = torch.zeros(n, device=logits.device)  # and no .cpu() in the middle of the step"),
+        "device= is on the CPU."),
     "jax": (
         "Python callbacks",
         "Write in jax.numpy what jax.pure_callback, io_callback or debug.print does, or return the values and use them "
-        "outside the step, every hundred steps for example.",
-        "params, loss = train_step(params, batch)  # no callback inside\n" + _SELDOM),
+        "outside the step, every hundred steps for example."),
 }
 _CALLBACK_GAIN = "the time of the callbacks, if they were outside the step"
 _PLACEMENT_GAIN = ("the time of ops on the host while the GPU is idle, if they ran in the input pipeline or took no "
                    "time on the GPU beyond their launch")
-_PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")
 _INPUT_OPS = re.compile(
     r"\w*(?:String|Regex|Decode|Parse|Lookup|Hash(?!Table)|Unicode|Sparse|Ragged|Unique|Encode|ReadFile)\w*$")
 # Types for which TensorFlow has GPU kernels of the usual number types (float, half, bfloat16).
@@ -357,7 +353,8 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     host = facts.host
     if facts.framework in _NOT_TENSORFLOW and (host is None or host.placement_s is None):
         return None
-    if not facts.active and facts.framework != "jax":  # of JAX only its Python callbacks count, with or without a GPU
+    # Without a GPU only the Python counts that a compiled function calls.
+    if not facts.active and facts.framework != "jax" and (host is None or not host.placement):
         return Missing("GPU activity in the trace: without a GPU all ops are on the host")
     if host is None or host.placement_s is None:
         return Missing("the model's ops on the host's threads" + (
@@ -378,14 +375,16 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
     held_up = "the GPU waits" if v.gpus else "the compiled function waits"
-    run = "Python callbacks run" if job.framework == "jax" else "ops run on the CPU"
+    python = job.framework != "pytorch" and re.match(PYTHON_CALLBACK, v.work[0].name) is not None
+    run = "Python callbacks run" if job.framework == "jax" else "its Python runs" if python else "ops run on the CPU"
     why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the middle of the step."
     if job.framework in _NOT_TENSORFLOW:
-        kind, action, snippet = _NOT_TENSORFLOW[job.framework]
+        (kind, action), snippet = _NOT_TENSORFLOW[job.framework], code("host_placement", job.framework)
     else:
-        kind = "TF ops"
-        why += " Their inputs are copied from the GPU and their results back to it."
-        action, snippet = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
+        kind = "Python (py_function, numpy_function)" if python else "TF ops"
+        why += " Their inputs are copied from the GPU and their results back to it." if v.gpus else ""
+        action, key = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
+        snippet = code("host_placement", key)
     return Explanation(
         title=f"{'GPU' if v.gpus else 'Compiled function'} waits {percent(v.share)} of the {job.basis} for {kind} on "
               "the host", why=why, evidence=evidence, action=action, snippet=snippet,
@@ -395,16 +394,14 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
 
 
 def _placement_fix(kind: str) -> tuple[str, str]:
-    if _PYTHON_OPS.match(kind):
+    """Fix for this kind of op, and the key of its code."""
+    if re.match(PYTHON_CALLBACK, kind):
         return ("Write the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
-                _IN_INPUT)
+                "input")
     if _HAS_KERNEL.match(kind):
         return (f"{kind} has a GPU kernel: check whether tf.device, an integer type or a variable on the CPU keeps it "
-                "there.",
-                _LOGGED)
+                "there.", "placed")
     if _INPUT_OPS.match(kind):
-        return (f"{kind} prepares data: do it in the input pipeline, which overlaps with the step.",
-                _IN_INPUT)
+        return f"{kind} prepares data: do it in the input pipeline, which overlaps with the step.", "input"
     return (f"{kind} seems to have no GPU kernel: move it to the input pipeline, replace it, or do it once for many "
-            "steps.",
-            _LOGGED)
+            "steps.", "placed")

@@ -18,48 +18,13 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.advice.trace.snippets import LOADER
+from gputop.advice.fix_code import code, joined
 from gputop.analysis.host.tf_data import PARALLEL_STAGE, SEGMENT_ENDS
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.findings import Claim
 from gputop.core.job_cpus import JobCpus
 from gputop.text.units import percent, seconds
 
-_PREFETCH = "ds = ds.prefetch(tf.data.AUTOTUNE)  # last"
-_MAP = "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)"
-_PARALLEL = f"{_MAP}\n{_PREFETCH}"
-_INTERLEAVE = (
-    "ds = tf.data.Dataset.from_tensor_slices(files).interleave(\n"
-    "    read,  # a file's dataset, with the work on it inside\n"
-    "    num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)\n"
-    f"ds = ds.batch(batch_size)\n{_PREFETCH}")
-_CACHE = ("ds = ds.map(decode, num_parallel_calls=tf.data.AUTOTUNE)\n"
-          "ds = ds.cache()  # takes elements times bytes of one element in memory; or .cache(filename)")
-_WHOLE = ("ds = ds.batch(batch_size)\n"
-          "# fn_of_a_batch: the same ops on tensors with a batch dimension\n"
-          f"ds = ds.map(fn_of_a_batch, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}")
-_THREADS = ("# only if the work waits for storage or network:\n"
-            "options = tf.data.Options()\n"
-            "options.threading.private_threadpool_size = {0}\n"
-            "ds = ds.with_options(options)")
-_ONCE_OR_WHOLE = (f"# work that is the same in every epoch:\n{_CACHE}\n# work that is not, such as "
-                  f"augmentation:\n{_WHOLE}")
-_BATCH = f"ds = ds.batch(batch_size, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}"
-_DEEPER = ("ds = ds.prefetch(16)  # last; AUTOTUNE keeps buffers small\n"
-           "options = tf.data.Options()\n"
-           "options.deterministic = False\n"
-           "ds = ds.with_options(options)")
-_RECORDS = (
-    "with tf.io.TFRecordWriter(path) as file:  # once, before training\n"
-    "    features = tf.train.Features(feature=feature)\n"
-    "    file.write(tf.train.Example(features=features).SerializeToString())\n"
-    "ds = tf.data.TFRecordDataset(paths, num_parallel_reads=tf.data.AUTOTUNE)")
-
-_NO_PYTHON = ("ds = ds.map(fn)  # fn in TensorFlow ops (tf.strings, tf.io, tf.image); or, once, before training:\n"
-              + _RECORDS)
-_ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
-                 "model.fit(ds.batch(batch_size).prefetch(2), steps_per_epoch=steps, epochs=epochs)\n"
-                 "# in a custom loop: options.experimental_warm_start = True, the next iter(ds) before an epoch ends")
 _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function). Its calls share Python's lock (GIL): "
                "they compute one at a time, and only while they wait for storage or network do several run. Write it "
                "in TensorFlow ops, or run it once and store TFRecords. If CPUs are free, run it in separate processes.")
@@ -86,18 +51,25 @@ _LESS_WORK = ("Make the pipeline faster: run its slow stages in parallel, and ca
 _ASSEMBLE = "Assemble batches in parallel."
 _BY_NAME = (
     (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already. Cache the work that is the same in every "
-                                          "epoch, or do it on whole batches.", _ONCE_OR_WHOLE),
-    (re.compile(r"Generator"), _RECORD_FILES, _RECORDS), (_SEVERAL, _SEVERAL_FILES, _INTERLEAVE),
-    (_READS, _SEVERAL_FILES, _INTERLEAVE), (re.compile(r"Batch|PaddedBatch"), _ASSEMBLE, _BATCH),
-    (_MAPS, "Run the map in parallel and prefetch.", _PARALLEL),
+                                          "epoch, or do it on whole batches.", "once-or-whole"),
+    (re.compile(r"Generator"), _RECORD_FILES, "records"), (_SEVERAL, _SEVERAL_FILES, "interleave"),
+    (_READS, _SEVERAL_FILES, "interleave"), (re.compile(r"Batch|PaddedBatch"), _ASSEMBLE, "batch"),
+    (_MAPS, "Run the map in parallel and prefetch.", "parallel"),
 )
+
+
+def _code(key: str, threads: int = _WAITING) -> str | None:
+    if key != "once-or-whole":
+        return code("input_bound", key, THREADS=threads)
+    return joined("# work that is the same in every epoch:", _code("cache"),
+                  "# work that is not, such as augmentation:", _code("whole"))
 
 
 class InputFix(Struct, frozen=True):
     """``step_s`` is the step to expect, None where the pipeline tells no costs; ``how`` what that assumes."""
 
     action: str
-    snippet: str
+    snippet: str | None
     step_s: float | None
     how: str
     tells: str = ""  # a sentence about the stage that bounds the pipeline
@@ -193,8 +165,8 @@ class _Bottleneck(Struct, frozen=True):
         """Return whether a stage of such a name runs this one."""
         return any(pattern.match(above.name) for above in _above(self.stages, self.stage))
 
-    def fix(self, action: str, snippet: str, effect: _Effect) -> InputFix:
-        """Return the fix with what the step takes after it."""
+    def fix(self, action: str, key: str, effect: _Effect, threads: int = _WAITING) -> InputFix:
+        """Return the fix, whose code has this key, with what the step takes after it."""
         floor_s, job = 0.0, self.job
         left_s, how, most_s, claim = effect.left_s, effect.how, effect.most_s, effect.claim
         best: Claim = "about" if claim == "at least" else "at most"
@@ -208,8 +180,8 @@ class _Bottleneck(Struct, frozen=True):
                 most_s, left_s, floor_s, claim = self.wait_s, 0.0, 0.0, best
                 how += "; the stages' own times do not explain the wait, so it can go as a whole"
         expected_s = max(self.rest_s, left_s, self.others_s, floor_s, self.step_s - most_s)
-        return InputFix(action, snippet, min(expected_s, self.step_s), how, self._sentences(), self._evidence(),
-                        self.stage.path, claim, self.pipeline_s if self.apart else None)
+        return InputFix(action, _code(key, threads), min(expected_s, self.step_s), how, self._sentences(),
+                        self._evidence(), self.stage.path, claim, self.pipeline_s if self.apart else None)
 
     def _sentences(self) -> str:
         stage, last = self.stage, self.prefetch
@@ -255,16 +227,16 @@ def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
     if pipeline.wait_s > 0 and refill_s >= _MAIN_SHARE * pipeline.wait_s and slow.pipeline_s <= slow.step_s:
         return slow.fix(
             f"The shuffle buffer is filled again at the start of each epoch ({seconds(refill_s)} in this window). Call "
-            "repeat right after shuffle, and set the steps of an epoch.", _ONE_ITERATOR,
+            "repeat right after shuffle, and set the steps of an epoch.", "one-iterator",
             _Effect(left_s=min(slow.cost_s, slow.rest_s), how="the buffer is never filled again",
                     most_s=slow.wait_s * min(1.0, refill_s / pipeline.wait_s)))
     if last is not None and slow.apart and slow.pipeline_s <= slow.rest_s and (last.buffer_empty or 0.0) < 0.5:
         return replace(slow.fix(
             "The pipeline is fast enough on average, but its buffer is sometimes empty. Prefetch more batches.",
-            _DEEPER, _Effect(left_s=slow.cost_s, how="the buffer has enough batches while slow ones are made",
+            "deeper", _Effect(left_s=slow.cost_s, how="the buffer has enough batches while slow ones are made",
                              most_s=slow.wait_s)), fast_enough=True)
     if not slow.apart and slow.cost_s <= slow.rest_s:
-        return slow.fix("Prefetch: make the next batch while the step runs.", _PREFETCH,
+        return slow.fix("Prefetch: make the next batch while the step runs.", "prefetch",
                         _Effect(left_s=slow.cost_s, how="a batch is made while the step before it runs"))
     return None
 
@@ -273,15 +245,15 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
     """Fix of a stage that runs Python, of which only one call runs at a time."""
     stage = slow.stage
     if stage.name.startswith("Generator"):
-        return slow.fix(_RECORD_FILES, _RECORDS, _Effect(
+        return slow.fix(_RECORD_FILES, "records", _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True,
             how="reading records takes almost no time compared with the generator's Python"))
     if _MAPS.match(stage.name) and stage.function_s and python_s >= _MAIN_SHARE * stage.function_s:
         if slow.waits:
-            return slow.fix(_MAP_WAITS, f"{_PARALLEL}\n{_THREADS.format(_WAITING)}", _Effect(
+            return slow.fix(_MAP_WAITS, "waits", _Effect(
                 left_s=slow.cost_s - slow.stage_s * (1 - min(stage.workers / _WAITING, 1.0)), claim="at most",
                 how=f"{_WAITING} calls wait at the same time{MOST_TO_EXPECT}"))
-        return slow.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
+        return slow.fix(_PYTHON_MAP, "no-python", _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True, claim="at most",
             how="the Python code takes no time; this is an upper bound"))
     return None
@@ -293,24 +265,24 @@ def _use_threads(slow: _Bottleneck) -> InputFix | None:
     more = stage.workers < threads
     if slow.under(_SEVERAL) or _READS.match(stage.name) or _SEVERAL.match(stage.name):
         if more:
-            return slow.fix(_SEVERAL_FILES, _INTERLEAVE, _Effect(
+            return slow.fix(_SEVERAL_FILES, "interleave", _Effect(
                 left_s=slow.cost_s * stage.workers / slow.threads,
                 how=f"files are read on {threads} threads at a time"))
     elif _MAPS.match(stage.name) and more:
         if PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
             return slow.fix("The map is parallel already, but the trace does not show on how many threads. Let "
-                            "tf.data choose their number, and cache work that is the same in every epoch.", _CACHE,
+                            "tf.data choose their number, and cache work that is the same in every epoch.", "cache",
                             _Effect(left_s=slow.cost_s - slow.stage_s, how=_CACHED, removes=True, claim="at least"))
         of = f", of {slow.cpus:.3g} CPUs" if slow.cpus else ""
         action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
                   f"Let tf.data choose the number of the map's threads (now {stage.workers}{of})")
         if last is None:
             action += " and prefetch"
-        return slow.fix(f"{action}.", _MAP if last else _PARALLEL, _Effect(
+        return slow.fix(f"{action}.", "map" if last else "parallel", _Effect(
             left_s=slow.on_all_threads_s,
             how=f"the map runs on {threads} threads and each call takes as long as now"))
     if stage.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
-        return slow.fix(_ASSEMBLE, _BATCH, _Effect(
+        return slow.fix(_ASSEMBLE, "batch", _Effect(
             left_s=slow.on_all_threads_s, how=f"batches are assembled on {threads} threads"))
     return None
 
@@ -319,7 +291,7 @@ def _do_less(slow: _Bottleneck) -> InputFix:
     """Fix of a stage in which only less work helps."""
     stage, left_s, job = slow.stage, slow.cost_s - slow.stage_s, slow.job
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
-        return slow.fix(*((_LESS_WORK, _CACHE) if slow.prefetch else (_OVERLAP, _PREFETCH)), _Effect(
+        return slow.fix(*((_LESS_WORK, "cache") if slow.prefetch else (_OVERLAP, "prefetch")), _Effect(
             left_s=left_s, how=f"{stage.name} takes no time, so this is an upper bound", removes=True,
             claim="at most"))
     crowd = ""
@@ -333,9 +305,9 @@ def _do_less(slow: _Bottleneck) -> InputFix:
     cached = _Effect(left_s=left_s, how=_CACHED, removes=True, claim="at least")
     if slow.pipeline.batches and max(stage.calls, fed) >= 2 * slow.pipeline.batches:
         return slow.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache work that is "
-                        "the same in every epoch.", _ONCE_OR_WHOLE, cached)
+                        "the same in every epoch.", "once-or-whole", cached)
     return slow.fix(f"{crowd}{full}. Cache work that is the same in every epoch, or do it once and store it.",
-                    f"{_CACHE}\n{_THREADS.format(4 * round(slow.threads))}", cached)
+                    "store", cached, 4 * round(slow.threads))
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
@@ -350,13 +322,7 @@ def _cpu_clause(job: JobCpus | None) -> str:
     return text
 
 
-# By Keras' generation. Both hand batches of Python's to the step through a tf.data.Dataset of one generator.
-_WORKERS = {
-    2: "class Batches(tf.keras.utils.Sequence):  # __len__, and __getitem__ that makes one batch\n    ...\n"
-       "model.fit(Batches(), workers=8, use_multiprocessing=True, max_queue_size=16)",
-    3: "class Batches(keras.utils.PyDataset):  # __len__, and __getitem__ that makes one batch\n    ...\n"
-       "model.fit(Batches(workers=8, use_multiprocessing=True, max_queue_size=16))",
-}
+# Keras hands batches of Python's to the step through a tf.data.Dataset of one generator.
 _PASSES_BATCHES_ON = re.compile(r"Prefetch|FlatMap|Generator|Repeat|Forever|Options|Model|Root|Finite|Take|Rebatch")
 
 
@@ -371,35 +337,35 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
         fix, action=f"Give the {what} workers: without them one thread of Python makes one batch after the other. A "
                     f"generator has no workers, so make it a {what} first. Threads help if Python waits for storage, "
                     "processes (use_multiprocessing) if it computes.",
-        snippet=_WORKERS[keras], claim="at most",
+        snippet=code("input_bound", f"keras{keras}-workers"), claim="at most",
         how=f"workers make the batches ahead of the steps{MOST_TO_EXPECT}")
 
 
-# By what makes batches outside of tf.data (LOADERS of gputop.analysis.host.stack_lines): what to do, and the code.
+# By what makes batches outside of tf.data (LOADERS of gputop.analysis.host.stack_lines): what to do, and its
+# code's key.
 _OF_LOADER = {
     "grain": (
         "Give grain's loader workers, which make batches ahead (worker_count): today the loop makes each batch itself.",
-        "loader = grain.DataLoader(..., worker_count=8, worker_buffer_size=2)\n"
-        "dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=8))  # of grain.MapDataset"),
+        "grain"),
     "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
               "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
-              _WORKERS[3]),
-    "torch": ("Give the DataLoader workers, which load ahead while the model trains.", LOADER),
+               "keras3-workers"),
+    "torch": ("Give the DataLoader workers, which load ahead while the model runs.", "torch"),
     "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
-                 f"{LOADER}\n"
-                 "dataset = dataset.map(transform, batched=True, num_proc=8)  # if it is the same in every epoch"),
+                 "datasets"),
 }
 _AHEAD = ("Make the next batch while the step runs: in workers of a loader, or in a thread that fills a queue.",
-          "with ThreadPoolExecutor(1) as ahead:  # processes, if making a batch computes in Python\n"
-          "    following = ahead.submit(make_batch)\n"
-          "    while training:\n"
-          "        batch, following = following.result(), ahead.submit(make_batch)\n"
-          "        train_step(batch)")
+          "ahead")
 
 
-def fix_of_loader(loader: str) -> tuple[str, str]:
+KEEP_WORKERS = ("Make the DataLoader once and keep its workers from one pass over the data to the next "
+                "(persistent_workers=True), or make a pass longer.")
+
+
+def fix_of_loader(loader: str) -> tuple[str, str | None]:
     """Action and code for batches that this loader makes in the loop's own thread, or code of the user's own."""
-    return _OF_LOADER.get(loader, _AHEAD)
+    action, key = _OF_LOADER.get(loader, _AHEAD)
+    return action, code("input_bound", key)
 
 
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:
@@ -407,11 +373,12 @@ def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix
 
     ``prefetches``: the pipeline has a prefetch already.
     """
-    action, snippet = next(((action, snippet) for pattern, action, snippet in _BY_NAME
-                            if stage is not None and pattern.match(stage)),
-                           (_LESS_WORK, _PARALLEL) if prefetches else (_OVERLAP, _PREFETCH))
+    action, key = next(((action, key) for pattern, action, key in _BY_NAME
+                        if stage is not None and pattern.match(stage)),
+                       (_LESS_WORK, "parallel") if prefetches else (_OVERLAP, "prefetch"))
+    snippet = _code(key) or ""
     if prefetches:
-        action, snippet = action.replace(" and prefetch", ""), snippet.removesuffix(f"\n{_PREFETCH}")
+        action, snippet = action.replace(" and prefetch", ""), snippet.removesuffix(f"\n{_code('prefetch')}")
     return InputFix(action, snippet, None, "")
 
 

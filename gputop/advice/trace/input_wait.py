@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
-from gputop.advice.trace.facts import TraceFacts, loads_itself, on_host, waits_for_input
+from gputop.advice.trace.facts import TraceFacts, loads_itself, new_workers, on_host, waits_for_input
 from gputop.advice.trace.input_fixes import (
+    KEEP_WORKERS,
     MOST_TO_EXPECT,
     InputFix,
     fix_of_loader,
@@ -24,20 +26,18 @@ from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.analysis.host.tf_data import iterator_paths, python_s
 from gputop.analysis.results import WallTime
+from gputop.analysis.steps.long_steps import MIN_STEPS
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage, intersect
+from gputop.trace.intervals import EMPTY, coverage, intersect, merge, subtract
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
-_LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers=True{})"
-_WHOLE_BATCHES = ("rows = BatchSampler(RandomSampler(dataset), batch_size, drop_last=False)\n"
-                  "DataLoader(dataset, sampler=rows, batch_size=None)  # dataset[rows], once a batch")
 _ROWS = ("aten::select", "aten::as_strided", "aten::stack", "aten::unsqueeze", "aten::cat")  # x[i], and torch.stack
 # Ops that compute nothing: views and copies of a row.
 _OF_ROWS = frozenset((*_ROWS, *(f"aten::{name}" for name in (
@@ -64,6 +64,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     assert facts.shares is not None
     steps, share, wall = facts.steps, facts.shares["input"], facts.analysis.wall_time
     open_s = sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
+    if (odd := _odd_batch(facts)) is not None:
+        return odd
     if wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s:
         return _open_wait(facts, wall, open_s)
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
@@ -88,6 +90,18 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     return replace(
         _verdict(facts, fix, share), saving=saving, claim=facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured")),
         cure=Cure(input_left=left, assumes=assumes))
+
+
+def _odd_batch(facts: TraceFacts) -> Missing | None:
+    """The loop waits long for one batch of many alone: such a step is long_steps', and one that did not end is
+    unfinished_step's."""
+    if facts.steps is None or facts.steps.count < MIN_STEPS:
+        return None
+    waits = intersect(waits_for_input(facts), facts.analyzed_spans)
+    others = waits.total - int((waits.end - waits.start).max(initial=0))
+    if others >= limit("input_bound.share") * facts.analyzed_spans.total:
+        return None
+    return Missing("a second long wait for a batch, because one can be chance: capture longer")
 
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
@@ -187,19 +201,26 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
 
 def _loader_fix(facts: TraceFacts) -> InputFix:
     """PyTorch's DataLoader: workers where it has none, more of them where CPUs are free for them."""
-    cpus, pinned = facts.trace.job_cpus, ", pin_memory=True" if facts.trace.gpus else ""
+    cpus, anew = facts.trace.job_cpus, new_workers(facts)
     workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
-    snippet = _LOADER.format(workers, pinned)
+    snippet = code("input_bound", "torch" if facts.trace.gpus else "torch-cpu", WORKERS=workers)
     if loads_itself(facts):
         rows = _rows_per_batch(facts)
         if rows >= _MANY_ROWS:
             return InputFix(
                 "Take a whole batch from the tensors at once: let a BatchSampler choose the rows, with batch_size=None."
-                " Workers would copy row by row as well.", _WHOLE_BATCHES, None, "",
+                " Workers would copy row by row as well.", code("input_bound", "rows"), None, "",
                 tells=f" The DataLoader takes {rows:,.0f} rows of a batch from tensors one by one, and stacks them "
                       "again.")
         return InputFix(fix_of_loader("torch")[0], snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
+    waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
+    if anew.total >= subtract(waits, anew).total:
+        return InputFix(
+            KEEP_WORKERS, snippet, None, "",
+            tells=f" The DataLoader starts its workers anew for each pass over its data, {len(anew.start)} times in "
+                  f"this recording; from the last batch to the next one that takes "
+                  f"{seconds(anew.total / len(anew.start) / 1e9)}.")
     if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:
         children = cpus.children or 0.0
         tells = (f" Its workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
@@ -227,7 +248,8 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     basis = "recorded time" if v.open_s else job.basis
     evidence = {"wait_s": v.share * (v.recorded_s or job.period_s), "share_ratio": v.share,
                 "get_next_ratio": v.wait_ratio}
-    why = f"For {percent(v.share)} of the {basis} the training loop waits for its next batch"
+    loop = "loop" if job.trains is False else "training loop"
+    why = f"For {percent(v.share)} of the {basis} the {loop} waits for its next batch"
     why += " and no GPU has work." if v.gpus else "; the trace has no GPU."
     if v.open_s:
         evidence["unfinished_s"] = v.open_s

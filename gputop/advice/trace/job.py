@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from gputop.advice.fix_code import code
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.analysis.host.host_causes import runs_eagerly
 from gputop.analysis.steps.jax_calls import own_ops
+from gputop.analysis.steps.pytorch_ops import FORWARD
 from gputop.trace.graph_captures import uses_graphs
-from gputop.trace.lookups import PYTHON_FUNCTION, name_mask, optimizer_names
+from gputop.trace.lookups import PYTHON_FUNCTION, computes_on_cpu, name_mask, optimizer_names
 
 # The styles of the training loop.
 KERAS2, KERAS3, CUSTOM, EAGER, JAX, PYTORCH, UNKNOWN = (
     "Keras 2", "Keras 3", "custom", "eager", "JAX", "PyTorch", "unknown")
 KERAS = (KERAS2, KERAS3)
+# What code for such a loop is called in the pages, before the name of its framework.
+_KEYS = {KERAS2: ("keras2", "keras"), KERAS3: ("keras3", "keras"), CUSTOM: ("custom",)}
 # Calls of what jax.jit made; of what torch.compile made: TorchDynamo's regions, and AOTAutograd's functions.
 _COMPILED = {
     "jax": r"PjitFunction\(",
@@ -44,6 +48,28 @@ class Job(Struct, frozen=True):
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
 
+    @property
+    def larger(self) -> str:
+        """Words for more work in each kernel: "raise the batch size", for a job that trains."""
+        return "run more requests or samples at once" if self.trains is False else "raise the batch size"
+
+    @property
+    def keras(self) -> bool:
+        """Return whether Keras' fit runs the loop."""
+        return self.loop in KERAS
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of code for this job (:mod:`gputop.advice.fix_code`), the closest first."""
+        return (*_KEYS.get(self.loop, ()), self.framework)
+
+    @property
+    def xla(self) -> str | None:
+        """TensorFlow: code for XLA on the whole step, as far as it goes."""
+        if len(self.gpus) > 1:  # Keras does not compile whole steps under tf.distribute
+            return code("xla_off", "clusters")
+        return code("xla_off", *(() if self.gpus or not self.keras else ("keras-cpu",)), *self.keys, "tensorflow")
+
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:
         calls = _COMPILED.get(facts.framework)
@@ -61,10 +87,12 @@ def trains(facts: TraceFacts) -> bool | None:
     2. Without that, something that only servers of language models run: no.
     3. Without either, no for PyTorch, whose names show both: its ops or, within CUDA graphs, its kernels. Of others it
        is not known: XLA's fusions tell nothing.
+
+    On a CPU it is known of PyTorch alone, where an op with weights runs.
     """
-    if not facts.active:
-        return None
     trace, pytorch = facts.trace, facts.framework == "pytorch"
+    if not facts.active and not (pytorch and computes_on_cpu(trace) and name_mask(trace, FORWARD).any()):
+        return None
     backward = (name_mask(trace, rf"(?!{PYTHON_FUNCTION})", _BACKWARD) if facts.framework in ("pytorch", "unknown")
                 else name_mask(trace, _JAX_BACKWARD))
     if (backward | optimizer_names(trace)).any():

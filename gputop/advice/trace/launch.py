@@ -8,10 +8,10 @@ from statistics import median
 import numpy as np
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace
+from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace, parts_of
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import step_of
@@ -24,24 +24,8 @@ from gputop.trace.intervals import Spans, coverage, distinct_times, intersect
 from gputop.trace.lookups import by_line, launching_lines, rows_of
 from gputop.trace.model import I64, Kind
 
-_SNIPPETS = {
-    "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
-    "jax, compiled": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in a call, inside jit",
-    "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
-    # A CUDA graph cannot be captured over a call that waits for the GPU.
-    "pytorch, with waits": "model = torch.compile(model)  # a CUDA graph only once the step waits for no copy",
-    "pytorch, compiled": f'{GRAPH_BREAKS}\nmodel = torch.compile(model, mode="reduce-overhead")  # replays CUDA graphs',
-    "pytorch, compiled, with waits": GRAPH_BREAKS,
-}
 _SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
 _ONE_BY_ONE = 0.5  # share of the kernels that have a launch of their own
-
-
-# What turns CUDA graphs off, by the server of language models; each records them by default.
-_SERVERS = {
-    "vLLM": "vllm serve MODEL  # without --enforce-eager: CUDA graphs for the batch sizes in use",
-    "SGLang": "python -m sglang.launch_server --model-path MODEL  # without --disable-cuda-graph",
-}
 
 
 class LaunchBound(Verdict, frozen=True, kw_only=True):
@@ -129,30 +113,30 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         evidence["recording_s"] = v.recording_s
         why += (f" About {seconds(v.recording_s)} of this wait is the profiler's own work: it records each launch and "
                 f"{v.recorded:,.0f} ops and Python functions. Without the profiler the wait is shorter.")
-    kind = f"{', compiled' if job.compiled else ''}{', with waits' if v.waits else ''}"
-    server = _SERVERS.get(job.server)
+    kind = f"{'-compiled' if job.compiled else ''}{'-waits' if v.waits else ''}"
+    server = code("launch_bound", job.server)
     if server is not None and not job.graphs:
         action = (f"Let {job.server} record CUDA graphs, which launch all kernels of a batch at once. During this "
                   "recording it launched each kernel separately.")
     elif job.graphs:
         action = ("CUDA graphs run already: prepare and launch the next one while the GPU works, record what still "
-                  "runs between two graphs, and raise the batch size if memory allows.")
+                  f"runs between two graphs, and {job.larger} if memory allows.")
     elif job.compiled and job.framework == "jax":
-        kind = ", compiled"
+        kind = "-compiled"
         action = ("The step is compiled already: run several steps in one call, put separate calls into one function, "
-                  "and raise the batch size if memory allows.")
+                  f"and {job.larger} if memory allows.")
     elif job.compiled:
-        action = ("A part of the model is compiled already: find what breaks its graph and what is compiled again, "
-                  "and compile the rest. Then raise the batch size if memory allows.")
+        graphs = "" if v.waits else "let it replay CUDA graphs, "
+        action = (f"A part of the model is compiled already: {graphs}find what breaks its graph and what is compiled "
+                  f"again, and compile the rest. Then {job.larger} if memory allows.")
     else:
-        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then raise the batch "
-                  "size if memory allows.")
+        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "
+                  f"{job.larger} if memory allows.")
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,
         snippet=None if job.graphs else server if server is not None else (
-            xla_on_step(job) if job.framework == "tensorflow" else
-            _SNIPPETS.get(job.framework + kind, _SNIPPETS.get(job.framework))),
+            job.xla if job.framework == "tensorflow" else code("launch_bound", job.framework + kind, job.framework)),
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
     )
 
@@ -178,20 +162,8 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
 _PAUSE_NS = 40_000
-_COMPILED = {
-    "jax": "state, outputs = jax.lax.scan(layer, state, stacked_params)  # layers or time steps alike, in place of a "
-           "loop",
-    "pytorch": GRAPH_BREAKS,
-}
+_WAITS = ("launch", "host", "idle")  # parts of the step that pauses are in
 _COMPILER = {"tensorflow": " with XLA", "jax": " with XLA", "pytorch": " with torch.compile"}
-_FUSE = {
-    "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # one jit around the whole step; lax.scan over time "
-           "steps",
-    "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
-}
-# Where CUDA graphs run already, by framework and whether the model is compiled.
-_IN_GRAPHS = {("pytorch", False): "model = torch.compile(model)  # fuses kernels before they are recorded",
-              ("pytorch", True): GRAPH_BREAKS}
 
 
 class SmallKernels(Verdict, frozen=True, kw_only=True):
@@ -212,13 +184,15 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
     short = sum(sum(size.count) * (size.below_20us or 0.0) for size in sizes) / sum(sum(size.count) for size in sizes)
     if short < limit("small_kernels.count"):
         return None
-    pauses_s = _pauses_s(facts)
+    pauses = _pauses(facts)
+    pauses_s = sum(spans.total for spans in pauses.values()) / len(pauses) / facts.steps_or_window / 1e9
     share = savings.removed(pauses_s, facts.period_s)
     if share < limit("small_kernels.share"):
         return None
     per_step = [sum(size.count_per_step) for size in sizes if size.count_per_step is not None]
     return SmallKernels(
-        gpus=facts.active_numbers, share=share, short_ratio=short, pauses_s=pauses_s,
+        gpus=facts.active_numbers, share=share, of_parts=parts_of(facts, pauses, _WAITS), short_ratio=short,
+        pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
@@ -241,13 +215,13 @@ def _short(facts: TraceFacts) -> Events:
     return Events(rows, np.where(length > 0, length + time[rows], 0))
 
 
-def _pauses_s(facts: TraceFacts) -> float:
-    """Mean seconds per step (or in the window) and GPU in pauses between kernels."""
-    pauses, judged = [], facts.analyzed_spans
+def _pauses(facts: TraceFacts) -> dict[int, Spans]:
+    """Pauses between kernels in the steps (or the window), by GPU (index into ``Trace.gpus``)."""
+    pauses, judged = {}, facts.analyzed_spans
     for timeline in facts.gpu_timelines:
         brief = timeline.gaps.end - timeline.gaps.start <= _PAUSE_NS
-        pauses.append(intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), judged).total)
-    return sum(pauses) / len(pauses) / facts.steps_or_window / 1e9
+        pauses[timeline.gpu] = intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), judged)
+    return pauses
 
 
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
@@ -257,36 +231,28 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
            f"between kernels take {percent(v.share)} of the {job.basis}.")
     if v.pace_s is not None:
         why += f" The host launches one kernel every {seconds(v.pace_s)}."
+    kind = "-compiled" if job.compiled else ""
     layers = "use fused layers" if job.trains is False else "use fused layers and optimizers"
     if job.graphs:
-        start, snippet = "A CUDA graph launches kernels already, so only fewer, larger kernels help", _IN_GRAPHS.get(
-            (job.framework, job.compiled))
+        start, kind = "A CUDA graph launches kernels already, so only fewer, larger kernels help", f"{kind}-graphs"
     else:
-        start, snippet = "Do the same work in fewer, larger kernels", xla_on_step(job) if (
-            job.framework == "tensorflow") else (_COMPILED if job.compiled else _FUSE).get(job.framework)
+        start = "Do the same work in fewer, larger kernels"
     return Explanation(
         title=f"Pauses between short kernels (median {median}) take {percent(v.share)} of the {job.basis}", why=why,
         evidence=known({
             "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
             "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
             "kernels_per_step": v.kernels_per_step}),
-        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and raise "
-               "the batch size if memory allows.",
-        snippet=snippet,
+        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and "
+               f"{job.larger} if memory allows.",
+        snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
+            "small_kernels", job.framework + kind),
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
     )
 
 
 # -- graph_recapture ----------------------------------------------------------------------------------
 
-_ONCE = {
-    "pytorch": "graph = torch.cuda.CUDAGraph()\n"
-               "with torch.cuda.graph(graph):  # once, before the loop, on tensors that stay\n"
-               "    y = model(x)\n"
-               "x.copy_(batch); graph.replay()  # in the loop",
-    "jax": "XLA_FLAGS=--xla_gpu_enable_command_buffer= python train.py  # to compare: runs without CUDA graphs",
-    "tensorflow": "XLA_FLAGS=--xla_gpu_enable_command_buffer= python train.py  # to compare: runs without CUDA graphs",
-}
 _RECORD_ONCE = ("Record the graph once, before the loop, and only launch it in the loop. Keep shapes and the addresses "
                 "of its inputs: copy new inputs into the memory that it was recorded on.")
 _BY_XLA = ("XLA records these graphs itself: call the function with the same shapes each time, and compare with a run "
@@ -336,6 +302,6 @@ def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:
                   "share_ratio": v.share},
         action=_BY_XLA if job.framework in ("tensorflow", "jax") else _RECORD_ONCE + _WHAT_CHANGES.get(
             job.framework, ""),
-        snippet=_ONCE.get(job.framework),
+        snippet=code("graph_recapture", job.framework),
         source=source("graph_recapture.share", "graph_recapture.recurring"),
     )

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import structs
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
-from gputop.advice.trace.facts import TraceFacts, on_host
+from gputop.advice.trace.facts import TraceFacts, new_workers, on_host
 from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
-from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
+from gputop.advice.trace.host_work import NEW_WORKERS, SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
+from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import SAME_LENGTHS
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
@@ -26,7 +27,7 @@ from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -46,6 +47,8 @@ _PARTS = {
     "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
                                    "collection), and do it less often or in the background."),
 }
+_IN_ROUNDS = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for "
+              "them: if it has so many, add workers or make a sample cheaper.")
 _HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
 
@@ -61,6 +64,8 @@ class LongStepsFound(Verdict, frozen=True, kw_only=True):
     parts: Mapping[str, float]  # seconds more by part of the step, mean of the long ones
     work: Sequence[GapWork]  # what the host did more, per long step
     kernel: str | None  # whose time grew most
+    new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the extra time
+    loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
 
 
 def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing | None:
@@ -104,13 +109,18 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     named = [item for item in work if item.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((long.indices + 1).tolist()), of=steps.count,
-        # A single long step may be an accident.
+        # A single long step may be an accident, and how often it comes is unknown.
+        claim="measured" if len(long.indices) > 1 else None,
         severity=None if len(long.indices) > 1 else "medium" if share >= HIGH_SHARE else "low",
         every=long.every, more_s=float(long.more_s.mean()),
         range_s=(float(long.more_s.min()), float(long.more_s.max())),
-        longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, work=work,
+        longest=int(long.indices[np.argmax(long.more_s)]) + 1, usual_s=long.usual_s, parts=parts, of_parts=parts,
+        work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual),
+        new_workers=intersect(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])).total >= (
+            limit("long_steps.named") * long.more_s.sum() * 1e9),
+        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
     )
     most = max(parts, key=parts.__getitem__, default="host")
     if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
@@ -126,8 +136,8 @@ def _line_of_their_own(facts: TraceFacts, verdict: LongStepsFound, indices: I64,
     """Return whether one line of Python takes most of these steps' time outside of calls, and little of the others'. A
     thread without a CPU stops at any line; where the other steps' lines are not known, it does so for less time."""
     spans = [_outside_work(facts, chosen) for chosen in (indices, usual)]
-    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, merge(EMPTY, *spans))
-    of_long, of_usual = (gap_lines("gap", gaps, 1.0, processes).lines for gaps in spans)
+    processes = process_lines(python_of(facts.trace), facts.analyzed_spans, [merge(EMPTY, *spans)])
+    of_long, of_usual = (gap_lines("gap", [gaps], 1.0, processes).lines for gaps in spans)
     if not of_long or (not of_usual and verdict.range_s[0] < _NO_TIME_SLICE_S):
         return False
     elsewhere = next((line.share for line in of_usual if line.line == of_long[0].line), 0.0)
@@ -190,14 +200,15 @@ def describe_long_steps(v: LongStepsFound | StepsGrow, job: Job) -> Explanation:
     if not alike:
         why += f" Step {v.longest} is the longest."
     if len(v.steps) == 1:
-        why += " It occurs once in this recording: a longer capture shows whether it returns."
+        why += " A longer capture shows whether it returns."
     evidence = known({
         "more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share, "long_steps": float(len(v.steps)),
         "longest_more_s": None if alike else v.range_s[1], "every_steps": float(v.every) if v.every else None,
         **{f"{name}_more_s": time for name, time in v.parts.items()}})
     return Explanation(
-        title=f"{which} {more} longer: {what}", why=why, evidence=evidence, action=action,
-        snippet=snippet, gain="all of the extra time, if these steps were like the others",
+        title=f"{which} {more} longer{', once in this recording' if v.claim is None else ''}: {what}", why=why,
+        evidence=evidence, action=action, snippet=snippet,
+        gain=ONCE if v.claim is None else "all of the extra time, if these steps were like the others",
         source=source("long_steps.share"),
     )
 
@@ -206,31 +217,35 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
     """Content of the extra time of long steps, the action, and the code."""
     most = limit("long_steps.named") * v.more_s
     recognized = _known_work(v)
+    if v.new_workers and job.framework == "pytorch":
+        return NEW_WORKERS, KEEP_WORKERS, code("input_bound", "torch")
     if recognized is not None:
         kind, named = recognized
-        return f"{kind.what} ({named[0].name})", kind.action, kind.snippets.get(job.loop)
+        return f"{kind.what} ({named[0].name})", kind.action, kind.code(job)
     read = next((work.count_per_step for work in v.work if work.name == READ_VARIABLE), 0.0)
     if part in _HOST and read >= MANY_VARIABLES:  # Keras saves in Python, which shows no event
         what = f"Python that reads {read:.0f} variables, as saving a checkpoint does"
-        return what, WORK[0].action, WORK[0].snippets.get(job.loop)
+        return what, WORK[0].action, WORK[0].code(job)
     what, action = _PARTS[part]
+    if part in _HOST and v.every and v.loader_unseen and job.framework == "pytorch":
+        what, action = f"{what}, or the wait for a batch", f"{_IN_ROUNDS.format(v.every)} {action}"
     if part in ("compute", "collectives") and v.kernel is not None:
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
     elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:
         what = f"the host ({', '.join(work.name.rsplit('/', 1)[-1][:_NAME_CHARS] for work in v.work[:2])})"
-    return what, action, SAME_LENGTHS.get(job.framework) if part == "compute" else None
+    return what, action, code("long_steps", job.framework) if part == "compute" else None
 
 
 def less_often(words: Explanation, function: UserFunction) -> Explanation:
     """The words with the function that takes most of the extra time, where no event names the work."""
     unnamed = _PARTS["host"][0]
-    if unnamed not in words.title or function.holds_loop:
+    if not words.title.endswith(unnamed) or function.holds_loop:
         return words
     culprit = f"{function.name} ({function.location})"
     return structs.replace(words, title=words.title.replace(unnamed, culprit), why=words.why.replace(unnamed, culprit),
                            action=f"Run {culprit} less often, or in the background. If that is cheap itself, Python's "
                                   "garbage collection may run there: call gc.freeze() once the job has started.",
-                           snippet=f"if step % 1000 == 0:\n    {function.name}(…)  # {function.location}")
+                           snippet=code("long_steps", "seldom", FUNCTION=function.name, WHERE=function.location))
 
 
 def _known_work(v: LongStepsFound) -> tuple[KnownWork, list[GapWork]] | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.job import CUSTOM, KERAS2, Job
+from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
@@ -83,20 +84,6 @@ def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
         title=f"Dynamic loss scaling takes {percent(v.share)} of the {job.basis}", why=why,
         evidence={"checks_s": v.checks_s, "verdict_wait_s": v.verdict_wait_s, "share_ratio": v.share,
                   "kernels": float(v.kernels)},
-        action=action, snippet=_snippet(job, bool(v.has_bf16)),
+        action=action, snippet=code("loss_scaling", *((f"bf16-{job.framework}",) if v.has_bf16 else ()), *job.keys),
         source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide",
     )
-
-
-def _snippet(job: Job, bf16: bool) -> str | None:
-    if job.framework == "tensorflow" and bf16:
-        return "keras.mixed_precision.set_global_policy('mixed_bfloat16')"
-    if job.loop == KERAS2:
-        return ("optimizer = tf.keras.mixed_precision.LossScaleOptimizer(\n"
-                "    optimizer, dynamic=False, initial_scale=1024)  # before model.compile")
-    if job.loop == CUSTOM:
-        return ("loss = compute_loss(y, model(x, training=True)) * 1024.0  # a static scale\n"
-                "grads = [g / 1024.0 for g in tape.gradient(loss, model.trainable_variables)]")
-    if job.framework == "pytorch" and bf16:
-        return "with torch.autocast('cuda', dtype=torch.bfloat16):  # no GradScaler"
-    return None

@@ -8,11 +8,12 @@ import re
 import numpy as np
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import gpu_allocators
-from gputop.advice.trace.job import KERAS3, Job
+from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.model import Steps
@@ -31,16 +32,6 @@ _CALLS = (r"(?:cuda|hip)(?:Malloc(?:3D|Array|Pitch|Managed|Host)?|Free(?:Array|H
           r"(?:_v\d+)?$|cuMem(?:Alloc(?:Host|Managed|Pitch)?|Free(?:Host)?|HostAlloc|Create|Release|Map|Unmap|SetAccess)"
           r"(?:_v\d+)?$|hipMem(?:AllocHost|AllocPitch|Create|Release|Map|Unmap|SetAccess)$")
 _FREES = r"\w*(?:Free|Release|Unmap)"
-_ALLOCATORS = {
-    "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py\n"
-                  "# or tf.config.experimental.set_memory_growth(gpu, False): one allocation, at the start",
-    "jax": "unset XLA_PYTHON_CLIENT_ALLOCATOR  # 'platform' allocates by cudaMalloc each time",
-    "pytorch": "PYTORCH_ALLOC_CONF=expandable_segments:True python train.py\n"
-               "# before PyTorch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF\n"
-               "# no torch.cuda.empty_cache() in the loop; PYTORCH_NO_CUDA_MEMORY_CACHING must not be set",
-    "unknown": "cudaMallocAsync(&pointer, bytes, stream);  // from a pool; cudaFreeAsync(pointer, stream)\n"
-               "cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);  // UINT64_MAX: keeps all",
-}
 
 
 class AllocationInSteps(Verdict, frozen=True, kw_only=True):
@@ -118,7 +109,7 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
                   "frees_per_step": v.frees, "share_ratio": v.share},
         action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has "
                "one, find what empties it: full memory, which drops the cache, or a call that does so.",
-        snippet=_ALLOCATORS.get(job.framework),
+        snippet=code("allocation_in_steps", job.framework),
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
     )
 
@@ -126,13 +117,6 @@ def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
 # -- managed_memory ---------------------------------------------------------------------------------
 
 _PREFETCH = r"(?:cu|cuda|hip)MemPrefetch(?:Async|BatchAsync)"
-_MANAGED = {
-    "tensorflow": "unset TF_FORCE_UNIFIED_MEMORY  # and per_process_gpu_memory_fraction at most 1; a smaller batch "
-                  "instead",
-    "jax": "unset TF_FORCE_UNIFIED_MEMORY  # and XLA_PYTHON_CLIENT_MEM_FRACTION at most 1; a smaller batch instead",
-    "unknown": "cudaMemPrefetchAsync(pointer, bytes, device, stream);  // ahead of the kernel that reads it\n"
-               "cudaMalloc(&pointer, bytes);  // or no managed memory at all, with explicit copies",
-}
 
 
 class ManagedMemory(Verdict, frozen=True, kw_only=True):
@@ -182,7 +166,7 @@ def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
                   "to_host_bytes": v.to_host_bytes, "share_ratio": v.share},
         action="Prefetch the data that the next kernels read, or keep it in device memory. If it does not fit, use a "
                "smaller batch.",
-        snippet=_MANAGED.get(job.framework),
+        snippet=code("managed_memory", job.framework),
         gain="the time of all migrations, if the memory were already where it is used",
         source=source("managed_memory.share"),
     )
@@ -191,12 +175,6 @@ def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
 # -- memory_pressure ----------------------------------------------------------------------------------
 
 _NO_GAIN = "none: this prevents an out-of-memory error and saves no time"
-_ROOM = {
-    KERAS3: "optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)  # with a batch a quarter the size",
-    "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py  # against fragmentation",
-    "jax": "block = jax.checkpoint(block)  # recomputes activations in the backward pass",
-    "pytorch": "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-}
 
 
 class MemoryPressure(Verdict, frozen=True, kw_only=True):
@@ -248,15 +226,13 @@ def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
         action="Make room before an allocation fails: use a smaller batch with gradient accumulation, mixed precision, "
                "or recomputation of activations"
                + ("; TensorFlow's asynchronous allocator fragments less." if fragments_less else "."),
-        snippet=_ROOM.get(job.loop, _ROOM.get(job.framework)),
+        snippet=code("memory_pressure", *job.keys),
         gain=_NO_GAIN, source=source("trace_memory.warn", "trace_memory.critical"),
     )
 
 
 # -- memory_growth ----------------------------------------------------------------------------------
 
-_DETACHED = ("losses.append(loss.item())  # a number; the tensor keeps its graph\n"
-             "outputs.append(output.detach())  # without detach: all activations behind it, until backward() is called")
 _HOUR_S = 3600.0
 _ONLY_RANK = re.compile(r"rank \d+: ")
 
@@ -333,5 +309,6 @@ def describe_memory_growth(v: MemoryGrowth, job: Job) -> Explanation:
         evidence={"grows_bytes_per_step": v.per_step_bytes, "grows_bytes_per_s": v.bytes_per_s},
         action=("Keep numbers of past steps, not tensors with their graphs. Look for lists, dicts and attributes that "
                 "grow in the loop: losses, outputs, a sum of losses."),
-        snippet=_DETACHED, gain=_NO_GAIN, source=source("memory_growth.rising", "memory_growth.steps"),
+        snippet=code("memory_growth", "pytorch"), gain=_NO_GAIN,
+        source=source("memory_growth.rising", "memory_growth.steps"),
     )

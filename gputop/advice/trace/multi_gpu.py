@@ -9,10 +9,10 @@ from statistics import fmean, median
 import numpy as np
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.layers.culprits import Events
@@ -30,33 +30,8 @@ _SLOWER = (
     "Compare its clocks, temperature, power and processes with the others' while the job runs, in gputop or "
     "nvidia-smi: heat, a power limit, fixed clocks or another process can slow it down, or it is faulty."
 )
-_SHOW_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"
 _OWN_OPS_SHARE = 0.5  # share of what it takes longer, in ops that the others do not run: these alone are named
 _OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
-_WHOLE_BATCH = ("batch = per_gpu_batch * strategy.num_replicas_in_sync\n"
-                "ds = ds.batch(batch, drop_remainder=True)")
-_REPLICA_STEP = ("@tf.function\n"
-                 "def train_step(batch):\n"
-                 "    strategy.run(replica_step, args=(batch,)){}")
-_EVEN_BATCHES = {
-    "keras": "with strategy.scope():  # the job's own; also for metrics and further models\n"
-             f"    model.compile(optimizer, loss, metrics=metrics)\n{_WHOLE_BATCH}",
-    "tensorflow": f"{_REPLICA_STEP.format('  # also metrics and further models inside')}\n"
-                  f"{_WHOLE_BATCH}\nds = strategy.experimental_distribute_dataset(ds)",
-    "jax": "batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))  # equal parts\n"
-           "# metrics inside the jitted step, not on the first device",
-    "pytorch": "sampler = DistributedSampler(dataset, drop_last=True)  # an equal share for each rank",
-}
-_STRATEGY = "strategy = tf.distribute.MirroredStrategy()  # every GPU has the whole model and its part of the batch\n"
-
-
-def _even_batches(job: Job) -> str | None:
-    if job.framework == "tensorflow" and not job.strategy:
-        return (f"{_STRATEGY}with strategy.scope():  # model, optimizer and metrics\n"
-                f"    model = build_model()\n{_WHOLE_BATCH}")
-    return _EVEN_BATCHES.get("keras" if is_keras(job) else job.framework)
-
-
 # -- replica_imbalance, gpu0_oversubscribed ---------------------------------------------------------
 
 class Imbalance(Verdict, frozen=True, kw_only=True):
@@ -157,7 +132,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
                 "are the same as on the others. The GPU itself is slower, or shared with another process.")
         return Explanation(
             title=f"GPU {v.heavy} of the job takes {ratio:.2f}× the others' time for the same work", why=why,
-            evidence=evidence, action=_SLOWER, snippet=_SHOW_CLOCKS,
+            evidence=evidence, action=_SLOWER, snippet=code("replica_imbalance", "clocks"),
             gain="if this GPU were as fast as the others, and the step takes as long as its slowest GPU",
             source=source("replica_imbalance.ratio", "replica_imbalance.share", "replica_imbalance.alike",
                           "replica_imbalance.same_work"))
@@ -168,7 +143,8 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
     return Explanation(
         title=f"GPU {v.heavy} of the job does {ratio:.1f}× the others' work", why=why, evidence=evidence,
         action=_GPU0 if v.heavy == 0 else _OTHER,
-        snippet=_even_batches(job),
+        snippet=code("replica_imbalance", *(("alone",) if job.framework == "tensorflow" and not job.strategy else ()),
+                     *job.keys),
         gain="if this GPU had as little to do as the others, and the step takes as long as its slowest "
              "GPU" if v.own_work
         else "if the same work were spread evenly and the step takes as long as its slowest GPU",
@@ -227,8 +203,7 @@ def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
                   "any_active_ratio": v.any_active, "share_ratio": v.share, "most_work_s": v.most_work_s},
         action="Give every GPU the whole model and a part of each batch; if the model does not fit one GPU, pipeline "
                "micro-batches through its parts.",
-        snippet=f"{_STRATEGY}with strategy.scope():\n    model = build_model()"
-        if job.framework == "tensorflow" and not job.strategy else None,
+        snippet=None if job.strategy else code("serial_gpus", job.framework),
         gain="if the same work ran in parallel and the step took as long as the GPU with the most work",
         source=source("serial_gpus.overlap", "serial_gpus.share"),
     )
@@ -315,9 +290,9 @@ def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
         title=f"GPU {v.last} begins its step {seconds(v.late_s)} after GPU {v.first}", why=why, evidence=evidence,
         action="Launch on all GPUs at the same time, with one thread or process for each GPU, instead of a loop over "
                "the GPUs.",
-        snippet=("" if job.strategy else _STRATEGY) + _REPLICA_STEP.format(
-            "  # not a Python loop over tf.device('/GPU:i')")
-        if job.framework == "tensorflow" and not is_keras(job) else None,
+        snippet=joined(None if job.strategy else code("serial_gpus", "strategy"),
+                       code("staggered_launch", "tensorflow"))
+        if job.framework == "tensorflow" and not job.keras else None,
         gain="if the last GPU began at the same time as the first one, as far as it is idle now",
         source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
     )

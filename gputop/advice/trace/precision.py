@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.advice import savings
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, kernels_named
 from gputop.advice.trace.fusion import batched_products
@@ -47,23 +48,6 @@ _ALIGNED = re.compile(r"align(?:a)?(\d{1,4})(?!\d)|_ldg(\d)_", re.IGNORECASE)
 _ALIGNED_BYTES = 16
 _BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp8": 1, "int8": 1}
 
-_TF32_ON = "tf.config.experimental.enable_tensor_float_32_execution(True)  # and no other setting that turns it off"
-_MIXED = {
-    "bf16": "keras.mixed_precision.set_global_policy('mixed_bfloat16')",
-    "fp16": "keras.mixed_precision.set_global_policy('mixed_float16')  # scales the loss by itself with model.fit",
-}
-_SOFTMAX = "\noutputs = keras.layers.Activation('softmax', dtype='float32')(x)  # the last layer stays in float32"
-_JAX_TF32 = "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')  # or cast activations to jnp.bfloat16"
-_TORCH_TF32 = "torch.set_float32_matmul_precision('high')  # TF32; or torch.autocast('cuda', dtype=torch.bfloat16)"
-_JAX_CAST = {"bf16": "x, params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (x, params))",
-             "fp16": "x, params = jax.tree.map(lambda a: a.astype(jnp.float16), (x, params))"}
-_TORCH_BF16 = ("with torch.autocast('cuda', dtype=torch.bfloat16):  # forward and loss; backward() outside\n"
-               "    loss = criterion(model(x), y)")
-_TORCH_INFERENCE = {name: f"with torch.inference_mode(), torch.autocast('cuda', dtype=torch.{dtype}):\n    y = model(x)"
-                    for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16"))}
-_TORCH_FP16 = ("scaler = torch.amp.GradScaler()\nwith torch.autocast('cuda', dtype=torch.float16):\n"
-               "    loss = criterion(model(x), y)\nscaler.scale(loss).backward(); scaler.step(optimizer); "
-               "scaler.update()")
 
 
 class _Matmuls(Struct, frozen=True):
@@ -245,8 +229,10 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
         if v.mixed:
             why += " Other matrix kernels run in 16 bits already, so these layers are left out of mixed precision."
     why += " Only a test shows how much of that 16 bits save."
+    kind = "fp16" if not v.tf32 else "tf32" if v.id is None else "bf16"
     if job.trains is False:
         action = f"Run the model in {sixteen}, and compare its outputs with today's."
+        kind = "run" if job.framework == "pytorch" else kind
     elif not v.tf32:
         action = "Train in mixed precision with FP16 and dynamic loss scaling; keep the softmax in FP32."
     else:
@@ -259,22 +245,10 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
             ("tf32_matmul_of_kernels_ratio", v.tf32_part), ("matmul_32_bit_s" if v.id else "fp32_matmul_s", v.fp32_s),
             ("share_ratio", v.fp32_s / job.period_s), ("tensor_core_of_kernels_ratio", v.tensor_part))
             if not reads_zero(value) or not name.endswith("_kernels_ratio") or name == "tensor_core_of_kernels_ratio"},
-        action=action, snippet=_precision_snippet(job, v),
+        action=action,
+        snippet=code("tensor_cores_unused", f"{job.framework}-{kind}", TYPE="bfloat16" if v.tf32 else "float16"),
         source=source("precision.share", "precision.speedup", "precision.tf32_speedup"),
     )
-
-
-def _precision_snippet(job: Job, v: TensorCoresUnused) -> str | None:
-    sixteen = "bf16" if v.tf32 else "fp16"
-    if job.framework == "tensorflow":
-        return (f"{_TF32_ON}\n" if v.tf32 and v.id is None else "") + _MIXED[sixteen] + _SOFTMAX
-    if job.framework == "jax":
-        return _JAX_TF32 if v.tf32 and v.id is None else _JAX_CAST[sixteen]
-    if job.framework == "pytorch":
-        if job.trains is False:
-            return _TORCH_INFERENCE[sixteen]
-        return _TORCH_FP16 if not v.tf32 else _TORCH_TF32 if v.id is None else _TORCH_BF16
-    return None
 
 
 # -- fp16_fallback ----------------------------------------------------------------------------------
@@ -314,10 +288,7 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
                   "share_ratio": v.fallback_s / job.period_s},
         action="Find the layers behind these kernels. Give them channels and units in multiples of 8, NHWC layout, "
                "ordinary instead of depthwise convolutions, and inputs in the compute type.",
-        snippet="layer = keras.layers.Dense(units=-(-units // 8) * 8)  # multiples of 8; convolutions: filters "
-                "likewise\n"
-                "print(layer.compute_dtype)  # float16 or bfloat16 under the policy"
-                if job.framework == "tensorflow" else None,
+        snippet=code("fp16_fallback", job.framework),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
         + "; DLProf: eligible ops without tensor cores",
     )
@@ -338,13 +309,6 @@ _PAD = {
     "convolutions": "Give convolutions, including the input images, a number of channels that is a multiple of {0}.",
     "other products": "Pad batch size, vocabulary and units to multiples of {0} (64 is better still).",
 }
-_PAD_SEQUENCES = {
-    "tensorflow": "ds = ds.padded_batch(batch_size, padded_shapes=([-(-length // 64) * 64],))  # and a mask",
-    "jax": "tokens = jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % 64)))  # and mask the padding",
-    "pytorch": "batch = tokenizer(texts, padding=True, pad_to_multiple_of=64, return_tensors='pt')  # with its mask",
-}
-_PAD_UNITS = ("vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to at "
-              "least {0}")
 
 
 class DimsUnaligned(Verdict, frozen=True, kw_only=True):
@@ -405,7 +369,7 @@ def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
                   "aligned_bytes": float(v.least_bytes or 0), "tensor_core_of_kernels_ratio": v.tensor_part,
                   "share_ratio": v.unaligned_s / job.period_s},
         action=" ".join(_PAD[kind].format(v.multiple) for kind in v.products),
-        snippet=_PAD_SEQUENCES.get(job.framework) if v.products[:1] == ("attention",) else
-                _PAD_UNITS.format(v.multiple),
+        snippet=code("dims_unaligned", job.framework if v.products[:1] == ("attention",) else "units",
+                     MULTIPLE=v.multiple),
         source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, host_spans_of, share_of_steps
 from gputop.advice.trace.job import Job
@@ -93,10 +94,7 @@ def describe_accumulation_sync(v: AccumulationSync, job: Job) -> Explanation:
              f"{percent(v.communication)} of the {job.basis}. Only the last one is needed."),
         evidence={"accumulated_passes_count": float(v.passes), "reducing_ratio": v.communication},
         action="Reduce gradients after the last backward pass alone: run the others within no_sync().",
-        snippet=("for i, batch in enumerate(micro_batches):\n"
-                 "    last = i == len(micro_batches) - 1\n"
-                 "    with contextlib.nullcontext() if last else model.no_sync():\n"
-                 "        loss_of(model(batch)).backward()  # the forward pass too"),
+        snippet=code("accumulation_sync", "pytorch"),
         gain="the reductions but the last one of each update",
         source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"),
     )
@@ -148,7 +146,7 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
              "set_to_none it writes its results without either."),
         evidence={"zeroing_s": v.zeroing_s, "adding_zeros_s": v.adding_s, "share_ratio": v.share},
         action="Drop the gradients instead, as PyTorch 2 does by default. That also frees their memory meanwhile.",
-        snippet="optimizer.zero_grad(set_to_none=True)",
+        snippet=code("gradients_zeroed", "pytorch"),
         gain="the time of both" if v.adding_s else "at most: the time of the zeros",
         source=source("gradients_zeroed.share"),
     )
@@ -199,8 +197,8 @@ def _lines(facts: TraceFacts, spans: Spans) -> tuple[Culprit, ...]:
     error_s = max((samples.error_s for samples in facts.trace.stacks), default=0.0)
     if not python or 2e9 * error_s > float(np.median(spans.end - spans.start)):
         return ()
-    processes = process_lines(python, facts.analyzed_spans, spans)
-    lines = gap_lines("gap", spans, spans.total / facts.steps_or_window / 1e9, processes).lines
+    processes = process_lines(python, facts.analyzed_spans, [spans])
+    lines = gap_lines("gap", [spans], spans.total / facts.steps_or_window / 1e9, processes).lines
     return tuple(Culprit(line.line, "line", line.s_per_step, facts.basis, traced=line.traced)
                  for line in lines[:_NAMED_LINES])
 
@@ -214,7 +212,7 @@ def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
         evidence={"ops_without_gradient_s": v.ops_s, "share_ratio": v.share},
         action=("Compute metrics and logging every hundred steps. Compute what does not change once, before the loop. "
                 "Prepare the batch in the DataLoader's workers."),
-        snippet="if step % 100 == 0:\n    log_histograms(model)",
+        snippet=code("ops_without_gradient", "pytorch"),
         gain="the time of these ops",
         source=source("ops_without_gradient.share", "ops_without_gradient.products"),
     )
@@ -299,8 +297,7 @@ def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:
         evidence={"nodes_per_step": v.nodes, "checked_ratio": v.checked, "checks_s": v.checks_s,
                   "share_ratio": v.share},
         action="Switch anomaly detection off: it is for finding a NaN, not for training.",
-        snippet=("torch.autograd.set_detect_anomaly(False)\n"
-                 "# Lightning: Trainer(detect_anomaly=False)"),
+        snippet=code("anomaly_mode", "pytorch"),
         gain="the time of these checks; the forward pass also becomes faster",
         source=source("anomaly_mode.checked"),
     )
@@ -342,7 +339,7 @@ def describe_double_precision(v: DoublePrecision, job: Job) -> Explanation:
              "default."),
         evidence={"float64_ratio": v.ratio, "float64_products_ratio": v.of_products},
         action="Make model and batches torch.float32, unless the computation needs 64 bits.",
-        snippet="x = torch.from_numpy(array).float()\nmodel = model.float()",
+        snippet=code("double_precision", "pytorch"),
         gain="half of these products' time; other ops also move half of the bytes",
         source=source("double_precision.saved", "double_precision.share"),
     )
@@ -382,7 +379,7 @@ def describe_onednn_off(v: OnednnOff, job: Job) -> Explanation:
              "which is faster, unless it is switched off or not built in."),
         evidence={"slow_convolutions_ratio": v.ratio},
         action="Switch oneDNN on, or install a build of PyTorch that has it.",
-        snippet="torch.backends.mkldnn.enabled = True\nassert torch.backends.mkldnn.is_available()",
+        snippet=code("onednn_off", "pytorch"),
         gain="the time of these convolutions",
         source=source("onednn_off.batch", "onednn_off.share"),
     )

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpus import may_be_others
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, severity_by_limits
-from gputop.advice.trace.host_work import NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, severity_by_limits
+from gputop.advice.trace.host_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
-from gputop.advice.trace.snippets import LOADER
-from gputop.advice.verdict import Explanation, Missing, Verdict, known
+from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
@@ -32,8 +33,6 @@ _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer
                    "of an epoch (on_epoch_end, checkpoints, metrics) delays the training.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
-_ONCE = "it came once in this recording, and how often it comes is unknown: a longer capture shows that"
-_MEASURED = "gputop stacks PID  # the line that it runs now"
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -43,6 +42,7 @@ class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
     per_step_s: float | None  # time from step to step, with what lies between
     pauses_show: bool  # it is longer than the steps alone
     between_per_step_s: float | None  # of it what lies between; None: no steps were found
+    new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of this time
 
 
 def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | None:
@@ -83,6 +83,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         gpus=facts.active_numbers, share=share, claim=None if once else "measured",
         severest="medium" if once else "high",
         parts=sorted(parts, key=lambda part: -part.time_s),
+        new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
         pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
@@ -113,13 +114,13 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
 def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     time_s = sum(part.time_s for part in v.parts)
     first = v.parts[0]
-    what = _what(first)
+    what = NEW_WORKERS if v.new_workers and job.loop == PYTORCH and first.kind in _UNNAMED else _what(first)
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
     why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}: "
     why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."
     if v.per_step_s is not None and v.pauses_show:
         why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
-    action, snippet = _fix(first, job)
+    action, snippet = _fix(first, job) if what != NEW_WORKERS else (KEEP_WORKERS, code("input_bound", "torch"))
     evidence = known({
         "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "longest_s": max(part.longest_s for part in v.parts),
@@ -129,7 +130,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     return Explanation(
         title=(f"Once in this recording {seconds(time_s)} pass {between}: {what}" if v.claim is None else
                f"{percent(v.share)} of the time passes {between}: {what}"), why=why, evidence=evidence, action=action,
-        snippet=snippet, gain=_ONCE if v.claim is None else
+        snippet=snippet, gain=ONCE if v.claim is None else
         "all of this time, if the work overlapped with the training or were not done at all",
         per="recording", source=source("time_outside_steps.share"))
 
@@ -149,20 +150,21 @@ def _often(part: WallPart) -> str:
 
 
 def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
+    stacks = code("time_outside_steps", "stacks")
     recognized = _WORK_OF_KIND.get(part.kind)
     if recognized is not None:
-        return recognized.action, recognized.snippets.get(job.loop)
+        return recognized.action, recognized.code(job)
     if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
-        return _SLOW_START, LOADER if job.loop == PYTORCH else None
+        return _SLOW_START, code("input_bound", "torch") if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in KERAS:
         return _ENDS_OF_EPOCHS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
         return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
     if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
-        return "Find out what the library waits for there; its other threads may show it.", _MEASURED
+        return "Find out what the library waits for there; its other threads may show it.", stacks
     if part.what:
         return "Move this work out of the training loop, to a thread, or do it less often.", None
-    return "Find out what the host does there; then move it out of the loop, or do it less often.", _MEASURED
+    return "Find out what the host does there; then move it out of the loop, or do it less often.", stacks
 
 
 # -- evaluation_share -------------------------------------------------------------------------------
@@ -199,10 +201,6 @@ def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | Non
 
 _VALIDATE_LESS = ("Validate less often or on fewer batches, as far as the results allow it: validation_freq, "
                   "validation_steps.")
-_VALIDATION = {
-    **dict.fromkeys(KERAS, "model.fit(..., validation_freq=5, validation_steps=50)"),
-    PYTORCH: "if epoch % 5 == 0:\n    with torch.inference_mode():\n        validate(model, loader)",
-}
 
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
@@ -217,8 +215,8 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     return Explanation(
         title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
                f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
-        action=action, snippet=_VALIDATION.get(job.loop),
-        gain=_ONCE if v.claim is None else "all of the time that evaluates",
+        action=action, snippet=code("evaluation_share", *job.keys),
+        gain=ONCE if v.claim is None else "all of the time that evaluates",
         per="recording", source=source("evaluation_share.share"))
 
 
@@ -267,6 +265,6 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                   "usual_step_s": v.usual_s},
-        action=action, snippet=snippet, gain=_ONCE,
+        action=action, snippet=snippet, gain=ONCE,
         per="recording", source=source("time_outside_steps.share"))
 

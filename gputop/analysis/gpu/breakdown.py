@@ -31,7 +31,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, launch_delays_ns, waits_for_another
-from gputop.analysis.results import Breakdown, StepRuns, TypicalStep
+from gputop.analysis.results import StepRuns, TypicalStep
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
@@ -60,20 +60,12 @@ class IdleByGpu(Struct, frozen=True):
     late: Mapping[int, Spans]
 
 
-def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
-              by_gpu: PartsByGpu | None = None) -> Breakdown:
-    """Mean over ``bounds`` (disjoint, in order), in seconds. ``by_gpu``: :func:`parts_by_gpu`, where that is known."""
-    parts, gpus = _parts(trace, gpu_timelines, bounds, by_gpu)
-    unit = 1e9 * len(bounds) * max(gpus, 1)
-    part_ids = PART_IDS if gpu_timelines else ("input", "host")  # no GPU, no parts on it
-    return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in part_ids})
-
-
 def breakdown_by_step(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
     by_gpu: PartsByGpu | None = None,
 ) -> dict[str, F64]:
-    """The same for each of ``bounds``: by part, seconds in an array of shape (len(bounds),)."""
+    """Seconds of each part, mean of the GPUs, in each of ``bounds`` (disjoint, in order); by part, of shape
+    (len(bounds),). ``by_gpu``: :func:`parts_by_gpu`, where that is known."""
     parts, gpus = _parts(trace, gpu_timelines, bounds, by_gpu)
     start, end = np.array(bounds, np.int64).reshape(-1, 2).T
     return {name: sum((coverage(spans, start, end) for spans in parts[name]), np.zeros(len(bounds), np.int64))

@@ -221,11 +221,12 @@ def _late(
 ) -> list[tuple[tuple[str, int | None], GpuTimeline | None, Spans]]:
     """(process, GPU, when that GPU waits for the host); without GPUs (process, None, when it does not wait for
     input)."""
-    if gpu_timelines:
-        return [((trace.gpus[timeline.gpu].host, None), timeline, idle.late[timeline.gpu])
-                for timeline in gpu_timelines if timeline.gpu in idle.late]
-    within = union([a for a, _ in bounds], [b for _, b in bounds])
     by_rank = trace.format == "chrome" and len(trace.paths) > 1
+    if gpu_timelines:
+        gpus = [(trace.gpus[timeline.gpu], timeline) for timeline in gpu_timelines if timeline.gpu in idle.late]
+        return [((gpu.host, gpu.rank if by_rank else None), timeline, idle.late[timeline.gpu])
+                for gpu, timeline in gpus]
+    within = union([a for a, _ in bounds], [b for _, b in bounds])
     processes = sorted({(line.host, line.rank if by_rank else None) for line in trace.lines}, key=str)
     waiting = training_loops(trace)
     return [((host, rank), None, subtract(within, merge(EMPTY, *(

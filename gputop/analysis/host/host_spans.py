@@ -34,9 +34,10 @@ _XLA_THREAD = re.compile(r"tf_XLA|py_xla_execute|tf_pjrt")
 _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|[\w:]*(?:::Await|BlockHost\w*)$|"
           r"(?:cu|cuda|hip)\w*Synchronize(?:_v\d)?$|Wait for ")
 _RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
-# What XLA hands to Python in the midst of a compiled function: jax.pure_callback, io_callback, debug.print.
-_PYTHON_CALLBACK = r"\S*_callback\b"
-_XLA_CALLBACK = rf"(?:{_PYTHON_CALLBACK}|custom-call)"
+# What a compiled function hands to Python in its midst: jax.pure_callback, io_callback, debug.print; TensorFlow's
+# numpy_function and py_function, with or without the type behind the op's name.
+PYTHON_CALLBACK = r"\S*_callback\b|(?:.*[:/])?(?:Eager)?PyFunc(?:Stateless)?(?:_\d+)?$"
+_XLA_CALLBACK = rf"(?:{PYTHON_CALLBACK}|custom-call)"
 # PyTorch calls no function for a step: Python runs its ops one by one, and each ends in calls of the CUDA runtime.
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
 _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
@@ -197,7 +198,7 @@ def _python_callbacks(trace: Trace, ops: I64) -> I64:
     computing, custom calls (LAPACK) among them."""
     host = trace.host
     long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]
-    return long[name_mask(trace, _PYTHON_CALLBACK)[host.name[long]]]
+    return long[name_mask(trace, PYTHON_CALLBACK)[host.name[long]]]
 
 
 def _placed(trace: Trace, ops: I64) -> I64:

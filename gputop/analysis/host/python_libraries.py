@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 PASS_ON = ("traceback_utils.py", "execute.py", "polymorphic_function.py", "context.py", "dispatch.py",
            "atomic_function.py", "def_function.py", "api.py", "pjit.py", "module.py", "contextlib.py", "threading.py")
 _CELLS = ("<ipython-input", "<stdin>")  # of a notebook, or typed in
+_OWN = ("gputop_kineto", "gputop_inside")  # what gputop itself runs inside of a job
 _PYTHON = (sys.stdlib_module_names - {"test", "code", "profile", "this"}) | {"site-packages", "dist-packages"}
 _PACKAGE_NAMES = """
     absl accelerate apex bitsandbytes chex cloudpickle clu cv2 datasets deepspeed diffusers dill einops equinox
@@ -79,7 +80,8 @@ _FAMILIES = re.compile(r"gen_\w+_ops|\w+_op_def|_pywrap_\w+|\w+_pb2")
 def is_library(file: str) -> bool:
     """Return whether a file, by its whole path, is of Python itself or of an installed package."""
     return ((file.startswith("<") and not file.startswith(_CELLS)) or "/site-packages/" in file
-            or "/dist-packages/" in file or "/lib/python3" in file or "/lib64/python3" in file)
+            or "/dist-packages/" in file or "/lib/python3" in file or "/lib64/python3" in file
+            or PurePosixPath(file).stem in _OWN)
 
 
 def is_library_below_path(file: str) -> bool:

@@ -12,7 +12,7 @@ between its first call and its last.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,11 @@ from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, 
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Trace
 
-INPUT_GAP, EAGER_GAP = "input", "eager"
-GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, "placement", "dispatch")
-_NO_GAPS_ON_CPU = ("placement", "dispatch")  # without a GPU these hold the computing
+INPUT_GAP, EAGER_GAP, PLACEMENT_GAP = "input", "eager", "placement"
+GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, PLACEMENT_GAP, "dispatch")
+_NO_GAPS_ON_CPU = ("dispatch",)  # without a GPU it holds the computing
+# Where TensorFlow and JAX call the user's Python in the midst of a compiled function, on any thread.
+_CALLS_BACK = re.compile(r"(?:^|/)(?:script_ops|_src/callback|_src/debugging)\.py$|^(?:callback|debugging)\.py$")
 _SAMPLED_INTERVALS = 3.0  # mean intervals: of random samples 95% of such gaps have one
 # Share of the stacks first seen outside of gaps: a line in so many is around the steps and tells of no gap.
 _ENCLOSING_SHARE = 0.5
@@ -105,12 +107,15 @@ class Lines:
             for telling in self._telling.values():
                 telling.elsewhere[:] = np.all([telling.by_line(in_steps) >= np.maximum(telling.by_line(in_gaps), 1)
                                                for in_gaps, in_steps in (begun, ran)], axis=0)
+        self._telling_of_callbacks = self._frames_called_back()
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
         self._telling_of_ops = self._frames_that_tell(False, frozenset())
 
     def _threads(self, kind: str) -> list[tuple[StackSpans, bool]]:
         """Threads whose Python shows such gaps, and whether only the user's own code in it does: in waits for input the
         loop stands still and other threads go on."""
+        if kind == PLACEMENT_GAP:
+            return [(self.python.loop, False), *((spans, True) for spans in self.python.others)]
         if kind != INPUT_GAP:
             return [(self.python.loop, False)]
         loop = [(self.python.loop, True)] if self.python.loop_loads else []
@@ -150,6 +155,8 @@ class Lines:
         parts = []
         for whole, worker in self._threads(kind):
             spans, telling = whole.around(gaps), self._telling_of_ops if kind == EAGER_GAP else self._telling[worker]
+            if kind == PLACEMENT_GAP and (worker or self._telling_of_callbacks.line.max(initial=-1) >= 0):
+                telling = self._telling_of_callbacks
             inside = coverage(gaps, spans.start, spans.end)
             with_stack = np.flatnonzero((inside > 0) & (spans.stack >= 0))
             line = telling.line[spans.stack[with_stack]]
@@ -191,6 +198,17 @@ class Lines:
                 line[number], outer[number] = (users[-1], users[0]) if users else (stack[-1], stack[-1])
                 leaf[number] = stack[-1]
         return _Telling(line, outer, leaf, np.zeros(len(python.frames), bool))
+
+    def _frames_called_back(self) -> _Telling:
+        """The user's function that a compiled function calls, in each stack with such a call."""
+        python = self.python
+        line, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(2))
+        for number, stack in enumerate(python.stacks):
+            calls = [depth for depth, frame in enumerate(stack) if _CALLS_BACK.search(python.frames[frame].file)]
+            users = [frame for frame in python.own(number) if calls and frame in stack[calls[-1]:]]
+            if users:
+                line[number], leaf[number] = users[0], stack[-1]
+        return _Telling(line, line, leaf, np.zeros(len(python.frames), bool))
 
     def _frames_around(self, outside: Spans) -> frozenset[int]:
         """Lines that run while the step does: the call of the training loop and what calls it. Of samples only what was
@@ -254,13 +272,13 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
         return HostStacks(basis=basis, reason=reason) if reason else None
     window = Spans(*(np.array([edge], np.int64) for edge in trace.window_ns))
     within = window if steps is None else steps.call_spans if steps.inside else steps.spans
-    by_kind, gpus = gap_spans(trace, gpu_timelines, steps, causes)
-    every = merge(EMPTY, *by_kind.values())
+    by_kind, length_s = gap_spans(trace, gpu_timelines, steps, causes, len(python))
+    every = [merge(EMPTY, *kinds) for kinds in zip(*by_kind.values(), strict=True)]
     processes = process_lines(python, within, every)
     per = steps.count if steps is not None else 1
-    gap_kinds = sorted((gap_lines(kind, gaps, gpus[kind] / per / 1e9, processes) for kind, gaps in by_kind.items()
-                        if len(gaps.start)), key=lambda kind_of_gap: -kind_of_gap.s_per_step)
-    flame = processes[0].flame(within, every, per)
+    gap_kinds = sorted((gap_lines(kind, gaps, length_s[kind] / per, processes) for kind, gaps in by_kind.items()
+                        if any(len(spans.start) for spans in gaps)), key=lambda kind_of_gap: -kind_of_gap.s_per_step)
+    flame = processes[0].flame(within, every[0], per)
     if python[0].exact:
         return HostStacks(basis=basis, length_s=window.total / 1e9, gaps=tuple(gap_kinds), flame=flame,
                           source="tracer with lines" if tells_lines(trace) else "tracer")
@@ -279,44 +297,62 @@ def python_of(trace: Trace) -> list[PythonStacks]:
     return traced_stacks(trace)
 
 
-def process_lines(python: Sequence[PythonStacks], within: Spans, gaps: Spans) -> list[Lines]:
-    """``gaps`` are all gaps of the steps, in the rest of which the loop is in its step."""
-    outside = subtract(within, gaps)
-    return [Lines(process, outside, gaps) for process in python]
+def process_lines(python: Sequence[PythonStacks], within: Spans, gaps: Sequence[Spans]) -> list[Lines]:
+    """``gaps`` are all gaps of the steps, in the rest of which the loop is in its step; of each process, or one of
+    all."""
+    each = zip(python, _of_each(gaps, python), strict=True)
+    return [Lines(process, subtract(within, spans), spans) for process, spans in each]
+
+
+def _of_each(gaps: Sequence[Spans], processes: Sequence[object]) -> Sequence[Spans]:
+    return gaps if len(gaps) == len(processes) else [gaps[0]] * len(processes)
 
 
 def gap_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, causes: HostCauses | None,
-              ) -> tuple[dict[str, Spans], Mapping[str, float]]:
-    """Spans by kind in which a GPU, or in a trace without one the host, has such a gap; and their length, the mean of
-    the GPUs."""
+              processes: int) -> tuple[dict[str, list[Spans]], dict[str, float]]:
+    """Spans by kind in which a GPU, or in a trace without one the host, has such a gap; and their length (s), the mean
+    of the GPUs, or that of the one rank whose gaps they are. The spans are of each rank where there are so many
+    ``processes``, else of all."""
     bounds = steps.bounds_ns if steps is not None else (trace.window_ns,)
-    parts = parts_by_gpu(trace, gpu_timelines, bounds)
-    waits = [of_gpu["input"] for of_gpu in parts.values()]
+    waits: list[tuple[int | None, Spans]] = [
+        (trace.gpus[gpu].rank, parts["input"]) for gpu, parts in parts_by_gpu(trace, gpu_timelines, bounds).items()]
     if not trace.gpus:
         within = union([a for a, _ in bounds], [b for _, b in bounds])
-        waits = [intersect(loop.waits, within) for loop in training_loops(trace)]
-    divided = [of_gpu.by_cause for of_gpu in causes.divided] if causes is not None else []
-    of_kind = {kind: waits if kind == INPUT_GAP else [by_cause[kind] for by_cause in divided] for kind in GAPS
-               if trace.gpus or kind not in _NO_GAPS_ON_CPU}
-    return ({kind: merge(EMPTY, *gaps) for kind, gaps in of_kind.items()},
-            {kind: sum(spans.total for spans in gaps) / max(len(gaps), 1) for kind, gaps in of_kind.items()})
+        waits = [(trace.lines[loop.line].rank if loop.line >= 0 else None, intersect(loop.waits, within))
+                 for loop in training_loops(trace)]
+    divided = [(one.process[1] if one.timeline is None else trace.gpus[one.timeline.gpu].rank, one.by_cause)
+               for one in (causes.divided if causes is not None else ())]
+    of_kind = {kind: waits if kind == INPUT_GAP else [(rank, by_cause[kind]) for rank, by_cause in divided]
+               for kind in GAPS if trace.gpus or kind not in _NO_GAPS_ON_CPU}
+    ranks: list[int | None] = [*sorted({line.rank for line in trace.lines})]
+    if len(ranks) != processes:
+        ranks = [None]
+    length_s = {kind: sum(spans.total for _, spans in gaps) / max(len(gaps), 1) / 1e9 for kind, gaps in of_kind.items()}
+    if causes is not None and causes.gap_host is not None and causes.gap_s is not None:
+        length_s["gap"] = causes.gap_s * len(bounds)
+    return {kind: [merge(EMPTY, *(spans for of, spans in gaps if rank is None or of is None or of == rank))
+                   for rank in ranks] for kind, gaps in of_kind.items()}, length_s
 
 
-def gap_lines(kind: str, gaps: Spans, s_per_step: float, processes: Sequence[Lines]) -> GapLines:
-    """The mean of the processes; ``s_per_step`` is the time of all gaps of this kind."""
+def gap_lines(kind: str, gaps: Sequence[Spans], s_per_step: float, processes: Sequence[Lines]) -> GapLines:
+    """The mean of the processes, each by the time of its gaps; ``gaps`` are of each, or one of all, and ``s_per_step``
+    is the time of all gaps of this kind."""
     shares: dict[tuple[str, str], tuple[float, str, str]] = {}
     traced = bool(processes) and processes[0].python.exact
+    count, each = sum(len(spans.start) for spans in gaps), _of_each(gaps, processes)
+    total = sum(spans.total for spans in each)
     seen, seen_ns = 0, 0
-    for process in processes:
-        covered = process.seen(gaps, kind)
-        seen, seen_ns = max(seen, len(covered.start)), max(seen_ns, covered.total)
+    for process, asked in zip(processes, each, strict=True):
+        covered = process.seen(asked, kind)
+        seen, seen_ns = seen + len(covered.start), seen_ns + covered.total
         for frame, time, leaf, loader in process.of(covered, kind):
             key = line_text(frame), frame.file
             before, inner, by = shares.get(key, (0.0, "" if leaf == frame else line_text(leaf), loader))
-            shares[key] = before + time / covered.total / len(processes), inner, by
+            shares[key] = before + time / covered.total * asked.total / total, inner, by
     first = sorted(shares.items(), key=lambda item: (-item[1][0], item[0]))[:TOP]
-    few = seen < min(_FEW_GAPS, len(gaps.start)) and seen_ns < _MOST * gaps.total
-    return GapLines(kind, s_per_step, len(gaps.start), seen, () if few else tuple(
+    seen = -(-seen * len(gaps) // max(len(processes), 1))
+    few = seen < min(_FEW_GAPS, count) and seen_ns < _MOST * total
+    return GapLines(kind, s_per_step, count, seen, () if few else tuple(
         StackLine(line, file, share * s_per_step, min(share, 1.0), inner, traced, loader)
         for (line, file), (share, inner, loader) in first if share >= _MIN_SHARE))
 
@@ -325,5 +361,5 @@ def lines_of_gaps(processes: Sequence[Lines], gaps: Iterable[tuple[int, int, str
     """Lines that ran in each of these gaps (start, end, cause); empty where no sample fell into it."""
     if not processes:
         return [() for _ in gaps]
-    return [gap_lines(INPUT_GAP if cause == INPUT_GAP else "gap", union([start], [end]), (end - start) / 1e9,
+    return [gap_lines(INPUT_GAP if cause == INPUT_GAP else "gap", [union([start], [end])], (end - start) / 1e9,
                       processes).lines for start, end, cause in gaps]

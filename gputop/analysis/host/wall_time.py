@@ -43,7 +43,7 @@ from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_librar
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
-from gputop.analysis.results import HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
+from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
@@ -77,7 +77,7 @@ _HALF = 0.5  # factor of the longest gap from which another one is of its kind
 _KERAS = "Keras"  # in the anchor of steps that are its
 _PYTHON = re.compile(r"i?python|pt_|thread/")  # names of its threads; "thread": the report has no name
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
-_CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
+_CLEANS_UP = ("freeing", "iterator", "datasets")  # kinds of host work at the end of an evaluation, and at its begin
 _NO_NAME = ("input", "python", "silent", "unknown")  # kinds of host work that may be any
 _SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "silent", "unknown")
 
@@ -118,10 +118,36 @@ class _Rank(Struct, frozen=True):
     reads_per_step: float = 0.0  # of variables, from Python: a model that runs op by op makes many
 
 
-def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
-              python: Sequence[PythonStacks] = (), start: Spans = EMPTY) -> WallTime | None:
-    """The division of the recorded time; None where the trace has no time. ``python``: the stacks of its processes,
-    ``start``: when they did what a job does once, at its start.
+class RankDivision(Struct, frozen=True):
+    """The recording of one rank: its ``parts`` with the time of each, and those of its ``overview`` with what lies
+    between the two. ``waits`` are those of its loops for a batch."""
+
+    number: int
+    host: str
+    waits: Spans
+    parts: tuple[tuple[WallPart, Spans], ...]
+    overview: tuple[WallPart, ...] = ()
+    sampled: bool = False  # its lines of Python are those of samples,
+    error_s: float = 0.0  # off by so much
+
+    def rank_time(self) -> RankWallTime:
+        parts = _ordered(part for part, _ in self.parts)
+        return _of_rank(self.number, self.host, _summed((*parts, *self.overview)) if self.overview else parts)
+
+
+class Division(Struct, frozen=True):
+    """The recording of all ``ranks``, and the steps of trace and overview, where two are in a row and train."""
+
+    ranks: tuple[RankDivision, ...]
+    known_by: str
+    in_trace: StepSeries | None
+    in_overview: StepSeries | None
+
+
+def divide(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
+           python: Sequence[PythonStacks] = (), start: Spans = EMPTY) -> Division | None:
+    """Divide the recorded time; None where the trace has no time. ``python``: the stacks of its processes, ``start``:
+    when they did what a job does once, at its start.
 
     A rank's overview is divided like its trace, and what lies between the two was not recorded.
     """
@@ -134,38 +160,46 @@ def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     divided = []
     longest: tuple[Trace, Steps] | None = None
     for index, rank in enumerate(ranks):
-        rank_time = _of_rank(rank.number, rank.host, _parts(trace, steps, rank, start))
+        stacks = _of_process(python, index, len(ranks))
         overview, in_overview = trace.overviews.get(rank.number), in_overviews.get(rank.number)
+        seldom: tuple[WallPart, ...] = ()
         if overview is not None and in_overview is not None:
             if longest is None or in_overview.count > longest[1].count:
                 longest = overview, in_overview
-            rank_time = _with_overview(rank_time, rank.window, overview, in_overview,
-                                       _of_process(python, index, len(ranks)))
-        divided.append(rank_time)
-    total_s, recorded_s = (sum(times) / len(divided) for times in zip(
-        *((rank_time.total_s, rank_time.recorded_s) for rank_time in divided), strict=True))
-    parts = divided[0].parts if len(divided) == 1 else _mean(divided)
-    in_trace, in_longest = _series(trace, steps), _series(*longest) if longest is not None else None
-    series = [one for one in (in_trace, in_longest) if one is not None]
+            seldom = _of_overview(rank.window, overview, in_overview, stacks)
+        divided.append(RankDivision(
+            rank.number, rank.host, rank.waits, _parts(trace, steps, rank, start), seldom,
+            any(not one.exact for one in stacks), max((one.error_ns for one in stacks), default=0) / 1e9))
+    return Division(tuple(divided), "profiler" if trace.rank_windows_ns else "events", _series(trace, steps),
+                    _series(*longest) if longest is not None else None)
+
+
+def wall_time(division: Division | None, account: Account | None = None) -> WallTime | None:
+    """The division as documents have it, with the account: the mean of the ranks, and these where there are several."""
+    if division is None:
+        return None
+    ranks = [rank.rank_time() for rank in division.ranks]
+    total_s, recorded_s = (sum(times) / len(ranks) for times in zip(
+        *((rank.total_s, rank.recorded_s) for rank in ranks), strict=True))
+    series = [one for one in (division.in_trace, division.in_overview) if one is not None]
     count = sum(len(one.durations_s) for one in series)
     return WallTime(
-        total_s, recorded_s, parts, "profiler" if trace.rank_windows_ns else "events",
+        total_s, recorded_s, ranks[0].parts if len(ranks) == 1 else _mean(ranks), division.known_by,
         math.fsum(s for one in series for s in (*one.durations_s, *one.pauses_s)) / count if count else None,
-        in_trace.pauses_s if in_trace is not None else (), tuple(divided) if len(divided) > 1 else (), in_longest)
+        division.in_trace.pauses_s if division.in_trace is not None else (), tuple(ranks) if len(ranks) > 1 else (),
+        division.in_overview, account=account)
 
 
-def _with_overview(detail: RankWallTime, window: Spans, overview: Trace, steps: Steps,
-                   python: Sequence[PythonStacks]) -> RankWallTime:
-    """The rank's time in both recordings, and between them."""
+def _of_overview(window: Spans, overview: Trace, steps: Steps, python: Sequence[PythonStacks]) -> tuple[WallPart, ...]:
+    """Parts of a rank's overview, and what lies between it and the detail's ``window``."""
     (rank,) = _ranks(overview, (), steps, python)[:1]
     if not rank.window.total:
-        return detail
+        return ()
     begin, end = (int(edge[0]) for edge in (window.start, window.end))
     own_begin, own_end = (int(edge[0]) for edge in (rank.window.start, rank.window.end))
     between_ns = max(own_begin - end, begin - own_end, 0)
     between = (WallPart("unrecorded", between_ns / 1e9, 1, longest_s=between_ns / 1e9, at_s=min(end, own_end) / 1e9),)
-    parts = _summed([*detail.parts, *_parts(overview, steps, rank, EMPTY), *(between if between_ns else ())])
-    return _of_rank(detail.rank, detail.host, parts)
+    return (*(part for part, _ in _parts(overview, steps, rank, EMPTY)), *(between if between_ns else ()))
 
 
 def _of_process(python: Sequence[T], index: int, ranks: int) -> Sequence[T]:
@@ -205,7 +239,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     if gpu_timelines:  # a process without a GPU of its own (a launcher) is no rank
         numbers = [number for number in numbers if number in of_gpu.values()] or numbers
     within = steps.spans if steps is not None else _spans((trace.window_ns,))
-    processes = process_lines(python, within, complement(within, *trace.window_ns) if steps is not None else EMPTY)
+    processes = process_lines(python, within, [complement(within, *trace.window_ns) if steps is not None else EMPTY])
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     out = []
     for index, number in enumerate(numbers):
@@ -269,7 +303,7 @@ def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.N
 
 # -- the division ---------------------------------------------------------------------------------------
 
-def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tuple[WallPart, ...]:
+def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tuple[tuple[WallPart, Spans], ...]:
     unrecorded = intersect(rank.window, _unrecorded(trace, rank))
     left = subtract(rank.window, unrecorded)
     divided: dict[str, Spans] = {"unrecorded": unrecorded}
@@ -301,11 +335,11 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     idle = merge(EMPTY, *(stretch.idle for stretch in stretches))
     edges = _spans((s.start_ns, s.end_ns) for s in stretches if s.id == "edges")
     of_gpu = subtract(subtract(left, idle), edges)
-    out = [_loop_part(id_, spans, steps) for id_, spans in divided.items() if spans.total]
-    out += [WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start))] if of_gpu.total else []
-    out += [WallPart("edges", edges.total / 1e9, sum(s.id == "edges" for s in stretches))] if edges.total else []
-    out += _named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps)
-    return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))
+    out = [(_loop_part(id_, spans, steps), spans) for id_, spans in divided.items() if spans.total]
+    out += [(WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start)), of_gpu)] if of_gpu.total else []
+    out += [(WallPart("edges", edges.total / 1e9, sum(s.id == "edges" for s in stretches)), edges)] * bool(edges.total)
+    return (*out, *_named_parts(
+        _named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps))
 
 
 def _long_pauses(steps: Steps, rank: _Rank) -> tuple[Spans, Spans]:
@@ -541,7 +575,7 @@ def _in_wrapper(rank: _Rank, idle: Spans) -> bool:
 def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:
     if not rank.python or not idle.total:
         return None
-    first = next(iter(gap_lines("gap", idle, idle.total / 1e9, rank.python).lines), None)
+    first = next(iter(gap_lines("gap", [idle], idle.total / 1e9, rank.python).lines), None)
     return first if first is not None and first.share >= _MAIN_SHARE else None
 
 
@@ -565,7 +599,7 @@ def same_work(kind: str, what: str) -> tuple[str, str]:
     return kind, what if kind in ("line", "op") else ""
 
 
-def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]:
+def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[tuple[WallPart, Spans]]:
     groups: dict[tuple[str, str, str], list[_Named]] = {}
     for one in named:
         id_ = _PROFILER if one.kind == _PROFILER else one.stretch.id
@@ -583,12 +617,12 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]
         count, longest_ns, start_ns = len(stretches), longest.stretch.idle.total, longest.stretch.start_ns
         if id_ == _NO_STEPS:
             count, longest_ns, start_ns = _longest_gaps(longest.stretch.idle)
-        out.append(WallPart(
+        out.append((WallPart(
             id_, sum(one.stretch.idle.total for one in stretches) / 1e9, count, kind, longest.what, longest_ns / 1e9,
             start_ns / 1e9,
             _every(np.array([one.stretch.start_ns for one in stretches]), steps) if id_ == "between" else None,
             tuple(HostWork(name, time / 1e9, count) for name, (time, count) in most),
-            sum(silent) / 1e9 if silent else None))
+            sum(silent) / 1e9 if silent else None), merge(EMPTY, *(one.stretch.idle for one in stretches))))
     return out
 
 
@@ -624,4 +658,8 @@ def _summed(parts: Iterable[WallPart]) -> tuple[WallPart, ...]:
         out.append(structs.replace(
             longest, time_s=sum(part.time_s for part in same), count=sum(part.count for part in same),
             every_steps=every.pop() if len(every) == 1 else None))
-    return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))
+    return _ordered(out)
+
+
+def _ordered(parts: Iterable[WallPart]) -> tuple[WallPart, ...]:
+    return tuple(sorted(parts, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
-from gputop.analysis.steps.torch_compilations import built_again, compiling, torch_builds
+from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
 from gputop.text.units import seconds
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
@@ -22,7 +22,7 @@ from gputop.trace.recorded import part_of
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
-TORCH_COMPILING, UPLOAD = "torch_compilation", "upload"
+TORCH_COMPILING, KERNELS, UPLOAD = "torch_compilation", "kernel_compilation", "upload"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
@@ -53,7 +53,7 @@ START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that f
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
-    TORCH_COMPILING: "compilation by torch.compile",
+    TORCH_COMPILING: "compilation by torch.compile", KERNELS: "compilation of kernels (NVRTC, Triton)",
     AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
     UPLOAD: "copying of the model to the GPU",
 }
@@ -61,8 +61,9 @@ _TEXTS = {
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
-    "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph), "autotuning", "graphs"
-    (CUDA's) or "upload" (of the model); ``what`` is the function or the call, "" where no name tells."""
+    "torch_compilation" (by torch.compile), "kernel_compilation" (by NVRTC or Triton), "tracing" (Python builds the
+    function's graph), "autotuning", "graphs" (CUDA's) or "upload" (of the model); ``what`` is the function or the call,
+    "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -87,6 +88,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     loaded = _joined(_loading(trace), _set_up(trace))
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _tried(trace)),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
+                        (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -271,9 +273,11 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
     compiling = union(trace.host.start_ns[rows], trace.host.end_ns[rows])
-    for kind, spans in ((COMPILING, compiling), (AUTOTUNING, _chosen(trace)), (GRAPHS, _recorded(trace))):
+    for kind, spans in ((COMPILING, compiling), (KERNELS, compiling_kernels(trace)), (AUTOTUNING, _chosen(trace)),
+                        (GRAPHS, _recorded(trace))):
         time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
-        if may_be_first and (time > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
+        # What is recorded into graphs that nothing launches yet are no steps, however often it repeats.
+        if (may_be_first or kind == GRAPHS) and (time > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
             return f"{_TEXTS[kind]} ({seconds(time.sum() / 1e9)})"
     return ""
 

@@ -7,6 +7,9 @@ nothing else does. A region that runs from the cache has none of it.
 
 The parts of a compilation have events of their own since PyTorch 2.5, "compile_fx_inner (dynamo_timed)" for one; so has
 that of the backward pass, which is compiled in its first call.
+
+Kernels that are compiled one by one show in nvFuser's ranges around NVRTC, and in the functions of Triton and of its
+autotuning where Python was traced.
 """
 
 from __future__ import annotations
@@ -18,13 +21,18 @@ from msgspec import Struct
 
 from gputop.analysis.steps.compilations import AGAIN, OVER
 from gputop.trace.intervals import Spans, in_order, union
-from gputop.trace.lookups import Mask, host_rows
+from gputop.trace.lookups import Mask, host_rows, name_mask
 from gputop.trace.model import I64, Trace
 
 _REGION = re.compile(r"Torch-Compiled Region: (\d{1,9})/(\d{1,9})$")
 _CACHE_LOOKUP = r"TorchDynamo Cache Lookup$"
 _FAKE = r"PythonDispatchMode$|prims::\w"
 _TIMED = r".* \(dynamo_timed\)$"
+_KERNEL_WORDS = ("nvrtc", "fusionkernelruntime", "kernelexecutor", "compiledkernel", "triton")
+_KERNELS = (r"(?:\w+::)*Nvrtc::\w*[Cc]ompile\w*$|(?:FusionKernelRuntime|KernelExecutor|CompiledKernel)::compile\w*$|"
+            r"(?:.*/)?triton/(?:compiler/compiler\.py\(\d+\): compile|runtime/autotuner\.py\(\d+\): _bench|"
+            r"runtime/jit\.py\(\d+\): _do_compile)$|"
+            r"(?:.*/)?triton_heuristics\.py\(\d+\): (?:benchmark_all_configs|_?precompile\w*)$")
 
 
 class TorchBuilds(Struct, frozen=True):
@@ -40,6 +48,12 @@ def compiling(trace: Trace, lines: Mask) -> Spans:
     """Spans in which torch.compile works on one of these threads, by its own marks; empty in older versions."""
     rows = host_rows(trace, _TIMED)
     rows = rows[lines[trace.host.line[rows]]]
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+
+
+def compiling_kernels(trace: Trace) -> Spans:
+    """Spans in which kernels are compiled, or tried out, one by one; calls within others count once."""
+    rows = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS)[trace.host.name])
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 

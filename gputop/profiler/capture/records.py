@@ -58,6 +58,7 @@ class CaptureStatus(Struct, frozen=True):
     chosen_s: float | None = None  # what is recorded in detail, once that is known
     why: str = ""  # and the reason for it
     overview_s: float = 0.0  # the overview that follows
+    stoppable: bool = True  # a recording that has begun can be ended early
 
     @property
     def running(self) -> bool:

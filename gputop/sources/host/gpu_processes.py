@@ -129,8 +129,8 @@ class GpuProcessTable:
         stats: dict[int, Stat] = {}
         absent: dict[int, str] = {}
         table_due = now_s >= self._table_due_s
-        for pid in held:
-            stat = self._find(pid)
+        for pid, on_gpus in held.items():
+            stat = self._find(pid, from_driver=bool(on_gpus))
             if isinstance(stat, str):
                 absent[pid] = stat
             else:
@@ -172,8 +172,9 @@ class GpuProcessTable:
 
     # -- which process is meant ------------------------------------------------------------
 
-    def _find(self, pid: int) -> Stat | str:
-        """The process that the driver calls ``pid``, or why it is not visible; a new one becomes known."""
+    def _find(self, pid: int, *, from_driver: bool) -> Stat | str:
+        """The process that the driver, or else this /proc, calls ``pid``, or why it is not visible. A new one becomes
+        known."""
         if pid == 0:
             return NO_PID
         record = self._known.get(pid)
@@ -182,7 +183,7 @@ class GpuProcessTable:
             self._known.pop(pid, None)
             if record is not None and record.local != pid:
                 return OTHER_NAMESPACE
-            if self._nested:
+            if self._nested and from_driver:
                 # NVML's PIDs may be the host's: here the same number can belong to a process without a GPU.
                 doubt = OTHER_NAMESPACE if isinstance(stat, str) else self._identity_doubt(pid)
                 if doubt is not None:

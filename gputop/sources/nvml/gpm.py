@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gputop.core.metrics import GPU_METRICS, RATIO
-from gputop.core.samples import Reading
+from gputop.core.samples import GpuSample, Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.plausibility import implausible_reason
 
@@ -190,3 +190,20 @@ class Gpm:
         for sample in (self._older, self._newer):
             with contextlib.suppress(self._nvml.NVMLError):  # at worst 2 kB stay allocated
                 self._nvml.nvmlGpmSampleFree(sample)
+
+
+class WithGpm:
+    """A probe that reads GPM as long as the device is there."""
+
+    _gpm: Gpm | None
+    _final_sample: GpuSample | None
+
+    @property
+    def has_gpm(self) -> bool:
+        return self._gpm is not None
+
+    def close(self) -> None:
+        """Free GPM's buffers. A lost GPU is not touched."""
+        if self._gpm is not None and self._final_sample is None:
+            self._gpm.close()
+        self._gpm = None

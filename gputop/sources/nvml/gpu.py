@@ -11,7 +11,7 @@ from gputop.core.samples import CLOCK_EVENTS, FAILED, LOST, OK, GpuInfo, GpuSamp
 from gputop.sources.nvml import status
 from gputop.sources.nvml.counters import NvlinkTraffic
 from gputop.sources.nvml.fields import FieldReader
-from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, NVLINK, PCIE, Gpm, unsupported_reason
+from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, NVLINK, PCIE, Gpm, WithGpm, unsupported_reason
 from gputop.sources.nvml.pcie import PcieTraffic, link_bytes_per_s, link_rate
 from gputop.sources.nvml.processes import ProcessReader
 
@@ -30,7 +30,7 @@ def clock_events(mask: int) -> tuple[str, ...]:
     return tuple(name for bit, name in CLOCK_EVENTS.items() if mask & bit)
 
 
-class NvmlGpu:
+class NvmlGpu(WithGpm):
     """Satisfies :class:`gputop.sources.base.GpuProbe`. Everything of one GPU, read by one thread at a time.
 
     A call that the driver refuses for good is not repeated: its metrics stay missing with that
@@ -82,10 +82,6 @@ class NvmlGpu:
         probe._mark_unusable(code)
         return probe
 
-    @property
-    def has_gpm(self) -> bool:
-        return self._gpm is not None
-
     def read(self, now_s: float) -> GpuSample:
         """One sample; blocks for as long as the driver does."""
         if self._final_sample is not None:
@@ -94,12 +90,6 @@ class NvmlGpu:
             return self._sample()
         except self._nvml.NVMLError as error:
             return self._mark_unusable(error.value)
-
-    def close(self) -> None:
-        """Free GPM's buffers. A lost GPU is not touched."""
-        if self._gpm is not None and self._final_sample is None:
-            self._gpm.close()
-        self._gpm = None
 
     def _mark_unusable(self, code: int) -> GpuSample:
         self.handle = self._gpm = self._pcie = self._nvlink = None

@@ -17,7 +17,7 @@ from gputop.core.samples import FAILED, LOST, GpuInfo, GpuSample, Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.calls import nvml_text
 from gputop.sources.nvml.fields import FIELDS, FieldReader
-from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, Gpm, unavailable_reason
+from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, Gpm, WithGpm, unavailable_reason
 from gputop.sources.nvml.processes import ProcessReader
 
 _MAX_INSTANCES = 64  # per GPU: today's have 7; a sick driver reported 4294967295
@@ -88,7 +88,7 @@ def divided_reason(labels: Sequence[str]) -> str:
     return "divided into MIG instances, none of which exists or is visible to this user (`nvidia-smi mig -lgi`)"
 
 
-class MigInstance:
+class MigInstance(WithGpm):
     """Satisfies :class:`gputop.sources.base.GpuProbe`. Everything of one instance, read by one thread."""
 
     def __init__(
@@ -132,10 +132,6 @@ class MigInstance:
         """NVML's id of the GPU instance, which events name."""
         return self._device.gpu_instance
 
-    @property
-    def has_gpm(self) -> bool:
-        return self._gpm is not None
-
     def read(self, now_s: float) -> GpuSample:
         """One sample; blocks for as long as the driver does."""
         if self._final_sample is not None:
@@ -146,12 +142,6 @@ class MigInstance:
             return self._final_sample or self._sample()
         except self._nvml.NVMLError as error:
             return self._mark_unusable(LOST, status.lost_message(error.value, self.info.index) + status.RESTART)
-
-    def close(self) -> None:
-        """Free GPM's buffers. A lost GPU is not touched."""
-        if self._gpm is not None and self._final_sample is None:
-            self._gpm.close()
-        self._gpm = None
 
     def _sample(self) -> GpuSample:
         readings = self._fixed_readings | self._memory.read(self._clock())

@@ -24,11 +24,13 @@ _LISTED = 8  # runs named in a note or message
 
 
 class Run(Struct, frozen=True):
-    """A profile run below a logdir: its folder, what it is called there, its files, and when the last was written."""
+    """A profile run below a logdir: its folder, what it is called there, its files, their format, and when the last was
+    written."""
 
     folder: Path
     name: str
     files: tuple[Path, ...]
+    format: Format
     written_ns: int
 
 
@@ -55,31 +57,36 @@ def files_at(path: Path, notes: list[TraceNote], run: str | None = None) -> list
 
 def runs_at(path: Path) -> list[Run]:
     """The profile runs of a logdir, the newest first; none for anything else, such as the folder of one run."""
-    if not path.is_dir():
-        return []
-    for format_ in FORMATS:
-        if _files_of(format_, path):
-            return []
-        if format_.in_run_folders and (runs := _runs_below(format_, path)):
-            return runs
-    return []
+    return _first_format(path)[2] if path.is_dir() else []
 
 
 def _files_in(folder: Path, notes: list[TraceNote], run: str | None) -> list[Path]:
-    """The files of the first format that the folder, or a run below it, has any of."""
-    for format_ in FORMATS:
-        if files := _files_of(format_, folder):
-            if run is not None:
-                raise GputopError(f"{folder} holds a trace, not runs.", "Leave --run out.", EXIT_USAGE)
-            return _newest_of_each_worker(format_, files, notes)
-        if format_.in_run_folders and (runs := _runs_below(format_, folder)):
-            chosen = _newest(runs, folder, notes) if run is None else _called(run, runs, folder)
-            return _newest_of_each_worker(format_, list(chosen.files), notes)
+    """The files of the first format that the folder has any of, or those of a run below it."""
+    format_, files, runs = _first_format(folder)
+    if runs:
+        chosen = _newest(runs, folder, notes) if run is None else _called(run, runs, folder)
+        return _newest_of_each_worker(chosen.format, list(chosen.files), notes)
+    if format_ is not None:
+        if run is not None:
+            raise GputopError(f"{folder} holds a trace, not runs.", "Leave --run out.", EXIT_USAGE)
+        return _newest_of_each_worker(format_, files, notes)
     for format_ in FORMATS:
         for ending in format_.raw_endings:
             if raw := sorted(folder.glob("*" + ending)):
                 raise _not_exported(raw[0], format_)
     raise NoDataError(f"There is no trace in {folder}.", ACCEPTED)
+
+
+def _first_format(folder: Path) -> tuple[Format | None, list[Path], list[Run]]:
+    """The first format that the folder itself has, with these files, or the runs below it where one of theirs is first.
+    A logdir can hold runs of several formats, as of a TensorFlow and of a PyTorch job."""
+    runs = _runs_below(folder)
+    for format_ in FORMATS:
+        if files := _files_of(format_, folder):
+            return format_, files, []
+        if any(run.format is format_ for run in runs):
+            return None, [], runs
+    return None, [], []
 
 
 def _files_of(format_: Format, folder: Path) -> list[Path]:
@@ -101,15 +108,17 @@ def _prefix_or_nothing(file: Path) -> bytes:
         return b""
 
 
-def _runs_below(format_: Format, folder: Path) -> list[Run]:
+def _runs_below(folder: Path) -> list[Run]:
     """The runs at any depth below the folder, the newest first; where there is none, folders right below it."""
     folders = list(_run_folders(folder)) or [child for child in folder.iterdir() if child.is_dir()]
     runs = []
     for run in folders:
-        if files := _files_of(format_, run):
-            parts = [part for part in run.relative_to(folder).parts[:-1] if part not in (_RUNS, _PLUGINS)]
-            runs.append(Run(run, "/".join((*parts, run.name)), tuple(files),
-                            max(file.stat().st_mtime_ns for file in files)))
+        for format_ in FORMATS:
+            if format_.in_run_folders and (files := _files_of(format_, run)):
+                parts = [part for part in run.relative_to(folder).parts[:-1] if part not in (_RUNS, _PLUGINS)]
+                runs.append(Run(run, "/".join((*parts, run.name)), tuple(files), format_,
+                                max(file.stat().st_mtime_ns for file in files)))
+                break
     # A capture that failed leaves empty files; runs with content are wanted.
     runs = [run for run in runs if any(file.stat().st_size for file in run.files)] or runs
     return sorted(runs, key=lambda run: (run.written_ns, run.folder.name), reverse=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _JSON_BLANKS = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, too
 _XPLANE_FIELDS = 6  # the number of the last field of a plane
+_REPLACED = b"\xef\xbf\xbd"  # U+FFFD in UTF-8, which stands for bytes that are no text
 _XPLANES_FIELD = b"\x0a"  # an XSpace begins with its planes; JSON may begin with the same byte, a newline
 
 
@@ -108,6 +109,8 @@ class OtherFile(Struct, frozen=True):
 OTHER_FILES = (
     OtherFile(lambda path, begin: begin.startswith(b"version https://git-lfs.github.com/spec/"),
               "a pointer of git-lfs, which stands for the file", "Get the file itself: git lfs pull"),
+    OtherFile(lambda path, begin: begin[:1] == _XPLANES_FIELD and begin[:64].count(_REPLACED) > 1,
+              "a binary trace that was copied as text, which destroyed it", "Copy the file again, as binary data."),
     OtherFile(_is_perfetto, "a Perfetto trace", "Export it as Chrome JSON: traceconv json trace.pftrace trace.json"),
 )
 FORMATS = (

@@ -13,28 +13,26 @@ from gputop.advice.fleet.report import Report
 from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, brief, fields_of
 from gputop.cluster.view import View
 from gputop.export.cluster import (
-    COLUMNS,
-    Layout,
     cells,
     figures,
+    fleet_columns,
+    fleet_table,
     gpu_cells,
     hours_lost,
     label,
-    layout,
+    lane,
     not_judged,
-    recent,
     remark,
-    resampled,
     shown_span_s,
-    span_text,
     summary,
 )
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_STYLE, WARN
 from gputop.render.styled_text import StyledText, wrap
+from gputop.render.table import Column, Value, lane_means, widths
 from gputop.text.units import fit, percent, printable
 from gputop.tui.monitor.lanes import blank_column, column, merged, with_cursor
 
-_INDENT = 4  # of a node's name in the column of jobs
+Layout = dict[str, tuple[Column, int]]  # the columns that are shown, with their cells
 Key = tuple[str, str, str]  # job, node, UUID; "" from where the row is above it
 Commands = Callable[[str], dict[str, list[str]]]  # what opens a node, by the key
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -91,6 +89,7 @@ class State(Struct):
     cursor: int | None = None  # a column of the history, counted from the newest
     held: tuple[str, ...] = ()  # jobs in the order in which they stay; none: sorted anew with each answer
     span_of: tuple[Report | None, float] = (None, 0.0)  # that of the lanes, and of which report
+    layout_of: tuple[Report | None, int, Layout] = (None, 0, {})  # and of which width of the screen
     late_s: float = 0.0  # for how long the next answer has been due
 
     def rows(self) -> list[Row]:
@@ -187,16 +186,14 @@ def header(state: State, width: int) -> list[list[StyledText]]:
 
 
 def heading(state: State, width: int) -> list[StyledText]:
-    names, widths, history, found_width = _layout(state, width)
-    texts = [fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names]
-    span = span_text(state.span_s)
-    if state.cursor is not None:
-        span = time.strftime("%H:%M", time.localtime(
-            state.report.fleet.time_s - state.cursor * state.span_s / max(1, history)))
-        span = f"┃ {span}: active then"
+    shown = _layout(state, width)
     last = f"“{printable(state.pattern)}”" if state.pattern else _order_text(state)
-    return [(" " + " ".join(texts), DIM), (" " + fit(span, history), BOLD if state.cursor is not None else DIM),
-            (" " + fit(last, found_width), DIM)]
+    texts = {name: of_name.title for name, (of_name, _) in shown.items()} | {"finding": last}
+    if state.cursor is not None:
+        then_s = state.report.fleet.time_s - state.cursor * state.span_s / max(1, shown["history"][1])
+        texts["history"] = f"┃ {time.strftime('%H:%M', time.localtime(then_s))}: active then"
+    return [(" " + of_name.fit(texts[name], size), BOLD if name == "history" and state.cursor is not None else DIM)
+            for name, (of_name, size) in shown.items()]
 
 
 def _order_text(state: State) -> str:
@@ -206,34 +203,48 @@ def _order_text(state: State) -> str:
 
 
 def _layout(state: State, width: int) -> Layout:
-    return layout(max(0, width - 1), state.report.fleet.jobs, _INDENT)
+    """The columns for a screen of this width, the names of all nodes among what they have to hold."""
+    report, of_width, _ = state.layout_of
+    if report is not state.report or of_width != width:  # each row asks
+        jobs = state.report.fleet.jobs
+        columns = fleet_columns(jobs)
+        rows: list[dict[str, Value]] = [_values(state, Row(job))[0] for job in jobs]
+        rows += [{"job": f"  ▸ {brief(node)}"} for job in jobs for node in job.node_names]
+        table = fleet_table(columns, rows)
+        names, sizes = [*columns], widths(table, table.rows, max(0, width - 1))
+        state.layout_of = state.report, width, {names[i]: (table.columns[i], cells) for i, cells in sizes.items()}
+    return state.layout_of[2]
 
 
 def history_columns(state: State, width: int) -> int:
-    return _layout(state, width).history
+    return _layout(state, width)["history"][1]
 
 
 def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]:
     """A row, exactly ``width`` cells."""
-    names, widths, history, found_width = _layout(state, width)
-    texts, past = _texts(state, row)
+    shown = _layout(state, width)
+    history = shown["history"][1]
+    values, past = _values(state, row)
     cursor_column = None if state.cursor is None else history - 1 - state.cursor
-    values = resampled(recent(past, state.span_s), history)
+    means = lane_means(lane(past, state.span_s), history)
     if cursor_column is not None and 0 <= cursor_column < history:
-        then = values[cursor_column]
-        texts = {"job": texts["job"], "activity": "" if then is None else percent(then)}
+        then = means[cursor_column]
+        values = {"job": values["job"], "activity": "" if then is None else percent(then)}
     style = BOLD if selected else PLAIN
     runs: list[StyledText] = [("›" if selected else " ", ACCENT)]
-    for name in names:
-        runs.append((fit(printable(texts.get(name, "")), widths[name], right=COLUMNS[name].right) + " ",
-                     style if name in ("job", "activity") else PLAIN if row.node is None else DIM))
-    runs += _lane(values, cursor_column)
-    text, tone = _found_cell(state, row)
-    runs.append((" " + fit(text, found_width), tone))
+    for name, (of_name, size) in shown.items():
+        if of_name.lane:
+            runs += _lane(means, cursor_column)
+        elif of_name.wide:
+            text, tone = _found_cell(state, row)
+            runs.append((" " + of_name.fit(text, size), tone))
+        else:
+            runs.append((of_name.fit(of_name.text(values.get(name, "")), size) + " ",
+                         style if name in ("job", "activity") else PLAIN if row.node is None else DIM))
     return runs
 
 
-def _texts(state: State, row: Row) -> tuple[dict[str, str], History | None]:
+def _values(state: State, row: Row) -> tuple[dict[str, Value], History | None]:
     now_s = state.report.fleet.time_s
     if row.gpu is not None:
         return {"job": f"    {row.gpu.gpu}", **gpu_cells(row.gpu)}, row.gpu.history
@@ -242,8 +253,7 @@ def _texts(state: State, row: Row) -> tuple[dict[str, str], History | None]:
         node = row.node
         return {"job": f"  {mark} {brief(node.name)}", "size": f"{node.gpus}", **figures(node)}, node.history
     mark = "▾" if row.job.id in state.open_jobs else "▸"
-    job_cells = cells(row.job, now_s)
-    return {**job_cells, "job": f"{mark} {job_cells['job']}"}, row.job.history
+    return {**cells(row.job, now_s), "job": f"{mark} {row.job.id}"}, row.job.history
 
 
 def _lane(values: Sequence[float | None], cursor_column: int | None) -> list[StyledText]:

@@ -7,15 +7,17 @@ from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import Struct
+from rich.style import Style
 from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import CombinedGain, Finding
-from gputop.render.finding_text import culprits_text, gain_texts, kind_text, what_if_text
+from gputop.render.finding_text import gain_texts, kind_text, what_if_text
 from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
-from gputop.render.styled_text import StyledText, justify, wrap, wrap_sentences
+from gputop.render.styled_text import StyledText, justify, whole_sentences, wrap, wrap_sentences
+from gputop.render.verdict_lines import DO, WHY, where_rows
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
 from gputop.tui.keys import STACKS_TELL, key
@@ -24,6 +26,8 @@ from gputop.tui.widgets.cached_lines import DrawnLines, WheelMoves
 _MIN_HEIGHT_OF_TWO_LINES = 8  # a lower panel has one line for what the chosen cures save together
 _LEAD = 3  # lines above a finding of low severity, at most
 _ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and its action, and nothing above them
+_INDENT = 8  # of the texts below a title
+_WHY_LINES = 2  # of a reason, while other lines need the room
 
 
 class CaptureView(Struct, frozen=True):
@@ -42,57 +46,60 @@ _NO_CAPTURE = CaptureView()
 class FindingView(Struct, frozen=True):
     """View of a finding: how it is drawn."""
 
-    chosen: bool = False  # it is marked
+    mark: str = ""  # of a what-if: "[x] " if it is chosen, "[ ] " if not
     earlier: bool = False  # it is of an earlier job, which is no alarm
-    unfolded: bool = False
     selected: bool = False
     keyed: bool = True  # there is a job to capture and ranks to look at
     remark: str = ""
 
 
-def finding_lines(finding: Finding, width: int, room: int, view: FindingView) -> list[list[StyledText]]:
-    """One finding as at most ``room`` lines: title with gain and, unfolded, its culprits, remark, reason and action.
-    """
-    most, style = room, SEVERITY_STYLE[finding.severity]
-    title_style = BOLD if view.selected else PLAIN
-    title = ("[x] " if view.chosen else "") + finding.title
+def finding_lines(finding: Finding, width: int, room: int, view: FindingView,
+                  reason_lines: int = _WHY_LINES, *, code: bool = False) -> list[list[StyledText]]:
+    """One finding as at most ``room`` lines: title with what the fix brings and, where there is room, what to do with
+    its ``code``, the reason in at most ``reason_lines`` lines, and the lines or ops that it is about."""
+    style = SEVERITY_STYLE[finding.severity]
     gains = gain_texts(finding)
+    title = printable(view.mark + finding.title)
     gain = next((text for text in gains if len(title) + len(text) + 5 <= width), "".join(gains[-1:]))
     gain_style = PLAIN if finding.gain.per == "sample" else GAIN
     if not gain:
         gain, gain_style = kind_text(finding), DIM if finding.origin == "live" or finding.yours else style
-    title, room_of_title = printable(title), width - len(gain) - 5
+    room_of_title = width - len(gain) - 5
     if 4 < room_of_title < len(title):
         title = wrap(title, room_of_title, 1)[0]  # not within a figure
     pointer = "›" if view.selected else " "
     lines: list[list[StyledText]] = [justify(
-        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (title, title_style)],
-        [(gain + " ", gain_style)], width)]
-    if view.unfolded and room > 1:
-        culprits = culprits_text(finding, width - 4) if room > 2 else ""
-        lines += [[("   " + culprits, PLAIN)]] if culprits else []
-        room -= len(lines) - 1
-        reason, action = _reason_and_action(finding, width - 6, view.keyed)
-        action_lines = wrap(printable(action), width - 6, max(1, room - 2))
-        why_room = max(0, room - 1 - len(action_lines))
-        if why_room and reason:
-            reason_lines = wrap_sentences(view.remark + printable(reason), width - 4, why_room)
-            lines += [[("   " + text, DIM)] for text in reason_lines]
-        for i, text in enumerate(action_lines):
-            lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
-    return _dimmed(lines[:most]) if view.earlier else lines[:most]
+        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style),
+         (title, BOLD if view.selected else PLAIN)], [(gain + " ", gain_style)], width)]
+    columns = width - _INDENT - 1
+    do, reason = _do_and_why(finding, view)
+    do_lines = whole_sentences(do, columns, room - 1) if room > 1 else []
+    where = where_rows(finding, columns) if room > len(do_lines) + 2 else []
+    reason_lines = min(reason_lines, room - 1 - len(do_lines) - len(where))
+    lines += _labeled(DO, do_lines, PLAIN)
+    if code:
+        lines += [[(" " * (_INDENT + 2), PLAIN), (printable(text), ACCENT)]
+                  for text in (finding.snippet or "").splitlines()]
+    lines += _labeled(WHY, wrap_sentences(reason, columns, reason_lines) if reason_lines > 0 and reason else [], DIM)
+    for row in where:
+        lines += _labeled(row.label, [row.text], PLAIN)
+    return _dimmed(lines) if view.earlier else lines
 
 
-def _reason_and_action(finding: Finding, width: int, keyed: bool) -> tuple[str, str]:
-    """The sentences below a title. Those of a live finding are one line where they fit, with the key that shows more
-    if there is one (``keyed``); its details have the rest."""
-    if not finding.brief:
-        return finding.why, finding.action
-    action = finding.action.partition(". ")[0].removesuffix(".") + "."
-    if keyed and finding.unknown:
-        action = f"Press {'S' if finding.id in STACKS_TELL else 'c'}: {finding.unknown}"
-    together = f"{finding.brief} {action}"
-    return ("", together) if len(printable(together)) <= width else (finding.brief, action)
+def _labeled(label: str, texts: Sequence[str], style: Style) -> list[list[StyledText]]:
+    return [[(f"  {'' if i else label:<{_INDENT - 2}}", ACCENT if label == DO else DIM), (text, style)]
+            for i, text in enumerate(texts)]
+
+
+def _do_and_why(finding: Finding, view: FindingView) -> tuple[str, str]:
+    """Action and reason of a finding. Those of a live finding are one sentence each, with the key that shows more if
+    there is one; its details have the rest."""
+    action = finding.action
+    if finding.brief:
+        action = action.partition(". ")[0].removesuffix(".") + "."
+        if view.keyed and finding.unknown:
+            action = f"Press {'S' if finding.id in STACKS_TELL else 'c'}: {finding.unknown}"
+    return printable(action), printable(view.remark + (finding.brief or finding.why))
 
 
 def _dimmed(lines: list[list[StyledText]]) -> list[list[StyledText]]:
@@ -166,7 +173,9 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
             text = printable(what_if_text(self.findings, self.chosen, capture.what_if))
             most = 2 if height >= _MIN_HEIGHT_OF_TWO_LINES else 1
             what_if = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)]
-        chosen = self._selected_lines(width, height)
+        # The titles of what can be chosen together stay on the screen with their marks.
+        titles = max(0, len(self.findings) - 1) if self.chosen else 0
+        chosen = self._selected_lines(width, max(1, height - len(what_if) - titles))
         if self.answer:
             lead = self._lead_lines(self.lead, width, height)[:max(1, height - bool(self.findings) - len(what_if))]
         elif len(lead) + len(chosen) + len(what_if) > height:  # the job line, too, says what is left out
@@ -181,11 +190,8 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
         if capture.earlier is not None:
             step = _dimmed([[(" " + part, DIM)] for text in capture.earlier
                             for part in wrap_sentences(printable(text), width - 2, 2)] + step)
-        if len(chosen) + len(step) > room:
+        if len(chosen) + len(step) + titles > room:
             step = []
-        hint = self._hint_lines(width)
-        if len(chosen) + len(hint) + len(self.findings) - 1 + len(step) <= room:  # no other finding makes room for it
-            chosen = chosen + hint
         lines = lead
         self._line_ids = [""] * len(lines)
         hidden = 0
@@ -211,24 +217,41 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
     def _lead_lines(self, texts: Sequence[str], width: int, height: int) -> list[list[StyledText]]:
         return [[(" " + part, PLAIN)] for text in texts for part in wrap_sentences(printable(text), width - 2, height)]
 
-    def _selected_lines(self, width: int, room: int) -> list[list[StyledText]]:
+    def _selected_lines(self, width: int, room: int, reason_lines: int = _WHY_LINES, *,
+                        code: bool = False) -> list[list[StyledText]]:
         """The selected finding, unfolded; no line where there is none."""
         finding = self.selected
         if finding is None:
             return []
-        view = msgspec.structs.replace(self._view_of(finding), unfolded=True, selected=self.has_focus, keyed=self.keyed,
+        view = msgspec.structs.replace(self._view_of(finding), selected=self.has_focus, keyed=self.keyed,
                                        remark=self.numbers.remark(finding))
-        return finding_lines(finding, width, room, view)
+        return finding_lines(finding, width, room, view, reason_lines, code=code)
+
+    def _grown(self, width: int, selected: list[list[StyledText]], spare: int) -> list[list[StyledText]]:
+        """The selected finding with as many of the ``spare`` lines as it can use: its code, how to learn its line of
+        Python, and its whole reason."""
+        finding = self.selected
+        if finding is None or spare < 1:
+            return selected
+        whole, code = len(selected) + spare, (finding.snippet or "").splitlines()
+        fits = bool(code) and len(code) <= spare and max(map(len, code)) < width - _INDENT - 2
+        hint = self._hint_lines(width)
+        hint = hint if len(hint) <= spare - fits * len(code) else []
+        room = whole - fits * len(code) - len(hint)
+        return self._selected_lines(width, room, room, code=fits) + hint
 
     def _hint_lines(self, width: int) -> list[list[StyledText]]:
         """Hint how to learn the line of Python that the selected finding is about."""
         if self.selected is None or not self.keyed:
             return []
-        return [[("   " + text, DIM)] for text in wrap(printable(self.no_line(self.selected)), width - 4, 2) if text]
+        texts = wrap(printable(self.no_line(self.selected)), width - _INDENT - 1, 2)
+        return [[(" " * _INDENT + text, DIM)] for text in texts if text]
 
     def _view_of(self, finding: Finding) -> FindingView:
         """View of a finding that is not selected."""
-        return FindingView(finding.id in self.chosen, self._is_earlier(finding))
+        mark = "" if not self.chosen or finding.gain.by != "replay" else (
+            "[x] " if finding.id in self.chosen else "[ ] ")
+        return FindingView(mark, self._is_earlier(finding), keyed=self.keyed)
 
     def _is_earlier(self, finding: Finding) -> bool:
         return self.capture is not None and self.capture.earlier is not None and finding.origin == "trace"
@@ -239,7 +262,8 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
 
     def _finding_lines(self, width: int, height: int,
                        selected: list[list[StyledText]]) -> tuple[list[list[StyledText]], int]:
-        """The findings that fit, the ``selected`` one among them, and how many do not."""
+        """The findings that fit, the ``selected`` one among them, and how many do not. Spare lines unfold the next
+        ones."""
         lines: list[list[StyledText]] = []
         chosen = self.selected
         index = self.findings.index(chosen) if chosen else 0
@@ -247,8 +271,15 @@ class ActionsPanel(WheelMoves, DrawnLines, can_focus=True):
             selected = self._selected_lines(width, height)
         others = min(len(self.findings) - 1, max(0, height - len(selected)))
         first = max(0, min(index, len(self.findings) - 1 - others))
+        spare = height - len(selected) - others
+        selected = self._grown(width, selected, spare)
+        spare = height - len(selected) - others
         for i, finding in enumerate(self.findings[first:first + others + 1]):
-            shown = selected if first + i == index else finding_lines(finding, width, 1, self._view_of(finding))
+            shown = selected
+            if first + i != index:
+                shown = finding_lines(finding, width, 1 + (spare if spare > 1 else 0), self._view_of(finding))
+                shown = shown if len(shown) <= spare + 1 else shown[:1]
+                spare -= len(shown) - 1
             lines += shown
             self._line_ids += [self._key(finding)] * len(shown)
         return lines, len(self.findings) - others - 1

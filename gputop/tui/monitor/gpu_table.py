@@ -221,7 +221,7 @@ class GpuTable(DrawnOnce, can_focus=True):
             changed = [(y + row, {key for key, _ in new.items() ^ old.items()}) for row in range(min(lines, 2))
                        if (new := figures.get((lane, row), {})) != (old := before.get((lane, row), {}))]
             for pane in self._panes if changed or drawn else ():
-                if pane.part is not None:
+                if pane.part is not None and (lane == MAIN or pane.part.lane.key == MAIN):
                     columns = drawn.get(pane.part.lane.key if lane == MAIN else lane, 0)
                     pane.note_changes(y, lines, columns, changed)
             y += lines
@@ -259,6 +259,10 @@ class GpuTable(DrawnOnce, can_focus=True):
                 memory["note"] = fit(next((note for note in _RESERVED if len(note) <= width), ""), width), DIM
             return figures
         figures = {(MAIN, 0): figures_of(gpu, self.metric, self._fields)}
+        for lane, _ in rows.lanes[1:] if gpu.state == OK else ():
+            field = "bar" if "bar" in self._fields else "now"
+            figures[lane, 0] = {field: (f" {stacked_lanes.name_of(lane, self.metric, gpu)}".ljust(
+                self._fields[field].width), DIM)}
         if rows.per_gpu > 1:
             figures[MAIN, 1] = second = second_line(gpu, self._lanes.mean(uuid, MAIN), self.metric, scales.get(MAIN))
             if reserved and "memory" in figures[MAIN, 0]:
@@ -323,6 +327,9 @@ class GpuTable(DrawnOnce, can_focus=True):
         state_text = fit(" " + message[0], self._width - start) if message and line == 0 else ""
         if message and part.lane.key != MAIN:
             return [(state_text[part.x - start:part.x - start + part.width], message[1])]
+        if part.lane.key != MAIN and line:  # below a lane that has one line
+            return [Segment(" " * (part.lane.width if not part.newest else 1), DIM), *(
+                _figure_runs(part, figures.get((slot, row), {})) if part.newest else ())]
         lane = self._lanes.get(gpu.info.uuid, part.lane.key if slot == MAIN else slot, part.lane.width)
         if lane is None:
             return []

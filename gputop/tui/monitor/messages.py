@@ -35,7 +35,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     weighty = any(f.severity != "low" for f in findings)
     if weighty or record is not None:
         wall = record.analysis.wall_time if record is not None and record.analysis is not None else None
-        limit = (record.limit,) if record is not None and not weighty else ()
+        limit = record.limit.splitlines() if record is not None and not weighty else ()
         return (*unread, *limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))
     nothing = unread
     watched = session.feed.sample is not None and session.feed.sample.gpus
@@ -67,7 +67,7 @@ def earlier_verdict(session: Session) -> tuple[str, ...]:
         return ()
     if record.analysis is None:
         return ("The earlier job: its trace could not be analyzed. t: why.",)
-    return (f"The earlier job: {record.limit}",) if record.limit else ()
+    return (f"The earlier job: {record.limit.splitlines()[0]}",) if record.limit else ()
 
 
 def refused(error: GputopError, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:

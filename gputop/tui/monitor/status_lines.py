@@ -10,6 +10,7 @@ from msgspec import Struct
 from rich.style import Style
 
 from gputop.core.errors import sentences
+from gputop.core.live_steps import SURE, is_undersampled, steps_per_period
 from gputop.core.samples import CgroupSample, HostSample, NodeSample, Reading
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
@@ -280,14 +281,12 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
     where it is not sure; the details of the job say why."""
     if step_period is None or step_period.period_s is None or step_period.interval_s is None:
         return []
-    from gputop.telemetry.step_period import SURE, is_undersampled, steps_per_period
-
     if step_period.confidence < SURE or (step_s is not None and is_undersampled(step_s, step_period.interval_s)):
         return []
     shown: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
     gpus, varying = len(step_period.gpus), step_period.varying_gpus
     part_of_gpus = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
-    count = steps_per_period(step_period, step_s) if step_s is not None else None
+    count = steps_per_period(step_period.period_s, step_s) if step_s is not None else None
     multiple = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
     return [[*shown, (text + "  ", DIM)] for text in (part_of_gpus + multiple, multiple, "")]
 
@@ -308,7 +307,8 @@ def _progress(status: CaptureStatus, now_s: float, width: int) -> list[StyledTex
     right: list[StyledText] = []
     if status.phase in ("recording", "overview"):
         right = [bar(share, max(6, min(30, width - 60))),
-                 (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
+                 (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN),
+                 ("  x: stop ", ACCENT) if status.stoppable else (" ", PLAIN)]
         short = status.why.partition(", ")[0]
         ways: tuple[str, ...] = (status.why, short) if status.why and status.phase == "recording" else ()
         if ways and status.overview_s:

@@ -10,6 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gputop.core.framework import LABELS
+from gputop.core.live_steps import is_undersampled
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FULL_CORE_RATIO,
@@ -25,6 +26,7 @@ from gputop.core.samples import (
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.gpu_columns import clock_text
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.render.table import BARS
 from gputop.session.captures import HOW_TO_SERVE
 from gputop.session.session import Session
 from gputop.text import redaction
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from gputop.telemetry.step_period import StepPeriodEstimate
 
 _MAX_PROCESSES_LISTED = 8  # in each list of the host's details
-_LEVELS = "▁▂▃▄▅▆▇█"
 _WIDE_FROM_COLUMNS = 60  # with fewer, labels and figures are closer together
 
 
@@ -163,7 +164,7 @@ def _load_of_cores(sheet: _Sheet, host: HostSample) -> None:
         out.append(f"{begin:>5}  ", DIM)
         for core in host.core_ratios[begin:begin + per_row]:
             full = core >= FULL_CORE_RATIO
-            level = _LEVELS[min(7, int(core * 8))]
+            level = BARS[min(7, int(core * 8))]
             out.append(level + ("!" if full else " "), bar_style(step_of(core)))
         out.append("\n")
 
@@ -225,7 +226,7 @@ def _adapter_lines(sheet: _Sheet, adapter: AdapterSample, past: Sequence[HostHis
         for i in range(columns):
             part = traffic[i * len(traffic) // columns:(i + 1) * len(traffic) // columns]
             level = min(1.0, sum(part) / len(part))
-            sheet.out.append(_LEVELS[min(7, int(level * 8))], bar_style(step_of(level)))
+            sheet.out.append(BARS[min(7, int(level * 8))], bar_style(step_of(level)))
         sheet.out.append(f"\n{'':22}the last {seconds(past[-1].time_s - past[0].time_s)}\n", DIM)
 
 
@@ -333,7 +334,7 @@ def job_text(session: Session) -> Text:
 
 def _period(estimate: StepPeriodEstimate, step_s: float | None) -> str:
     """The step period by the load alone, or why there is none. ``step_s``: the step time of the capture."""
-    from gputop.telemetry.step_period import is_undersampled, max_interval_for
+    from gputop.telemetry.step_period import max_interval_for
 
     if estimate.period_s is None:
         text = f"not visible in the GPUs' load: {estimate.reason or 'not found'}"

@@ -10,8 +10,9 @@ from textual.binding import BindingType
 
 from gputop.core.findings import Finding
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis, gain_text
+from gputop.render.finding_text import gain_basis
 from gputop.render.palette import BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+from gputop.render.verdict_lines import DO, kernel_rows, verdict_of
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.keys import STACKS_TELL, key
@@ -66,26 +67,22 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     """
     parts: list[Part] = []
     out = Text()
-    gain = gain_text(finding)
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "live samples"
     yours = ", by a custom rule" if finding.yours else ""
     out.append(f"{gpus}   from {origin}{yours}\n\n", DIM)
-    culprits = culprits_text(finding)
-    out.append(printable(finding.why) + "\n" + (culprits + "\n" if culprits else "") + "\n")
-    out.append("What to do\n", BOLD)
-    out.append(printable(finding.action) + "\n")
-    if finding.snippet:
-        parts += [out, Code(finding.snippet)]
-        out = Text()
-    if finding.ncu:
-        out.append(f"\n{PROFILE_KERNEL}\n", BOLD)
-        parts += [out, Code(finding.ncu)]
-        out = Text()
-    out.append("\nGain\n", BOLD)
-    out.append(gain or "not estimated", GAIN if finding.gain.per != "sample" and gain else PLAIN)
-    out.append(f"\n{printable(gain_basis(finding))}\n")
+    verdict = verdict_of(finding, *kernel_rows(finding))
+    if verdict.fix:
+        out.append(verdict.fix + "\n\n", GAIN if finding.gain.per != "sample" else PLAIN)
+    for row in verdict.rows:
+        out.append(f"{row.label:<6}", BOLD if row.label == DO else DIM)
+        out.append(printable(row.text) + "\n")
+        if row.code:
+            parts += [out, Code(row.code)]
+            out = Text()
+    out.append("\nEstimate\n" if verdict.fix else "\nNo estimate\n", BOLD)
+    out.append(f"{printable(gain_basis(finding))}\n")
     if finding.evidence:
         out.append("\nEvidence\n", BOLD)
         figures = evidence(finding)

@@ -24,7 +24,7 @@ from tests.advice.trace.traces import (
 )
 from tests.records import replace
 from tests.timeline.make import find_idle_gaps
-from tests.trace.build import Builder
+from tests.trace.build import Builder, one_process_each
 from tests.trace.shares import NEEDS_SHARED, SHARED
 
 
@@ -170,14 +170,6 @@ def test_kernels_of_expert_parallelism_are_exposed_communication():
 
 # -- a rank that its own host delays --------------------------------------------------------------------
 
-def one_process_each(trace: Trace) -> Trace:
-    """The same with a process for each GPU, as with one file a rank."""
-    return replace(
-        trace, gpus=[replace(gpu, rank=i) for i, gpu in enumerate(trace.gpus)],
-        lines=[replace(line, rank=line.gpu if line.gpu >= 0 else int(line.name[-1]) if line.name[-1].isdigit() else 0)
-               for line in trace.lines])
-
-
 def delayed(late_gpu: int | None, *, every: int = 1, gpus: int = 4, steps: int = 8, host: str | None = None,
             heavier: bool = False, late: float = 8_000, format: str = "xspace") -> Trace:
     """Steps of 10 ms, and of 18 ms in which the late GPU's host does something else for 8 ms before it launches, or in
@@ -279,3 +271,49 @@ def test_real_sets_of_ranks_name_the_one_that_its_host_delays(name, rank, least,
 def test_real_sets_whose_hosts_are_alike_name_none(name):
     found = analyze([str(path) for path in sorted((SHARED / name).glob("*.gz"))]).findings
     assert not any("held_up_s" in f.evidence for f in found)
+
+
+def gathering(op: str, around: str = "") -> Builder:
+    """One rank of a job of PyTorch whose layers gather for 9 ms of each step; ``op`` launches that."""
+    b = Builder(format="chrome")
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1).host("cudaDeviceSynchronize", i * STEP + 130, STEP - 140)
+        for k in range(8):
+            at, host = i * STEP + 150 + k * 2_400, i * STEP + 5 + k * 14
+            if around:
+                b.host(around, host, 6)
+            b.host(op, host + 1, 4)
+            b.run(0, at, 1_100, "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                  kind=Kind.COLLECTIVE, launch=host + 2, launch_length=1, thread="python")
+            b.host("autograd::engine::evaluate_function: AddmmBackward0", host + 7, 4)
+            b.run(0, at + 1_105, 1_290, KERNEL, launch=host + 8, launch_length=1, thread="python")
+    return b
+
+
+def test_activations_of_tensor_parallelism_are_no_parameters_to_prefetch():
+    tensors = findings(gathering("_c10d_functional::all_gather_into_tensor", "Redistribute"))
+    of_tensors = tensors["communication_exposed"]
+    assert "activations" in of_tensors.action and "loss_parallel" in (of_tensors.snippet or "")
+    sharded = findings(gathering("c10d::_allgather_base_", "FSDP::all_gather (l.0)"))["communication_exposed"]
+    assert "parameters" in sharded.action and "activations" not in sharded.action
+    assert "set_modules_to_forward_prefetch" in (sharded.snippet or "")
+
+
+def test_many_reductions_of_activations_are_no_gradients_to_pack():
+    def reducing_activations(around: str) -> Builder:
+        b = Builder(format="chrome")
+        for i in range(STEPS):
+            b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1)
+            for k in range(80):
+                at = i * STEP + 50 + k * 240
+                b.host(around, at, 30).host("autograd::engine::evaluate_function: AddmmBackward0", at + 35, 5)
+                b.run(0, at + 40, 60, NCCL, kind=Kind.COLLECTIVE, launch=at + 10, thread="python")
+                b.run(0, at + 105, 120, KERNEL, launch=at + 36, thread="python")
+        return b
+
+    def named(around: str) -> str:
+        b = reducing_activations(around)
+        return f"{findings(b).keys()} {abstained(b).keys()}"
+
+    assert "allreduce_count" in named("c10d::allreduce_")
+    assert "allreduce_count" not in named("Redistribute")

@@ -219,9 +219,22 @@ def test_ops_that_launch_or_wait_or_belong_to_the_input_are_no_placement():
     for i in range(STEPS + 1):  # the op's own kernel, launched elsewhere
         b.run(0, i * STEP + 4_000 + 0.3 * STEP - 5, 4, op="model/py:EagerPyFunc", launch=i * STEP + 9_900)
     assert "host_placement" not in found(b)
-    no_gpu = keras_steps(Builder(gpus=0), 5, STEP, STEP - 50).host("a:EagerPyFunc", 10, 9_000, line="tf_Compute/1")
+    no_gpu = keras_steps(Builder(gpus=0), 5, STEP, STEP - 50).host("a:StringSplit", 10, 9_000, line="tf_Compute/1")
     assert "without a GPU" in missing(no_gpu)["host_placement"]
     assert "host_tracer_level" in missing(gap(0.3))["host_placement"]
+
+
+@pytest.mark.parametrize("op", ["PyFunc:PyFunc", "metrics/EagerPyFunc:EagerPyFunc", "a:PyFuncStateless"])
+def test_python_that_a_function_calls_counts_without_a_gpu(op):
+    b = keras_steps(Builder(gpus=0), 6, STEP, STEP - 50)
+    for i in range(6):
+        b.host(op, i * STEP + 20, 0.6 * STEP, line=EXECUTOR)
+        b.host("dense/MatMul:_MklMatMul", i * STEP + 20 + 0.6 * STEP, 0.3 * STEP, line=EXECUTOR)
+    f = found(b)["host_placement"]
+    assert f.evidence["share_ratio"] == pytest.approx(0.6, abs=0.01)
+    assert "py_function" in f.action and "copied from the GPU" not in f.why
+    assert "host_placement" not in found(keras_steps(Builder(gpus=0), 6, STEP, STEP - 50).host(
+        "dense/MatMul:_MklMatMul", 20, 0.9 * STEP, line=EXECUTOR))
 
 
 def test_an_op_of_a_function_of_tf_data_is_no_op_of_the_model():

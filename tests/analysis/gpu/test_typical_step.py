@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gputop.analysis.gpu.breakdown import SLOTS, breakdown, parts_by_gpu, typical_step
+from gputop.analysis.gpu.breakdown import SLOTS, breakdown_by_step, parts_by_gpu, typical_step
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.model import Steps
@@ -41,9 +41,9 @@ def test_parts_of_the_gpus_average_to_the_breakdown() -> None:
     trace = _trace().build()
     bounds = [(0, 400_000), (400_000, 1_400_000)]
     gpus = parts_by_gpu(trace, timelines(trace), bounds)
-    mean = breakdown(trace, timelines(trace), bounds).known
+    mean = breakdown_by_step(trace, timelines(trace), bounds)
     for name, value in mean.items():
-        assert sum(parts[name].total for parts in gpus.values()) / 2 / 2 / 1e9 == pytest.approx(value)
+        assert sum(parts[name].total for parts in gpus.values()) / 2 / 1e9 == pytest.approx(value.sum())
 
 
 def test_without_steps_or_gpus_there_is_none() -> None:

@@ -6,16 +6,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputop.analysis.gpu.breakdown import idle_by_gpu
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.host_causes import HostCauses, host_causes
 from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.model import Trace
+from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from tests.advice.trace.host_jobs import contended, eager, gap, placed, retraced
-from tests.trace.build import Builder
+from tests.trace.build import Builder, one_process_each
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
@@ -67,3 +68,22 @@ def test_no_host_or_no_device_events_no_division():
     assert host_causes(Builder(gpus=1).run(0, 0, 10).build(), [], None, None) is None
     empty = Builder(gpus=1).host("train", 0, 10, step_num=1).build()
     assert host_causes(empty, timelines(empty), None, None) is None
+
+
+def test_what_one_rank_of_a_node_does_between_steps_is_its_own():
+    """Rank 0 calls the next step's ops, and its GPU waits for rank 1's, whose host pauses for 30 of 40 ms."""
+    b = Builder(gpus=2, format="chrome")
+    for i in range(12):
+        at = 100 + i * 40_000.0
+        for rank, begin in ((0, at), (1, at + 30_000)):
+            line = f"launch {rank}"
+            b.host("aten::mm", begin, at + 39_900 - begin, line=line)
+            b.run(rank, begin + 100, 5_000, launch=begin + 10)
+            b.run(rank, begin + 5_110, at + 39_800 - begin - 5_110, "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+                  kind=Kind.COLLECTIVE, launch=begin + 30, stream=2)
+            b.host("Optimizer.step#SGD.step", at + 39_900, 90, line=line, annotation=1)
+    trace = one_process_each(b.build())
+    trace = replace(trace, paths=["rank0.pt.trace.json", "rank1.pt.trace.json"])
+    found, _ = causes(trace)
+    assert (found.gap_host, found.gap_rank) == ("node", 1)
+    assert found.gap_s == pytest.approx(0.03, rel=0.1)  # not before the first step

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputop.advice.registry import rule_of
 from gputop.advice.trace.advise import lines_of_finding
@@ -58,6 +59,35 @@ def loop(in_gap: str, late_s: float = 0.005) -> list[tuple[float, str]]:
     for i in range(STEPS):
         changes += [(i * STEP_S + CALL_S + late_s, in_gap), ((i + 1) * STEP_S + late_s, STEP)]
     return changes[:-1]
+
+
+def two_ranks() -> Trace:
+    """Rank 1 sleeps in 30 of each 40 ms, and rank 0 waits for it in its backward pass."""
+    b = Builder(gpus=0, format="chrome")
+    sleep, backward = f"{FIT} > train.py:9 augment", f"{FIT} > torch/autograd/graph.py:979 _engine_run_backward"
+    changes: list[list[tuple[float, str]]] = [[], []]
+    for i in range(STEPS):
+        at = i * 40_000
+        for rank, begin in ((0, at), (1, at + 30_000)):
+            b.host("aten::mm", begin, 4_000, line=f"rank {rank}")
+            b.host("autograd::engine::evaluate_function: AddmmBackward0", begin + 4_000,
+                   at + 38_000 - begin - 4_000, line=f"rank {rank}")
+            b.host("Optimizer.step#SGD.step", at + 38_000, 1_990, line=f"rank {rank}", annotation=1)
+        changes[0].append((at / 1e6, backward))
+        changes[1] += [(at / 1e6, sleep), ((at + 30_000) / 1e6, backward)]
+    trace = b.build()
+    trace.lines = [replace(line, rank=int(line.name[-1])) for line in trace.lines]
+    trace.paths = ["rank0.pt.trace.json", "rank1.pt.trace.json"]
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = tuple(sampled({"MainThread": each}, STEPS * 0.04, rate_hz=1000.0) for each in changes)
+    return trace
+
+
+def test_the_gaps_of_one_rank_name_no_line_of_another():
+    """Rank 0 is in its backward pass all the time, also while rank 1 sleeps."""
+    found = gap(analyze_trace(two_ranks()))
+    assert [line.line for line in found.lines] == ["train.py:9 augment"]
+    assert found.s_per_step == pytest.approx(0.03, rel=0.05) and found.lines[0].share > 0.9
 
 
 def test_a_gap_names_the_user_s_line_that_every_step_does_not_run_in():
@@ -278,3 +308,26 @@ def test_single_gaps_have_their_own_lines():
     assert first[0].line == "metrics.py:112 confusion_matrix" and second[0].line == "train.py:90 <module>"
     assert not unseen
     assert frame("a.py:1 f").file == "/home/u/a.py"
+
+
+def test_a_function_that_a_compiled_one_calls_is_named_on_whatever_thread():
+    """TensorFlow calls numpy_function's Python on a thread of its executor, and the loop waits."""
+    b = keras_steps(Builder(gpus=0), STEPS, STEP_S * 1e6, 0.99 * STEP_S * 1e6)
+    for i in range(STEPS):
+        b.host("PyFunc:PyFunc", i * STEP_S * 1e6 + 1000, 0.8 * STEP_S * 1e6, line="tf_Compute/1")
+    trace = b.build()
+    trace.origin_ns = 1000 * 10 ** 9
+    called = "tensorflow/python/ops/script_ops.py:269 __call__ > loss.py:12 soft_dtw > loss.py:40 row"
+    others = [(i * STEP_S + at, text) for i in range(STEPS) for at, text in ((0.001, called), (0.081, ""))]
+    trace.stacks = (sampled({"MainThread": [(0.0, STEP)], "executor": others, "writer": [
+        (0.0, "log.py:7 write")]}, STEPS * STEP_S),)
+    facts = analyze_to_facts(trace)
+    (finding,) = [finding for finding in facts.analysis.findings if finding.id == "host_placement"]
+    assert [(c.name, c.kind) for c in finding.culprits] == [("loss.py:12 soft_dtw", "line")]
+
+
+def test_what_gputop_runs_in_the_job_is_no_culprit():
+    """The guard that stands by in a job of PyTorch while it is recorded."""
+    guard = "gputop_kineto:184 _Guard._run > gputop_kineto:190 _Guard._receive"
+    stacks = {"MainThread": [(0.0, STEP)], "guard": [(i * STEP_S, guard) for i in range(STEPS)]}
+    assert not gap(analysis_of(stacks, input_s=0.05), "input").lines

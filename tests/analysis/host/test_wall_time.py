@@ -7,7 +7,7 @@ import pytest
 
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.stack_lines import python_of
-from gputop.analysis.host.wall_time import wall_time
+from gputop.analysis.host.wall_time import divide, wall_time
 from gputop.analysis.results import WallTime
 from gputop.analysis.steps.judged import detect_steps
 from gputop.core.findings import TraceNote
@@ -21,7 +21,7 @@ from tests.trace.build import Builder
 
 def divided(trace: Trace | Builder) -> WallTime:
     trace, steps = detect_steps(trace.build() if isinstance(trace, Builder) else trace)
-    found = wall_time(trace, timelines(trace), steps, python_of(trace))
+    found = wall_time(divide(trace, timelines(trace), steps, python_of(trace)))
     assert found is not None
     return found
 

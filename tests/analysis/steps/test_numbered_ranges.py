@@ -7,8 +7,8 @@ import pytest
 from gputop.analysis.host.gaps import marks
 from gputop.analysis.steps.phases import EVALUATION
 from gputop.analysis.steps.steps import find_steps
-from gputop.comparison.compare import compare
 from gputop.diagnosis.diagnose import analyze
+from gputop.replay.compared_files import compare
 from gputop.trace.lookups import host_rows
 from gputop.trace.readers.nsys import read_nsys
 from tests.trace.build import Builder

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputop.analysis.host.wall_time import wall_time
+from gputop.analysis.host.wall_time import divide, wall_time
 from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.phases import EVALUATION
 from gputop.analysis.steps.pytorch_loops import batch_steps, op_sequence, optimizer_steps
@@ -162,7 +162,7 @@ def test_pauses_behind_the_optimizers_call_are_no_part_of_the_next_step():
             loop.sleep(5000)  # torch.save
     trace, steps = detect_steps(loop.b.build())
     assert steps is not None
-    wall = wall_time(trace, (), steps)
+    wall = wall_time(divide(trace, (), steps))
     assert wall is not None
     between = [part for part in wall.parts if part.id == "between"]
     assert sum(part.time_s for part in between) == pytest.approx(10e-3, rel=0.1)

@@ -274,3 +274,41 @@ def test_a_context_is_made_before_the_first_kernel(name: str, starts: bool, begi
     for i in range(100):
         b.run(0, 2_600_000.0 + 200 * i, 150, f"kernel_{i % 10}", launch=2_599_900.0 + 200 * i)
     assert kinds(b.build()) == ({"loading": pytest.approx(2.5)} if starts else {})
+
+
+def captures(launched: bool) -> Builder:
+    """Twelve layers alike, each recorded as a graph, as a server of language models does at its start; ``launched``:
+    each graph runs at once."""
+    b = Builder(gpus=1, format="chrome")
+    b.run(0, 0, 3, "void at::native::FillFunctor<long>(int)", launch=0, thread="python")
+    for layer in range(12):
+        at = 1_000.0 * (layer + 1)
+        b.host("cudaStreamBeginCapture", at, 5)
+        for k, op in enumerate(("aten::mm", "aten::add", "aten::mul", "aten::gelu", "aten::linear")):
+            b.host(op, at + 100 + 150 * k, 120)
+        b.host("cudaStreamEndCapture", at + 870, 5)
+        b.host("cudaGraphInstantiate", at + 880, 50)
+        if launched:
+            b.host("cudaGraphLaunch", at + 940, 5)
+    return b
+
+
+def test_layers_that_are_recorded_into_graphs_are_no_steps_but_a_start():
+    found = analyze_trace(captures(launched=False).build())
+    assert found.steps is not None and "recording of CUDA graphs" in found.steps.start_up and not found.findings
+    in_use = analyze_trace(captures(launched=True).build())
+    assert in_use.steps is not None and not in_use.steps.start_up
+
+
+@pytest.mark.parametrize("name", [
+    "executor_utils::Nvrtc::CompileProgram", "FusionKernelRuntime::compileFusionParallel",
+    "/env/site-packages/triton/compiler/compiler.py(228): compile", "triton/runtime/autotuner.py(155): _bench",
+    "torch/_inductor/runtime/triton_heuristics.py(800): benchmark_all_configs"])
+def test_kernels_that_are_compiled_are_a_start(name):
+    b = Builder(gpus=1)
+    b.host(name, 0, 900_000).host("wrapper", 0, 950_000)
+    for i in range(20):
+        b.run(0, 950_000 + 100 * i, 50, "kernel", launch=949_000 + 100 * i)
+    trace = b.build()
+    assert kinds(trace) == {"kernel_compilation": pytest.approx(0.9)}
+    assert start_end_ns(trace, start_up_spans(trace)) == 900_000_000

@@ -12,7 +12,7 @@ from gputop.advice.rule import Rule
 from gputop.advice.trace.advise import Cures, combinations_saved
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.verdict import Verdict, bound
+from gputop.advice.verdict import Verdict
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Analysis
 from gputop.analysis.steps.steps import find_steps
@@ -94,15 +94,6 @@ def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
     assert saved is None and "saves more (45%)" in why
 
 
-def test_a_replay_that_cannot_express_the_fix_leaves_its_bound() -> None:
-    trace = gpu_paced()
-    some = Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.9), expressed=0.5)
-    saved, why = Cures(analyze_to_facts(trace)).saved(some)
-    assert saved is None and "saves only 9%: it cannot express the whole fix" in why
-    most = replace(some, cure=kernels(trace, 0.5))
-    assert Cures(analyze_to_facts(trace)).saved(most)[0] == pytest.approx(0.45, abs=0.02)
-
-
 def test_what_is_judged_large_does_not_vanish_because_a_replay_saves_nothing() -> None:
     analysis = analyze_trace(host_paced())
     kept = {id_ for finding in analysis.findings for id_ in finding.ids}
@@ -117,7 +108,7 @@ def large_verdicts(trace: Trace) -> list[Rule]:
     for rule in TRACE_RULES:
         if not any(MISSING[need](facts) for need in rule.needs):
             verdict = rule.function("judge")(facts)
-            if isinstance(verdict, Verdict) and (bound(verdict) or 0.0) >= 0.1:
+            if isinstance(verdict, Verdict) and (verdict.most or 0.0) >= 0.1:
                 out.append(rule)
     return out
 

@@ -351,6 +351,13 @@ def test_host_pids_in_a_container(tmp_path: Path, ticking: Ticking) -> None:
     assert (same.command, same.local_pid, same.note) == ("python train.py", None, None)
 
 
+def test_in_a_container_a_watched_process_is_that_of_its_own_proc(tmp_path: Path, ticking: Ticking) -> None:
+    proc = ProcTree(tmp_path, SOME_NAMESPACE)
+    proc.add(10)
+    (sample,) = GpuProcessTable(ticking, proc.root).read([], watched=[10])
+    assert (sample.command, sample.reason, sample.local_pid) == ("python train.py", None, None)
+
+
 def test_in_a_container_another_users_process_may_be_it_or_not(
     tmp_path: Path, ticking: Ticking, monkeypatch: pytest.MonkeyPatch
 ) -> None:

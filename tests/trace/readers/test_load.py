@@ -316,6 +316,15 @@ def test_runs_at_any_depth_are_listed_and_the_newest_is_taken(tmp_path):
     assert runs_at(tmp_path / "plugins/profile/first") == []
 
 
+def test_a_logdir_of_several_frameworks_has_one_newest_run(tmp_path):
+    path = put(logdir(tmp_path) / "plugins/profile/torch/h.pt.trace.json", json.dumps(kineto(0)).encode())
+    os.utime(path, ns=(0, 9 * 10**9))
+    assert load([tmp_path]).paths == [str(path)]
+    assert [run.name for run in runs_at(tmp_path)][:2] == ["torch", "a/b/d/validation/last"]
+    os.utime(path, ns=(0, 0))
+    assert load([tmp_path]).hosts == ["a/b/d/validation-last"] and runs_at(tmp_path)[-1].name == "torch"
+
+
 def test_a_test_capture_that_was_left_behind_is_no_run(tmp_path):
     host_capture(logdir(tmp_path) / probe_name() / "plugins/profile/probe/h.xplane.pb", "probe")
     assert len(runs_at(tmp_path)) == 4 and load([tmp_path]).hosts == ["a/b/d/validation-last"]

@@ -1,0 +1,98 @@
+"""A verdict as lines in the order in which they are read: the head, what to do, why, which line, and where it is from.
+
+One value describes them; the console, the panel, the page, the picture and Markdown lay it out. The head says what is
+wrong and what its fix brings. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from gputop.core.findings import Finding
+from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_text
+from gputop.render.styled_text import wrap_sentences
+from gputop.text.units import printable
+from gputop.text.wrapping import wrap
+
+DO, WHY = "Do", "Why"
+_INDENT = 8  # of texts and code
+_IN_PYTHON = "In Python: "
+_WORD = re.compile(r"[A-Z]?[a-z]+(?:['’-][a-z]*)*[,:;]?")  # and no name with a dot, an underscore or capitals in it
+_UNITS = ("ms", "s", "min", "h")
+
+
+class Row(Struct, frozen=True):
+    """A labeled text of a verdict, with the code that belongs to it."""
+
+    label: str  # Do, Why, Line, Where, Seen, From; five letters at most
+    text: str
+    code: str = ""
+
+
+class VerdictLines(Struct, frozen=True):
+    """The lines of a verdict."""
+
+    head: str  # what is wrong, with its share: "Input wait takes 48% of the step"; or "NO VERDICT"
+    about: str = ""  # behind a head that is no sentence: "10 steps seen, 20 needed"
+    fix: str = ""  # what the fix brings: "fix: 95 → 49 ms at most"
+    rule: str = ""
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The verdict as a text of one line for its head and one for each row."""
+        head = f"{self.head}: {self.about}" if self.about else self.head
+        return "\n".join([head, *(f"{row.label}: {row.text}" for row in self.rows)])
+
+
+def verdict_of(finding: Finding, *more: Row) -> VerdictLines:
+    """The lines of a finding. Texts may come from outside: who draws them makes them printable."""
+    rows = [Row(DO, finding.action, finding.snippet or ""), Row(WHY, finding.why), *where_rows(finding), *more]
+    return VerdictLines(finding.title, "", gain_text(finding), finding.id + (", yours" if finding.yours else ""),
+                        tuple(row for row in rows if row.text))
+
+
+def where_rows(finding: Finding, width: int | None = None) -> list[Row]:
+    """The row of the lines, ops or layers that the finding is about; ``width``: see :func:`culprits_text`."""
+    text = culprits_text(finding, width)
+    if text.startswith(_IN_PYTHON):
+        return [Row("Line", text.removeprefix(_IN_PYTHON))]
+    return [Row("Where", text)] if text else []
+
+
+def kernel_rows(finding: Finding) -> list[Row]:
+    """The row with the command that has Nsight Compute profile the finding's longest kernel."""
+    return [Row("Then", PROFILE_KERNEL, finding.ncu)] if finding.ncu else []
+
+
+def plain_lines(verdict: VerdictLines, width: int, first: str = "", *, loud: bool = False,
+                most: int | None = None) -> Iterator[str]:
+    """The verdict as plain text of at most ``width`` columns, but for code and names. ``first`` stands before the head.
+    ``loud``: the head in capitals, as there is no other type. ``most`` lines of a reason, by whole sentences; what to
+    do is never cut."""
+    head = _in_capitals(verdict.head) if loud else verdict.head
+    lines = wrap(f"{head}  {verdict.about}" if verdict.about else head, width, first)
+    behind = "  ".join(filter(None, (verdict.fix, f"[{verdict.rule}]" if verdict.rule else "")))
+    if behind and len(lines[-1]) + 4 + len(behind) <= width:
+        lines[-1] += f"    {behind}"
+    elif behind:
+        lines += wrap(behind, width, " " * max(2, len(first)))
+    yield from lines
+    for row in verdict.rows:
+        label = f"  {row.label:<{_INDENT - 2}}"
+        if most is None or row.label == DO:
+            yield from wrap(row.text, width, label)
+        else:
+            text = wrap_sentences(printable(row.text), width - _INDENT, most)
+            yield from (f"{' ' * _INDENT if i else label}{line}" for i, line in enumerate(text))
+        yield from (" " * _INDENT + printable(line) for line in row.code.splitlines())
+
+
+def _in_capitals(head: str) -> str:
+    """The words up to a share in capitals; names and units stay as they are written."""
+    words, sign, share = head.partition("%")
+    return " ".join(word.upper() if _WORD.fullmatch(word) and word not in _UNITS else word
+                    for word in words.split(" ")) + sign + share

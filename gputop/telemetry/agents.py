@@ -1,0 +1,265 @@
+"""Talks with gputop's agent on other nodes, by the system's ssh with the user's configuration.
+
+``gputop agent`` is started there and reads a :class:`Request`, a line of JSON; it answers by lines of JSON, and ends
+with the connection. ssh never asks for a password here (BatchMode): a node that wants one is said to. Nothing secret is
+in an argument. What a node sends is as hostile as a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, TypeVar
+
+from msgspec import Struct
+
+from gputop.core.codec import convert, encode, parse
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import read_regular
+from gputop.core.findings import Problem
+from gputop.core.version import __version__
+from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
+from gputop.telemetry.node_answer import NodeAnswer
+from gputop.text.programs import NO_SUCH_PROGRAM, ErrorTail
+from gputop.text.units import printable
+
+SCHEMA = "gputop.agent/1"
+AT_ONCE = 16  # connections that ask at the same time
+TIMEOUT_S = 20.0  # of a node, from the connection to the last byte
+_LINE_BYTES, _LINES_BEFORE = 1 << 20, 200  # a login may print more before
+_SSH_FAILS = 255
+_POLL_S = 0.1  # for whether to stop asking
+_END_TIMEOUT_S = 2.0  # of a program that has closed its output
+_NAMED = 8  # nodes in a sentence
+_MAX_FILE_BYTES = 1 << 20
+# No dash at the beginning, no character that a shell or ssh reads as something else.
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,253}")
+_HOW = "Write n[01-16], n01,n02 or @FILE with a name in each line; ports and users can be in ~/.ssh/config."
+_CHECK = "Check what a login prints there, and the version: ssh NODE gputop --version"
+_BY_HAND = "Connect once yourself: ssh NODE true"
+# What ssh says where it fails itself, the surest first: the cause, and what to do.
+_CAUSES = (
+    ("IDENTIFICATION HAS CHANGED", "its host key differs from the one that ssh knows",
+     "Find out why; only then remove the old one: ssh-keygen -R NODE"),
+    ("Host key verification failed", "ssh does not know its host key", f"{_BY_HAND}, and compare the fingerprint."),
+    ("Permission denied", "it asks for a password or refuses the key",
+     "ssh NODE true must work without a question: a key (ssh-copy-id NODE), an agent, or a connection that is shared "
+     "(ControlMaster in ~/.ssh/config)."),
+    ("Could not resolve", "its name is unknown here", "Write the names as ssh NODE knows them."),
+    ("Connection refused", "it refuses connections", f"Check whether sshd runs there. {_BY_HAND}"),
+    ("timed out", "it does not answer", "Check whether it is up, and reachable from here."),
+    ("No route", "it does not answer", "Check whether it is up, and reachable from here."),
+)
+
+
+T = TypeVar("T")
+
+
+class Request(Struct, frozen=True):
+    """Question to gputop's agent on a node: for the figures of its GPUs, means of the last ``seconds``, with the
+    ``ports`` of profiler servers; or for traces of the ranks of the job that meets at ``ranks_of``."""
+
+    schema: str
+    seconds: float
+    ports: bool = False
+    ranks_of: str = ""
+    force: bool = False
+
+
+class NodeProblem(GputopError):
+    """Reason why a node could not be asked, in words that name no node: nodes with one cause are told together."""
+
+
+def by_cause(problems: Mapping[str, NodeProblem]) -> list[Problem]:
+    """The problems of nodes, those with one cause together: "n02, n07: it does not answer"."""
+    causes: dict[tuple[str, str], list[str]] = {}
+    for name, problem in problems.items():
+        causes.setdefault((problem.message, problem.fix), []).append(name)
+    out = []
+    for (message, fix), names in causes.items():
+        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        out.append(Problem(f"{shown}: {message}", fix.replace("NODE", names[0])))
+    return out
+
+
+def is_name(text: str) -> bool:
+    """Return whether a node can be called so: neither ssh nor a shell reads it as something else."""
+    return _NAME.fullmatch(text) is not None
+
+
+def parse_nodes(text: str) -> list[str]:
+    """The names of a host list, or of the lists in a file: ``n[01-16]``, ``n01,n02``, ``@FILE``.
+
+    Raises GputopError (wrong usage) for a name that ssh could take for an option, or a shell for a command.
+    """
+    if text.startswith("@"):
+        try:
+            lines = read_regular(Path(text[1:]).expanduser(), _MAX_FILE_BYTES).decode().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise GputopError(f"cannot read the nodes in {printable(text[1:])}: "
+                              f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}", _HOW, EXIT_USAGE) from None
+        text = ",".join(entry for line in lines if (entry := line.partition("#")[0].strip()))
+    names = expand_hostlist(text)
+    for name in names:
+        if not is_name(name):
+            raise GputopError(f"{printable(name)[:100]!r} is not the name of a node", _HOW, EXIT_USAGE)
+    if not names or len(names) > MAX_HOSTS:
+        raise GputopError("no node is named", _HOW, EXIT_USAGE)
+    return names
+
+
+def write_line(out: IO[bytes], line: Struct) -> None:
+    """Raises OSError."""
+    out.write(encode(line) + b"\n")
+    out.flush()
+
+
+def read_line(source: IO[bytes], kind: type[T], came: Callable[[int], None] = lambda count: None) -> T:
+    """The next line that is one of this kind; raises NodeProblem where none comes. ``came`` is given the bytes of each
+    line."""
+    for _ in range(_LINES_BEFORE):
+        line = source.readline(_LINE_BYTES)
+        if not line:
+            break
+        came(len(line))
+        if line.startswith(b"{"):
+            with contextlib.suppress(ValueError):
+                return convert(parse(line), kind)
+    raise NodeProblem("gputop there ended without an answer", _CHECK)
+
+
+class Agent:
+    """A gputop on a node that answers lines of JSON by lines of JSON; whoever has it ends it."""
+
+    def __init__(self, node: str, command: str, *, follow: bool) -> None:
+        """Raises :class:`NodeProblem`. ``command`` starts gputop there, as a shell reads it; ``follow``: read all the
+        time what it says on stderr."""
+        self._command, self._late = command, False
+        words = ["ssh", "-T", "-C", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR", "-o",
+                 "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "ServerAliveInterval=5", "--", node,
+                 f"{command} agent"]
+        try:
+            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                            stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"})
+        except OSError as error:
+            raise NodeProblem(f"ssh cannot be started: {error.strerror or error}",
+                              "Install OpenSSH's client here.") from None
+        assert self.process.stdin is not None and self.process.stdout is not None and self.process.stderr is not None
+        self.to_node, self.from_node = self.process.stdin, self.process.stdout
+        self._errors = ErrorTail(self.process.stderr, self.process.kill, follow=follow)
+
+    def ask(self, request: Request, kind: type[T], most_s: float) -> tuple[T, int]:
+        """Return the answer and its bytes. Raises :class:`NodeProblem`; it is then of no further use."""
+        def late() -> None:
+            self._late = True
+            self.process.kill()
+
+        counts: list[int] = []
+        timer = threading.Timer(most_s, late)
+        timer.daemon = True
+        timer.start()
+        try:
+            with contextlib.suppress(OSError, ValueError):  # it has ended: what it said shows why
+                write_line(self.to_node, request)
+            return read_line(self.from_node, kind, counts.append), sum(counts)
+        except NodeProblem as error:
+            raise self.problem() or error from None
+        finally:
+            timer.cancel()
+
+    def problem(self) -> NodeProblem | None:
+        """Return why it ended; None where it goes on or did what it was to do. Blocks for a moment."""
+        with contextlib.suppress(OSError):
+            self.to_node.close()
+        try:
+            status = self.process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        text = self._errors.text()
+        if self._errors.is_flood:
+            return NodeProblem("it prints more than 8 MB", "Check what a login prints there.")
+        if self._late:
+            return NodeProblem("it does not answer in time", f"Try: ssh NODE {self._command} snapshot")
+        if status == _SSH_FAILS:
+            fails = NodeProblem(f"ssh fails{f' ({text})' if text else ''}", _BY_HAND)
+            return next((NodeProblem(cause, fix) for sign, cause, fix in _CAUSES if sign in text), fails)
+        if status in (126, NO_SUCH_PROGRAM):
+            return NodeProblem(f"{printable(self._command)} is not installed there",
+                               "Install it on the nodes (from a clone), or name its path: --remote-command "
+                               "/PATH/gputop")
+        if status == EXIT_USAGE and "'agent'" in text:
+            return NodeProblem(f"gputop there is older than gputop {__version__} here, and cannot answer it",
+                               "Install the same version there. ssh NODE gputop --version prints the one it has.")
+        return None if status == 0 else NodeProblem(f"gputop there fails: {text or f'status {status}'}",
+                                                    f"Try: ssh NODE {self._command} doctor")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._errors.close()
+
+
+class Ssh:
+    """Asks agents on nodes, :data:`AT_ONCE` at the same time. An agent is kept for the next question to its node."""
+
+    def __init__(self, command: str, request: Request) -> None:
+        """``command`` starts gputop there, as a shell reads it."""
+        self._command, self._request = command, request
+        self._agents: dict[str, Agent] = {}  # by node: that were asked last
+        self._waiting: SimpleQueue[str | None] = SimpleQueue()
+        self._came: SimpleQueue[tuple[str, NodeAnswer | NodeProblem, int]] = SimpleQueue()
+        self._threads = 0
+        self._closed = False
+
+    def ask(self, nodes: Sequence[str]) -> None:
+        """Begin to ask these."""
+        for node in nodes:
+            self._waiting.put(node)
+        for _ in range(min(AT_ONCE, len(nodes)) - self._threads):
+            self._threads += 1
+            threading.Thread(target=self._work, name="gputop-ssh", daemon=True).start()
+
+    def take(self, most_s: float) -> tuple[str, NodeAnswer | NodeProblem, int] | None:
+        """Return the next node that has answered, its answer or why there is none, and the bytes that came; None where
+        none comes in time."""
+        with contextlib.suppress(Empty):
+            return self._came.get(timeout=max(0.0, most_s))
+        return None
+
+    def _work(self) -> None:
+        while (node := self._waiting.get()) is not None and not self._closed:
+            try:
+                self._came.put((node, *self._answer(node)))
+            except NodeProblem as error:
+                self._came.put((node, error, 0))
+            except Exception as error:  # noqa: BLE001 - thread boundary: an odd answer must not end it
+                self._came.put((node, NodeProblem(f"its answer cannot be read ({type(error).__name__})", _CHECK), 0))
+
+    def _answer(self, node: str) -> tuple[NodeAnswer, int]:
+        """Raises NodeProblem."""
+        if (kept := self._agents.pop(node, None)) is not None:
+            with contextlib.suppress(NodeProblem):  # its connection may have ended meanwhile
+                answer = kept.ask(self._request, NodeAnswer, TIMEOUT_S)
+                self._agents[node] = kept
+                return answer
+            kept.end()
+        agent = self._agents[node] = Agent(node, self._command, follow=False)
+        try:
+            return agent.ask(self._request, NodeAnswer, TIMEOUT_S)
+        except NodeProblem:
+            self._agents.pop(node).end()
+            raise
+
+    def close(self) -> None:
+        """End what runs."""
+        self._closed = True
+        for _ in range(self._threads):
+            self._waiting.put(None)
+        for agent in list(self._agents.values()):
+            agent.process.kill()
