@@ -29,7 +29,6 @@ BUDGET = {
     "core/samples.py:ProcessSample": 23,
     "goodput/model.py:Report": 21,
     "replay/snapshot_document.py:Process": 24,
-    "simulation/job.py:Job": 86,
     "trace/model.py:Trace": 29,
 }
 
