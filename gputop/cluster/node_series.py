@@ -20,16 +20,16 @@ from msgspec import Struct, field
 
 from gputop.cluster.answers import FleetSeries, Key, gpu_id
 from gputop.cluster.discovery import AvailableMetrics
-from gputop.cluster.node_answer import FIGURES, NodeAnswer, NodeGpu
 from gputop.cluster.prometheus import Series
 from gputop.cluster.promql import FIGURE
 from gputop.cluster.queries import COMPARED, LEVELS, OUTLIERS
 from gputop.cluster.series_store import SeriesStore
 from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.slurm_nodes import SlurmNodes
-from gputop.cluster.ssh import NodeProblem
 from gputop.cluster.view import Limits, View
 from gputop.cluster.wanted import ACTIVITY, CLOCK
+from gputop.telemetry.agents import NodeProblem
+from gputop.telemetry.node_answer import FIGURES, NodeAnswer, NodeGpu
 from gputop.text.units import printable
 
 MEAN_S = 300.0

@@ -49,8 +49,10 @@ def run(args: argparse.Namespace, options: Options) -> int:
         session.start()
         say(f"waiting for {options.auto_capture.rule.text}; ctrl-c ends it")
         reported, last_reported = "", session.results.last_capture
-        while session.failure is None:
+        while True:
             ended.wait(_POLL_PERIOD_S)
+            if session.failure is not None:
+                raise session.failure
             if auto_capture.note != reported:
                 reported = auto_capture.note
                 say(reported)
@@ -65,7 +67,6 @@ def run(args: argparse.Namespace, options: Options) -> int:
                 last_reported = session.results.last_capture
                 if auto_capture.done:
                     return EXIT_OK
-        raise session.failure
 
 
 def _report(session: Session, last_reported: CaptureRecord | None, *, as_json: bool, full: bool) -> None:

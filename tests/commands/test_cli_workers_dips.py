@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
+from gputop.commands import capture_on_dip
 from gputop.commands.arguments import parse
 from gputop.commands.common import options_of
 from gputop.commands.settings import Config, apply_settings
-from gputop.core.errors import EXIT_FAILED, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_FAILED, EXIT_NO_DATA, EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler.capture.records import Server
 from gputop.session import captures
+from gputop.sources.simulated import SimulatedSource
 
 
 def read_options(words):
@@ -87,6 +89,18 @@ def test_options_of_dips():
     options = read_options(["capture", "--on-dip", "power<200W", "--dip-every", "1"]).auto_capture
     assert options is not None and options.rule.level == 200.0
     assert (options.min_interval_s, options.max_captures) == (60.0, 1)
+
+
+def test_a_dip_is_not_waited_for_without_a_gpu(monkeypatch, capsys):
+    class Absent(SimulatedSource):
+        simulated = False
+
+        def open(self):
+            raise NoDataError("there is no driver", "Install it.")
+
+    monkeypatch.setattr(capture_on_dip, "source_of", lambda _: Absent())
+    assert main(["capture", "--on-dip"]) == EXIT_NO_DATA
+    assert "there is no driver" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("analysis_in_this_process")

@@ -19,6 +19,7 @@ from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.results import Analysis, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.pytorch_ops import workers_started_anew
 from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
@@ -157,13 +158,10 @@ def severity_by_limits(rule: str, share: float) -> Severity:
     return "high" if share >= limit(f"{rule}.high") else "medium" if share >= limit(f"{rule}.medium") else "low"
 
 
-def parts_of(facts: TraceFacts, spans: Mapping[int, Spans]) -> dict[str, float]:
-    """The time (ns) of the parts of the step in these spans by GPU (index into ``Trace.gpus``)."""
-    out: dict[str, float] = {}
-    for gpu, of_gpu in spans.items():
-        for part, held in facts.parts.get(gpu, {}).items():
-            out[part] = out.get(part, 0.0) + intersect(held, of_gpu).total
-    return out
+def parts_of(facts: TraceFacts, idle: Mapping[int, Spans], ids: Collection[str]) -> dict[str, float]:
+    """The time (ns) in these idle spans by GPU (index into ``Trace.gpus``) of each of these parts of the step."""
+    return {part: float(sum(intersect(facts.parts[gpu][part], spans).total for gpu, spans in idle.items()
+                            if gpu in facts.parts)) for part in ids}
 
 
 def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:
@@ -202,6 +200,14 @@ def host_spans_of(facts: TraceFacts, rows: I64) -> Spans:
 def loads_itself(facts: TraceFacts) -> bool:
     """Return whether the training loop's own thread runs what makes PyTorch's batches (num_workers=0)."""
     return bool(name_mask(facts.trace, SINGLE_PROCESS).any())
+
+
+@once_per_trace
+def new_workers(facts: TraceFacts) -> Spans:
+    """Spans in which PyTorch's DataLoader starts its workers anew; none where it did so once, which may be the
+    start."""
+    spans = workers_started_anew(facts.trace) if facts.framework == "pytorch" else EMPTY
+    return spans if len(spans.start) > 1 else EMPTY
 
 
 def share_of_steps(facts: TraceFacts, spans: Spans) -> float:

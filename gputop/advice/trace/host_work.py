@@ -10,11 +10,19 @@ from msgspec import structs
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts, on_host, removed_host_time, waits_for_host
-from gputop.advice.trace.input_fixes import fix_of_loader
+from gputop.advice.trace.facts import (
+    HOST_EVENTS,
+    TORCH_HOST,
+    TraceFacts,
+    new_workers,
+    on_host,
+    removed_host_time,
+    waits_for_host,
+)
+from gputop.advice.trace.input_fixes import KEEP_WORKERS, fix_of_loader
 from gputop.advice.trace.input_pace import paced_by_input
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job
-from gputop.advice.trace.known_work import NO_TRAINING, WORK, UserFunction, known_work, named_work
+from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserFunction, known_work, named_work
 from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
@@ -22,6 +30,7 @@ from gputop.analysis.results import GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
+from gputop.trace.intervals import intersect
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
@@ -43,6 +52,7 @@ class StepGapHost(Verdict, frozen=True, kw_only=True):
     input_s: float | None = None  # what the input pipeline takes for a step's batches, where the steps wait for it
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
     inside: tuple[str, ...] = ()  # phases of Keras's that each step holds, in its callbacks
+    new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the gaps
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
 
@@ -74,12 +84,15 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
+    gaps = waits_for_host(facts, "gap")
     work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
                        severity="low" if paced else None, claim=None if paced else facts.on_cpus("about"),
                        input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
-                       culprits=on_host(facts, work, waits_for_host(facts, "gap")),
+                       culprits=on_host(facts, work, gaps),
+                       new_workers=intersect(gaps, new_workers(facts)).total >= limit("step_gap_host.named") * max(
+                           gaps.total, 1),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
                        slow_host=_slow_rank(facts.trace, host.gap_host, host.gap_rank),
                        inside=steps.inside, cure=Cure(
@@ -106,7 +119,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     if v.gpus:
         where += " and no GPU has work"
     elif job.framework == "pytorch":
-        where += ", or small ones after the optimizer's call"
+        where += f", or small ones after the {'model' if job.trains is False else 'optimizer'}'s call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
     gain = "the host's time between two calls, if this work were done while the GPUs compute or were removed"
@@ -126,7 +139,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunction) -> Explanation:
     """The words with the fix for the function that takes most of the gap; those of a prediction in each step have a
     better one."""
-    if verdict.inside:
+    if verdict.inside or verdict.new_workers:
         return words
     if function.loader:
         action, snippet = fix_of_loader(function.loader)
@@ -148,6 +161,8 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
     loop, seldom = job.loop, code("step_gap_host", "seldom")
     most = limit("step_gap_host.named") * v.gap_s
     recognized = known_work(WORK, (*v.work, *v.executor_work), most)
+    if v.new_workers and loop == PYTORCH:
+        return NEW_WORKERS, KEEP_WORKERS, code("input_bound", "torch")
     if v.inside and (recognized is None or recognized[0].kind == "iterator"):
         return _work_inside(v, loop, most)
     if recognized is not None:

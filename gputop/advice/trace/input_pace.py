@@ -6,14 +6,23 @@ from collections.abc import Mapping
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit
-from gputop.advice.trace.facts import TraceFacts, loads_itself, waits_for_input
-from gputop.advice.trace.input_fixes import InputFix, fix_of_loader, keras_workers, suggest_fix, suggest_fix_by_name
+from gputop.advice.trace.facts import TraceFacts, loads_itself, new_workers, waits_for_input
+from gputop.advice.trace.input_fixes import (
+    KEEP_WORKERS,
+    InputFix,
+    fix_of_loader,
+    keras_workers,
+    suggest_fix,
+    suggest_fix_by_name,
+)
 from gputop.advice.trace.job import KERAS2, KERAS3, training_loop
 from gputop.analysis.host.gaps import work_in
 from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.analysis.host.tf_data import python_s
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.training_loops import training_loops
+from gputop.text.units import seconds
+from gputop.trace.intervals import EMPTY, merge, subtract
 from gputop.trace.threads import MAIN, lines_of
 
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
@@ -80,7 +89,7 @@ def input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
 
 def _loader_fix(facts: TraceFacts) -> InputFix:
     """PyTorch's DataLoader: workers where it has none, more of them where CPUs are free for them."""
-    cpus = facts.trace.job_cpus
+    cpus, anew = facts.trace.job_cpus, new_workers(facts)
     workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
     snippet = code("input_bound", "torch" if facts.trace.gpus else "torch-cpu", WORKERS=workers)
     if loads_itself(facts):
@@ -93,6 +102,13 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
                       "again.")
         return InputFix(fix_of_loader("torch")[0], snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
+    waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
+    if anew.total >= subtract(waits, anew).total:
+        return InputFix(
+            KEEP_WORKERS, snippet, None, "",
+            tells=f" The DataLoader starts its workers anew for each pass over its data, {len(anew.start)} times in "
+                  f"this recording; from the last batch to the next one that takes "
+                  f"{seconds(anew.total / len(anew.start) / 1e9)}.")
     if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:
         children = cpus.children or 0.0
         tells = (f" Its workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."

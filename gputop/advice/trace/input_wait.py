@@ -20,6 +20,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.tf_data import iterator_paths
 from gputop.analysis.results import WallTime
+from gputop.analysis.steps.long_steps import MIN_STEPS
 from gputop.analysis.steps.step_marks import SESSION_RUN
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
@@ -45,6 +46,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     assert facts.shares is not None
     steps, share, wall = facts.steps, facts.shares["input"], facts.analysis.wall_time
     open_s = sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
+    if (odd := _odd_batch(facts)) is not None:
+        return odd
     if wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s:
         return _open_wait(facts, wall, open_s)
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
@@ -69,6 +72,18 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     return replace(
         _verdict(facts, fix, share), saving=saving, claim=facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured")),
         cure=Cure(input_left=left, assumes=assumes))
+
+
+def _odd_batch(facts: TraceFacts) -> Missing | None:
+    """The loop waits long for one batch of many alone: such a step is long_steps', and one that did not end is
+    unfinished_step's."""
+    if facts.steps is None or facts.steps.count < MIN_STEPS:
+        return None
+    waits = intersect(waits_for_input(facts), facts.analyzed_spans)
+    others = waits.total - int((waits.end - waits.start).max(initial=0))
+    if others >= limit("input_bound.share") * facts.analyzed_spans.total:
+        return None
+    return Missing("a second long wait for a batch, because one can be chance: capture longer")
 
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
@@ -121,7 +136,8 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     basis = "recorded time" if v.open_s else job.basis
     evidence = {"wait_s": v.share * (v.recorded_s or job.period_s), "share_ratio": v.share,
                 "get_next_ratio": v.wait_ratio}
-    why = f"For {percent(v.share)} of the {basis} the training loop waits for its next batch"
+    loop = "loop" if job.trains is False else "training loop"
+    why = f"For {percent(v.share)} of the {basis} the {loop} waits for its next batch"
     why += " and no GPU has work." if v.gpus else "; the trace has no GPU."
     if v.open_s:
         evidence["unfinished_s"] = v.open_s

@@ -120,17 +120,18 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
                   "recording it launched each kernel separately.")
     elif job.graphs:
         action = ("CUDA graphs run already: prepare and launch the next one while the GPU works, record what still "
-                  "runs between two graphs, and raise the batch size if memory allows.")
+                  f"runs between two graphs, and {job.larger} if memory allows.")
     elif job.compiled and job.framework == "jax":
         kind = "-compiled"
         action = ("The step is compiled already: run several steps in one call, put separate calls into one function, "
-                  "and raise the batch size if memory allows.")
+                  f"and {job.larger} if memory allows.")
     elif job.compiled:
-        action = ("A part of the model is compiled already: find what breaks its graph and what is compiled again, "
-                  "and compile the rest. Then raise the batch size if memory allows.")
+        graphs = "" if v.waits else "let it replay CUDA graphs, "
+        action = (f"A part of the model is compiled already: {graphs}find what breaks its graph and what is compiled "
+                  f"again, and compile the rest. Then {job.larger} if memory allows.")
     else:
-        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then raise the batch "
-                  "size if memory allows.")
+        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "
+                  f"{job.larger} if memory allows.")
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,
@@ -161,6 +162,7 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
 _PAUSE_NS = 40_000
+_WAITS = ("launch", "host", "idle")  # parts of the step that pauses are in
 _COMPILER = {"tensorflow": " with XLA", "jax": " with XLA", "pytorch": " with torch.compile"}
 
 
@@ -189,7 +191,8 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         return None
     per_step = [sum(size.count_per_step) for size in sizes if size.count_per_step is not None]
     return SmallKernels(
-        gpus=facts.active_numbers, share=share, of_parts=parts_of(facts, pauses), short_ratio=short, pauses_s=pauses_s,
+        gpus=facts.active_numbers, share=share, of_parts=parts_of(facts, pauses, _WAITS), short_ratio=short,
+        pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
@@ -240,8 +243,8 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
             "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
             "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
             "kernels_per_step": v.kernels_per_step}),
-        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and raise "
-               "the batch size if memory allows.",
+        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and "
+               f"{job.larger} if memory allows.",
         snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
             "small_kernels", job.framework + kind),
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",

@@ -24,6 +24,7 @@ from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
 from gputop.session.captures import analyze_saved
 from gputop.session.session import Session
+from gputop.text.commands import command_of, script_of, short_description
 from gputop.text.units import fit, printable, seconds, size
 from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
@@ -48,6 +49,32 @@ def label(record: CaptureRecord) -> str:
     """A capture in a few words: "11:04:31, 412 ms/step"."""
     clock = time.strftime("%H:%M:%S", time.localtime(record.time_s))
     return f"{clock}, " + ("no steps" if record.step_s is None else f"{seconds(record.step_s)}/step")
+
+
+def _job(record: CaptureRecord) -> str:
+    """Name of its job: the script, and the framework if that is known; else its address."""
+    return printable(short_description(record.job) or record.address)
+
+
+def _script(record: CaptureRecord) -> str:
+    return script_of(command_of(record.job))
+
+
+def before(b: CaptureRecord, captures: Sequence[CaptureRecord]) -> CaptureRecord:
+    """The last of the captures before ``b`` that is of its script and of an earlier start of it; as far as there is
+    one."""
+    earlier = list(captures[:captures.index(b)]) if b in captures[1:] else [one for one in captures if one is not b]
+    for alike in (lambda one: _script(one) == _script(b),
+                  lambda one: (one.pid, one.started_s) != (b.pid, b.started_s)):
+        earlier = [one for one in earlier if alike(one)] or earlier
+    return earlier[-1]
+
+
+def two_jobs(a: CaptureRecord, b: CaptureRecord) -> str:
+    """Warning that both are of different scripts; "" where they are not, or one is not known."""
+    if not a.job or not b.job or _script(a) == _script(b):
+        return ""
+    return f"Two jobs: A is of {_job(a)}, B of {_job(b)}. No change of one of them made what differs."
 
 
 def colored(lines: list[Line]) -> Text:
@@ -88,7 +115,7 @@ class CaptureList(ChoiceList[CaptureRecord]):
             here = i == self.index and self.has_focus
             mark = self.marks.get(record.path, "")
             steps = f"{record.steps.count} steps" if record.steps is not None else ""
-            about = f"{steps:>10}   {printable(record.address)}   {printable(record.path.name)}"
+            about = f"{steps:>10}   {_job(record)}   {printable(record.path.name)}"
             lines.append([("›" if i == self.index else " ", ACCENT if here else DIM), (f"{mark:>2}  ", ACCENT),
                           (fit(label(record), 26), BOLD if here else PLAIN),
                           (fit(about, max(0, self.size.width - 31)), DIM)])
@@ -167,8 +194,10 @@ class CompareScreen(ModalScreen[None]):
         super().__init__()
         self._session = session
         captures = session.results.captures
-        self._a = session.results.baseline if session.results.baseline in captures else captures[-2]
-        self._b = b or (captures[-1] if captures[-1] is not self._a else captures[-2])
+        baseline = session.results.baseline
+        self._b = b or (captures[-1] if captures[-1] is not baseline else captures[-2])
+        self._a = baseline if baseline in captures and baseline is not None else before(self._b, captures)
+        self._chosen = False  # by the user, and not by their order
         self._again: dict[Name, tuple[CaptureRecord, ...]] = {"a": (), "b": ()}
         self._awaited: tuple[Name, CaptureRecord | None] | None = None  # whose capture runs, and the last one before it
         self._stop = threading.Event()
@@ -202,7 +231,7 @@ class CompareScreen(ModalScreen[None]):
         self.action_mark("b")
 
     def action_mark(self, side: Name) -> None:
-        chosen = self.query_one(CaptureList).selected
+        chosen, self._chosen = self.query_one(CaptureList).selected, True
         a, b = (chosen, self._b) if side == "a" else (self._a, chosen)
         if a.path == b.path:  # swap them
             a, b = self._b, self._a
@@ -270,13 +299,16 @@ class CompareScreen(ModalScreen[None]):
         return (self._a, self._b, *self._again["a"], *self._again["b"])
 
     def _compare(self) -> None:
-        """Read what is not read yet, then compare."""
+        """Read what is not read yet, then compare; captures of two jobs only if they were chosen."""
         self._session.results.baseline = self._a
         captures = self.query_one(CaptureList)
         captures.marks = {record.path: f"+{name.upper()}" for name, again in self._again.items() for record in again}
         captures.marks |= {self._a.path: "A", self._b.path: "B"}
         captures.draw()
         self._shown = None
+        if (warning := two_jobs(self._a, self._b)) and not self._chosen:
+            self._show_text(Text(f"{warning}\n\na, b: choose A and B of the captures above, to compare them.", WARN))
+            return
         for record in self._records():
             path = record.path
             if record.compared is None and path not in self._reading and path not in self._unread:
@@ -418,6 +450,8 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
     except GputopError as error:
         lines = [Line(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
         return Shown(lines, lines)
+    if warning := two_jobs(*records[:2]):
+        comparison = comparison.with_note(Note("other_job", warning))
     for name, reason in reversed(unread.items()):
         comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {reason}."))
     folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)

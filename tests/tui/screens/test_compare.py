@@ -24,7 +24,7 @@ from gputop.session.captures import analyze as capture_analyze
 from gputop.session.finding_store import MAX_COMPARED
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
-from gputop.tui.screens.compare import CaptureAgain, CaptureList, CompareScreen, colored, compared, side_of
+from gputop.tui.screens.compare import CaptureAgain, CaptureList, CompareScreen, before, colored, compared, side_of
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
@@ -99,6 +99,38 @@ async def test_a_capture_after_a_is_offered_beside_it() -> None:
     assert compared_to_baseline(session) == ()
     session.capture_ended(record(2, 0.3), [SERVER])
     assert compared_to_baseline(session) == ("401 ms/step in A, 301 ms now. B: what changed.",)
+
+
+def of(n: int, job: str, pid: int) -> CaptureRecord:
+    return replace(record(n, 0.4), job=job, pid=pid, started_s=1.0)
+
+
+TRAIN, EVALUATE = "TensorFlow 2.21.0: python train.py --lr 1", "PyTorch 2.13.0: python evaluate.py"
+
+
+def test_a_is_the_last_capture_of_bs_script_before_it_was_started_again() -> None:
+    first, again, other = of(1, TRAIN, 7), of(2, TRAIN, 7), of(3, EVALUATE, 8)
+    fixed, twice = of(4, TRAIN.replace("1", "2"), 9), of(5, TRAIN, 9)
+    assert before(fixed, (first, again, other, fixed)) is again
+    assert before(twice, (first, again, other, fixed, twice)) is again
+    assert before(again, (first, again)) is first  # nothing was restarted
+    assert before(other, (first, again, other)) is again  # no other one of its script
+
+
+async def test_two_jobs_are_named_and_compared_only_if_they_are_chosen() -> None:
+    session = Captured()
+    session.results.keep_capture(of(1, TRAIN, 7))
+    session.results.keep_capture(of(2, EVALUATE, 8))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("B")
+        await pilot.pause()
+        shown = " ".join(str(app.screen.query_one(WrappedText).text).split())
+        assert "Two jobs: A is of train.py --lr 1 (TensorFlow 2.21.0), B of evaluate.py (PyTorch 2.13.0)." in shown
+        assert isinstance(app.screen, CompareScreen) and app.screen._shown is None
+        await pilot.press("tab", "b")
+        screen = app.screen
+        await until(lambda: screen._shown is not None, app)
 
 
 def marks(app: GputopApp) -> list[str]:

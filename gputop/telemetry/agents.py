@@ -19,13 +19,13 @@ from typing import IO, TypeVar
 
 from msgspec import Struct
 
-from gputop.cluster.node_answer import NodeAnswer
 from gputop.core.codec import convert, encode, parse
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import read_regular
 from gputop.core.findings import Problem
 from gputop.core.version import __version__
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
+from gputop.telemetry.node_answer import NodeAnswer
 from gputop.text.programs import NO_SUCH_PROGRAM, ErrorTail
 from gputop.text.units import printable
 
