@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.trace.host_work import StepGapHost, UserFunction, main_function, out_of_the_step
+from gputop.advice.trace.host_work import StepGapHost, out_of_the_step
+from gputop.advice.trace.known_work import UserFunction, main_function
 from gputop.advice.verdict import Explanation
 from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.core.findings import Culprit
