@@ -64,7 +64,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     """
     host, steps = facts.host, facts.steps
     assert host is not None and host.gap_s is not None
-    if steps is None or steps.count < limit("host.steps"):
+    # Of one step the gap is in its middle, and only a tracer of Python shows what of it is work.
+    traced = facts.analysis.stacks is not None and facts.analysis.stacks.source.startswith("tracer")
+    if steps is None or steps.count < (1 if traced else limit("host.steps")):
         return Missing("two whole steps, because the gap is between them: capture longer, or mark steps with "
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
