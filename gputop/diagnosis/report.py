@@ -11,7 +11,7 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.tables import gpus_table, tables
-from gputop.diagnosis.wall_text import no_verdict, not_enough, wall_sentence, worth_saying
+from gputop.diagnosis.wall_text import no_verdict, not_enough, starts, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
@@ -248,7 +248,7 @@ def limit_lines(a: Analysis) -> VerdictLines:
                           "figures of what is left of it would be wrong")
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
-    doubt = not_enough(a, about) if clean or not active else None
+    doubt = not_enough(a, about) if clean or not active or starts(a) else None
     if doubt is not None:
         return doubt
     large = "LARGE " if a.findings else ""
@@ -302,13 +302,14 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:
     """Ratios of the GPUs' time by use, and what they are ratios of.
 
-    Of the mean step; where there are no steps, of the time from each GPU's first event to its last.
+    Of the mean step; where there are no steps, of the window that the findings judge. Older documents have no account:
+    of the time from each GPU's first event to its last.
     """
-    if a.breakdown is not None and a.breakdown.total > 0:
-        of_step = {name: part_s / a.breakdown.total for name, part_s in a.breakdown.known.items()}
-        work = {"compute": of_step["compute"], "collectives": of_step["collectives"],
-                "copies": of_step["h2d"] + of_step["d2h"]}
-        return {**work, "idle": max(1 - sum(work.values()), 0.0)}, a.steps.unit if a.steps is not None else "step"
+    judged = a.account.breakdown if a.account is not None else a.breakdown
+    if judged is not None and judged.total > 0:
+        parts = {name: part_s / judged.total for name, part_s in judged.known.items()}
+        work = {"compute": parts["compute"], "collectives": parts["collectives"], "copies": parts["h2d"] + parts["d2h"]}
+        return {**work, "idle": max(1 - sum(work.values()), 0.0)}, a.steps.unit if a.steps is not None else "window"
 
     def mean(ratios: Iterable[float]) -> float:
         return sum(ratios) / len(active)

@@ -20,7 +20,8 @@ _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: wha
 _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
 _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
-_UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", "start")
+_START = "start"
+_UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in the monitor"
 
@@ -114,6 +115,14 @@ def no_verdict(reason: str, do: str, *seen: str) -> VerdictLines:
     return VerdictLines("NO VERDICT", reason, rows=tuple(row for row in rows if row.text))
 
 
+def starts(a: Analysis) -> bool:
+    """Return whether the recording is that of a job's start, which is why its GPUs have so little to do."""
+    if a.steps is not None:
+        return bool(a.steps.start_up)
+    return a.wall_time is not None and sum(
+        part.time_s for part in a.wall_time.parts if part.id == _START) >= _HALF * a.wall_time.recorded_s
+
+
 def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     """Reason why a trace without findings is no clean bill, with the ``limit`` that it shows; None where most of the
     recording is enough whole training steps, and nothing of weight lies around them."""
@@ -124,6 +133,9 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     if steps is None:
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
         return no_verdict(f"no whole training step in the {recorded}", longer, _seen(wall), limit)
+    if steps.start_up:
+        return no_verdict(f"only the job's start in the {recorded}", "capture again when the job has run for a while",
+                          steps.start_up, limit)
     if steps.phase not in ("training", "unknown"):
         return no_verdict(f"{steps.phase} and no training in the {recorded}", "capture again while the job trains",
                           limit)
@@ -132,9 +144,6 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
         return no_verdict(
             f"no training step is marked in the {recorded}", "mark the steps in the loop and capture again",
             f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer", limit)
-    if steps.start_up:
-        return no_verdict(f"only the job's start in the {recorded}",
-                          "capture again when the job has trained for a while", steps.start_up, limit)
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))
     untold = max(ranks, key=_untold_share)
