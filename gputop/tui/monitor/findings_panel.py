@@ -76,7 +76,8 @@ def finding_lines(finding: Finding, width: int, room: int, view: FindingView,
     do_lines = whole_sentences(do, columns, room - 1) if room > 1 else []
     where: list[list[StyledText]] = []
     for row in where_rows(finding) if room > len(do_lines) + 2 else ():
-        where = _labeled(row.label, wrap(row.text, columns, min(2, room - len(do_lines) - 2)), PLAIN)
+        most = 2 if room > len(do_lines) + _WHY_LINES + 2 else 1
+        where = _labeled(row.label, wrap(row.text, columns, most), PLAIN)
     reason_lines = min(reason_lines, room - 1 - len(do_lines) - len(where))
     lines += _labeled(DO, do_lines, PLAIN)
     if code:
