@@ -55,9 +55,9 @@ def verdict_of(finding: Finding, *more: Row) -> VerdictLines:
                         tuple(row for row in rows if row.text))
 
 
-def where_rows(finding: Finding, width: int | None = None) -> list[Row]:
-    """The row of the lines, ops or layers that the finding is about; ``width``: see :func:`culprits_text`."""
-    text = culprits_text(finding, width)
+def where_rows(finding: Finding) -> list[Row]:
+    """The row of the lines, ops or layers that the finding is about."""
+    text = culprits_text(finding)
     if text.startswith(_IN_PYTHON):
         return [Row("Line", text.removeprefix(_IN_PYTHON))]
     return [Row("Where", text)] if text else []
