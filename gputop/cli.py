@@ -51,10 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             console.write_text(describe())
             return EXIT_OK
-        if getattr(args, "demo", None) is not None and args.command in _REAL_ONLY:
-            raise GputopError(f"a demo has nothing for gputop {args.command}, which is about real things",
-                              f"Without --demo: gputop {args.command}. Or look around: gputop --demo {args.demo}",
-                              EXIT_USAGE)
+        demo = getattr(args, "demo", None)
+        for_real = args.command or demo  # gputop --demo doctor takes the command for a scenario
+        if demo is not None and for_real in _REAL_ONLY:
+            raise GputopError(f"a demo has nothing for gputop {for_real}, which is about real things",
+                              f"Without --demo: gputop {for_real}. Or look around: gputop --demo", EXIT_USAGE)
         if sys.stdout is None:
             raise GputopError("standard output is closed", "Redirect the output to a file, or use -o FILE.")
         if args.command is not None:

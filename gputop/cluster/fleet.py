@@ -29,7 +29,6 @@ from gputop.cluster.model import (
     Node,
     Problem,
     fields_of,
-    less_active,
     together,
     upper_median,
 )
@@ -136,7 +135,8 @@ class _Parts(Struct, frozen=True):
         return replace(
             job, **self._idle(keys, job.start_s), median=upper_median(middles), node_median=node_median,
             low_gpus=self._low_gpus(set(keys)), low_clocks=self._low_clocks(set(keys)),
-            low_nodes=less_active(nodes, None if node_median is None else node_median - series.limits.below),
+            low_nodes=tuple(node for node in nodes if node.activity is not None and node_median is not None
+                            and node.activity < node_median - series.limits.below),
             peers={figure: value for figure, value in peers.items() if value is not None})
 
     def _idle(self, keys: Sequence[Key], start_s: float | None = None) -> dict[str, Any]:

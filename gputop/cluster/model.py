@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -91,7 +91,6 @@ class IdleGpus(Struct, frozen=True, kw_only=True):
     busy_history: History | None = None
 
 
-_Member = TypeVar("_Member", Gpu, Node)
 NO_JOB = "(no job)"  # in place of a job's id, where the GPUs of none are shown and asked for
 Mapped = Literal["label", "node", "shared node", "process"]
 
@@ -168,12 +167,6 @@ def upper_median(values: Iterable[float | None]) -> float | None:
     """The median of those that are known, of an even number the greater of the two in the middle; None: of none."""
     measured = sorted(value for value in values if value is not None)
     return measured[len(measured) // 2] if measured else None
-
-
-def less_active(members: Iterable[_Member], than: float | None) -> tuple[_Member, ...]:
-    """Return those whose activity is known and below this; none where that is not known."""
-    return () if than is None else tuple(
-        member for member in members if member.activity is not None and member.activity < than)
 
 
 def together(groups: Iterable[Group]) -> Group:

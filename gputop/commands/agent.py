@@ -1,4 +1,4 @@
-"""``gputop agent``: what gputop on another node talks with, by ssh (:mod:`gputop.cluster.ssh`).
+"""``gputop agent``: what gputop on another node talks with, by ssh (:mod:`gputop.telemetry.agents`).
 
 It is asked for figures of the GPUs here, again and again, or for traces of a job's ranks.
 """
@@ -9,12 +9,12 @@ import argparse
 import contextlib
 import sys
 
-from gputop.cluster.node_answer import NodeAnswer, answer_of
-from gputop.cluster.ssh import SCHEMA, NodeProblem, Request, read_line, write_line
 from gputop.commands.common import options_of, source_of, start
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.version import __version__
 from gputop.session.session import Session
+from gputop.telemetry.agents import SCHEMA, NodeProblem, Request, read_line, write_line
+from gputop.telemetry.node_answer import NodeAnswer, answer_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,6 @@ from typing import IO
 
 from msgspec.structs import replace
 
-from gputop.cluster.ssh import Request, read_line, write_line
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.files import copy_bounded, open_regular, temporary_place
 from gputop.launch.ranks import find_ranks, is_meeting_address
@@ -28,6 +27,7 @@ from gputop.profiler.recording import Recorder
 from gputop.profiler.storage import MAX_COPY_BYTES
 from gputop.profiler.ways import recorder_of
 from gputop.session.other_nodes import ALIVE_PERIOD_S, SCHEMA, Alive, Rank, Ranks, Ready, Start
+from gputop.telemetry.agents import Request, read_line, write_line
 
 
 def answer(request: Request) -> None:

@@ -102,7 +102,7 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
 def _of_nodes(args: argparse.Namespace) -> NodesCollector:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.nodes import NodesCollector
-    from gputop.cluster.ssh import SCHEMA, Request, Ssh, parse_nodes
+    from gputop.telemetry.agents import SCHEMA, Request, Ssh, parse_nodes
 
     names = parse_nodes(args.nodes)
     return NodesCollector(names, Ssh(args.remote_command, Request(SCHEMA, 1.0)), asked_limits(), _squeue(),

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from gputop.commands.option_types import output_file
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.files import named_folder, replacing
 from gputop.text import console
@@ -22,7 +23,7 @@ _FORMATS = ".sqlite or .parquet (tables); for a trace also .json or .json.gz (Ch
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a trace, as gputop analyze takes it, or a recording")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE",
+    parser.add_argument("-o", "--output", type=output_file, required=True, metavar="FILE",
                         help=f"the file to write; its ending gives the format: {_FORMATS}. For a trace, .parquet is a "
                              "folder with a file for each table")
 

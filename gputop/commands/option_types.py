@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -32,6 +33,11 @@ def _checked(value: _T, good: bool, problem: str) -> _T:
     if not good:
         raise argparse.ArgumentTypeError(problem)
     return value
+
+
+def output_file(text: str) -> Path:
+    """A file to write, where standard output cannot take it: "-" would be a file of that name."""
+    return _checked(Path(text), text != "-", "this needs a file: standard output cannot take it")
 
 
 def _digits(text: str, low: int, high: int, problem: str) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from gputop.commands.arguments import add_shared
 from gputop.commands.common import source_of
-from gputop.commands.option_types import bounds, parsed_bounds, part_bounds, positive_seconds
+from gputop.commands.option_types import bounds, output_file, parsed_bounds, part_bounds, positive_seconds
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.own_program import gputop_command
 from gputop.core.signal_handlers import stop_at_end
@@ -69,7 +68,7 @@ def quoted(word: str, *, variables: bool = True) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", idle=("profiler servers", "captures"))
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE",
+    parser.add_argument("-o", "--output", type=output_file, required=True, metavar="FILE",
                         help="the file to write, which must not exist yet; with --rotate a folder")
     parser.add_argument("--seconds", type=positive_seconds, default=None, metavar="S",
                         help="length of the recording (default: until ctrl-c)")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gputop.commands.arguments import add_shared
 from gputop.commands.common import width
-from gputop.commands.option_types import hours, price
+from gputop.commands.option_types import hours, output_file, price
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="with --job and Prometheus: how far to look back (24)")
     parser.add_argument("--price-per-kwh", type=price, default=None, metavar="PRICE",
                         help="also print the cost of the GPUs' energy, in the currency of PRICE")
-    parser.add_argument("--html", type=Path, default=None, metavar="FILE",
+    parser.add_argument("--html", type=output_file, default=None, metavar="FILE",
                         help="write one HTML page instead of the text")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -1,15 +1,15 @@
 """Conversion of totals over a trace and its GPUs to values per step: of the whole steps where these are known, else of
-the window."""
+the window. A row of a table is the same row then, with the figures of a step in place of the totals."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from gputop.analysis.results import Analysis, CollectiveOp, FunctionUse, KernelRow
+from gputop.analysis.results import Analysis, CollectiveOp, CopyRow, FunctionUse, KernelRow, OpCopies
 
 _FILLED = 0.8  # share of the window's work by whole steps; less may be evaluation
 _CUT_STEPS = 2.5  # parts of which are in the window: one at each end, either of them longer than the mean
@@ -31,6 +31,10 @@ class PerStep(NamedTuple):
     def steps_times_gpus(self) -> float:
         return self.steps * self.gpus
 
+    def sum_of(self, total: float, in_step: float | None) -> float:
+        """A sum over the window, and over whole steps per step, as a sum per step."""
+        return in_step or 0.0 if self.whole else total / self.steps
+
     def text(self, by_gpu: bool = True) -> str:
         """Words for the quotients: "per step and GPU"."""
         gpu = by_gpu and self.gpus > 1
@@ -44,78 +48,36 @@ class PerStep(NamedTuple):
         return self.text() + (" (mean of the window)" if self.unit != "window" and not self.whole else "")
 
 
-class KernelsPerStep(Struct, frozen=True):
-    """A row of a table of kernels, of a GPU that runs them. ``share`` is of the time of all kernels."""
-
-    row: KernelRow
-    share: float
-    count: float
-    time_s: float
-
-
-def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[KernelsPerStep], PerStep]:
-    """The rows that have a part in a step, by falling time, and what their figures are."""
+def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[KernelRow], PerStep]:
+    """The rows that have a part in a step, by falling time, with figures of a step and a GPU that runs them; shares are
+    of the time of all kernels."""
     by = _basis(a, (row.count_per_step for row in table))
-    sums = [(row, row.count_per_step or 0.0, row.time_s_per_step or 0.0) if by.whole else (row, row.count, row.time_s)
+    sums = [(row, by.sum_of(row.count, row.count_per_step), by.sum_of(row.time_s, row.time_s_per_step))
             for row in table]
-    all_s, rows = sum(time_s for _, _, time_s in sums), []
-    for row, count, time_s in sums:
-        if count:
-            parts = by.steps * (len(row.by_gpu) or by.gpus)
-            rows.append(KernelsPerStep(row, time_s / all_s if all_s else 0.0, count / parts, time_s / parts))
-    return sorted(rows, key=lambda kernel: (not kernel.row.name, -kernel.share)), by
+    all_s = sum(time_s for _, _, time_s in sums)
+    rows = [replace(row, count=count / gpus, time_s=time_s / gpus, mean_s=time_s / count,
+                    share=time_s / all_s if all_s else 0.0)
+            for row, count, time_s in sums if count for gpus in [len(row.by_gpu) or by.gpus]]
+    return sorted(rows, key=lambda row: (not row.name, -row.share)), by
 
 
-class CopiesPerStep(Struct, frozen=True):
-    """Copies of one GPU and way, per step. ``bytes_per_s`` is the rate of a single one."""
-
-    gpu: int
-    direction: str
-    source: str
-    target: str
-    count: float
-    bytes: float | None
-    time_s: float
-    bytes_per_s: float | None
-
-
-class OpCopiesPerStep(Struct, frozen=True):
-    """Copies of one op, per step, the mean of the GPUs."""
-
-    op: str
-    direction: str
-    count: float
-    bytes: float | None
-    time_s: float
-    bytes_per_s: float | None
-
-
-def copies_per_step(a: Analysis) -> tuple[list[CopiesPerStep], list[OpCopiesPerStep], PerStep]:
-    """The copies of each GPU, and of each op where the trace names them: a step has that share of an op's copies that
-    it has of all in that direction."""
+def copies_per_step(a: Analysis) -> tuple[list[CopyRow], list[OpCopies], PerStep]:
+    """The copies of each GPU with figures of a step, and those of each op where the trace names them, the mean of the
+    GPUs: a step has that share of an op's copies that it has of all in that direction."""
     table = a.copies
     if table is None:
         return [], [], per_step(a)
     by = _basis(a, (row.count_per_step for row in table.rows))
-    rows = []
-    seen: dict[str, float] = defaultdict(float)
-    in_step: dict[str, float] = defaultdict(float)
-    for row in table.rows:
-        count, size, time_s = ((row.count_per_step or 0.0, row.bytes_per_step, row.time_s_per_step or 0.0) if by.whole
-                               else (row.count / by.steps, over(row.bytes, by.steps), row.time_s / by.steps))
-        seen[row.direction] += row.count
-        in_step[row.direction] += count
-        if count:
-            rows.append(CopiesPerStep(row.gpu, row.direction, row.source, row.target, count, size, time_s,
-                                      row.bytes_per_s))
+    rows = [replace(row, count=by.sum_of(row.count, row.count_per_step),
+                    bytes=row.bytes_per_step if by.whole else over(row.bytes, by.steps),
+                    time_s=by.sum_of(row.time_s, row.time_s_per_step)) for row in table.rows]
     ops = []
     for op in table.by_op or ():
-        each = in_step[op.direction] / seen[op.direction] / by.gpus
-        if each:
-            ops.append(OpCopiesPerStep(op.op, op.direction, op.count * each, None if op.bytes is None else
-                                       op.bytes * each, op.time_s * each,
-                                       op.bytes / op.time_s if op.bytes and op.time_s else None))
-    return rows, ops, by
+        seen = sum(row.count for row in table.rows if row.direction == op.direction)
+        parts = seen * by.gpus / (sum(row.count for row in rows if row.direction == op.direction) or math.inf)
+        if math.isfinite(parts):
+            ops.append(replace(op, count=op.count / parts, bytes=over(op.bytes, parts), time_s=op.time_s / parts))
+    return [row for row in rows if row.count], ops, by
 
 
 def over(total: float | None, parts: float) -> float | None:
@@ -123,54 +85,33 @@ def over(total: float | None, parts: float) -> float | None:
     return None if total is None else total / parts
 
 
-class CollectivePerStep(Struct, frozen=True):
-    """Collectives of one operation, of a GPU."""
-
-    op: CollectiveOp
-    count: float
-    time_s: float
-    transfer_s: float | None
-    bytes: float | None
-    exposed_s: float | None  # on the GPU where it is longest
-
-
-def collectives_per_step(a: Analysis) -> tuple[list[CollectivePerStep], PerStep]:
-    """Number of each operation per step, each as long as they are in the window on average."""
+def collectives_per_step(a: Analysis) -> tuple[list[CollectiveOp], PerStep]:
+    """Each operation with figures of a step and a GPU: as many as in a step, each as long as in the window on
+    average."""
     operations = a.collectives.operations if a.collectives is not None else ()
     by = _basis(a, (op.count_per_step for op in operations))
     rows = []
     for op in operations:
         count = op.count_per_step or 0.0 if by.whole else op.count / by.steps_times_gpus
-        if not count:
-            continue
-        each = count / op.count  # of the sums over all GPUs
-        exposed_s = max(op.exposed_s.values(), default=None)
-        rows.append(CollectivePerStep(
-            op, count, op.time_s * each, None if op.transfer_s is None else op.transfer_s * each,
-            None if op.bytes is None else op.bytes * each,
-            None if exposed_s is None else exposed_s * each * max(len(op.exposed_s), 1)))
+        if count:
+            parts = op.count / count  # of the sums over all GPUs
+            exposed = {gpu: time_s * max(len(op.exposed_s), 1) / parts for gpu, time_s in op.exposed_s.items()}
+            rows.append(replace(op, count=count, time_s=op.time_s / parts, transfer_s=over(op.transfer_s, parts),
+                                bytes=over(op.bytes, parts), exposed_s=exposed))
     return rows, by
 
 
-class FunctionPerStep(Struct, frozen=True):
-    """Calls of a tf.function, per step."""
-
-    use: FunctionUse
-    calls: float
-    time_s: float
-    xla_s: float  # of it, as in the window on average
-
-
-def functions_per_step(a: Analysis) -> tuple[list[FunctionPerStep], PerStep]:
-    """Functions called within a step, or all of them without steps."""
+def functions_per_step(a: Analysis) -> tuple[list[FunctionUse], PerStep]:
+    """Functions called within a step, or all of them without steps, with calls and times of a step; of the time with
+    XLA the same share as in the window."""
     functions = a.functions.functions if a.functions is not None else ()
     by = _basis(a, (use.calls_per_step for use in functions))
     rows = []
     for use in functions:
-        calls, time_s = ((use.calls_per_step or 0.0, use.s_per_step or 0.0) if by.whole else
-                         (use.calls / by.steps, use.seconds / by.steps))
+        calls, time_s = by.sum_of(use.calls, use.calls_per_step), by.sum_of(use.seconds, use.s_per_step)
         if calls or use.tracings:
-            rows.append(FunctionPerStep(use, calls, time_s, use.xla_s / use.seconds * time_s if use.seconds else 0.0))
+            rows.append(replace(use, calls=calls, seconds=time_s,
+                                xla_s=use.xla_s / use.seconds * time_s if use.seconds else 0.0))
     return rows, by
 
 

@@ -54,9 +54,8 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
                      "No kernels: no GPU worked in the window, or the trace was taken without GPU events.")
     table = kernels.by_op if by_op else kernels.by_name
     of_step, by = kernels_per_step(analysis, table or ())
-    rows = tuple((k.share, k.time_s, k.count, k.time_s / k.count, _type(r.types), r.tensor_core,
-                  ranges(r.by_gpu), r.occupancy, r.name.removeprefix("void ") or f"and {r.names} more")
-                 for k in of_step for r in (k.row,))
+    rows = tuple((r.share, r.time_s, r.count, r.mean_s, _type(r.types), r.tensor_core, ranges(r.by_gpu), r.occupancy,
+                  r.name.removeprefix("void ") or f"and {r.names} more") for r in of_step)
     empty = (f"No kernel ran in the {'steps' if table else 'window'}." if table is not None else
              "The kernels in this trace name no op, so the op of each is unknown.")
     each = ", of a GPU that runs it" if by.gpus > 1 else ""
@@ -81,8 +80,8 @@ def _collectives(analysis: Analysis) -> Table:
     if collectives is None:
         return Table("Collectives", columns, (), empty)
     of_step, by = collectives_per_step(analysis)
-    rows = tuple((row.op.operation, row.count, row.time_s, row.transfer_s, row.op.waiting, row.bytes, row.exposed_s,
-                  row.op.reason or "") for row in of_step)
+    rows = tuple((op.operation, op.count, op.time_s, op.transfer_s, op.waiting, op.bytes,
+                  max(op.exposed_s.values(), default=None), op.reason or "") for op in of_step)
     note = (f"{seconds(sum(row.time_s for row in of_step))} {by.basis}"
             f"{_waiting(collectives, sum(row.transfer_s or 0.0 for row in of_step))}. "
             f"Times, counts and bytes {by.text()}.")
@@ -136,7 +135,8 @@ def _copies(analysis: Analysis) -> Table:
     of_gpus, of_ops, by = copies_per_step(analysis)
     rows += [(f"{r.gpu:>2}", r.direction, _other_end(r.source, r.target), r.count, r.bytes, r.time_s, r.bytes_per_s, "")
              for r in of_gpus]
-    rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s, r.bytes_per_s, r.op)
+    rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s,
+              r.bytes / r.time_s if r.bytes and r.time_s else None, r.op)
              for r in of_ops]
     note = f"Times, counts and bytes {by.text()}." if rows else ""
     note += " The copies in this trace name no op." if rows and not of_ops else ""
@@ -184,10 +184,9 @@ def _functions(analysis: Analysis) -> Table:
     if functions is None:
         return Table("Functions", columns, (), empty)
     of_step, by = functions_per_step(analysis)
-    rows = tuple((function.calls, function.time_s, r.tracings, r.retracings, r.tracing_s,
-                  None if r.xla is None else "yes" if r.xla else "no", function.xla_s,
-                  ", ".join(f"{mode} {n}" for mode, n in r.modes.items()), r.name)
-                 for function in of_step for r in (function.use,))
+    rows = tuple((r.calls, r.seconds, r.tracings, r.retracings, r.tracing_s,
+                  None if r.xla is None else "yes" if r.xla else "no", r.xla_s,
+                  ", ".join(f"{mode} {n}" for mode, n in r.modes.items()), r.name) for r in of_step)
     compiled = functions.xla_compilations
     note = f"Calls and times {by.text(by_gpu=False)}, tracings in the window." if rows else ""
     times = "once" if compiled == 1 else f"{compiled} times"

@@ -23,8 +23,6 @@ from typing import IO
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.cluster.ssh import SCHEMA as AGENT
-from gputop.cluster.ssh import Agent, NodeProblem, Request, by_cause, read_line, write_line
 from gputop.core.errors import GputopError, sentences
 from gputop.launch.ranks import MAX_RANKS
 from gputop.profiler.capture.job_memory import Cost
@@ -35,6 +33,8 @@ from gputop.profiler.clocks import ClockBounds
 from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import CaptureResult
 from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
+from gputop.telemetry.agents import SCHEMA as AGENT
+from gputop.telemetry.agents import Agent, NodeProblem, Request, by_cause, read_line, write_line
 from gputop.text.units import printable
 
 SCHEMA = "gputop.ranks/1"

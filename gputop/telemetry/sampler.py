@@ -10,15 +10,18 @@ the driver.
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
-from gputop.core.samples import NodeSample
+from gputop.core.metrics import BYTES
+from gputop.core.samples import OK, UNIFIED_MEMORY, GpuSample, HostSample, NodeSample, Reading
 from gputop.sources.base import Source
 from gputop.telemetry.deadline_calls import Batch, Worker, Workers
 from gputop.telemetry.readers import GpuReader, HostReader
@@ -29,8 +32,10 @@ MAX_DEADLINE_S = 0.5
 OWN_CPU_PERIOD_S = 10.0  # a single sample differs each time, and each new figure costs a redraw
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
-BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second on an idle machine
+BACKFILL_TIMEOUT_S = 10.0
+_SIMULATED_TIMEOUT_S = 600.0  # that is computed, a third of a second on an idle machine: no demo goes without
 
+_UNIFIED = re.compile(r"\b(?:GB10|Xavier|Orin|Thor|Tegra)\b", re.IGNORECASE)  # names of GPUs without own memory
 _T = TypeVar("_T")
 
 
@@ -219,22 +224,37 @@ class Sampler:
                 self._ask_for_backfill(time_s)
             self._connected.wait()
         host, processes = self._host.read(time_s, gpus, timeout_s)
+        gpus = tuple(with_unified_memory(gpu, host) for gpu in gpus)
         return NodeSample(time_s, gpus, host, processes, interval_s, self._source.label, self._source.simulated,
                           own_cpu, self._source.gpus_present)
+
+
+def with_unified_memory(gpu: GpuSample, host: HostSample) -> GpuSample:
+    """The GPU with the host's memory, said to be that, where the two share one and the driver has no answer of the GPU:
+    NVML's memory calls are not supported on GB10 and Jetson."""
+    used, total = host["memory_used_bytes"].value, host["memory_total_bytes"].value
+    if (gpu.state != OK or gpu["memory_used_bytes"].value is not None or used is None or total is None
+            or not _UNIFIED.search(gpu.info.name)):
+        return gpu
+    shared = {name: Reading(value, BYTES, UNIFIED_MEMORY)
+              for name, value in (("memory_used_bytes", used), ("memory_total_bytes", total))}
+    return replace(gpu, readings={**gpu.readings, **shared})
 
 
 class Backfill:
     """Samples of the time before ``time_s`` (Unix time), which ``source`` computes on ``thread`` from now on.
 
-    Sampling goes on without them: a source that is late by more than :data:`BACKFILL_TIMEOUT_S` or fails has none.
+    Sampling goes on without them: a source of hardware that is late by more than :data:`BACKFILL_TIMEOUT_S`, or one
+    that fails, has none.
     """
 
     def __init__(self, source: Source, time_s: float, interval_s: float, workers: Workers, thread: Worker) -> None:
         self._workers = workers
         self._call = workers.call(lambda: tuple(source.backfill(time_s, interval_s)))
-        self._call.prepare(workers.clock(), BACKFILL_TIMEOUT_S)
+        timeout_s = _SIMULATED_TIMEOUT_S if source.simulated else BACKFILL_TIMEOUT_S
+        self._call.prepare(workers.clock(), timeout_s)
         thread.submit(Batch([self._call]))
-        self._deadline_s = workers.clock() + BACKFILL_TIMEOUT_S
+        self._deadline_s = workers.clock() + timeout_s
 
     def wait(self, until_s: float) -> tuple[NodeSample, ...] | None:
         """Wait for the samples until ``until_s`` (monotonic) at most; None: they may still come."""

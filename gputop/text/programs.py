@@ -98,13 +98,11 @@ class ErrorTail:
         return True
 
 
-def run_program(words: Sequence[str], timeout_s: float, max_bytes: int,
-                started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None) -> Ended:
+def run_program(words: Sequence[str], timeout_s: float, max_bytes: int) -> Ended:
     """Run a program until it ends, ``timeout_s`` have passed, or it has printed more than ``max_bytes``; it is then
     killed. Raises OSError where it cannot start.
 
-    ``started`` is given the process, so that the caller can end it. Processes that the program itself started may go
-    on: they are not waited for, even where they hold the pipe open.
+    Processes that the program itself started may go on: they are not waited for, even where they hold the pipe open.
     """
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                env={**os.environ, "LC_ALL": "C"})
@@ -112,7 +110,6 @@ def run_program(words: Sequence[str], timeout_s: float, max_bytes: int,
     errors = ErrorTail(process.stderr, process.kill)
     until_s = time.monotonic() + timeout_s
     try:
-        started(process)
         out, in_time = _output(process, until_s, max_bytes)
         if in_time and len(out) <= max_bytes:
             process.wait(max(0.0, until_s - time.monotonic()))

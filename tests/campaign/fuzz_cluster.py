@@ -14,15 +14,15 @@ from gputop.advice.fleet.report import Report
 from gputop.cluster.collect import Collector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import NO_JOB
-from gputop.cluster.node_answer import NodeAnswer, answer_of
 from gputop.cluster.nodes import NodesCollector
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.slurm import parse_squeue
-from gputop.cluster.ssh import read_line
 from gputop.cluster.view import View
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.export.cluster import render
+from gputop.telemetry.agents import read_line
+from gputop.telemetry.node_answer import NodeAnswer, answer_of
 from gputop.text import console
 from gputop.tui.cluster import rows
 from tests.campaign.target import Target

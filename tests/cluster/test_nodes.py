@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import pytest
 
+from benchmarks.cluster_lab import scraping, wait_for
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.cluster.node_answer import NodeAnswer, answer_of
+from gputop.cluster.collect import Collector, complete_fleet
+from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.nodes import NodesCollector
-from gputop.cluster.ssh import NodeProblem, read_line
+from gputop.cluster.prometheus import Client
 from gputop.cluster.view import View
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuSample, Reading
+from gputop.telemetry.agents import NodeProblem, read_line
 from gputop.telemetry.history import History
+from gputop.telemetry.node_answer import NodeAnswer, answer_of
 from tests.cluster.fleets import LIMITS, NOW
 from tests.fakes import node_sample
 from tests.records import replace
@@ -216,3 +223,38 @@ def test_a_node_answers_with_two_kilobytes_of_what_the_columns_need() -> None:
         assert own.activity == own.figures["sm_active"]
     with pytest.raises(NodeProblem, match="without an answer"):
         read_line(io.BytesIO(line.replace(b"[[", b"[[[")), NodeAnswer)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here (tests/debian_packages.sh)")
+def test_nodes_and_a_prometheus_of_the_same_figures_make_the_same_job() -> None:
+    """Three nodes behind a real Prometheus, and by ssh: a slow GPU, a slow node, and a GPU that does nothing."""
+    def work(node: str, gpu: int, at_s: float) -> float:
+        return 0.0 if (node, gpu) == ("n1", 7) else 0.3 if (node, gpu) == ("n2", 5) else (
+            0.6 + gpu / 1000 if node == "n3" else 0.9)
+
+    def page(node: str) -> bytes:
+        lines = []
+        for gpu in range(8):
+            labels = f'gpu="{gpu}",uuid="{node}-{gpu}"'
+            lines += [f'gputop_gpu_info{{{labels},name="NVIDIA H100"}} 1',
+                      f'gputop_gpu_job_info{{{labels},slurm_job_id="4711"}} 1',
+                      f"gputop_gpu_sm_active_ratio{{{labels}}} {work(node, gpu, 0.0)}",
+                      f"gputop_gpu_sm_clock_hertz{{{labels}}} 1.98e9"]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    nodes = ["n1", "n2", "n3"]
+    with scraping({node: partial(page, node) for node in nodes}) as address:
+        wait_for(address, "count(gputop_gpu_sm_active_ratio)", 24)
+        with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
+            (theirs,) = complete_fleet(Collector(client, LIMITS), VIEW).jobs
+    cluster = Cluster(work, container="slurm 4711")
+    (ours,) = watch(cluster, collector(cluster, nodes), 150).jobs
+    for name in ("id", "label", "mapped", "gpus", "nodes", "kind"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for name in ("activity", "median", "mad", "node_median"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
+    for name in ("low_gpus", "low_nodes"):
+        assert [(low.name, low.activity) for low in getattr(ours, name)] == [
+            (low.name, pytest.approx(low.activity)) for low in getattr(theirs, name)], name
+    assert ours.idle.names == theirs.idle.names == ("n1:7",) and ours.idle.quiet == theirs.idle.quiet == 1
+    assert ours.low_gpus[0].name == "n2:5"

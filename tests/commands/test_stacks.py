@@ -130,3 +130,4 @@ def test_the_stacks_of_a_demo_are_simulated_and_no_real_process_is_read(
     assert main(["--demo", "healthy", "stacks"]) == 3 and "does not hang" in capsys.readouterr().err
     assert main(["--demo", "hang", "stacks", "1"]) == 2
     assert main(["--demo", "hang", "doctor"]) == 2 and "a demo has nothing for gputop doctor" in capsys.readouterr().err
+    assert main(["--demo", "doctor"]) == 2 and "a demo has nothing for gputop doctor" in capsys.readouterr().err

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.cluster_lab import free_port
 from gputop.cli import main
-from gputop.cluster.node_answer import answer_of
 from gputop.core import codec
 from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
 from gputop.session import captures, counters
 from gputop.session.worker_figures import SECONDS
+from gputop.telemetry.node_answer import answer_of
 from tests.advice.live.scene import Job, Scene, recorded
 from tests.cluster import engines
 from tests.profiler.fake_server import FakeProfiler, serve

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.cluster import node_answer
 from gputop.cluster import node_means as prometheus_means
-from gputop.cluster.node_answer import NodeAnswer
 from gputop.commands.common import node_means_by
 from gputop.core import codec
 from gputop.core.errors import GputopError
@@ -28,6 +26,8 @@ from gputop.session.worker_figures import (
     choose,
     of_answer,
 )
+from gputop.telemetry import node_answer
+from gputop.telemetry.node_answer import NodeAnswer
 from tests.advice.live.scene import Job, Scene, recorded
 from tests.fakes import StillSession, node_sample
 from tests.records import replace

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gputop.cluster import ssh
 from gputop.profiler import storage
 from gputop.profiler.capture.multi_worker import MultiWorkerCapture, capture_workers
 from gputop.profiler.capture.request import CaptureRequest
@@ -21,6 +20,7 @@ from gputop.profiler.storage import RunFolder
 from gputop.profiler.ways import recorder_of
 from gputop.session import other_nodes
 from gputop.session.other_nodes import OtherNodes
+from gputop.telemetry import agents
 from gputop.trace.readers.load import load
 from tests.profiler.kineto.jobs import fake_job
 
@@ -141,7 +141,7 @@ def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
 ])
 def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(folder, tmp_path, monkeypatch, script, reason):
     if script.endswith("'; cat"):  # it goes on, however long its end is waited for
-        monkeypatch.setattr(ssh, "_END_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(agents, "_END_TIMEOUT_S", 0.1)
     if "nothing came" in reason:
         monkeypatch.setattr(other_nodes, "_SILENT_S", 0.5)
     _ssh(tmp_path, monkeypatch, script)
@@ -238,7 +238,7 @@ def test_a_node_that_ssh_cannot_reach_for_want_of_ssh_is_told(folder, tmp_path, 
 def test_a_trace_larger_than_the_free_space_is_not_begun(folder, tmp_path, monkeypatch):
     line = '{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1","name":"a","size":4000000000}]}'
     _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf begin; cat")
-    monkeypatch.setattr(ssh, "_END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(agents, "_END_TIMEOUT_S", 0.1)
     monkeypatch.setattr(RunFolder, "free_bytes", lambda self, reserve=False: 3_000_000_000)
     with fake_job(folder) as here:
         captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")

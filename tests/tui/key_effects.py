@@ -482,6 +482,7 @@ STAGES: dict[type, Stage] = {
         "move(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("down",)),
         "move(1)": Effect(on_screen(lambda s: s._index), by(1)),
         "start": Effect(last_asked_of_startable, to(("start", 8))),
+        "answer": CLOSES,
         "address": Effect(screen, to(Ask)),
         "dismiss": CLOSES,
         "app.help": HELPS}, ("c",), session=UnservedSession),

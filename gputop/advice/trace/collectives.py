@@ -12,10 +12,10 @@ from msgspec import Struct, structs
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.blocking_copies import pinned_rate
-from gputop.advice.trace.facts import TraceFacts, on_host
-from gputop.advice.trace.host_work import SELDOM_WORK, WORK, known_work, named_work
+from gputop.advice.trace.copy_costs import pinned_rate
+from gputop.advice.trace.facts import TraceFacts, host_spans_of, on_host
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.known_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus
@@ -27,7 +27,8 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import percent, ranges, rate, seconds
-from gputop.trace.intervals import EMPTY, intersect, merge
+from gputop.trace.intervals import EMPTY, coverage, intersect, merge
+from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, Trace
 
 _GRADIENTS = "AllReduce"
@@ -46,6 +47,11 @@ _HIDE = {
 _HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
 _HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or let the server use a fused or "
                  "one-shot all-reduce for small messages.")
+_HIDE_ACTIVATIONS = (
+    "These are activations, which tensor or sequence parallelism exchanges in each layer. Keep such a group within "
+    "NVLink and as small as the model allows, with data parallelism over the other GPUs. Keep logits sharded up to the "
+    "loss: gathered, they are the largest.")
+_REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
@@ -103,6 +109,7 @@ class CommunicationExposed(Verdict, frozen=True, kw_only=True):
     free_compute_s: float  # per step: compute without communication beside it
     per_step: float | None  # collectives
     operation: str  # that takes most of the exposed time
+    activations: bool = False  # tensor parallelism exchanges them
 
 
 def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Missing | None:
@@ -127,9 +134,19 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
         share=share, saving=share, exposed_s=exposed_s, waiting_s=waiting_s, free_compute_s=free_s,
         per_step=None if collectives is None else collectives.count_per_step,
         operation=_GRADIENTS if most is None else most.operation,
+        activations=_of_activations(facts, rows),
         events=Events(rows, timed=False),  # part of their time is waiting
         cure=Cure(scaled=((rows, 0.0),), assumes=(
             "The transfers overlap with compute, as far as there is enough compute.")))
+
+
+def _of_activations(facts: TraceFacts, rows: I64) -> bool:
+    """Return whether tensor parallelism launches most of these collectives, by time."""
+    device = facts.trace.device
+    spans = host_spans_of(facts, host_rows(facts.trace, _REDISTRIBUTES))
+    by_it = coverage(spans, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
+    length = device.end_ns[rows] - device.start_ns[rows]
+    return bool(by_it.any() and length[by_it].sum() >= _MAIN_SHARE * length.sum())
 
 
 def _free_compute(facts: TraceFacts) -> float:
@@ -156,8 +173,9 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
             "exposed_collectives_s" if alone else "exposed_transfer_s": v.exposed_s, "share_ratio": exposed,
             "exposed_waiting_s": v.waiting_s, "free_compute_s": v.free_compute_s,
             "collectives_per_step": v.per_step}),
-        action=f"{_BOTH if alone else ''}{_hide(v.operation, job)}",
-        snippet=_hide_snippet(v.operation, job),
+        action=f"{_BOTH if alone else ''}{_HIDE_ACTIVATIONS if v.activations else _hide(v.operation, job)}",
+        snippet=(code("communication_exposed", "activations") if v.activations and job.trains else
+                 _hide_snippet(v.operation, job)),
         gain="this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
              "waiting" if alone else
              "the exposed transfer, as far as there is compute to hide it",
@@ -398,7 +416,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     unmatched = waits if isinstance(waits, Missing) else None
     if unmatched is not None and facts.waits is not None and facts.waits.alone_s is not None:
         unmatched = None  # each rank runs as many as the others
-    if waits is None or facts.waits is None or op is None:
+    if waits is None or facts.waits is None or op is None or _of_activations(facts, _allreduces(facts)):
         return unmatched
     if steps is None or op.count_per_step is None:
         return unmatched or Missing("training steps, to count AllReduces per step")
@@ -457,6 +475,7 @@ class AllReduceSlow(Verdict, frozen=True, kw_only=True):
     transfer_s: float  # per step, waiting left out
     wanted_s: float  # what a ring over the node's slowest link would take
     moved_bytes: float  # per step
+    calls: float  # per step
     link_bytes_per_s: float
     exposed: float  # share of the transfer
 
@@ -468,6 +487,8 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return waits
     if op is None or op.transfer_s is None:
         return None if op is None else _missing(facts)
+    if op.bytes is None and _of_activations(facts, _allreduces(facts)):
+        return Missing("the sizes of the activations that are reduced")
     gpus, steps = len(op.exposed_s), facts.steps.count if facts.steps else 1
     transfer_s = sum(waits.durations_s) / steps
     if transfer_s * waits.allreduce_exposed < limit("collectives.share") * facts.period_s:
@@ -488,7 +509,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     if share < limit("collectives.share"):
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
-                         moved_bytes=moved, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
+                         moved_bytes=moved, calls=count, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
                          events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
                              "AllReduces run at the rate of the PCIe link; NVLink is faster still.")))
@@ -500,7 +521,8 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
         why=f"AllReduces of {v.moved_bytes / 1e6:,.0f} MB per {job.basis} take {seconds(v.transfer_s)} without "
             f"waiting, which is {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
             f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring AllReduce would take "
-            f"{seconds(v.wanted_s)}.",
+            f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, and "
+            f"{v.calls:,.0f} × {seconds(limit('allreduce_slow.latency_s'))}.",
         evidence={"transfer_s": v.transfer_s, "wanted_s": v.wanted_s, f"bytes_per_{job.basis}": v.moved_bytes,
                   "bytes_per_s": v.moved_bytes / v.transfer_s, "link_bytes_per_s": v.link_bytes_per_s,
                   "exposed_ratio": v.exposed, "share_ratio": v.share},

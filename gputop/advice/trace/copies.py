@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,21 +9,31 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, exposed_ns
+from gputop.advice.trace.facts import TraceFacts, exposed_ns, host_spans_of, once_per_trace
+from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.text.units import percent
-from gputop.trace.intervals import intersect, union
-from gputop.trace.lookups import distinct
+from gputop.trace.intervals import coverage, intersect, union
+from gputop.trace.lookups import distinct, name_mask
 from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
     "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "
     "on the GPU, and copy the next batch while this one computes."
 )
+_OFFLOADED = ("The copies are parameters that lie in the host's memory (CPU offload). Keep them on the GPU, in 16 bits "
+              "or sharded over more GPUs if they do not fit. Else copy the next layer's while this one computes.")
+_MAYBE_OFFLOADED = "If parameters lie in the host's memory (CPU offload), keep them on the GPU. Otherwise: "
+# What copies the parameters of a layer before it runs: PyTorch's FSDP, accelerate's hooks, DeepSpeed's ZeRO.
+_FETCHES = (r"FSDP::(?:pre_|backward_prefetch|all_gather)|fsdp::all_gather_copy_in|FullyShardedDataParallel\._pre_|"
+            r"(?:.*/)?accelerate/hooks\.py\(\d+\): pre_forward|(?:.*/)?deepspeed/runtime/(?:zero|swap_tensor)/")
+_FETCHES_WORDS = ("fsdp::", "fullysharded", "accelerate/hooks", "deepspeed/runtime")
+# Bytes of a copy that may be a weight; rounds of such copies, with kernels between. gputop's own figures.
+_LARGE, _ROUNDS = 1 << 20, 8
 _PAGEABLE = "Most of the copy time is from or to pageable memory. "
 _PINNED = {
     "tensorflow": "Use tf.data instead of NumPy arrays and copy ahead, so that copies use pinned buffers and overlap "
@@ -33,17 +42,6 @@ _PINNED = {
                "copies overlap with compute.",
     "": "Copy from pinned memory and ahead of the step, so that copies overlap with compute.",
 }
-_D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every so many steps."
-_SUMMARIES = "Write summaries and histograms every few hundred steps: each one fetches its tensors from the GPU."
-_PLACED = ("Keep these ops on the GPU, or fetch their results once in many steps: an op on the host fetches its inputs "
-           "from the GPU.")
-# What the op is that most of the copies to the host are for, the fix, and its code in Keras and in a loop of one's own.
-_FETCHING = (
-    (re.compile(r"summary|histogram", re.IGNORECASE), _SUMMARIES,
-     "step_gap_host", ("summary-keras3", "summary-custom")),
-    (re.compile(r"py_?func|numpy_func|print|string|regex|unique|lookup|assert", re.IGNORECASE), _PLACED,
-     "host_placement", ("placed", "placed")),
-)
 _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin{}."
 _FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one jit, where XLA fuses them away",
                "pytorch": ", or let torch.compile fuse them away"}
@@ -58,6 +56,7 @@ class CopiesExcessive(Verdict, frozen=True, kw_only=True):
     rates: Mapping[str, float]  # number, bytes and rate of the copies of that way, by their names in the evidence
     pageable: float | None  # share of the time of copies with the host; None: not known
     compute: float  # share of the step
+    offloaded: bool | None = False  # most are parameters that lie in the host's memory; None: perhaps
     fetching: tuple[str, ...] = ()  # ops whose results are copied to the host, those of most time first
 
 
@@ -79,7 +78,8 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
         return None
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
-        pageable=_pageable(gpus), compute=facts.shares["compute"], fetching=fetching_ops(facts),
+        pageable=_pageable(gpus), compute=facts.shares["compute"],
+        offloaded=offloaded(facts), fetching=fetching_ops(facts),
         events=_copies(facts, [worst]), cure=Cure(
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
             assumes="These copies are avoided, or overlap with compute."),
@@ -88,24 +88,33 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     )
 
 
+@once_per_trace
+def offloaded(facts: TraceFacts) -> bool | None:
+    """Return whether most bytes that are copied to the GPUs are parameters that lie in the host's memory: what fetches
+    a layer's parameters copies them. None: they come in as many rounds of a step, which may be those of micro-batches.
+    """
+    device, trace = facts.trace.device, facts.trace
+    rows = np.flatnonzero((device.kind == Kind.H2D) & (device.bytes > 0))
+    half = device.bytes[rows].sum() / 2
+    rows = rows[device.bytes[rows] >= _LARGE]
+    if device.bytes[rows].sum() < max(half, 1):
+        return False
+    rounds = 0
+    for timeline in facts.gpu_timelines:
+        kernels = timeline.rows[device.kind[timeline.rows] == Kind.COMPUTE]
+        copied_ns = device.start_ns[rows[device.gpu[rows] == timeline.gpu]]
+        rounds = max(rounds, len(np.unique(np.searchsorted(device.start_ns[kernels], copied_ns))))
+    if rounds < _ROUNDS * facts.steps_or_window:
+        return False
+    fetches = host_spans_of(facts, np.flatnonzero(name_mask(trace, _FETCHES, _FETCHES_WORDS)[trace.host.name]))
+    fetched = coverage(fetches, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
+    return True if device.bytes[rows[fetched]].sum() >= half else None if facts.basis == "step" else False
+
+
 def _copies(facts: TraceFacts, ways: Sequence[str]) -> Events:
     """The copies of these ways, each with the time that nothing hides."""
     rows = np.flatnonzero(np.isin(facts.trace.device.kind, [_KINDS[way] for way in ways]))
     return Events(rows, exposed_ns(facts, rows))
-
-
-def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
-    """The ops whose results are copied to the host, as far as the trace names them: those of most time first."""
-    table = facts.analysis.copies
-    return tuple(row.op for row in (table.by_op if table is not None else None) or () if row.direction == "d2h")[:3]
-
-
-def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
-    """Fix for copies to the host that these ops ask for, and its code."""
-    for pattern, action, page, keys in _FETCHING:
-        if ops and pattern.search(ops[0]):
-            return action, None if job.framework != "tensorflow" else code(page, keys[0 if job.keras else 1])
-    return _D2H, code("copies_excessive", "d2h-keras") if job.keras else code("sync_copies", f"d2h-{job.framework}")
 
 
 def _snippet(way: str, job: Job) -> str | None:
@@ -138,6 +147,10 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     why = f"For {percent(v.share)} of the {basis} the GPUs copy data and do nothing else, "
     why += name if within else f"mostly {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
+    if v.offloaded and v.worst == "h2d":
+        action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
+    elif v.offloaded is None and v.worst == "h2d":
+        action = _MAYBE_OFFLOADED + action[:1].lower() + action[1:]
     other = "d2h" if v.worst == "h2d" else "h2d"
     if not within and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else _H2D}"
@@ -196,6 +209,8 @@ class DefaultStream(Verdict, frozen=True, kw_only=True):
 def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     """All kernels and copies of a GPU are on one stream, so that pinned copies cannot run beside compute."""
     assert facts.shares is not None
+    if offloaded(facts):
+        return None
     device, judged = facts.trace.device, facts.analyzed_spans
     exposed = moved = whole = 0
     lines: dict[str, None] = {}

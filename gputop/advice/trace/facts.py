@@ -19,6 +19,7 @@ from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.results import Analysis, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.pytorch_ops import workers_started_anew
 from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Claim, Culprit, Severity
@@ -201,6 +202,14 @@ def loads_itself(facts: TraceFacts) -> bool:
     return bool(name_mask(facts.trace, SINGLE_PROCESS).any())
 
 
+@once_per_trace
+def new_workers(facts: TraceFacts) -> Spans:
+    """Spans in which PyTorch's DataLoader starts its workers anew; none where it did so once, which may be the
+    start."""
+    spans = workers_started_anew(facts.trace) if facts.framework == "pytorch" else EMPTY
+    return spans if len(spans.start) > 1 else EMPTY
+
+
 def share_of_steps(facts: TraceFacts, spans: Spans) -> float:
     """Share of the steps that these spans of one process take, or of the window without steps."""
     steps = facts.analyzed_spans
@@ -242,3 +251,10 @@ def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:
     from the host's threads."""
     late = facts.host.late if facts.host is not None else {}
     return {gpu: merge(EMPTY, *(by_cause[cause] for cause in causes)) for gpu, by_cause in late.items()}
+
+
+def waits_for_launches(facts: TraceFacts) -> bool:
+    """Return whether the GPUs wait for launches, and not with kernels in a deep queue."""
+    delays = [gpu.launch_delay_median_s for gpu in facts.active if gpu.launch_delay_median_s is not None]
+    return (facts.shares or {}).get("launch", 0.0) >= limit("launch_bound.share") and (
+        not delays or min(delays) < limit("launch_bound.deep_queue_s"))

@@ -349,13 +349,17 @@ _OF_LOADER = {
         "grain"),
     "keras": ("Give the PyDataset workers, which make batches ahead: threads help if Python waits for storage, "
               "processes (use_multiprocessing) if it computes. A generator has none: make it a PyDataset first.",
-              "keras3-workers"),
-    "torch": ("Give the DataLoader workers, which load ahead while the model trains.", "torch"),
+               "keras3-workers"),
+    "torch": ("Give the DataLoader workers, which load ahead while the model runs.", "torch"),
     "datasets": ("Run the transform of the dataset ahead: in a DataLoader's workers, or once for all with map.",
                  "datasets"),
 }
 _AHEAD = ("Make the next batch while the step runs: in workers of a loader, or in a thread that fills a queue.",
           "ahead")
+
+
+KEEP_WORKERS = ("Make the DataLoader once and keep its workers from one pass over the data to the next "
+                "(persistent_workers=True), or make a pass longer.")
 
 
 def fix_of_loader(loader: str) -> tuple[str, str | None]:

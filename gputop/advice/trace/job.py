@@ -8,8 +8,9 @@ from gputop.advice.fix_code import code
 from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.analysis.host.host_causes import runs_eagerly
 from gputop.analysis.steps.jax_calls import own_ops
+from gputop.analysis.steps.pytorch_ops import FORWARD
 from gputop.trace.graph_captures import uses_graphs
-from gputop.trace.lookups import PYTHON_FUNCTION, name_mask, optimizer_names
+from gputop.trace.lookups import PYTHON_FUNCTION, computes_on_cpu, name_mask, optimizer_names
 
 # The styles of the training loop.
 KERAS2, KERAS3, CUSTOM, EAGER, JAX, PYTORCH, UNKNOWN = (
@@ -48,6 +49,11 @@ class Job(Struct, frozen=True):
     server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
 
     @property
+    def larger(self) -> str:
+        """Words for more work in each kernel: "raise the batch size", for a job that trains."""
+        return "run more requests or samples at once" if self.trains is False else "raise the batch size"
+
+    @property
     def keras(self) -> bool:
         """Return whether Keras' fit runs the loop."""
         return self.loop in KERAS
@@ -81,10 +87,12 @@ def trains(facts: TraceFacts) -> bool | None:
     2. Without that, something that only servers of language models run: no.
     3. Without either, no for PyTorch, whose names show both: its ops or, within CUDA graphs, its kernels. Of others it
        is not known: XLA's fusions tell nothing.
+
+    On a CPU it is known of PyTorch alone, where an op with weights runs.
     """
-    if not facts.active:
-        return None
     trace, pytorch = facts.trace, facts.framework == "pytorch"
+    if not facts.active and not (pytorch and computes_on_cpu(trace) and name_mask(trace, FORWARD).any()):
+        return None
     backward = (name_mask(trace, rf"(?!{PYTHON_FUNCTION})", _BACKWARD) if facts.framework in ("pytorch", "unknown")
                 else name_mask(trace, _JAX_BACKWARD))
     if (backward | optimizer_names(trace)).any():

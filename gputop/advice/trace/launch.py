@@ -10,7 +10,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace, parts_of
+from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace, parts_of, waits_for_launches
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
@@ -46,10 +46,10 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     not in the share ``launch``, so this fires for launches alone.
     """
     assert facts.shares is not None
+    if not waits_for_launches(facts):
+        return None
     gpus, share = facts.active, facts.shares["launch"]
     delays = [gpu.launch_delay_median_s for gpu in gpus if gpu.launch_delay_median_s is not None]
-    if share < limit("launch_bound.share") or (delays and min(delays) >= limit("launch_bound.deep_queue_s")):
-        return None
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
     recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None
@@ -120,17 +120,18 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
                   "recording it launched each kernel separately.")
     elif job.graphs:
         action = ("CUDA graphs run already: prepare and launch the next one while the GPU works, record what still "
-                  "runs between two graphs, and raise the batch size if memory allows.")
+                  f"runs between two graphs, and {job.larger} if memory allows.")
     elif job.compiled and job.framework == "jax":
         kind = "-compiled"
         action = ("The step is compiled already: run several steps in one call, put separate calls into one function, "
-                  "and raise the batch size if memory allows.")
+                  f"and {job.larger} if memory allows.")
     elif job.compiled:
-        action = ("A part of the model is compiled already: find what breaks its graph and what is compiled again, "
-                  "and compile the rest. Then raise the batch size if memory allows.")
+        graphs = "" if v.waits else "let it replay CUDA graphs, "
+        action = (f"A part of the model is compiled already: {graphs}find what breaks its graph and what is compiled "
+                  f"again, and compile the rest. Then {job.larger} if memory allows.")
     else:
-        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then raise the batch "
-                  "size if memory allows.")
+        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused. Then "
+                  f"{job.larger} if memory allows.")
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,
@@ -242,8 +243,8 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
             "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
             "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
             "kernels_per_step": v.kernels_per_step}),
-        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and raise "
-               "the batch size if memory allows.",
+        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and "
+               f"{job.larger} if memory allows.",
         snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
             "small_kernels", job.framework + kind),
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",

@@ -9,11 +9,12 @@ from msgspec import structs
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpus import may_be_others
-from gputop.advice.trace.facts import TraceFacts, on_host
+from gputop.advice.trace.facts import TraceFacts, new_workers, on_host
 from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
-from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
+from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.known_work import NEW_WORKERS, SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
+from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
@@ -26,7 +27,7 @@ from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -43,9 +44,11 @@ _PARTS = {
     "collectives": ("collectives", "Find out which GPU is late in these steps, and what it does before."),
     "h2d": ("copies to the GPU", "Look at what these steps copy, and copy it earlier."),
     "d2h": ("copies back to the host", "Read results back less often."),
-    "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
-                                   "collection), and do it less often or in the background."),
+    "host": ("Python without events", "Look at what the loop does only in some steps (callbacks, logging, saving, "
+                                      "garbage collection), and do it less often or in the background."),
 }
+_IN_ROUNDS = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for "
+              "them: if it has so many, add workers or make a sample cheaper.")
 _HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
 
@@ -61,6 +64,8 @@ class LongStepsFound(Verdict, frozen=True, kw_only=True):
     parts: Mapping[str, float]  # seconds more by part of the step, mean of the long ones
     work: Sequence[GapWork]  # what the host did more, per long step
     kernel: str | None  # whose time grew most
+    new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the extra time
+    loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
 
 
 def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing | None:
@@ -113,6 +118,9 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual),
+        new_workers=intersect(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])).total >= (
+            limit("long_steps.named") * long.more_s.sum() * 1e9),
+        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
     )
     most = max(parts, key=parts.__getitem__, default="host")
     if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
@@ -209,6 +217,8 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
     """Content of the extra time of long steps, the action, and the code."""
     most = limit("long_steps.named") * v.more_s
     recognized = _known_work(v)
+    if v.new_workers and job.framework == "pytorch":
+        return NEW_WORKERS, KEEP_WORKERS, code("input_bound", "torch")
     if recognized is not None:
         kind, named = recognized
         return f"{kind.what} ({named[0].name})", kind.action, kind.code(job)
@@ -217,6 +227,8 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
         what = f"Python that reads {read:.0f} variables, as saving a checkpoint does"
         return what, WORK[0].action, WORK[0].code(job)
     what, action = _PARTS[part]
+    if part in _HOST and v.every and v.loader_unseen and job.framework == "pytorch":
+        what, action = f"{what}, or the wait for a batch", f"{_IN_ROUNDS.format(v.every)} {action}"
     if part in ("compute", "collectives") and v.kernel is not None:
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
     elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:
@@ -227,7 +239,7 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
 def less_often(words: Explanation, function: UserFunction) -> Explanation:
     """The words with the function that takes most of the extra time, where no event names the work."""
     unnamed = _PARTS["host"][0]
-    if unnamed not in words.title or function.holds_loop:
+    if not words.title.endswith(unnamed) or function.holds_loop:
         return words
     culprit = f"{function.name} ({function.location})"
     return structs.replace(words, title=words.title.replace(unnamed, culprit), why=words.why.replace(unnamed, culprit),

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpus import may_be_others
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, severity_by_limits
-from gputop.advice.trace.host_work import NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, severity_by_limits
+from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
+from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
@@ -41,6 +42,7 @@ class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
     per_step_s: float | None  # time from step to step, with what lies between
     pauses_show: bool  # it is longer than the steps alone
     between_per_step_s: float | None  # of it what lies between; None: no steps were found
+    new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of this time
 
 
 def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | None:
@@ -81,6 +83,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         gpus=facts.active_numbers, share=share, claim=None if once else "measured",
         severest="medium" if once else "high",
         parts=sorted(parts, key=lambda part: -part.time_s),
+        new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
         pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
@@ -111,13 +114,13 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
 def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     time_s = sum(part.time_s for part in v.parts)
     first = v.parts[0]
-    what = _what(first)
+    what = NEW_WORKERS if v.new_workers and job.loop == PYTORCH and first.kind in _UNNAMED else _what(first)
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
     why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}: "
     why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."
     if v.per_step_s is not None and v.pauses_show:
         why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
-    action, snippet = _fix(first, job)
+    action, snippet = _fix(first, job) if what != NEW_WORKERS else (KEEP_WORKERS, code("input_bound", "torch"))
     evidence = known({
         "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "longest_s": max(part.longest_s for part in v.parts),
@@ -202,8 +205,8 @@ _VALIDATE_LESS = ("Validate less often or on fewer batches, as far as the result
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     often = f", every {counted(v.every_steps, 'step')}" if v.every_steps else ""
-    why = (f"{seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded evaluate ({percent(v.share)}{often}); "
-           f"training steps take {seconds(v.training_s)}.")
+    why = (f"Evaluation took {seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}"
+           f"{often}); training steps took {seconds(v.training_s)}.")
     evidence = known({
         "evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "evaluations_count": float(v.loops), "every_training_steps": float(v.every_steps) if v.every_steps else None})

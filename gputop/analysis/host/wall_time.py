@@ -77,7 +77,7 @@ _HALF = 0.5  # factor of the longest gap from which another one is of its kind
 _KERAS = "Keras"  # in the anchor of steps that are its
 _PYTHON = re.compile(r"i?python|pt_|thread/")  # names of its threads; "thread": the report has no name
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
-_CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
+_CLEANS_UP = ("freeing", "iterator", "datasets")  # kinds of host work at the end of an evaluation, and at its begin
 _NO_NAME = ("input", "python", "silent", "unknown")  # kinds of host work that may be any
 _SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "silent", "unknown")
 

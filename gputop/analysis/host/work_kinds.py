@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+_ITERATOR = r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$"
+_FREEING = r"TFE_DeleteTensorHandle$|Delete\w*Iterator|DestroyResource\w*$"
 # The first that fits a name counts. Ids are those of HOST_KINDS in gputop.render.step_parts.
 WORK_KINDS: tuple[tuple[str, str], ...] = (
     ("profiler", r"(?:\S*/)?profiler(?:_v2)?\.py:\d+ (?:start|stop)|ProfilerSession::|(?:start|stop)_trace$"),
     ("checkpoint", r"(?:SaveV2|SaveSlices|ShardedFilename|MergeV2Checkpoints|WriteFile|SaveDataset\w*)$|"
                    r"\w*[Cc]heckpoint|serialization\.py:\d+ |write_record\b"),
     ("summary", r"\w*Summary\w*$|\w*SummaryWriter\w*$"),
-    ("iterator", r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$"),
-    ("freeing", r"TFE_DeleteTensorHandle$|Delete\w*Iterator|DestroyResource\w*$"),
+    ("iterator", _ITERATOR),
+    ("freeing", _FREEING),
     # What is compiled already runs under such names, too: Torch-Compiled Region, CompiledFunction.
     ("compilation", r"tf\.function-graph_building|.*(?:Compile(?!d)|Compiler::|\(dynamo_timed\)$)"),
+    # Of a dataset that is made anew: its functions are traced, too.
+    ("datasets", rf"{_ITERATOR}|{_FREEING}|tf\.function-graph_building"),
     ("garbage", r"(?:Python )?(?:gc|GC)\b|[Gg]arbage"),
     ("files", r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)"),
 )

@@ -228,9 +228,7 @@ def batch_steps(trace: Trace) -> Anchors | None:
     if len(rows) <= FEWEST:
         return None
     ops = outer_ops(trace, busiest_line(trace, host.line[rows]))
-    batches = np.flatnonzero(ops.is_batch)
-    # The call that finds no further batch and the next epoch's first one follow each other.
-    batches = batches[np.append(np.diff(batches) > 1, True)] if len(batches) else batches
+    batches = np.setdiff1d(np.flatnonzero(ops.is_batch), ops.ended()[0])
     if len(batches) <= FEWEST:
         return None
     edges = ops.start[batches]

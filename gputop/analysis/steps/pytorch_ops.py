@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.steps.training_loops import LOADER
-from gputop.trace.intervals import merge, union
+from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -16,9 +16,11 @@ from gputop.trace.threads import MAIN, lines_of
 _MARKS = rf"Optimizer\.(?:step|zero_grad)#|{LOADER}"
 _ZERO_GRAD = r"Optimizer\.zero_grad#"
 _OPS = rf"[\w.]+::\S|{_MARKS}|Torch-Compiled Region|CompiledFunction|\w+Backward\d*$"
+_SEED = r"aten::random_$"  # of each new iterator of a DataLoader
+_HAS_WORKERS = rf"{LOADER}_MultiProcessing"
 BACKWARD_NODE = r"autograd::engine::evaluate_function"
 # Ops with weights, or what torch.compile made of them: a model runs.
-_FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
+FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
             r"\w*batch_norm|\w*attention\w*|_transformer_encoder_layer_fwd)$|Torch-Compiled Region")
 # Of the time in ops of the busiest thread: if another one has more, which of the two is the loop's is not known.
 # gputop's own figure.
@@ -29,7 +31,7 @@ class Ops(NamedTuple):
     """The outermost ops of one thread, in order of time; functions of Python and ranges of the user's are passed over.
 
     ``backward_ns`` are the begins of the backward pass's nodes in its process, ``forward_ns`` of ops with weights on
-    the thread.
+    the thread, ``seed_ns`` of seeds.
     """
 
     name: npt.NDArray
@@ -39,6 +41,7 @@ class Ops(NamedTuple):
     is_zero_grad: Mask
     backward_ns: I64
     forward_ns: I64
+    seed_ns: I64
 
     def backward_nodes(self, begin_ns: I64, end_ns: I64) -> I64:
         """Number of nodes of the backward pass that begin in each of these times."""
@@ -47,6 +50,17 @@ class Ops(NamedTuple):
     def runs_model(self, begin_ns: I64, end_ns: I64) -> Mask:
         """Mask of these times in which an op with weights begins."""
         return np.asarray(np.searchsorted(self.forward_ns, end_ns) > np.searchsorted(self.forward_ns, begin_ns), bool)
+
+    def ended(self) -> tuple[I64, I64]:
+        """Indices of the calls for a batch that found no further one, and of the first calls of the new iterators that
+        follow them, with nothing but the seed between."""
+        batches = np.flatnonzero(self.is_batch)
+        last, first = batches[:-1], batches[1:]
+        edges = self.start[last], self.start[first]
+        seeded = np.searchsorted(self.seed_ns, edges[1]) > np.searchsorted(self.seed_ns, edges[0])
+        idle = (self.backward_nodes(*edges) == 0) & ~self.runs_model(*edges)
+        ends = (first == last + 1) | (seeded & idle)
+        return last[ends], first[ends]
 
     def part(self, kept: slice) -> Ops:
         """Some of the ops one after the other."""
@@ -62,13 +76,27 @@ def outer_ops(trace: Trace, line: int) -> Ops:
     ranges = ranges[~name_mask(trace, _MARKS)[host.name[ranges]]]
     rows = rows[(host.line[rows] == line) & ~np.isin(rows, ranges)]
     rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
-    forward = rows[name_mask(trace, _FORWARD)[host.name[rows]]]
+    forward = rows[name_mask(trace, FORWARD)[host.name[rows]]]
+    seeds = host_rows(trace, _SEED)
     if len(rows):
         reach = np.maximum.accumulate(host.end_ns[rows])
         rows = rows[np.concatenate(([True], host.start_ns[rows][1:] >= reach[:-1]))]
     name = host.name[rows]
     return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
-               name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward])
+               name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward],
+               host.start_ns[seeds[host.line[seeds] == line]])
+
+
+def workers_started_anew(trace: Trace) -> Spans:
+    """Spans in which a loop's DataLoader ends its workers and starts new ones: from the call that finds no further
+    batch to the first batch of the next iterator."""
+    lines = trace.host.line[host_rows(trace, _HAS_WORKERS)]
+    spans = EMPTY
+    for line in np.unique(lines).tolist():
+        ops = outer_ops(trace, line)
+        last, first = ops.ended()
+        spans = merge(spans, union(ops.start[last], ops.end[first]))
+    return spans
 
 
 def _backward_rows(trace: Trace, line: int) -> I64:

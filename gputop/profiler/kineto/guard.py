@@ -20,6 +20,7 @@ from gputop.core.codec import encode, parse
 from gputop.core.errors import GputopError
 from gputop.profiler.kineto.clients import Client
 from gputop.profiler.kineto.daemon import Daemon, Event
+from gputop.profiler.kineto.folder import SocketFolder
 from gputop.text.units import printable
 
 T = TypeVar("T")
@@ -54,6 +55,15 @@ class GuardRequest(Struct, frozen=True):
 def guard_of(client: Client) -> str:
     """The name of the guard's socket of a process."""
     return f"{_PREFIX}{client.own_pid}"
+
+
+def is_guarded(client: Client) -> bool:
+    """Return whether a guard runs in a process."""
+    if client.folder is None:
+        return False
+    with contextlib.suppress(GputopError), SocketFolder.open(client.pid, client.folder, client.uid) as folder:
+        return folder.answers(guard_of(client))
+    return False
 
 
 def rest_s() -> float:

@@ -11,6 +11,7 @@ from gputop.core.files import folder_of_process, open_regular
 from gputop.core.proc import command_of, environ_of, mappings, read_maps, user_name
 from gputop.profiler.discovery import ProfilerServer, rank_of
 from gputop.profiler.kineto.clients import find_clients
+from gputop.profiler.kineto.guard import is_guarded
 
 _PROC = Path("/proc")
 _LIBRARY = "/torch/lib/libtorch_cpu.so"
@@ -19,7 +20,8 @@ _VERSION = re.compile(r"^__version__ = '([0-9A-Za-z.+]{1,40})'$", re.MULTILINE)
 
 
 class Jobs(Struct, frozen=True):
-    """The clients whose socket is in a folder, as ``pid:PID``; and ``unprotected``, the PIDs of those that any local
+    """The clients whose socket is in a folder and whose recordings are guarded, as ``pid:PID``: one that another tool
+    or an older gputop made is first made ready, as any process. And ``unprotected``, the PIDs of those that any local
     user can command, because their socket has an abstract name."""
 
     servers: tuple[ProfilerServer, ...]
@@ -32,7 +34,7 @@ def find_jobs(proc: Path = _PROC) -> Jobs:
     servers = (ProfilerServer(
         f"pid:{client.pid}", client.pid, user_name(client.uid), command_of(client.pid, proc), "PyTorch",
         torch_version(client.pid, proc), rank_of(environ_of(client.pid, proc)), client.uid)
-        for client in clients if client.folder is not None)
+        for client in clients if is_guarded(client))
     return Jobs(tuple(servers), tuple(client.pid for client in clients if client.folder is None))
 
 

@@ -62,14 +62,14 @@ def runs_at(path: Path) -> list[Run]:
 
 def _files_in(folder: Path, notes: list[TraceNote], run: str | None) -> list[Path]:
     """The files of the first format that the folder has any of, or those of a run below it."""
-    found, files, runs = _first_format(folder)
+    format_, files, runs = _first_format(folder)
     if runs:
         chosen = _newest(runs, folder, notes) if run is None else _called(run, runs, folder)
         return _newest_of_each_worker(chosen.format, list(chosen.files), notes)
-    if found is not None:
+    if format_ is not None:
         if run is not None:
             raise GputopError(f"{folder} holds a trace, not runs.", "Leave --run out.", EXIT_USAGE)
-        return _newest_of_each_worker(found, files, notes)
+        return _newest_of_each_worker(format_, files, notes)
     for format_ in FORMATS:
         for ending in format_.raw_endings:
             if raw := sorted(folder.glob("*" + ending)):

@@ -23,7 +23,7 @@ from gputop.tui.monitor.columns import (
     plan,
     title_texts,
 )
-from gputop.tui.monitor.layout import layout
+from gputop.tui.monitor.layout import TableRows, layout
 from gputop.tui.monitor.stacked_lanes import (
     LANES,
     MAIN,
@@ -74,7 +74,7 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, palett
 def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> list[list[StyledText]]:
     pids = {process.pid for gpu in sample.gpus for process in gpu.processes}
     fitted = layout(width, height, len(sample.gpus), len(pids), unread_lanes(sample.gpus))
-    stacked = len(fitted.lanes) > 1
+    stacked = TableRows.of(fitted).is_stacked
     fields = fields_of(width) if stacked else plan(width)
     title = "".join(title_texts(fields, "SM active"))
     lines: list[list[StyledText]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]

@@ -82,9 +82,8 @@ class LaneSet:
         main = self._activity_of(gpu) if metric == ACTIVITY else (metric,)
         if not rows.is_stacked:
             for key, field in fields.items():
-                if field.is_lane:
-                    yield key, field, _COLUMNS[key].metrics or main, rows.per_gpu, _COLUMNS[key].muted
-            return
+                if field.is_lane and key != MAIN:
+                    yield key, field, _COLUMNS[key].metrics, 1, _COLUMNS[key].muted
         for slot, lines in rows.lanes:
             if slot == MAIN:
                 yield slot, fields[MAIN], main, lines, False

@@ -23,8 +23,8 @@ from rich.segment import Segment
 from rich.style import Style
 
 from gputop.core.metrics import GPU_METRICS
-from gputop.render.palette import BLANK_STYLE, BOLD, SHADES, STEPS, bar_style, cell_style, step_of
-from gputop.text.units import BLANK
+from gputop.render.palette import BLANK_STYLE, BOLD, IDLE_SHADE, SHADES, STEPS, bar_style, cell_style, step_of
+from gputop.text.units import BLANK, reads_zero
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History, Lane
@@ -92,27 +92,39 @@ def column(rows: int, mean: float, reach: Sequence[float], muted: bool = False) 
         for row in range(rows - 1, -1, -1):
             eighths = min(8, max(0, round(mean * rows * 8) - 8 * row))
             if row == 0:
-                eighths = max(1, eighths)  # a measured zero is the lowest bar, never nothing
-            ghost = round(_share_between(reach, row / rows, (row + 1) / rows) * _GHOST_SHADE) if rows > 1 else 0
-            top = step_of((row + eighths / 8) / rows)
+                eighths = max(1, eighths)  # a measured zero is the lowest bar, but dim; any activity is one
+                if reads_zero(mean):
+                    cells.append(_idle(muted))
+                    continue
+            above = (row + eighths / 8) / rows
+            free = math.ceil(above * len(reach)) / len(reach)  # the first level that begins above the bar
+            ghost = 0 if rows == 1 or free >= (row + 1) / rows else round(
+                _share_between(reach, free, (row + 1) / rows) * _GHOST_SHADE)
+            top = step_of(above)
             cells.append((" ▁▂▃▄▅▆▇█"[eighths], bar_style(top, step_of((row + 1) / rows), ghost, muted)))
         return tuple(cells)
-    return _bands(rows, tuple(reach), muted)
+    return _bands(rows, tuple(reach), not reads_zero(mean), muted)
 
 
 @lru_cache(4096)  # with a few samples in a slice there are few ways in which they can lie
-def _bands(rows: int, reach: tuple[float, ...], muted: bool) -> Column:
+def _bands(rows: int, reach: tuple[float, ...], active: bool, muted: bool) -> Column:
     bands = 2 * rows
     halves = []
     for band in range(bands):
         share = _share_between(reach, band / bands, (band + 1) / bands)
-        if band == 0:
-            share = 0.4 + 0.6 * reach[1]  # the track of a measured slice: zero is dim, not nothing
         shade = 0 if share < 0.02 else max(1, round(share * (SHADES - 1)))
+        if band == 0 and active:  # any activity is as bright as it can be
+            shade = SHADES - 1
         halves.append((round(band / (bands - 1) * (STEPS - 1)), shade))
     # Where no sample reaches, a space: a copy of the screen as text keeps the outline, and a space needs no color.
-    return tuple((" ▀"[any(shade for _, shade in halves[i:i + 2])], cell_style(halves[i + 1], halves[i], muted))
-                 for i in range(bands - 2, -1, -2))
+    cells = [(" ▀"[any(shade for _, shade in halves[i:i + 2])], cell_style(halves[i + 1], halves[i], muted))
+             for i in range(bands - 2, -1, -2)]
+    return (*cells[:-1], cells[-1] if active else _idle(muted))
+
+
+def _idle(muted: bool) -> Cell:
+    """A measured zero: the lowest bar, dim. It is neither a little activity nor nothing measured."""
+    return "▁", cell_style((0, IDLE_SHADE), (0, 0), muted)
 
 
 def _share_between(reach: Sequence[float], low: float, high: float) -> float:

@@ -7,7 +7,7 @@ processes, to the recommendations and to the lane of the host's CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import cached_property
 from typing import NamedTuple
 
@@ -50,7 +50,8 @@ _BANDS_FROM = 3  # lines of a lane that shows bands of levels: up to there the r
 _STACKED_FROM = 2 + 5  # lines of a GPU, from which on its metrics have lanes of their own
 _ALL_LANES_FROM = 24  # lines of a GPU, from which on it has each of FURTHER_LANES that can be read
 _FIRST_LANES = 5
-_HOST_SHARE, _MAX_HOST_LINES = 12, 4  # one line in twelve for the host's CPUs; the most beside GPUs in one line each
+_TABLE_LANES = ("tensor", "dram")  # below the main one where the other figures are columns of a table
+_ONE_LINE = ("memory", "temperature")  # lanes that hardly change
 
 
 class LaneLines(NamedTuple):
@@ -74,7 +75,7 @@ class Layout(NamedTuple):
 
     classes: frozenset[str]
     lanes: tuple[LaneLines, ...]  # of each GPU, top to bottom; a single one has the figures next to it
-    host_lines: int  # of the lane of the host's CPUs below the GPUs
+    host_lines: int  # of the lane of the host's CPUs below the GPUs, one at most
     has_axis: bool
     table_lines: int  # of the GPU table that are shown; it can be scrolled
     hidden_gpus: int  # below them; the line after the table counts them
@@ -103,8 +104,8 @@ class TableRows(Struct, frozen=True, dict=True):
 
     @property
     def is_stacked(self) -> bool:
-        """Return whether each GPU has further lanes."""
-        return len(self.lanes) > 1
+        """Return whether each GPU has a lane for each figure, instead of columns."""
+        return len(self.lanes) > 1 + len(_TABLE_LANES)
 
     @cached_property
     def of_gpu(self) -> tuple[tuple[str, int], ...]:
@@ -167,7 +168,9 @@ def _with_panels(classes: frozenset[str], lines: int, gpus: int, processes: int,
     bare = framed = 0
     if "narrow" in classes:
         bare = _between(1, processes, _BARE_ROWS)
-        framed = _PROCESS_FRAME_LINES + _between(1, processes, lines // 8)
+        framed = _PROCESS_FRAME_LINES + _between(1, processes, lines // 6)
+    else:
+        advice = _between(advice, processes + _PROCESS_FRAME_LINES, max(advice, min(_MAX_ADVICE_LINES, lines // 3)))
     for process_lines in (framed, bare):
         rows = room - advice - process_lines
         if rows // gpus >= _STACKED_FROM:
@@ -176,42 +179,40 @@ def _with_panels(classes: frozenset[str], lines: int, gpus: int, processes: int,
     else:
         least = min(_BANDS_FROM, (room - _LEAST_ADVICE_LINES - bare) // gpus)
         per_gpu = max(1, least, (room - advice - bare) // gpus)
-        lanes, host_lines = (LaneLines(MAIN, per_gpu),), 0
+        readable = [lane for lane in _TABLE_LANES if lane not in unread][:max(0, per_gpu - _BANDS_FROM)]
+        lanes, host_lines = _grown({MAIN: 1, **dict.fromkeys(readable, 1)}, per_gpu), 0
         spare = room - per_gpu * gpus
         if spare < _LEAST_ADVICE_LINES + bare:  # with one line each
             shown = max(1, room - _LEAST_ADVICE_LINES - bare - 1)
             return Layout(classes, lanes, 0, True, 2 + shown, gpus - shown, bare or None)
         process_lines = framed if spare - framed >= _ADVICE_LINES else bare
         spare -= process_lines
-        host_lines = _between(0, spare - advice, max(_MAX_HOST_LINES, spare - lines // 3))
+        host_lines = _between(0, spare - advice, 1)
     table_lines = 2 + gpus * sum(lane.lines for lane in lanes) + host_lines
     return Layout(classes, lanes, host_lines, True, table_lines, 0, process_lines or None)
 
 
 def _stacked(rows: int, gpus: int, unread: frozenset[str]) -> tuple[tuple[LaneLines, ...], int]:
     """The lanes of each GPU, and the lines of the host's lane, which together take ``rows`` or little less."""
-    host_lines = min(rows // _HOST_SHARE, rows - _STACKED_FROM * gpus)
+    host_lines = min(1, rows - _STACKED_FROM * gpus)
     per_gpu = (rows - host_lines) // gpus
     further = FURTHER_LANES[:_FIRST_LANES]
     if per_gpu >= _ALL_LANES_FROM:
         further += tuple(lane for lane in FURTHER_LANES[_FIRST_LANES:] if lane not in unread)
-    readable = [lane for lane in further if lane not in unread]
-    heights = dict.fromkeys(further, 1)
-    heights.update(dict.fromkeys(readable, max(1, per_gpu // (len(readable) + 3))))  # the main one as three of them
-    main = min(MAX_LANE_LINES, per_gpu - sum(heights.values()))
-    spare = per_gpu - main - sum(heights.values())
-    while spare and (low := _lowest(readable, heights)):
-        heights[low] += 1
-        spare -= 1
-    lanes = (LaneLines(MAIN, main), *(LaneLines(lane, lines) for lane, lines in heights.items()))
-    used = gpus * sum(lane.lines for lane in lanes)
-    return lanes, min(MAX_LANE_LINES, rows - used)
+    return _grown({MAIN: 2, **dict.fromkeys(further, 1)}, per_gpu, unread), host_lines
 
 
-def _lowest(lanes: Sequence[str], heights: dict[str, int]) -> str:
-    """The first of the lowest lanes that can still grow; "" where there is none."""
-    low = min(lanes, key=lambda lane: heights[lane], default="")
-    return low if low and heights[low] < MAX_LANE_LINES else ""
+def _grown(heights: dict[str, int], per_gpu: int, fixed: Collection[str] = ()) -> tuple[LaneLines, ...]:
+    """The lanes with their heights grown to ``per_gpu`` lines: three for the main one while tensor cores and DRAM get
+    two and another one gets one. Those that hardly change, or that are ``fixed``, keep their line."""
+    weights = {lane: 3 if lane == MAIN else 2 if lane in _TABLE_LANES else 1 for lane in heights
+               if lane not in _ONE_LINE and lane not in fixed}
+    for _ in range(per_gpu - sum(heights.values())):
+        low = min((lane for lane in weights if heights[lane] < MAX_LANE_LINES),
+                  key=lambda lane: (heights[lane] + 1) / weights[lane], default="")
+        if low:
+            heights[low] += 1
+    return tuple(LaneLines(lane, lines) for lane, lines in heights.items())
 
 
 def _process_lines_without_gpus(lines: int, processes: int) -> int:

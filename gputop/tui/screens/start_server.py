@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample
 from gputop.launch.serve import examine, what_it_does
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
-from gputop.text.commands import short_command
+from gputop.text.commands import script_of, short_command
 from gputop.text.units import fit, printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
@@ -32,14 +32,18 @@ class StartServer(ModalScreen[int | None]):
         key("down,j", "move(1)", "down", "select the process below"),
         key("y", "start", "start one", "start a profiler server in the selected process, then capture from it"),
         key("a", "address", "enter an address", "enter the HOST:PORT of a server that runs elsewhere"),
-        key("n,escape,q,enter", "dismiss", "no", "close without starting one"),
+        key("enter", "answer", "the answer in capitals", "start one in a job that was captured before, else close"),
+        key("n,escape,q", "dismiss", "no", "close without starting one"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
-    HELP = "Only y means yes.\n"
+    HELP = "Only y means yes, and enter for a job that was captured before.\n"
 
-    def __init__(self, processes: Sequence[ProcessSample], obsolete: Callable[[], str] = lambda: "") -> None:
-        """``obsolete``: why the question need not be answered any more, else ""."""
+    def __init__(self, processes: Sequence[ProcessSample], obsolete: Callable[[], str] = lambda: "",
+                 captured: Collection[str] = ()) -> None:
+        """``obsolete``: why the question need not be answered any more, else "". ``captured``: the commands of the jobs
+        that were captured before; what it does to a job has been read then."""
         super().__init__()
+        self._captured = {script_of(command) for command in captured if command}
         self.started: dict[int, int] = {}  # PID → when the process that is shown began (:class:`Target`)
         self._index, self._obsolete = 0, obsolete
         self._choices: list[tuple[ProcessSample, int, GputopError | None]] = []  # PID in here, why it cannot be
@@ -51,7 +55,11 @@ class StartServer(ModalScreen[int | None]):
                 self._choices.append((process, pid, error))
             else:
                 self._choices.append((process, pid, None))
-        self._choices.sort(key=lambda choice: choice[2] is not None)
+        self._choices.sort(key=lambda choice: (choice[2] is not None, not self._again(choice[0])))
+
+    def _again(self, process: ProcessSample) -> bool:
+        """Return whether it is a job that was captured before, started again."""
+        return script_of(process.command or "") in self._captured
 
     def compose(self) -> ComposeResult:
         many = ("↑↓ select",) if len(self._choices) > 1 else ()
@@ -70,6 +78,9 @@ class StartServer(ModalScreen[int | None]):
                 out.append(fit(f" {pid:>7}  {command}", width - 1).rstrip() + "\n", BOLD if here else PLAIN)
             out.append("\n")
         process, pid, error = self._choices[self._index]
+        if error is None and self._again(process):
+            out.append(f"{printable(short_command(process.command or ''))} was restarted (pid {pid}).\n", PLAIN)
+            return out.append("Capture it? Y/n", WARN)
         out.append(f"{printable(name_of(process))} has no profiler server. ", WARN)
         if error is None:
             out.append("Start one in it? y/N\n\n", WARN)
@@ -92,6 +103,10 @@ class StartServer(ModalScreen[int | None]):
     def action_move(self, by: int) -> None:
         self._index = min(len(self._choices) - 1, max(0, self._index + by))
         self.query_one(WrappedText).update_text()
+
+    def action_answer(self) -> None:
+        process, pid, error = self._choices[self._index]
+        self.dismiss(pid if error is None and self._again(process) else None)
 
     def action_start(self) -> None:
         _, pid, error = self._choices[self._index]

@@ -271,3 +271,49 @@ def test_real_sets_of_ranks_name_the_one_that_its_host_delays(name, rank, least,
 def test_real_sets_whose_hosts_are_alike_name_none(name):
     found = analyze([str(path) for path in sorted((SHARED / name).glob("*.gz"))]).findings
     assert not any("held_up_s" in f.evidence for f in found)
+
+
+def gathering(op: str, around: str = "") -> Builder:
+    """One rank of a job of PyTorch whose layers gather for 9 ms of each step; ``op`` launches that."""
+    b = Builder(format="chrome")
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1).host("cudaDeviceSynchronize", i * STEP + 130, STEP - 140)
+        for k in range(8):
+            at, host = i * STEP + 150 + k * 2_400, i * STEP + 5 + k * 14
+            if around:
+                b.host(around, host, 6)
+            b.host(op, host + 1, 4)
+            b.run(0, at, 1_100, "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                  kind=Kind.COLLECTIVE, launch=host + 2, launch_length=1, thread="python")
+            b.host("autograd::engine::evaluate_function: AddmmBackward0", host + 7, 4)
+            b.run(0, at + 1_105, 1_290, KERNEL, launch=host + 8, launch_length=1, thread="python")
+    return b
+
+
+def test_activations_of_tensor_parallelism_are_no_parameters_to_prefetch():
+    tensors = findings(gathering("_c10d_functional::all_gather_into_tensor", "Redistribute"))
+    of_tensors = tensors["communication_exposed"]
+    assert "activations" in of_tensors.action and "loss_parallel" in (of_tensors.snippet or "")
+    sharded = findings(gathering("c10d::_allgather_base_", "FSDP::all_gather (l.0)"))["communication_exposed"]
+    assert "parameters" in sharded.action and "activations" not in sharded.action
+    assert "set_modules_to_forward_prefetch" in (sharded.snippet or "")
+
+
+def test_many_reductions_of_activations_are_no_gradients_to_pack():
+    def reducing_activations(around: str) -> Builder:
+        b = Builder(format="chrome")
+        for i in range(STEPS):
+            b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1)
+            for k in range(80):
+                at = i * STEP + 50 + k * 240
+                b.host(around, at, 30).host("autograd::engine::evaluate_function: AddmmBackward0", at + 35, 5)
+                b.run(0, at + 40, 60, NCCL, kind=Kind.COLLECTIVE, launch=at + 10, thread="python")
+                b.run(0, at + 105, 120, KERNEL, launch=at + 36, thread="python")
+        return b
+
+    def named(around: str) -> str:
+        b = reducing_activations(around)
+        return f"{findings(b).keys()} {abstained(b).keys()}"
+
+    assert "allreduce_count" in named("c10d::allreduce_")
+    assert "allreduce_count" not in named("Redistribute")

@@ -99,3 +99,36 @@ def test_uploads_of_a_start_are_no_loop_that_copies_too_much():
     assert "start" in abstained(b)["copies_excessive"]
     b.run(0, 520_000, 500, launch=519_000)
     assert "copies_excessive" in findings(b), "one that computes is judged"
+
+
+def layers(fetched_by: str | None, *, count: int = 16, sizes: tuple[int, ...] = (8 << 20, 4 << 20)) -> Builder:
+    """Steps in which the weights of each layer come from pinned memory before its kernels, as with CPU offload."""
+    b = Builder(format="chrome")
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1).host("cudaDeviceSynchronize", i * STEP + 120, STEP - 130)
+        for k in range(count):
+            at, launch = i * STEP + 150 + k * (STEP - 200) / count, i * STEP + 5 + k * 6
+            if fetched_by:
+                b.host(fetched_by.format(k), launch, 4)
+            for n, size in enumerate(sizes):
+                b.run(0, at + 20 + n * 400, 390, "Memcpy HtoD (Pinned -> Device)", kind=Kind.H2D, size=size,
+                      src=MemoryKind.PINNED, launch=launch + 1 + n, launch_length=1,
+                      thread="python")
+            b.run(0, at + 20 + len(sizes) * 400, 300, "ampere_bf16_gemm", launch=launch + 4.5, launch_length=0.2,
+                  thread="python")
+    return b
+
+
+@pytest.mark.parametrize("name", ["FSDP::pre_forward (layers.{})", "FSDP::pre_backward (layers.{})",
+                                  "accelerate/hooks.py(354): pre_forward"])
+def test_parameters_that_lie_in_the_hosts_memory(name):
+    found = findings(layers(name))
+    assert "CPU offload" in found["copies_excessive"].action and "uint8" not in found["copies_excessive"].action
+    assert "default_stream" not in found and "CPUOffloadPolicy" in (found["copies_excessive"].snippet or "")
+
+
+def test_rounds_of_large_copies_may_be_those_of_micro_batches():
+    assert "CPU offload" in (f := findings(layers(None))["copies_excessive"]).action and "uint8" in f.action
+    assert "CPU offload" not in findings(layers(None, count=4))["copies_excessive"].action
+    # The inputs of a sharded model are copied by what prepares it, once a step.
+    assert "CPU offload" not in findings(layers("FSDP::root_pre_forward", count=4))["copies_excessive"].action

@@ -85,3 +85,19 @@ def test_layers_of_a_period_have_no_unfinished_step_and_no_graph_recorded_again(
     assert analysis.steps is None or analysis.steps.unit == "period"
     assert analysis.wall_time is not None and not {part.id for part in analysis.wall_time.parts} & {"open"}
     assert not {f.id for f in analysis.findings} & {"unfinished_step", "graph_recapture", "time_outside_steps"}
+
+
+def test_a_model_that_only_runs_on_a_cpu_does_not_train() -> None:
+    """A loop over a DataLoader that evaluates, without a GPU: neither an optimizer nor training is named."""
+    b = Builder(gpus=0, format="chrome")
+    for i in range(30):
+        b.host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", i * 10_000, 3_000, line=LOOP)
+        b.host("aten::linear", i * 10_000 + 3_100, 1_000, line=LOOP)
+    trace = b.build()
+    assert Job.of(analyze_to_facts(trace)).trains is False
+    findings = {finding.id: finding for finding in analyze_trace(trace).findings}
+    assert {"step_gap_host", "input_bound"} <= set(findings)
+    said = " ".join(f"{f.title} {f.why} {f.action}" for f in findings.values())
+    assert not re.search(r"optimizer|training loop|trains|epoch", said), said
+    b.host("autograd::engine::evaluate_function: AddmmBackward0", 5_000, 100, line=LOOP)
+    assert Job.of(analyze_to_facts(b.build())).trains is True

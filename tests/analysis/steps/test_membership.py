@@ -35,12 +35,12 @@ def test_a_step_has_the_work_that_it_launched_whenever_the_gpu_did_it(lag: float
     assert a.kernels is not None and a.steps is not None
     rows, by = kernels_per_step(a, a.kernels.by_name)
     assert by.basis == "per step"
-    assert {own.row.name: own.count for own in rows} == {
+    assert {own.name: own.count for own in rows} == {
         "k0": 12, "k1": 12, "k2": 12, REDUCE: 4}
     assert sum(own.share for own in rows) == pytest.approx(1)
     assert sum(own.time_s for own in rows) == pytest.approx(KERNELS * 190e-6)
     reduced = collectives_per_step(a)[0]
-    assert [(own.op.operation, own.count, own.time_s) for own in reduced] == [
+    assert [(own.operation, own.count, own.time_s) for own in reduced] == [
         ("AllReduce", 4, pytest.approx(4 * 190e-6))]
     copied = copies_per_step(a)[0]
     assert [(own.direction, own.count, own.bytes) for own in copied] == [("h2d", 1, 1000)]
@@ -80,7 +80,7 @@ def test_kernels_outside_of_steps_have_no_part_in_them() -> None:
     a = analyze_trace(b.build())
     assert a.kernels is not None
     assert a.kernels.by_name[0].name == "evaluation"  # in the window
-    assert "evaluation" not in {own.row.name for own in kernels_per_step(a, a.kernels.by_name)[0]}
+    assert "evaluation" not in {own.name for own in kernels_per_step(a, a.kernels.by_name)[0]}
     idle = keras_steps(Builder(), STEPS, STEP, STEP - 50, first=5_000).run(0, 10, 20, launch=5)  # none in the steps
     assert "No kernel ran in the steps." in text_report(analyze_trace(idle.build()))
 
@@ -91,4 +91,4 @@ def test_a_step_calls_its_function_once() -> None:
         b.host("multi_step_on_iterator", 2_000 + step * STEP + 100, STEP - 200, tf_function_call="notTraced-nonXla")
         b.run(0, 2_000 + step * STEP + 200, 9_000, launch=2_000 + step * STEP + 150)
     rows, by = functions_per_step(analyze_trace(b.build()))
-    assert by.whole and [(own.calls, own.time_s) for own in rows] == [(1, pytest.approx((STEP - 200) * 1e-6))]
+    assert by.whole and [(own.calls, own.seconds) for own in rows] == [(1, pytest.approx((STEP - 200) * 1e-6))]

@@ -283,8 +283,10 @@ def test_a_job_that_ended_before_is_told(folder, tmp_path):
 
 
 def test_a_job_is_listed_and_one_that_is_unsafe_named_as_such(folder):
-    with fake_job(folder, RANK="3") as process, fake_job(folder, "abstract") as unsafe:
+    with (fake_job(folder, RANK="3") as process, fake_job(folder, "abstract") as unsafe,
+          fake_job(folder, "unguarded") as unguarded):
         now = jobs.find_jobs()
+        assert unguarded.pid not in [job.pid for job in now.servers], "it is made ready first"
         (job,) = [job for job in now.servers if job.pid == process.pid]
         assert unsafe.pid in now.unprotected and process.pid not in now.unprotected
     assert job.address == f"pid:{process.pid}" and job.about().startswith("PyTorch, rank 3: ")

@@ -39,6 +39,22 @@ def test_a_measured_zero_is_not_the_blank_of_no_sample() -> None:
         assert column(rows, 0.0, [1.0] + [0.0] * 7) != blank_column(rows)
 
 
+def test_any_activity_stands_out_and_a_measured_zero_is_dim() -> None:
+    ground = _luminance(level_rgb(0, 0))
+    for rows in (1, 2, 3, 4, 8):
+        little, zero = (column(rows, mean, [1.0] + [0.0] * 7)[-1] for mean in (0.01, 0.0))
+        colors = [[color.triplet for color in (cell[1].color, cell[1].bgcolor) if color is not None and color.triplet]
+                  for cell in (little, zero)]
+        most_of_little, most_of_zero = (max(_luminance(tuple(triplet)) for triplet in of) for of in colors)
+        assert (most_of_little + 0.05) / (ground + 0.05) >= 3 and most_of_zero < 0.7 * most_of_little
+        assert zero[0] == "▁" and little[0].strip()
+
+
+def test_a_low_bar_has_no_ghost_of_its_own_level_behind_it() -> None:
+    lowest = column(2, 0.04, [1.0] + [0.0] * 7)[-1]
+    assert lowest[1].bgcolor is not None and lowest[1].bgcolor.triplet == level_rgb(0, 0)
+
+
 def test_half_busy_and_busy_half_of_the_time_differ() -> None:
     for rows in (2, 3, 4):
         assert column(rows, 0.5, HALF_BUSY) != column(rows, 0.5, BUSY_HALF_OF_THE_TIME)

@@ -7,7 +7,7 @@ import pytest
 from gputop.tui.monitor.layout import MAX_LANE_LINES, LaneLines, Layout, TableRows, layout
 from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
 
-GPUS = (1, 2, 4, 8, 16)
+GPUS = (1, 2, 4, 5, 8, 16)
 COLUMNS = (80, 100, 119, 120, 159, 160, 200, 240)
 FIXED = 4  # header, host, job, keys
 LEAST_ADVICE = 7
@@ -25,7 +25,9 @@ def test_every_line_has_a_use_at_every_size(columns: int, gpus: int, processes: 
     for lines in range(24, 71):
         found = layout(columns, lines, gpus, processes)
         advice = advice_lines(found, lines)
-        assert LEAST_ADVICE <= advice <= lines / 3 + 1, (lines, found)
+        no_line_for_each = advice - gpus < 14
+        assert advice >= LEAST_ADVICE and (advice <= lines / 3 + 1 or no_line_for_each), (lines, found)
+        assert found.host_lines <= 1 and dict(found.lanes).get("memory", 1) == 1, "they hardly change"
         if "narrow" in found.classes:
             assert found.process_lines is not None
             rows = found.process_lines - (0 if found.bare_processes else 3)
@@ -53,7 +55,6 @@ def test_lanes_are_as_high_as_they_can_show_and_the_main_one_is_the_highest(gpus
         heights = dict(found.lanes)
         assert len(heights) == len(found.lanes) and found.lanes[0].lane == MAIN
         assert all(1 <= height <= heights[MAIN] <= MAX_LANE_LINES for height in heights.values())
-        assert found.host_lines <= MAX_LANE_LINES
         assert all(heights.get(lane, 1) == 1 for lane in unread), "a reason takes one line"
 
 
@@ -63,8 +64,9 @@ def test_sixteen_gpus_on_a_small_screen_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("columns", "lines", "gpus", "lanes"), [
-    (80, 24, 1, 6), (80, 24, 2, 1), (120, 40, 1, 6), (120, 40, 2, 6), (120, 40, 4, 1), (120, 40, 8, 1), (200, 50, 1, 9),
-    (200, 50, 2, 6), (200, 50, 4, 6), (200, 50, 8, 1), (240, 70, 1, 9), (240, 70, 4, 6), (240, 70, 16, 1)])
+    (80, 24, 1, 6), (80, 24, 2, 2), (120, 40, 1, 6), (120, 40, 2, 6), (120, 40, 4, 3), (120, 40, 5, 2), (120, 40, 8, 1),
+    (200, 50, 1, 9), (200, 50, 2, 6), (200, 50, 4, 6), (200, 50, 8, 2), (240, 70, 1, 9), (240, 70, 4, 6),
+    (240, 70, 8, 3), (240, 70, 16, 1)])
 def test_few_gpus_have_a_lane_for_each_metric(columns: int, lines: int, gpus: int, lanes: int) -> None:
     assert len(layout(columns, lines, gpus, processes=1).lanes) == lanes
 
@@ -102,8 +104,9 @@ def test_without_gpus_the_lines_are_for_the_processes_and_the_recommendations() 
 
 
 def test_each_line_of_the_table_belongs_to_the_title_a_gpu_or_the_host() -> None:
-    rows = TableRows((LaneLines(MAIN, 2), LaneLines("power", 1)), host_lines=2, has_axis=True)
-    assert rows.is_stacked and rows.of_gpu == ((MAIN, 0), (MAIN, 1), ("power", 0))
+    rows = TableRows((LaneLines(MAIN, 2), LaneLines("tensor", 1)), host_lines=2, has_axis=True)
+    assert not rows.is_stacked and TableRows(tuple(LaneLines(lane, 1) for lane in FURTHER_LANES)).is_stacked
+    assert rows.of_gpu == ((MAIN, 0), (MAIN, 1), ("tensor", 0))
     assert (rows.top, rows.lines(4), rows.lines(0)) == (2, 2 + 4 * 3 + 2, 2 + 3 + 2)
     assert [rows.gpu_at(y) for y in range(9)] == [-1, -1, 0, 0, 0, 1, 1, 1, 2]
     assert [rows.y_of(gpu) for gpu in range(3)] == [2, 5, 8]

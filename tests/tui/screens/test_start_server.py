@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gputop.core.errors import GputopError
 from gputop.launch import attach, kineto, serve, target
 from gputop.launch.announcements import Announcement
-from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import answered
 from gputop.sources.host.proc_files import ZOMBIE
 from gputop.tui.app import GputopApp
@@ -97,6 +99,28 @@ def test_a_job_that_used_torch_profiler_is_captured_after_another_question(
     monkeypatch.setattr(control, "start_server", lambda pid, request: started.append((pid, request.hold)))
     assert control.start_capture(answered(question, "y")) is None
     assert started == [(7380, True)]
+
+
+@pytest.mark.parametrize(("command", "again"), [
+    ("PyTorch 2.13.0: /usr/bin/python3 /home/a/train.py --lr 0.1", True),
+    ("PyTorch 2.13.0: /usr/bin/python3 /home/a/eval.py", False), ("", False)])
+async def test_a_restarted_job_is_asked_about_in_two_lines_and_enter_captures_it(
+        command: str, again: bool, session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(session.control, "start_server", lambda pid, request: started.append(pid))
+    session.results.captures = (CaptureRecord("kineto:41", Path("/traces"), 0.0, 1.0, 1.0, job=command, pid=41),)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        shown = text(app)
+        await pilot.press("enter")
+        assert not isinstance(app.screen, StartServer) and started == [7380] * again
+    if again:
+        assert shown.endswith("train.py --lr 1 was restarted (pid 7380).\nCapture it? Y/n")
+        assert target.WHAT_STARTING_DOES.split(".")[0] not in shown
+    else:
+        assert "Start one in it? y/N" in shown
 
 
 async def test_an_address_can_be_named_instead(session: StillSession) -> None:

@@ -72,7 +72,7 @@ def test_lightness_runs_one_way_in_even_steps_for_every_eye(scheme: str, eye: st
     assert all(way * step > -0.05 for step in steps), "the simulation clips at white"
     mean = sum(steps) / len(steps)
     if eye == "normal":
-        assert abs(ramp[-1] - ramp[0]) > (30 if muted else 55), "most of what there is from black to white"
+        assert abs(ramp[-1] - ramp[0]) > (20 if muted else 42), "most of what there is beyond three times the ground"
         assert all(0.5 * abs(mean) < way * step < 1.7 * abs(mean) for step in steps)
 
 
@@ -85,6 +85,9 @@ def test_a_quarter_of_the_scale_is_a_clear_difference_for_every_eye(scheme: str,
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_shares_fade_to_a_ground_that_is_no_level(scheme: str) -> None:
+    lowest, ground = (((lightness(level_rgb(0, shade, scheme=scheme)) + 16) / 116) ** 3 for shade in (SHADES - 1, 0))
+    brighter, darker = sorted((lowest, ground), reverse=True)
+    assert (brighter + 0.05) / (darker + 0.05) >= 3, "what little there is stands out: WCAG for graphics"
     for step in (0, STEPS // 2, STEPS - 1):
         ramp = [lightness(level_rgb(step, shade, scheme=scheme)) for shade in range(SHADES)]
         assert ramp == sorted(ramp, reverse=scheme == "light")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gputop.cluster import ssh
-from gputop.cluster.node_answer import NodeAnswer
-from gputop.cluster.ssh import SCHEMA, NodeProblem, Request, Ssh, parse_nodes
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.core.version import __version__
+from gputop.telemetry import agents
+from gputop.telemetry.agents import SCHEMA, NodeProblem, Request, Ssh, parse_nodes
+from gputop.telemetry.node_answer import NodeAnswer
 from tests.cluster import engines
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +48,8 @@ QUESTION = Request(SCHEMA, 1.0)
 
 def asked(command: str = "gputop", node: str = "n1") -> NodeAnswer:
     """Answer of a node; raises NodeProblem."""
-    with contextlib.closing(Ssh(command, QUESTION)) as ssh_:
-        return answer_of(ssh_, node)
+    with contextlib.closing(Ssh(command, QUESTION)) as asking:
+        return answer_of(asking, node)
 
 
 def answer_of(asking: Ssh, node: str) -> NodeAnswer:
@@ -82,7 +82,7 @@ def answer_of(asking: Ssh, node: str) -> NodeAnswer:
 def test_what_goes_wrong_with_a_node_has_a_cause_and_a_cure(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, cause: str, fix: str) -> None:
     fake(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(ssh, "TIMEOUT_S", 0.3 if "sleep" in script else 20.0)
+    monkeypatch.setattr(agents, "TIMEOUT_S", 0.3 if "sleep" in script else 20.0)
     with pytest.raises(NodeProblem) as caught:
         asked()
     assert cause in caught.value.message and fix in caught.value.fix
@@ -114,7 +114,7 @@ def test_at_most_so_many_nodes_are_asked_at_once(monkeypatch: pytest.MonkeyPatch
                 running -= 1
             return NodeAnswer(hostname=node, gpus=()), 1
 
-    monkeypatch.setattr(ssh, "AT_ONCE", 2)
+    monkeypatch.setattr(agents, "AT_ONCE", 2)
     names = [f"n{i}" for i in range(8)]
     with contextlib.closing(Counted("gputop", QUESTION)) as asking:
         asking.ask(names)

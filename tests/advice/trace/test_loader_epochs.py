@@ -1,0 +1,86 @@
+"""A DataLoader's epochs: workers that are started anew, one odd batch, fit() for each piece of data; times are
+microseconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.analysis.steps.pytorch_ops import workers_started_anew
+from gputop.analysis.steps.steps import find_steps
+from gputop.core.findings import Finding
+from gputop.diagnosis.diagnose import analyze_trace
+from tests.analysis.steps.pytorch_loop import Loop
+from tests.trace.build import Builder, keras_steps
+
+NEXT = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
+MANY, ONE = NEXT.format("MultiProcessing"), NEXT.format("SingleProcess")
+
+
+def epochs(first_us: float, *, batches: int = 10, count: int = 6, name: str = MANY, start_us: float = 60_000,
+           end_us: float = 20_000, trains: bool = True) -> Loop:
+    """Epochs whose first batch takes ``first_us``, and a start of the workers between two of them."""
+    loop = Loop()
+    for _ in range(count):
+        for batch in range(batches):
+            loop.op(name, first_us if batch == 0 else 300).step().forward()
+            if trains:
+                loop.zero().backward().update()
+            loop.sleep(300)
+        loop.op(name, end_us)  # finds no further batch
+        loop.op("aten::empty").op("aten::random_").op("aten::item", pause=start_us)
+    return loop
+
+
+def findings(loop: Loop) -> dict[str, Finding]:
+    return {finding.id: finding for finding in analyze_trace(loop.b.build()).findings}
+
+
+@pytest.mark.parametrize("batches", [4, 10, 40])
+def test_workers_that_each_epoch_starts_anew(batches):
+    loop = epochs(40_000, batches=batches)
+    anew = workers_started_anew(loop.b.build())
+    assert len(anew.start) == 5 and anew.total == pytest.approx(5 * 120_000_000, rel=0.01)  # 20 + 60 + 40 ms each
+    found = findings(loop)
+    assert found and all("persistent_workers=True" in f.action for f in found.values()), found
+    assert {"input_bound", "time_outside_steps", "step_gap_host", "long_steps"} & set(found)
+
+
+@pytest.mark.parametrize("loop", [
+    epochs(300, start_us=300, end_us=300, batches=40), epochs(40_000, name=ONE), epochs(40_000, count=1)])
+def test_workers_that_stay_or_are_none_or_start_once(loop):
+    assert not [f for f in findings(loop).values() if "starts its workers anew" in f"{f.title} {f.why}"]
+
+
+def test_an_epochs_last_call_is_no_batch_of_its_own():
+    trace = epochs(2_000, trains=False).b.build()
+    steps = find_steps(trace)
+    assert steps is not None and steps.count == pytest.approx(60, abs=2)
+
+
+def odd(long_us: float, at: tuple[int, ...], steps: int = 60) -> Loop:
+    loop = Loop()
+    for step in range(steps):
+        loop.op(ONE, long_us if step in at else 200).step().forward().zero().backward().update().sleep(2_000)
+    return loop
+
+
+def test_one_odd_batch_is_a_long_step_and_no_input_that_is_slow():
+    found = findings(odd(600_000, (20,)))
+    assert "waiting for a batch" in found["long_steps"].title and "input_bound" not in found
+    assert "input_bound" in findings(odd(600_000, (10, 20, 30, 40, 50)))
+
+
+def test_fit_for_each_piece_of_data_is_called_once_instead():
+    b, at = Builder(gpus=0), 0.0
+    for _ in range(6):
+        keras_steps(b, 8, 1_500, 1_400, at)
+        at += 8 * 1_500
+        for name, length in (("tf.function-graph_building", 40_000), ("TensorDataset", 8_000), ("MapDataset", 8_000),
+                             ("MakeIterator::RootDataset", 30_000), ("TFE_DeleteTensorHandle", 35_000),
+                             ("convert_to_tensor", 30_000)):
+            b.host(name, at, length)
+            at += length
+    keras_steps(b, 8, 1_500, 1_400, at)
+    found = {f.id: f for f in analyze_trace(b.build()).findings}
+    first = next(iter(found.values()))
+    assert "datasets and their iterators" in first.title and "fit() once" in first.action
