@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gputop.core.errors import GputopError  # noqa: E402
-from gputop.core.memory import resident_bytes  # noqa: E402
+from gputop.core.own_memory import resident_bytes  # noqa: E402
 from gputop.launch.serve import make_ready  # noqa: E402
 from gputop.profiler.kineto.guard import UsedBefore  # noqa: E402
 from gputop.profiler.recording import EmptyTrace, Recording  # noqa: E402

@@ -16,10 +16,10 @@ from gputop.advice.rule import Limit
 from gputop.advice.user_registry import UserRules
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
+from gputop.rules.dimensions import OF_METRIC, SECONDS, Unit
 from gputop.rules.names import Quantity, Source
 from gputop.rules.rule_file import Budget, LimitText, Problem, RuleFile, RuleText
 from gputop.rules.toml_places import Place
-from gputop.rules.units import OF_METRIC, SECONDS, Unit
 from gputop.text.units import ranges
 
 Figures = Mapping[str, tuple[float, Quantity]]  # as of gputop.rules.expression.Outcome

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from gputop.cluster import slurm
 from gputop.cluster.answers import FleetSeries
-from gputop.cluster.discovery import AvailableMetrics, find_metrics
+from gputop.cluster.available_metrics import AvailableMetrics, find_metrics
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet

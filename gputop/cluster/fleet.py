@@ -34,12 +34,12 @@ from gputop.cluster.model import (
 )
 from gputop.cluster.prometheus import Series
 from gputop.cluster.queries import COMPARED
-from gputop.cluster.schemas import ACTIVITY, CLUSTER_LABEL, gpu_of, node_of
 from gputop.cluster.series_store import Grid
 from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.view import View
 from gputop.cluster.wanted import ACTIVITY as GPU_ACTIVITY
 from gputop.cluster.wanted import CLOCK, GPUS, GROUPS, IDLE
+from gputop.sources.exporters import ACTIVITY, CLUSTER_LABEL, gpu_of, node_of
 
 NO_GROUP: Key = ("", "")  # of the GPUs that no job holds
 _MAX_ON_NODE = 1000  # GPUs that are counted one by one, whatever a server says

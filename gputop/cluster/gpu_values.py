@@ -20,7 +20,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.cluster.discovery import AvailableMetrics
+from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.prometheus import LARGEST
 from gputop.cluster.promql import (
     all_of,
@@ -38,7 +38,7 @@ from gputop.cluster.promql import (
     with_uuid,
     without_label,
 )
-from gputop.cluster.schemas import (
+from gputop.sources.exporters import (
     COUNTERS,
     GPU_LABELS,
     JOINING_LABELS,

@@ -11,15 +11,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gputop.cluster.answers import gpu_id
-from gputop.cluster.discovery import find_metrics
+from gputop.cluster.available_metrics import find_metrics
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.gpu_values import GpuValues, Reading
 from gputop.cluster.model import History
 from gputop.cluster.prometheus import Client, Series, figure_of
 from gputop.cluster.promql import duration, either, matchers
-from gputop.cluster.schemas import ACTIVITY_TITLES, gpu_of, node_of
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
+from gputop.sources.exporters import ACTIVITY_TITLES, gpu_of, node_of
 from gputop.text.local_time import clock_time
 from gputop.text.units import percent, printable, seconds
 

@@ -19,7 +19,7 @@ from statistics import fmean, median
 from msgspec import Struct, field
 
 from gputop.cluster.answers import FleetSeries, Key, gpu_id
-from gputop.cluster.discovery import AvailableMetrics
+from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.prometheus import Series
 from gputop.cluster.promql import FIGURE
 from gputop.cluster.queries import COMPARED, LEVELS, OUTLIERS

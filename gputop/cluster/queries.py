@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from gputop.cluster.discovery import AvailableMetrics, selector_of_targets
+from gputop.cluster.available_metrics import AvailableMetrics, selector_of_targets
 from gputop.cluster.gpu_values import GpuValues, Reading
 from gputop.cluster.promql import any_name, below_median, counted, deviation, duration, either, grouped, lowest, median
-from gputop.cluster.schemas import COUNTERS
 from gputop.cluster.view import Limits
+from gputop.sources.exporters import COUNTERS
 
 OUTLIERS = 4  # GPUs and nodes of each group that are asked for by name
 _TARGETS = 8  # targets without an answer that are asked for by name

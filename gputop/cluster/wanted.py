@@ -21,10 +21,10 @@ from gputop.cluster.answers import (
 )
 from gputop.cluster.model import NO_JOB, upper_median
 from gputop.cluster.queries import Figures, Queries
-from gputop.cluster.schemas import node_of
 from gputop.cluster.series_store import PastQuestion
 from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.view import View
+from gputop.sources.exporters import node_of
 
 GROUPS, IDLE, GPUS, NODES = "groups", "idle", "gpus", "nodes"  # the topics of the past
 ACTIVITY, CLOCK = "gpu_activity", "gpu_clock"  # the figures of a GPU's past

@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         if once or unfit:
             return _print(report_of(complete_fleet(collector, view), job), args)
         preferences = preferences_of(args)
-        from gputop.tui.cluster import app
-        from gputop.tui.cluster.rows import commands_for
+        from gputop.tui.cluster import cluster_app as app
+        from gputop.tui.cluster.fleet_rows import commands_for
 
         commands = partial(commands_for, login=login, remote=args.remote_command)
         return app.run(collector, lambda fleet: report_of(fleet, job), view, args.refresh, commands, args.logdir,

@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.comparison.job import batch_factor, other_batch
-from gputop.comparison.rows import Row
+from gputop.comparison.caveats import batch_factor, other_batch
+from gputop.comparison.figures import Row
 from gputop.comparison.sides import Side
 from gputop.core.findings import Finding, Gain
 

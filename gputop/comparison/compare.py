@@ -10,10 +10,20 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from gputop.comparison.advice import FollowedAdvice, followed
+from gputop.comparison.caveats import Note, batch_factor, notes, other_batch
 from gputop.comparison.document import CompareDocument, CompareMethod, CompareRow, CompareSide, GateResult
 from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, THREADS_SPREAD_MOST, drift_of
-from gputop.comparison.job import Note, batch_factor, notes, other_batch
-from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, Row, Verdict, all_rows, percent_change
+from gputop.comparison.figures import (
+    ERROR,
+    MIN_EFFECT,
+    REPEAT,
+    SMALL,
+    STEP_ERROR,
+    Row,
+    Verdict,
+    all_rows,
+    percent_change,
+)
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import BLOCKS, MIN_STEPS
 from gputop.core.codec import document_of, to_document

@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from gputop.comparison.advice import FollowedAdvice
-from gputop.comparison.job import Note, gpu_count
-from gputop.comparison.rows import Group, Row, Verdict
+from gputop.comparison.caveats import Note, gpu_count
+from gputop.comparison.figures import Group, Row, Verdict
 from gputop.comparison.sides import Kind, Side
 from gputop.core.codec import document_of
 

@@ -20,7 +20,7 @@ from gputop.render.table import to_text
 from gputop.render.verdict_lines import DO, Row, VerdictLines, kernel_rows, plain_lines, verdict_of
 from gputop.text.units import counted, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
-from gputop.trace.readers.registry import WRITERS
+from gputop.trace.readers.formats import WRITERS
 
 _WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24

@@ -25,7 +25,7 @@ from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, encode, parse, to_document
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
-from gputop.core.memory import ANALYSIS_SCORE, keep_freed_memory, offer_to_oom_killer
+from gputop.core.own_memory import ANALYSIS_SCORE, keep_freed_memory, offer_to_oom_killer
 from gputop.core.own_program import child_command
 
 if TYPE_CHECKING:
@@ -186,8 +186,8 @@ def child() -> int:
     keep_freed_memory()
     die_with(int(parent))
     if rules:
-        from gputop.diagnosis.user_rules import use_rules
-        from gputop.rules.files import RulePath
+        from gputop.diagnosis.rules_in_process import use_rules
+        from gputop.rules.read_files import RulePath
 
         use_rules(convert(parse(rules), list[RulePath]))  # the parent has said what is wrong with them
     status: int = import_module(module).main(arguments)

@@ -169,7 +169,7 @@ def to_document(report: Report) -> dict[str, Any]:
 
 
 def summary(fleet: Fleet) -> str:
-    from gputop.cluster.schemas import ACTIVITY_TITLES
+    from gputop.sources.exporters import ACTIVITY_TITLES
 
     parts = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in ((len(fleet.jobs), "job"),
                                                                               (fleet.gpus, "GPU"))]

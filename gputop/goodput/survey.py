@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from msgspec.structs import asdict
 
 from gputop.core.samples import GpuSample, NodeSample, ProcessSample
-from gputop.goodput.memory import Memory
+from gputop.goodput.memory_creep import Memory
 from gputop.goodput.model import (
     LOST,
     STATES,

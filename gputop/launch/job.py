@@ -18,7 +18,7 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.core.files import writable_folder
-from gputop.core.memory import MONITOR_SCORE, offer_to_oom_killer, oom_score, set_oom_score
+from gputop.core.own_memory import MONITOR_SCORE, offer_to_oom_killer, oom_score, set_oom_score
 from gputop.core.signal_handlers import signal_handlers
 from gputop.text import console
 from gputop.text.commands import short_command

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 
 from msgspec import Struct
 
+from gputop.rules.dimensions import EXAMPLE, NONE, SECONDS, Unit
 from gputop.rules.names import AGGREGATES, MAX_WINDOW_S, MIN_WINDOW_S, NAMES, PARTS_OF, TABLES, Quantity, Source, Table
 from gputop.rules.parser import COMPARISONS, Binary, Mistake, Name, Node, Number, Segment, Text, Truth, Unary
-from gputop.rules.units import EXAMPLE, NONE, SECONDS, Unit
 
 _OVER_GPUS = (*AGGREGATES, "sum", "count", "any", "all")
 _OF_CONDITIONS = ("count", "any", "all")

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, LANE_METRICS, RATIO
-from gputop.rules.units import BYTES, HERTZ, NONE, OF_METRIC, SECONDS, SUFFIX, Unit
+from gputop.rules.dimensions import BYTES, HERTZ, NONE, OF_METRIC, SECONDS, SUFFIX, Unit
 
 Source = Literal["live", "trace"]
 AGGREGATES = ("mean", "min", "max", "median")  # of the readings of a time; of the GPUs

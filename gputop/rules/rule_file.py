@@ -12,11 +12,11 @@ from msgspec import Struct, field
 
 from gputop.core.findings import Severity
 from gputop.rules.check import ID, Reference
+from gputop.rules.dimensions import SECONDS, Unit
 from gputop.rules.expression import Condition, condition
 from gputop.rules.names import Source
 from gputop.rules.parser import Mistake, Number, parse
 from gputop.rules.toml_places import Place, Places, TomlMistake, parse_toml
-from gputop.rules.units import SECONDS, Unit
 from gputop.text.units import printable
 
 MAX_BYTES = 1 << 18

@@ -16,8 +16,8 @@ from gputop.analysis.steps.model import Steps
 from gputop.core.errors import GputopError
 from gputop.core.findings import TraceNote
 from gputop.text.units import printable
+from gputop.timeline.file_layout import Description, Place, Writer
 from gputop.timeline.layer_spans import NamedSpans, path_spans
-from gputop.timeline.layout import Description, Place, Writer
 from gputop.timeline.model import KINDS, IdleGap, Row
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans

@@ -24,7 +24,7 @@ from gputop.export.cluster import render
 from gputop.telemetry.agents import read_line
 from gputop.telemetry.node_answer import NodeAnswer, answer_of
 from gputop.text import console
-from gputop.tui.cluster import rows
+from gputop.tui.cluster import fleet_rows as rows
 from tests.campaign.target import Target
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.squeue_double import SAID, squeue

@@ -11,9 +11,9 @@ from gputop.cluster.endpoint import parse_endpoint
 from gputop.cluster.model import Fleet, Gpu, History, Job, Node
 from gputop.cluster.prometheus import Cost, Series
 from gputop.cluster.queries import LEVELS
-from gputop.cluster.schemas import HOST_LABELS
 from gputop.cluster.view import Limits, View
 from gputop.core.errors import GputopError
+from gputop.sources.exporters import HOST_LABELS
 from tests.records import replace
 
 NOW = 1_800_000_000.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gputop.cluster.answers import FleetSeries
-from gputop.cluster.discovery import AvailableMetrics
+from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import NO_JOB, Fleet
 from gputop.cluster.prometheus import Series

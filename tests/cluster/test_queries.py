@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gputop.cluster.discovery import AvailableMetrics, label_counts
+from gputop.cluster.available_metrics import AvailableMetrics, label_counts
 from gputop.cluster.gpu_values import GpuValues, Reading
 from gputop.cluster.queries import Figures, Queries
-from gputop.cluster.schemas import LIMITS as FIGURE_LIMITS
-from gputop.cluster.schemas import SCHEMAS
+from gputop.sources.exporters import LIMITS as FIGURE_LIMITS
+from gputop.sources.exporters import SCHEMAS
 from tests.cluster import dcgm_pages
 from tests.cluster.fleets import LIMITS
 

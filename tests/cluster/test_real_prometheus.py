@@ -20,8 +20,8 @@ from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import Fleet
 from gputop.cluster.node_means import node_means
 from gputop.cluster.prometheus import Client
-from gputop.cluster.schemas import SCHEMAS
 from gputop.cluster.view import View
+from gputop.sources.exporters import SCHEMAS
 from tests.cluster import dcgm_pages
 from tests.cluster.squeue_double import squeue
 

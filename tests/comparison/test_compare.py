@@ -14,8 +14,8 @@ from gputop.analysis.results import Analysis
 from gputop.analysis.steps import judged
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare_sides
-from gputop.comparison.report import text_report
-from gputop.comparison.rows import Row
+from gputop.comparison.figures import Row
+from gputop.comparison.report_lines import text_report
 from gputop.core.codec import to_document
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.export.snapshot import document as snapshot_document

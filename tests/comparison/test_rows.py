@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.report import _bounds, text_report
-from gputop.comparison.rows import PART_ORDER, Row, Verdict, all_rows
+from gputop.comparison.figures import PART_ORDER, Row, Verdict, all_rows
+from gputop.comparison.report_lines import _bounds, text_report
 from gputop.comparison.sides import Side
 from gputop.core.errors import GputopError, NoDataError
 from tests.comparison import sides

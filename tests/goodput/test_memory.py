@@ -8,7 +8,7 @@ from itertools import count, islice
 
 import pytest
 
-from gputop.goodput.memory import MAX_POINTS, Memory, Series
+from gputop.goodput.memory_creep import MAX_POINTS, Memory, Series
 from gputop.goodput.model import Creep
 from tests.fakes import cgroup_sample
 from tests.goodput.days import GIB, START_S, node

@@ -23,11 +23,11 @@ from gputop.core.errors import GputopError
 from gputop.profiler.addresses import machine_name, split_address, unix_name
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import JobMemory, MemoryGuard, Watch, with_more
-from gputop.profiler.capture.limits import check_limits
 from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
 from gputop.profiler.capture.overview import also, record_overview
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan, Probe, memory_limits, needs_probe, plan
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.capture.requirements import check_limits
 from gputop.profiler.capture.safe_capture import full_length, keep_probe, probe_job, probe_logdir
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 from gputop.profiler.discovery import is_training

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGuard, Watch, with_more
-from gputop.profiler.capture.limits import check_limits
 from gputop.profiler.capture.overview import record_overview
 from gputop.profiler.capture.plan import (
     PROBE_S,
@@ -31,6 +30,7 @@ from gputop.profiler.capture.plan import (
     second_probe_s,
 )
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.capture.requirements import check_limits
 from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, Recording, TraceLost
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder

@@ -32,7 +32,7 @@ from gputop.tui.widgets.cached_lines import ChoiceList
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 if TYPE_CHECKING:
-    from gputop.comparison.report import Line
+    from gputop.comparison.report_lines import Line
     from gputop.comparison.sides import Side
 
 REPORT_WIDTH = 88
@@ -438,10 +438,10 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
     ``records``: A and B, then ``again_a`` further captures of A's job, then those of B's. ``unread`` says of A and B,
     where their traces could not be read, why.
     """
+    from gputop.comparison.caveats import Note
     from gputop.comparison.compare import compare_sides
-    from gputop.comparison.job import Note
     from gputop.comparison.markdown import markdown
-    from gputop.comparison.report import Line, layout
+    from gputop.comparison.report_lines import Line, layout
 
     try:
         a, b, *others = map(side_of, records)

@@ -10,7 +10,7 @@ from gputop.advice.fleet.report import Report
 from gputop.cluster.model import Fleet
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
-from gputop.tui.cluster import app
+from gputop.tui.cluster import cluster_app as app
 from tests.cluster.fleets import fleet
 
 

@@ -17,9 +17,10 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import Problem
 from gputop.core.own_program import gputop_command
 from gputop.export.cluster import to_html, to_text
-from gputop.tui.cluster import app, rows
-from gputop.tui.cluster.app import ClusterApp
-from gputop.tui.cluster.rows import ORDERS, State
+from gputop.tui.cluster import cluster_app as app
+from gputop.tui.cluster import fleet_rows as rows
+from gputop.tui.cluster.cluster_app import ClusterApp
+from gputop.tui.cluster.fleet_rows import ORDERS, State
 from tests.cluster.fleets import NOW, StillAsker, fleet, gpu, job, node, past
 from tests.records import replace
 from tests.tui.textual_private import draw_when_settled

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.gpu.packed_series import ComparedTrace
-from gputop.comparison.report import Line
+from gputop.comparison.report_lines import Line
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis import worker

@@ -14,14 +14,14 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import Culprit
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.finding_place import place_of, place_of_row
-from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.trace_file import OnRows, TraceFile, trace_of
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget

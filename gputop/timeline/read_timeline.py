@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gputop.core.codec import convert
 from gputop.timeline.coverage import Coverage, blocks
-from gputop.timeline.layout import Description, Place, damaged, mapped
+from gputop.timeline.file_layout import Description, Place, damaged, mapped
 from gputop.timeline.model import Range
 from gputop.timeline.range_columns import RangeColumns, Texts
 from gputop.trace.model import I64

@@ -1,6 +1,6 @@
 """Finds out which metrics of GPUs a Prometheus has, by one list of names and two queries.
 
-1. List the names of all metrics, and take those that an exporter of :mod:`gputop.cluster.schemas` writes.
+1. List the names of all metrics, and take those that an exporter of :mod:`gputop.sources.exporters` writes.
 2. Count the series of those that show how much a GPU works, by name and scrape job.
 3. Count which of the labels these have: those that name a job, a node, a cluster, a MIG instance, and the mark of
    simulated figures; and find out whether a GPU is scraped twice, and how often targets are.
@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from gputop.cluster.prometheus import LARGEST, Client
 from gputop.cluster.promql import FIGURE, all_of, any_name, by_figure, either, grouped, has, lacks, matchers, regex
-from gputop.cluster.schemas import (
+from gputop.core.errors import EXIT_NO_DATA, GputopError
+from gputop.sources.exporters import (
     ACTIVITY,
     CLUSTER_LABEL,
     FOREIGN,
@@ -30,7 +31,6 @@ from gputop.cluster.schemas import (
     Name,
     Schema,
 )
-from gputop.core.errors import EXIT_NO_DATA, GputopError
 from gputop.text.units import printable
 
 _COUNTED = (*ACTIVITY, "memory_used_bytes")  # of a GPU without activity, memory says that it is there

@@ -25,8 +25,8 @@ from gputop.core.own_program import gputop_command
 from gputop.export.cluster import render
 from gputop.text.console import note, say
 from gputop.text.programs import NO_SUCH_PROGRAM
-from gputop.tui.cluster.rows import Commands, State
-from gputop.tui.cluster.screen import ClusterScreen, FleetTable
+from gputop.tui.cluster.cluster_screen import ClusterScreen, FleetTable
+from gputop.tui.cluster.fleet_rows import Commands, State
 from gputop.tui.keys import key
 from gputop.tui.screens.help import help_box
 from gputop.tui.terminal.preferences import Preferences

@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from gputop.text.units import NA, compact
 from gputop.timeline.model import KINDS, IdleGap, Range
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.kernel_names import short_kernel
 from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, draw_lines, least_bar_ns, put_bar
 from gputop.tui.timeline.header import rules
-from gputop.tui.timeline.rows import NESTED, Place
+from gputop.tui.timeline.row_layout import NESTED, Place
 from gputop.tui.timeline.styles import cause_code
 from gputop.tui.timeline.viewport import View
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gputop.comparison.advice import FollowedAdvice
 from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, signed
-from gputop.comparison.rows import SECONDS, Group, Row, of_group
+from gputop.comparison.figures import SECONDS, Group, Row, of_group
 from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.render.step_parts import PARTS

@@ -17,8 +17,8 @@ from textual.widgets import Footer
 from gputop.render.palette import ACCENT, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import printable
-from gputop.tui.cluster import rows
-from gputop.tui.cluster.rows import Commands, Row, State
+from gputop.tui.cluster import fleet_rows as rows
+from gputop.tui.cluster.fleet_rows import Commands, Row, State
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Popup, ask_text
 from gputop.tui.widgets.cached_lines import DrawnLines, LinesWidget
