@@ -5,9 +5,9 @@
     python benchmarks/harm.py --python 2.13=... --grow 200     # what 200 recordings leave in one process
 
 Each job (harm_jobs.py) is made ready as ``gputop capture`` does it, recorded up to ten times with random lengths, and
-told to end: "end…" kinds while a recording is under way, others between two. Its losses are compared, bit by bit, with
-those of the same job without a recording. Counted as harm: another status or last line than its own, a step that does
-not come within ten seconds, another loss. "pinned": on one CPU with ten busy loops; "load": beside 30 busy loops.
+told to end: "end…" kinds at a random moment of a recording, others between two. Its losses are compared, bit by bit,
+with those of the same job without a recording. Counted as harm: another status or last line than its own, a step that
+does not come within ten seconds, another loss. "pinned": on one CPU with ten busy loops; "load": beside 30 busy loops.
 Where nothing was seen in N recordings the odds are below 3/N (95% confidence: the rule of three).
 """
 
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from gputop.core.errors import GputopError  # noqa: E402
 from gputop.core.own_memory import resident_bytes  # noqa: E402
 from gputop.launch.serve import make_ready  # noqa: E402
 from gputop.profiler.kineto.guard import UsedBefore  # noqa: E402
-from gputop.profiler.recording import EmptyTrace, Recording  # noqa: E402
+from gputop.profiler.recording import EmptyTrace, Progress, Recording  # noqa: E402
 from gputop.profiler.ways import recorder_of  # noqa: E402
 
 TORCH_KINDS = ("plain", "threads", "workers", "ddp", "compile", "profiler", "schedule", "busy", "forks", "pinned",
@@ -116,16 +117,22 @@ class Job:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def record(pid: int, address: str, seconds: float, folder: Path) -> str:
-    """One recording; "" where it was made, else what gputop says."""
-    traces = folder / f"traces{pid}"
+def record(pid: int, address: str, seconds: float, folder: Path, end: Callable[[], None] = lambda: None) -> str:
+    """One recording; "" where it was made, else what gputop says. ``end`` is called once, within it."""
+    traces, ends = folder / f"traces{pid}", threading.Timer(random.uniform(0.0, seconds + 2.0), end)
+
+    def begun(progress: Progress) -> None:
+        if progress.phase == "recording" and not ends.is_alive() and not ends.finished.is_set():
+            ends.start()
+
     try:
-        recorder_of(address, pid).record(Recording(seconds, traces), lambda _: None, threading.Event())
+        recorder_of(address, pid).record(Recording(seconds, traces), begun, threading.Event())
     except EmptyTrace:
         return ""
     except GputopError as error:
         return error.message
     finally:
+        ends.cancel()
         shutil.rmtree(traces, ignore_errors=True)
     return ""
 
@@ -161,10 +168,9 @@ def run(name: str, python: str, kind: str, count: int) -> None:
             for _ in range(each):
                 tries += 1
                 seconds = random.uniform(0.1, 1.0)
-                if job.ends:
-                    threading.Timer(random.uniform(0.0, 3.0), job.end).start()
+                end = job.end if job.ends else lambda: None
                 with ThreadPoolExecutor(len(pids)) as threads:
-                    said = list(threads.map(lambda pair: record(*pair, seconds, job.folder),  # noqa: B023
+                    said = list(threads.map(lambda pair: record(*pair, seconds, job.folder, end),  # noqa: B023
                                             zip(pids, addresses, strict=False)))
                 for text in said:
                     made += not text

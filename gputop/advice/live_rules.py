@@ -85,8 +85,8 @@ LIVE_RULES: tuple[Rule, ...] = (
                   f"{OWN}a job that ends while the next one starts is not reported"),
             Limit("shared_gpu.memory_ratio", 0.02, "ratio",
                   f"{OWN}a bare CUDA context (some 500 MB) on a data-center card is not called a second job"),
-            Limit("shared_gpu.sm_high", 0.15, "ratio", "contract of severities: 15% is high"),
-            Limit("shared_gpu.sm_medium", 0.05, "ratio", "contract of severities: 5% is medium"),
+            Limit("shared_gpu.sm_high", 0.15, "ratio", "gputop's severities: 15% is high"),
+            Limit("shared_gpu.sm_medium", 0.05, "ratio", "gputop's severities: 5% is medium"),
         ),
     ),
     Rule(
@@ -104,7 +104,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("thermal_throttled.near_c_leave", 8.0, "°C",
                   f"{OWN}a GPU that cools down a little while it is slowed keeps its finding"),
             Limit("thermal_throttled.high_enter", 0.75, "ratio",
-                  f"contract of severities: 15% is high; {OWN}kernels that do not depend on the clock are allowed "
+                  f"gputop's severities: 15% is high; {OWN}kernels that do not depend on the clock are allowed "
                   "for"),
             Limit("thermal_throttled.high_leave", 0.80, "ratio", _STEP_ABOVE),
         ),

@@ -33,7 +33,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("precision.sixteen_bit", 0.03, "ratio", f"{OWN}a few stray 16-bit kernels do not count as mixed precision"),
     Limit("collectives.share", 0.03, "ratio", "XProf: collectives 3% of the step are moderate (15% high)"),
     Limit("causes.rest", 0.4, "ratio",
-          f"{OWN}what follows from a cause is folded under it unless the cause explains less than three fifths of "
+          f"{OWN}what follows from a cause is shown under it unless the cause explains less than three fifths of "
           "it"),
     Limit("causes.late_by_host", 0.5, "ratio",
           f"{OWN}most of the lateness is time in which the late GPU had no launch, and the others had"),

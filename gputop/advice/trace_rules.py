@@ -99,7 +99,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("serial_gpus.overlap", 0.4, "ratio",
                   f"{OWN}GPUs work by turns only if they overlap far less than independent ones would"),
-            Limit("serial_gpus.share", 0.05, "ratio", "contract of severities: 5% is medium"),
+            Limit("serial_gpus.share", 0.05, "ratio", "gputop's severities: 5% is medium"),
         ),
     ),
     Rule(
@@ -270,7 +270,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("batch_size_headroom.factor_max", 8.0, "ratio",
                   f"{OWN}one change of the batch does not change the training too much"),
             Limit("batch_size_headroom.share", 0.05, "ratio",
-                  f"contract of severities: 5% is medium; {OWN}a smaller saving, not worth a change of the training, "
+                  f"gputop's severities: 5% is medium; {OWN}a smaller saving, not worth a change of the training, "
                   "is not reported"),
         ),
     ),
@@ -321,7 +321,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("accumulation_sync.updates", 2, "count", f"{OWN}the passes between two updates are counted twice"),
             Limit("accumulation_sync.reduced", 0.9, "ratio",
                   f"{OWN}models of which some passes have no backward pass, as a generator's, make none"),
-            Limit("accumulation_sync.share", 0.05, "ratio", "contract of severities: 5% is medium"),
+            Limit("accumulation_sync.share", 0.05, "ratio", "gputop's severities: 5% is medium"),
         ),
     ),
     Rule(
@@ -329,7 +329,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
         parts=("compute", "host"),
         limits=(
-            Limit("gradients_zeroed.share", 0.05, "ratio", "contract of severities: 5% is medium"),
+            Limit("gradients_zeroed.share", 0.05, "ratio", "gputop's severities: 5% is medium"),
         ),
     ),
     Rule(
@@ -393,7 +393,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(Cause("long_steps", "same_seconds"), Cause("input_bound", "same_seconds"),
                       Cause("launch_bound", "same_seconds"), Cause("eager_execution", "same_seconds")),
         limits=(
-            Limit("time_outside_steps.share", 0.05, "ratio", f"contract of severities: 5% is medium; {OWN}smaller "
+            Limit("time_outside_steps.share", 0.05, "ratio", f"gputop's severities: 5% is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),
             Limit("time_outside_steps.once", 0.2, "s", f"{OWN}without steps a single shorter pause may be chance, as "
                                                        "the one between two steps"),
@@ -560,7 +560,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute", "host"), events=_COMPUTE,
         limits=(
             Limit("embedding_dense.share", 0.05, "ratio",
-                  f"contract of severities: 5% is medium; {OWN}a smaller saving, not worth a change of the optimizer, "
+                  f"gputop's severities: 5% is medium; {OWN}a smaller saving, not worth a change of the optimizer, "
                   "is not reported"),
             Limit("embedding_dense.used", 0.25, "ratio",
                   f"{OWN}sorting and merging of indices does not use up the saving"),

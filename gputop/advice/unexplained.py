@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\d+")
 def unexplained(a: Analysis, findings: Iterable[Finding]) -> Unexplained | None:
     """The time that none of these findings claims; None where it is little, or where the trace does not tell."""
     account, per, work, silent_s = a.account, "step", list[HostWork](), None
-    if account is None:
+    if account is None or (a.steps is not None and a.steps.start_up):
         return None
     claimed = _claimed(findings)
     if a.cpu_layers is not None:

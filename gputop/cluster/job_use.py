@@ -32,7 +32,7 @@ _LABELS = ("hpc_job", "slurm_job_id", "exported_pod", "pod")  # of a job that ha
 
 
 class GpuUse(Struct):
-    """A GPU of the job. ``values``: by figure and slot; slot i is the time up to ``i * step_s``."""
+    """A GPU of the job. ``values``: by figure and slot; slot i ends ``i * step_s`` after the job's origin."""
 
     node: str
     gpu: str
@@ -54,6 +54,10 @@ class JobUse(Struct, frozen=True):
     source: str
     step_s: float
     gpus: Sequence[GpuUse]
+    origin_s: float = 0.0  # of the slots, Unix time
+
+    def end_s(self, slot: int) -> float:
+        return self.origin_s + slot * self.step_s
 
     @property
     def slots(self) -> range:
@@ -83,23 +87,23 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
     span_s = max(times) - min(times) + coarse_s
     steps = math.ceil(max(span_s / _POINTS, metrics.scrape_s) / _LEAST_STEP_S)
     step_s = _LEAST_STEP_S * max(1, steps)
-    begin, end = math.ceil((min(times) - coarse_s) / step_s), math.ceil(min(max(times), now_s) / step_s)
-    answer = asked.range({figure: of_job(figure, step_s) for figure in FIGURES}, begin * step_s,
-                         max(begin, end) * step_s, step_s)
-    return _of_series(answer, job, client.endpoint.url, step_s, metrics.common_kind())
+    end_s = max(times)
+    begin_s = end_s - math.ceil((span_s - step_s) / step_s) * step_s
+    answer = asked.range({figure: of_job(figure, step_s) for figure in FIGURES}, begin_s, end_s, step_s)
+    return _of_series(answer, JobUse(job, client.endpoint.url, step_s, (), end_s), metrics.common_kind())
 
 
-def _of_series(answer: Sequence[Series], job: str, source: str, step_s: float, kind: str) -> JobUse:
+def _of_series(answer: Sequence[Series], use: JobUse, kind: str) -> JobUse:
     gpus: dict[str, GpuUse] = {}
     for series in answer:
         labels = series.labels
         gpu = gpus.setdefault(gpu_id(labels), GpuUse(node_of(labels), gpu_of(labels), labels.get("kind", kind)))
         values = gpu.values.get(figure_of(series), {})
-        values.update((round(time_s / step_s), value) for time_s, value in series.points)
+        values.update((round((time_s - use.origin_s) / use.step_s), value) for time_s, value in series.points)
     measured = [gpu for gpu in gpus.values() if gpu.values["activity"]]
     if not measured:
-        raise NoDataError(f"no GPU of job {printable(job)} has activity", "The exporters may have been down.")
-    return JobUse(job, source, step_s, measured)
+        raise NoDataError(f"no GPU of job {printable(use.job)} has activity", "The exporters may have been down.")
+    return replace(use, gpus=measured)
 
 
 class RecordedUse:
@@ -146,7 +150,7 @@ def lines(use: JobUse, idle: float, bars: str) -> list[str]:
     measured, worked = len(values) * hours, sum(values) * hours
     quiet = sum(value < idle for value in values) * hours
     nodes = sorted({gpu.node for gpu in use.gpus})
-    begin_s, end_s = (slots[0] - 1) * use.step_s, slots[-1] * use.step_s
+    begin_s, end_s = use.end_s(slots[0] - 1), use.end_s(slots[-1])
     kinds = {gpu.kind for gpu in use.gpus}
     kind = ACTIVITY_TITLES.get(next(iter(kinds)), "active") if len(kinds) == 1 else "active, of several kinds"
     by_mean = sorted(use.gpus, key=lambda gpu: gpu.mean() or 0.0)
@@ -189,7 +193,7 @@ def history_of(use: JobUse) -> History:
         values = [gpu.values["activity"][slot] for gpu in use.gpus if slot in gpu.values["activity"]]
         return fmean(values) if values else None
 
-    return History(use.slots[0] * use.step_s, use.step_s, tuple(map(mean, use.slots)))
+    return History(use.end_s(use.slots[0]), use.step_s, tuple(map(mean, use.slots)))
 
 
 def _count(number: int, what: str) -> str:

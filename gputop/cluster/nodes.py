@@ -61,11 +61,9 @@ class NodesCollector:
         now_s = self._clock()
         series = series_of(self._nodes, self._slurm.jobs, self._limits, view, now_s, self._past)
         fleet = fleet_of(series, self._slurm.jobs, view)
-        kinds = {past.kind for node in self._nodes.values() for past in node.gpus.values()}
         return replace(
             fleet, source=f"{len(answered)} of {len(self._nodes)} nodes by ssh", problems=tuple(problems),
-            kinds=tuple(sorted(filter(None, kinds))), figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
-            seconds=now_s - began_s)
+            figures_s=self._figures_s(now_s), queries=len(due), bytes=came, seconds=now_s - began_s)
 
     def _figures_s(self, now_s: float) -> float | None:
         """Now, as long as any node answers in its turn."""

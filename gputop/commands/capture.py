@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "what to watch", "profiler servers", "captures", "captures of many workers", "custom rules",
                "automatic captures", "notifications", "other nodes")
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
-                        help="length of the capture (10). A short probe decides how much is recorded in detail; the "
-                             "rest is an overview")
+                        help="length of the capture (10). A short probe decides how much is recorded in detail; in the "
+                             "rest gputop watches for rare events")
     parser.add_argument("--force", action="store_true",
                         help="record all of --seconds in detail without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             if status.phase == "recording":
                 hint = f" for {status.chosen_s:g} s ({status.why})"
                 if status.overview_s:
-                    hint += f" in detail, then {status.overview_s:g} s of overview"
+                    hint += f" in detail, then {status.overview_s:g} s of rare events"
                 hint += "; ctrl-c stops it and keeps the data" if status.stoppable else "; it cannot be stopped before"
             elif status.phase == "overview":
                 hint = f" for {status.overview_s:g} s"

@@ -11,7 +11,7 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.tables import gpus_table, tables
-from gputop.diagnosis.wall_text import Doubt, no_verdict, not_enough, wall_sentence, worth_saying
+from gputop.diagnosis.wall_text import no_verdict, not_enough, starts, wall_sentence, worth_saying
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
@@ -244,13 +244,13 @@ def limit_of(a: Analysis) -> str:
 def limit_lines(a: Analysis) -> VerdictLines:
     """The verdict on a job without large findings: what limits it, or why the trace is not enough for that."""
     if a.trace.is_damaged:
-        return no_verdict(Doubt("the file is damaged", "copy or capture it again",
-                                "figures of what is left of it would be wrong"))
+        return no_verdict("the file is damaged", "copy or capture it again",
+                          "figures of what is left of it would be wrong")
     active = [gpu for gpu in a.gpus if gpu.kernels]
     clean, about, do = _limit_of_gpus(a, active) if active else _limit_of_host(a)
-    doubt = not_enough(a) if clean or not active else None
+    doubt = not_enough(a, about) if clean or not active or starts(a) else None
     if doubt is not None:
-        return no_verdict(doubt, about)
+        return doubt
     large = "LARGE " if a.findings else ""
     head = f"NO {large}PROBLEM FOUND" if clean else "NO CAUSE FOUND"
     return VerdictLines(head, about, rows=(Row(DO, do),) if do else ())

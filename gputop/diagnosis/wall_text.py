@@ -20,7 +20,8 @@ _MIN_SHARE_IN_STEPS = 0.5  # share of the recording in whole training steps: wha
 _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
 _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
-_UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", "start")
+_START = "start"
+_UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", _START)
 _UNRECORDED = WALL_PARTS["unrecorded"][0]
 CAPTURE_LONGER = "gputop capture PID --seconds 60, or C in the monitor"
 
@@ -107,52 +108,54 @@ def _untold_share(wall: WallTime | RankWallTime) -> float:
     return sum(part.time_s for part in wall.parts if part.id in _UNTOLD) / wall.recorded_s
 
 
-class Doubt(Struct, frozen=True):
-    """Reason why there is no verdict on a job, what to do about it, and what was seen all the same."""
-
-    reason: str
-    do: str
-    seen: str = ""
-
-
-def no_verdict(doubt: Doubt, limit: str = "") -> VerdictLines:
-    """The lines of a doubt; ``limit`` is what the trace shows of the job."""
-    seen = "; ".join(filter(None, (doubt.seen, limit)))
-    rows = (Row(DO, doubt.do), Row("Seen", seen[:1].upper() + seen[1:]))
-    return VerdictLines("NO VERDICT", doubt.reason, rows=tuple(row for row in rows if row.text))
+def no_verdict(reason: str, do: str, *seen: str) -> VerdictLines:
+    """The lines where there is no verdict on a job: the reason, what to do about it, and what was seen all the same."""
+    shown = "; ".join(filter(None, seen))
+    rows = (Row(DO, do), Row("Seen", shown[:1].upper() + shown[1:]))
+    return VerdictLines("NO VERDICT", reason, rows=tuple(row for row in rows if row.text))
 
 
-def not_enough(a: Analysis) -> Doubt | None:
-    """Reason why a trace without findings is no clean bill; None where most of the recording is enough whole training
-    steps, and nothing of weight lies around them."""
+def starts(a: Analysis) -> bool:
+    """Return whether the recording is that of a job's start, which is why its GPUs have so little to do."""
+    if a.steps is not None:
+        return bool(a.steps.start_up)
+    return a.wall_time is not None and sum(
+        part.time_s for part in a.wall_time.parts if part.id == _START) >= _HALF * a.wall_time.recorded_s
+
+
+def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
+    """Reason why a trace without findings is no clean bill, with the ``limit`` that it shows; None where most of the
+    recording is enough whole training steps, and nothing of weight lies around them."""
     wall, steps = a.wall_time, a.steps
     if wall is None or wall.recorded_s <= 0:
-        return Doubt("the trace does not show how its time was spent", CAPTURE_LONGER)
+        return no_verdict("the trace does not show how its time was spent", CAPTURE_LONGER, limit)
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
-        return Doubt(f"no whole training step in the {recorded}",
-                     f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop", _seen(wall))
+        longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
+        return no_verdict(f"no whole training step in the {recorded}", longer, _seen(wall), limit)
+    if steps.start_up:
+        return no_verdict(f"only the job's start in the {recorded}", "capture again when the job has run for a while",
+                          steps.start_up, limit)
     if steps.phase not in ("training", "unknown"):
-        return Doubt(f"{steps.phase} and no training in the {recorded}", "capture again while the job trains")
+        return no_verdict(f"{steps.phase} and no training in the {recorded}", "capture again while the job trains",
+                          limit)
     if steps.unit == "period":
         work = "kernels" if a.gpus else "ops"
-        return Doubt(f"no training step is marked in the {recorded}", "mark the steps in the loop and capture again",
-                     f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer")
-    if steps.start_up:
-        return Doubt(f"only the job's start in the {recorded}", "capture again when the job has trained for a while",
-                     steps.start_up)
+        return no_verdict(
+            f"no training step is marked in the {recorded}", "mark the steps in the loop and capture again",
+            f"a sequence of {work} repeats {counted(steps.count, 'time')}, which may be a step or a layer", limit)
     ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
     share = min(map(steps_share, ranks))
     untold = max(ranks, key=_untold_share)
     if steps.count < ENOUGH_STEPS:
-        return Doubt(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
-                     f"{CAPTURE_LONGER}; that also shows what happens every N steps",
-                     f"training steps are {percent(share)} of the {recorded}")
+        return no_verdict(f"{counted(steps.count, 'step')} seen, {ENOUGH_STEPS} needed",
+                          f"{CAPTURE_LONGER}; that also shows what happens every N steps",
+                          f"training steps are {percent(share)} of the {recorded}", limit)
     for enough, least in ((_untold_share(untold) < WORTH_SAYING, untold),
                           (share >= _MIN_SHARE_IN_STEPS, min(ranks, key=steps_share))):
         if not enough:
-            return Doubt(f"training steps are only {percent(steps_share(least))} of the {recorded}{_whose(least)}",
-                         CAPTURE_LONGER, _seen(least))
+            only = f"training steps are only {percent(steps_share(least))} of the {recorded}{_whose(least)}"
+            return no_verdict(only, CAPTURE_LONGER, _seen(least), limit)
     return None
 
 

@@ -108,7 +108,7 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
     "open": ("unfinished step", "At the start or the end of the recording, longer than a usual step: a step or a wait "
                                 "that began before, or that did not end."),
     "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not spend otherwise."),
-    "edges": ("partial steps", "Before the first and after the last whole step: steps that were recorded in part."),
+    "edges": ("incomplete steps", "Before the first and after the last whole step: steps that were recorded in part."),
     "no_steps": ("no steps found", "The trace does not show where steps begin: what the host did while no GPU worked."),
     "unrecorded": ("not recorded", "Time in which nothing was recorded: between two recordings, or after the "
                                    "profiler's buffers were full."),
@@ -127,7 +127,7 @@ HOST_KINDS: dict[str, str] = {
     "input": "waiting for a batch",
     "line": "Python",
     "op": "host ops",
-    "python": "Python (no events)",
-    "silent": "host (no events)",
+    "python": "Python without events",
+    "silent": "host without events",
     "unknown": "host not recorded",
 }

@@ -60,17 +60,17 @@ def wrap_sentences(text: str, width: int, lines: int) -> list[str]:
     whole = wrap(text, width, lines)
     if lines < 1 or not whole[-1].endswith("…"):
         return whole
-    ends = [match.end() for match in re.finditer(r"[.!?](?= [A-Z→])", text)]
-    for end in reversed(ends):
-        part = wrap(text[:end] + " …", width, lines)
-        if part[-1].endswith(". …"):
-            return part
-    return whole
+    parts = (wrap(text[:end] + " …", width, lines) for end in _ends(text))
+    return next((part for part in parts if part[-1].endswith(". …")), whole)
 
 
 def whole_sentences(text: str, width: int, lines: int) -> list[str]:
     """Sentences of ``text`` that ``lines`` lines hold, and the first one whatever it takes: for what has to be read to
     its end."""
-    ends = [len(text), *(match.end() for match in reversed([*re.finditer(r"[.!?](?= [A-Z→])", text)]))]
-    shown = [wrap(text[:end], width, len(text)) for end in ends if end]
+    shown = [wrap(text[:end], width, len(text)) for end in (len(text), *_ends(text)) if end]
     return next((part for part in shown if len(part) <= lines), shown[-1] if shown else [])
+
+
+def _ends(text: str) -> list[int]:
+    """Where its sentences end but the last one, the last end first."""
+    return [match.end() for match in re.finditer(r"[.!?](?= [A-Z→])", text)][::-1]

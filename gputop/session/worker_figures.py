@@ -10,7 +10,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -19,17 +18,17 @@ from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, sentences
 from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import GpuSample, NodeSample, ProcessSample, Reading
+from gputop.core.samples import NodeSample, Reading
 from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.session.gpu_numbers import local
 from gputop.session.options import FigureOptions, NodeMeans
 from gputop.telemetry.history import History
+from gputop.telemetry.node_answer import NodeAnswer, NodeGpu, answer_of
 from gputop.text.units import ranges, reading
 
 if TYPE_CHECKING:
     from gputop.telemetry.agents import NodeProblem
-    from gputop.telemetry.node_answer import NodeAnswer, NodeGpu
 
 SECONDS = 5  # time that gputop on a node samples: some steps
 _MAX_WAIT_S = 120.0  # longest wait for all nodes; 16 at once, that is some 250
@@ -105,25 +104,14 @@ def elsewhere(server: Server) -> bool:
     return not local(server) and not server.address.startswith("unix")
 
 
-def gpus_of(process: ProcessSample, gpus: Sequence[GpuSample]) -> list[GpuSample]:
-    """The GPUs, or MIG instances, that a process holds."""
-    return [gpu for gpu in gpus if (held := process.gpus.get(gpu.info.index)) is not None and held.mig == gpu.info.mig]
-
-
 def _of_this_node(servers: Sequence[Server], sample: NodeSample | None, history: History | None,
                   window_s: float) -> dict[str, WorkerFigures]:
     if history is None or sample is None:
         return {}
-    by_pid = {pid: process for process in sample.processes for pid in (process.pid, process.local_pid)}
-    figures = {}
-    for server in servers:
-        process = by_pid.get(server.pid) if server.pid is not None else None
-        if process is not None:
-            uuids = [gpu.info.uuid for gpu in gpus_of(process, sample.gpus)]
-            means = {metric: _mean(history, uuids, metric, window_s) for metric in METRICS}
-            figures[server.address] = WorkerFigures({m: mean for m, mean in means.items() if mean is not None},
-                                                    _seen_s(history, window_s), ranges(process.gpus, ", "))
-    return figures
+    host_pids = {pid: process.pid for process in sample.processes for pid in (process.pid, process.local_pid)}
+    by_pid = _by_pid(answer_of(sample, history, window_s), _seen_s(history, window_s))
+    return {server.address: by_pid[pid] for server in servers
+            if server.pid is not None and (pid := host_pids.get(server.pid)) in by_pid}
 
 
 def _seen_s(history: History, window_s: float) -> float:
@@ -132,44 +120,38 @@ def _seen_s(history: History, window_s: float) -> float:
     return max(1.0, float(times[-1] - times[0])) if len(times) else window_s
 
 
-def _mean(history: History, uuids: Sequence[str], metric: str, window_s: float) -> float | None:
-    """Mean over these GPUs; None where one of them has no readings."""
-    if not GPU_METRICS[metric].lane:
-        return None
-    readings = [[v for v in history.window(uuid, metric, window_s)[1] if v == v] for uuid in uuids
-                if uuid in history.uuids]
-    if not readings or not all(readings):
-        return None
-    return fmean(chain.from_iterable(readings))
-
-
 # -- figures of other nodes -------------------------------------------------------------------------
 
 
 def of_answer(answer: NodeAnswer) -> tuple[dict[int, WorkerFigures], WorkerFigures | None]:
     """Return the figures of a node's workers by the ports of their profiler servers, and those of its only process on
     GPUs, None where there are several or none."""
-    gpus: dict[int | None, list[NodeGpu]] = {}
     pids: dict[int, set[int | None]] = {}
+    for holder in (holder for gpu in answer.gpus for holder in gpu.holders):
+        for port in holder.ports:
+            pids.setdefault(port, set()).add(holder.pid)
+    figures = _by_pid(answer, float(SECONDS))
+    return ({port: figures[pid] for port, (pid, *more) in pids.items() if not more},
+            next(iter(figures.values())) if len(figures) == 1 else None)
+
+
+def _by_pid(answer: NodeAnswer, seconds: float) -> dict[int | None, WorkerFigures]:
+    """Means over the GPUs of each process; a metric that one of them lacks is missing."""
+    gpus: dict[int | None, list[NodeGpu]] = {}
     for gpu in answer.gpus:
         for holder in gpu.holders:
             gpus.setdefault(holder.pid, []).append(gpu)
-            for port in holder.ports:
-                pids.setdefault(port, set()).add(holder.pid)
-    figures = {pid: _figures(held) for pid, held in gpus.items() if pid is not None}
-    return ({port: figures[pid] for port, (pid, *more) in pids.items() if not more and pid in figures},
-            next(iter(figures.values())) if len(gpus) == len(figures) == 1 else None)
-
-
-def _figures(gpus: Sequence[NodeGpu]) -> WorkerFigures:
-    means = {}
-    for metric in METRICS:
-        most = _MAX_PLAUSIBLE[GPU_METRICS[metric].unit]
-        plausible = [mean for gpu in gpus if 0.0 <= (mean := gpu.figures.get(metric, -1.0)) <= most]
-        if len(plausible) == len(gpus):
-            means[metric] = fmean(plausible)
-    numbers = {int(number) for gpu in gpus if (number := gpu.label.partition(":")[0]).isdecimal()}
-    return WorkerFigures(means, float(SECONDS), ranges(numbers, ", "))
+    figures = {}
+    for pid, held in gpus.items():
+        means = {}
+        for metric in METRICS:
+            most = _MAX_PLAUSIBLE[GPU_METRICS[metric].unit]
+            plausible = [mean for gpu in held if 0.0 <= (mean := gpu.figures.get(metric, -1.0)) <= most]
+            if len(plausible) == len(held):
+                means[metric] = fmean(plausible)
+        numbers = {int(number) for gpu in held if (number := gpu.label.partition(":")[0]).isdecimal()}
+        figures[pid] = WorkerFigures(means, seconds, ranges(numbers, ", "))
+    return figures
 
 
 def ask(servers: Sequence[Server], options: FigureOptions, stop: threading.Event,

@@ -10,15 +10,18 @@ the driver.
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
-from gputop.core.samples import NodeSample
+from gputop.core.metrics import BYTES
+from gputop.core.samples import OK, UNIFIED_MEMORY, GpuSample, HostSample, NodeSample, Reading
 from gputop.sources.base import Source
 from gputop.telemetry.deadline_calls import Batch, Worker, Workers
 from gputop.telemetry.readers import GpuReader, HostReader
@@ -32,6 +35,7 @@ OPEN_DEADLINE_S = 15.0
 BACKFILL_TIMEOUT_S = 10.0
 _SIMULATED_TIMEOUT_S = 600.0  # that is computed, a third of a second on an idle machine: no demo goes without
 
+_UNIFIED = re.compile(r"\b(?:GB10|Xavier|Orin|Thor|Tegra)\b", re.IGNORECASE)  # names of GPUs without own memory
 _T = TypeVar("_T")
 
 
@@ -220,8 +224,21 @@ class Sampler:
                 self._ask_for_backfill(time_s)
             self._connected.wait()
         host, processes = self._host.read(time_s, gpus, timeout_s)
+        gpus = tuple(with_unified_memory(gpu, host) for gpu in gpus)
         return NodeSample(time_s, gpus, host, processes, interval_s, self._source.label, self._source.simulated,
                           own_cpu, self._source.gpus_present)
+
+
+def with_unified_memory(gpu: GpuSample, host: HostSample) -> GpuSample:
+    """The GPU with the host's memory, said to be that, where the two share one and the driver has no answer of the GPU:
+    NVML's memory calls are not supported on GB10 and Jetson."""
+    used, total = host["memory_used_bytes"].value, host["memory_total_bytes"].value
+    if (gpu.state != OK or gpu["memory_used_bytes"].value is not None or used is None or total is None
+            or not _UNIFIED.search(gpu.info.name)):
+        return gpu
+    shared = {name: Reading(value, BYTES, UNIFIED_MEMORY)
+              for name, value in (("memory_used_bytes", used), ("memory_total_bytes", total))}
+    return replace(gpu, readings={**gpu.readings, **shared})
 
 
 class Backfill:

@@ -278,8 +278,8 @@ def test_what_fills_less_than_half_is_named_with_its_share() -> None:
 
 
 @pytest.mark.parametrize(("thread", "framework", "words"), [
-    ("train_gpt2cu/17", "cudaMalloc", "host (no events)"), ("python3/17", "cudaMalloc", "Python (no events)"),
-    ("train/17", "aten::empty", "Python (no events)")])
+    ("train_gpt2cu/17", "cudaMalloc", "host without events"), ("python3/17", "cudaMalloc", "Python without events"),
+    ("train/17", "aten::empty", "Python without events")])
 def test_nsight_records_programs_that_are_not_python(thread: str, framework: str, words: str) -> None:
     b = Builder(format="nsys").host(framework, 0, 5, line=thread)
     for i in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
@@ -236,6 +237,17 @@ def test_a_job_that_closes_all_files_is_not_kept_busy(torch, daemon, monkeypatch
     guard._socket.shutdown(socket.SHUT_RDWR)  # wakes its thread
     guard._socket.close()
     assert ended.wait(_TIMEOUT_S)
+
+
+def test_the_end_of_one_that_closed_all_files_waits_for_its_recording(torch, daemon, guard, tmp_path):
+    assert daemon.ask(guard, seconds=0.2) == "ready"
+    torch.recorded.set()
+    with (tmp_path / "of the job").open("w") as file:
+        os.dup2(file.fileno(), guard._socket.fileno())
+    assert torch.let_go.wait(_TIMEOUT_S) and not guard._over.is_set()
+    assert guard._socket.fileno() == -1, "it neither reads nor closes what has its number now"
+    daemon.file.touch()
+    assert guard._over.wait(_TIMEOUT_S)
 
 
 def test_two_recordings_at_once_are_refused(torch, daemon, guard):

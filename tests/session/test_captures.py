@@ -57,9 +57,9 @@ def test_a_trace_that_could_have_been_longer_names_what_it_may_miss() -> None:
 
 
 def test_both_grains_are_told_and_what_ended_them() -> None:
-    both = replace(SHORT, overview_s=5.9, ended="The overview ends after 5.9 of 7 s: so.")
+    both = replace(SHORT, overview_s=5.9, ended="Rare events were watched for 5.9 of 7 s (so).")
     remarks = record([0.1] * 8, plan=both).remarks
-    assert remarks[0] == f"4.1 s in detail: {SHORT.why}; then 5.9 s of overview" and remarks[1] == both.ended
+    assert remarks[0] == f"4.1 s in detail: {SHORT.why}; then 5.9 s of rare events" and remarks[1] == both.ended
     assert "events that are rarer than that may be missing; for a longer overview: gputop capture --seconds 60" in (
         remarks)
     document = to_document(facts_of(record(plan=both)))

@@ -283,7 +283,7 @@ def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
     both = replace(session.results.last_capture, plan=replace(session.results.last_capture.plan, overview_s=6.1))
     session.results.last_capture = both
     assert of_note(session, done) == (
-        "b:1 did not answer\n3.9 s in detail: about 100 steps are enough; then 6.1 s of overview",)
+        "b:1 did not answer\n3.9 s in detail: about 100 steps are enough; then 6.1 s of rare events",)
     session.results.last_capture = replace(session.results.last_capture, notices=(), plan=None)
     assert of_note(session, done) == (), "the panel says what was found"
 
@@ -314,10 +314,10 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
         session.control.set_status(both)
         await pilot.pause()
         assert "2.0 of 2.2 s" in text_of(job)
-        assert "(then 7.8 s of overview)" in text_of(job)
+        assert "(then 7.8 s of rare events)" in text_of(job)
         session.control.set_status(replace(both, phase="overview", elapsed_s=3.1))
         await pilot.pause()
-        assert "recording an overview of 127.0.0.1:6009" in text_of(job)
+        assert "watching for rare events in 127.0.0.1:6009" in text_of(job)
         assert "3.1 of 7.8 s" in text_of(job) and "x: stop" in text_of(job) and "(" not in text_of(job)
         session.control.set_status(
             CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))

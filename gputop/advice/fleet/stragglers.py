@@ -315,8 +315,8 @@ def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
     first = v.places[0] if v.places else "?"
     return FleetWords(
         title=f"GPU {first} runs at a lower clock than the other GPUs of job {v.job}",
-        why=f"Its SM clock is {v.clock_hz / 1e6:.0f} MHz in the mean of five minutes"
-            f"{f', and has been low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
+        why=f"SM clock {v.clock_hz / 1e6:,.0f} MHz (5-minute mean)"
+            f"{f', low{lasting(v)}' if v.lasts_s else ''}. The median of the {v.count} busy GPUs of the "
             f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason: {reason}.' if reason else ''} It is not idle: "
             f"it is active {percent(v.activity)} of the time. In synchronous training the others wait for it."
             f"{fault}{also}",

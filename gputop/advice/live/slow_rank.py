@@ -91,7 +91,7 @@ def describe_slow_rank(v: SlowRank) -> Explanation:
     if rank.late:
         evidence |= {"idle_ratio": rank.own, "peers_idle_ratio": rank.others}
         why = (f"{who}{where} was idle {percent(rank.own)} of the last {minutes} min; {others} of the same job "
-               f"{percent(rank.others)}. {same}. The others spend the difference in kernels that wait for this rank.")
+               f"{percent(rank.others)}. {same}. The others spend that time waiting for this rank.")
         action = ("Look at this rank's host side: its input pipeline, what only this rank does (logging, checkpoints), "
                   "and whether its CPUs are shared or far from the GPU. Compare its stack with the others'.")
         brief = f"Idle {percent(rank.own)} of the time, the others {percent(rank.others)}: they wait for its host."

@@ -161,9 +161,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
     action, pinned = {"h2d": _H2D, "d2h": fetch, "d2d": _D2D.format(_FUSED_AWAY.get(job.framework, ""))}[v.worst], ""
     snippet = fetch_snippet if v.worst == "d2h" else _snippet(v.worst, job)
-    if v.offloaded and v.worst == "h2d":
-        action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
-    elif v.worst == "h2d" and v.pageable is not None:
+    if v.worst == "h2d" and v.pageable is not None:
         if v.pageable >= limit("copies_excessive.pageable"):
             action = _PAGEABLE + _PINNED.get(job.framework, _PINNED[""])
         else:
@@ -174,7 +172,9 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     why = f"For {percent(v.share)} of the {basis} the GPUs copy data and do nothing else, "
     why += name if within else f"mostly {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
-    if v.offloaded is None and v.worst == "h2d":
+    if v.offloaded and v.worst == "h2d":
+        action, snippet = _OFFLOADED, code("copies_excessive", "offload") if job.framework == "pytorch" else None
+    elif v.offloaded is None and v.worst == "h2d":
         action = _MAYBE_OFFLOADED + action[:1].lower() + action[1:]
     other = "d2h" if v.worst == "h2d" else "h2d"
     if not within and v.ways[other] >= limit("copies_excessive.share"):

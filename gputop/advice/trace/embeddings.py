@@ -302,8 +302,8 @@ def _describe_tensorflow(v: TablesAsWhole, job: Job) -> Explanation:
         why += (f"The optimizer ({', '.join(v.optimizers)}) gets sparse gradients and still goes over all rows, "
                 f"{seconds(v.optimizer_s)} per {job.basis}. ")
     if v.copies_s:
-        why += (f"Reading the tables copies them as wholes, {seconds(v.copies_s)} per {job.basis}: TensorFlow does so "
-                "with variables that an optimizer updates sparsely. ")
+        why += (f"Each read copies the whole table, {seconds(v.copies_s)} per {job.basis}: TensorFlow does so with "
+                "variables that an optimizer updates sparsely. ")
     evidence = {"used_rows_ratio": v.used, "dense_gradients_s": v.gradients_s, "dense_optimizer_s": v.optimizer_s,
                 "table_copies_s": v.copies_s, "share_ratio": v.spent_s / job.period_s}
     action = ("Look rows up by an op that reads only these. Give the tables an optimizer that updates only these rows: "

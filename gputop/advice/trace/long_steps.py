@@ -44,8 +44,8 @@ _PARTS = {
     "collectives": ("collectives", "Find out which GPU is late in these steps, and what it does before."),
     "h2d": ("copies to the GPU", "Look at what these steps copy, and copy it earlier."),
     "d2h": ("copies back to the host", "Read results back less often."),
-    "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
-                                   "collection), and do it less often or in the background."),
+    "host": ("Python without events", "Look at what the loop does only in some steps (callbacks, logging, saving, "
+                                      "garbage collection), and do it less often or in the background."),
 }
 _IN_ROUNDS = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for "
               "them: if it has so many, add workers or make a sample cheaper.")

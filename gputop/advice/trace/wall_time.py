@@ -205,8 +205,8 @@ _VALIDATE_LESS = ("Validate less often or on fewer batches, as far as the result
 
 def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
     often = f", every {counted(v.every_steps, 'step')}" if v.every_steps else ""
-    why = (f"{seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded evaluate ({percent(v.share)}{often}); "
-           f"training steps take {seconds(v.training_s)}.")
+    why = (f"Evaluation took {seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}"
+           f"{often}); training steps took {seconds(v.training_s)}.")
     evidence = known({
         "evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
         "evaluations_count": float(v.loops), "every_training_steps": float(v.every_steps) if v.every_steps else None})

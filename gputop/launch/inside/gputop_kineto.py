@@ -176,6 +176,7 @@ class _Guard:
         self._file = ""
         self._next: dict[str, Any] | None = None  # came during a recording whose gputop was killed
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._bound = os.fstat(self._socket.fileno())
 
     def start(self) -> _Guard:
         self._socket.bind(f"{self._folder}/{GUARD_PREFIX}{self._pid}")
@@ -185,21 +186,26 @@ class _Guard:
         return self
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # the job has closed all that is open: there is no guard from then on
-            while True:
-                request = self._next or self._receive(_POLL_S if self._is_served() else None)
-                self._next = None
-                if request is not None and "file" in request:
-                    with contextlib.suppress(Exception):
-                        self._guard(request)
+        while self._socket.fileno() >= 0:
+            request = self._next or self._receive(_POLL_S if self._is_served() else None)
+            self._next = None
+            if request is not None and "file" in request:
+                with contextlib.suppress(Exception):
+                    self._guard(request)
 
     def _receive(self, timeout_s: float | None) -> dict[str, Any] | None:
-        """Request of gputop's; None where nothing that can be read came in time. Raises OSError."""
-        self._socket.settimeout(timeout_s)
+        """Request of gputop's; None where nothing that can be read came in time."""
         try:
+            if not os.path.samestat(os.fstat(self._socket.fileno()), self._bound):
+                raise OSError("another file has its number")
+            self._socket.settimeout(timeout_s)
             request = json.loads(self._socket.recv(4096))
         except (socket.timeout, ValueError, RecursionError):  # noqa: UP041  one of its own before Python 3.10
             self._is_served()
+            return None
+        except OSError:  # the job has closed all that is open: a recording is followed to its end, and is the last
+            self._socket.detach()
+            time.sleep(timeout_s or 0.0)
             return None
         if not isinstance(request, dict):
             return None

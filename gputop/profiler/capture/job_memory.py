@@ -122,7 +122,7 @@ class MemoryGuard:
         if self.ended is None:
             return chosen
         seconds, cause = round(self.ended[0], 1), self.ended[1]
-        rest = "the rest is an overview" if overview else "rarer work of the job is not in it"
+        rest = "after that gputop watched for rare events only" if overview else "rarer work of the job is missing"
         return replace(
             chosen, chosen_s=seconds, enough=False, why=f"ended early, because {cause}",
             overview_s=round(chosen.asked_s - seconds, 3) if overview else 0.0,

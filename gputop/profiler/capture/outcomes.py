@@ -55,7 +55,8 @@ class MultiWorkerCapture(Struct, frozen=True):
                          + (f", clocks known to {duration(max(errors))}" if any(errors) else ""))
         longest = max(self.captured, key=lambda o: o.overview_s, default=None)
         if longest is not None and longest.overview_s > self.plan.overview_s:
-            lines.append(f"the overviews of the workers are {self.plan.overview_s:g} to {longest.overview_s:g} s long")
+            lines.append(f"rare events were watched for {self.plan.overview_s:g} to {longest.overview_s:g} s, by "
+                         "worker")
         lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: corrected"
                   for o in self.captured if o.clock is not None and o.clock.offset_ns]
         return tuple(lines)

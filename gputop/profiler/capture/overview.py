@@ -55,8 +55,7 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
     done_s = round(made.seconds, 1)
     ended = ""
     if made.why_ended:
-        ended = (f"The overview ends after {done_s:g} of {chosen.overview_s:g} s: {made.why_ended}." if done_s else
-                 f"There is no overview of the {chosen.overview_s:g} s after the detail: {made.why_ended}.")
+        ended = f"Rare events were watched for {done_s:g} of {chosen.overview_s:g} s ({made.why_ended})."
     return replace(chosen, overview_s=done_s, ended=also(chosen.ended, ended)), made.call_s
 
 
@@ -78,7 +77,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
         part_s = min(left_s, *((most - so_far) / per_s for most, so_far, per_s in (
             (most_events, made.events, rate), (most_marks, made.marks, mark_rate)) if per_s))
         if part_s < plan.MIN_OVERVIEW_S and made.parts:
-            made.why_ended = f"even for an overview this job makes {plan.count(rate + mark_rate)} events/s"
+            made.why_ended = f"{plan.count(rate + mark_rate)} events a second"
             return
         part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
         guard = MemoryGuard(watch, threading.Event(), label=as_overview)

@@ -131,7 +131,7 @@ class CaptureRecord(Struct, frozen=True):
         lines = list(self.notices)
         if self.plan is not None:
             plan = self.plan
-            lines.append(f"{plan.chosen_s:g} s in detail: {plan.why}; then {plan.overview_s:g} s of overview"
+            lines.append(f"{plan.chosen_s:g} s in detail: {plan.why}; then {plan.overview_s:g} s of rare events"
                          if plan.overview_s else f"{plan.chosen_s:g} s: {plan.why}")
             lines += [text for text in (plan.ended, *plan.notes) if text]
             count = self.steps.count if self.steps is not None else 0

@@ -20,9 +20,9 @@ _VERSION = re.compile(r"^__version__ = '([0-9A-Za-z.+]{1,40})'$", re.MULTILINE)
 
 
 class Jobs(Struct, frozen=True):
-    """The clients whose socket is in a folder and whose recordings are guarded, as ``pid:PID``: one of another tool or
-    an older gputop is first made ready, as any process. And ``unprotected``, the PIDs of those that any local user
-    can command, because their socket has an abstract name."""
+    """The clients whose socket is in a folder and whose recordings are guarded, as ``pid:PID``: one that another tool
+    or an older gputop made is first made ready, as any process. And ``unprotected``, the PIDs of those that any local
+    user can command, because their socket has an abstract name."""
 
     servers: tuple[ProfilerServer, ...]
     unprotected: tuple[int, ...]

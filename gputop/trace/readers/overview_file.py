@@ -43,11 +43,11 @@ def overviews_of(trace: Trace, read: Read) -> tuple[dict[int, Trace], list[Trace
                 notes += limited
             except GputopError as error:
                 whose = f"the trace of {_host(trace, rank)}" if len(trace.paths) > 1 else "this trace"
-                notes.append(_note(f"The overview next to {whose} cannot be used: {error.message}"))
+                notes.append(_note(f"The rare events recorded next to {whose} cannot be used: {error.message}"))
     without = [_host(trace, rank) for rank in range(len(trace.paths)) if rank not in overviews]
     if overviews and without:
-        notes.insert(0, _note(f"No overview of {len(without)} of {len(trace.paths)} workers: their activity after the "
-                              f"detail is unknown ({', '.join(without)})."))
+        notes.insert(0, _note(f"No rare events of {len(without)} of {len(trace.paths)} workers: their activity after "
+                              f"the detail is unknown ({', '.join(without)})."))
     return overviews, notes
 
 

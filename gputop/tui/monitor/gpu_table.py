@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputop.core.samples import OK, GpuSample, HostSample, NodeSample
+from gputop.core.samples import OK, UNIFIED_MEMORY, GpuSample, HostSample, NodeSample
 from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import StyledText, crop, wrap
 from gputop.session.event_log import EventLog
@@ -95,9 +95,6 @@ class Pane(CachedLinesWidget):
         changed, self._changed = self._changed, []
         if changed:
             self.refresh(*changed)
-
-
-_RESERVED = (" GiB reserved", " reserved")  # behind "76.4/79.6", the longest that has room
 
 
 class GpuTable(DrawnOnce, can_focus=True):
@@ -246,7 +243,8 @@ class GpuTable(DrawnOnce, can_focus=True):
         """The figures next to the lanes of a GPU, now or under the cursor."""
         gpu = self.time.cursor.at_cursor(gpu)
         uuid, rows, scales = gpu.info.uuid, self.rows, self._lanes.full_scales
-        reserved = gpu.info.index in self._reserved
+        note = "reserved" if gpu.info.index in self._reserved else (
+            "host's" if gpu["memory_used_bytes"].source == UNIFIED_MEMORY else "")
         if rows.is_stacked:
             figures = stacked_lanes.figures_of_gpu(gpu, self.metric, [lane for lane, _ in rows.lanes], self._fields)
             for lane, lines in rows.lanes if gpu.state == OK else ():
@@ -254,9 +252,10 @@ class GpuTable(DrawnOnce, can_focus=True):
                 if lines > 1 and (mean := self._lanes.mean(uuid, lane)) is not None:
                     figures.setdefault((lane, 1), {})["value"] = stacked_lanes.mean_figure(
                         gpu, lane, self.metric, mean, scales.get(lane))
-            if reserved and "note" in (memory := figures.get(("memory", 0), {})):
+            if note and "note" in (memory := figures.get(("memory", 0), {})):
                 width = self._fields["note"].width
-                memory["note"] = fit(next((note for note in _RESERVED if len(note) <= width), ""), width), DIM
+                notes = (f" GiB {note}", f" {note}")
+                memory["note"] = fit(next((text for text in notes if len(text) <= width), ""), width), DIM
             return figures
         figures = {(MAIN, 0): figures_of(gpu, self.metric, self._fields)}
         for lane, _ in rows.lanes[1:] if gpu.state == OK else ():
@@ -265,8 +264,8 @@ class GpuTable(DrawnOnce, can_focus=True):
                 self._fields[field].width), DIM)}
         if rows.per_gpu > 1:
             figures[MAIN, 1] = second = second_line(gpu, self._lanes.mean(uuid, MAIN), self.metric, scales.get(MAIN))
-            if reserved and "memory" in figures[MAIN, 0]:
-                second["memory"] = ("reserved", DIM)
+            if note and "memory" in figures[MAIN, 0]:
+                second["memory"] = (note, DIM)
         return figures
 
     def _host_figures(self, host: HostSample) -> Figures:

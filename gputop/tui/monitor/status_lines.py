@@ -294,7 +294,7 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
            "waiting": "capture waits for", "connecting": "connecting to",
            "probing": "taking a short test capture of", "recording": "recording",
-           "overview": "recording an overview of", "receiving": "receiving the trace of",
+           "overview": "watching for rare events in", "receiving": "receiving the trace of",
            "saving": "saving the trace of", "analyzing": "analyzing the trace of"}
 
 
@@ -312,7 +312,7 @@ def _progress(status: CaptureStatus, now_s: float, width: int) -> list[StyledTex
         short = status.why.partition(", ")[0]
         ways: tuple[str, ...] = (status.why, short) if status.why and status.phase == "recording" else ()
         if ways and status.overview_s:
-            then = f"then {status.overview_s:g} s of overview"
+            then = f"then {status.overview_s:g} s of rare events"
             ways = (f"{status.why}, {then}", f"{short}, {then}", then)
         left += _first_that_fits([[(f"({printable(way)}) ", DIM)] for way in ways], width - _cells([*left, *right]) - 1)
     elif status.phase == "asking":

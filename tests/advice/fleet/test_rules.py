@@ -121,7 +121,7 @@ def low_clock(activity: float = 0.97, clock_hz: float = 1.29e9, **changes: float
 def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[str, float], word: str) -> None:
     finding = only(job(low_clocks=(low_clock(**figures),), peers={"power_limit_w": 700.0, "pcie_width": 16.0}))
     assert (finding.id, finding.severity, finding.label) == ("low_clock_gpu", "high", "low clock n4:3")
-    assert "1290 MHz in the mean of five minutes, and has been low for 30 min." in finding.why
+    assert "SM clock 1,290 MHz (5-minute mean), low for 30 min." in finding.why
     assert word in finding.why and finding.places == ("n4:3",)
     assert NOW - finding.since_s == pytest.approx(1800, abs=1) and finding.since_exact
     assert finding.gpu_hours_lost == pytest.approx(0.5 * (1 - 1.29 / 1.98))
@@ -129,7 +129,7 @@ def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[s
 
 def test_a_low_clock_without_a_history_says_no_time() -> None:
     finding = only(job(low_clocks=(replace(low_clock(), history=None),)))
-    assert finding.since_s is None and finding.gpu_hours_lost is None and "five minutes. The median" in finding.why
+    assert finding.since_s is None and finding.gpu_hours_lost is None and "(5-minute mean). The median" in finding.why
 
 
 def test_a_low_clock_of_a_time_in_which_the_gpu_idled_does_not_count() -> None:

@@ -25,7 +25,7 @@ def epochs(first_us: float, *, batches: int = 10, count: int = 6, name: str = MA
             loop.op(name, first_us if batch == 0 else 300).step().forward()
             if trains:
                 loop.zero().backward().update()
-            loop.sleep(2_000)
+            loop.sleep(300)
         loop.op(name, end_us)  # finds no further batch
         loop.op("aten::empty").op("aten::random_").op("aten::item", pause=start_us)
     return loop

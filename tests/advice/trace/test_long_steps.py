@@ -16,7 +16,7 @@ from tests.trace.build import Builder
 
 @pytest.mark.parametrize(("name", "words"), [
     ("SaveV2", "saving checkpoints"), ("WriteScalarSummary", "writing summaries"), ("gc", "garbage collection"),
-    ("SetWeights", "SetWeights"), ("", "(no events)"),
+    ("SetWeights", "SetWeights"), ("", "Python without events"),
 ])
 def test_work_every_so_many_steps_is_told_with_its_steps(name, words):
     found = findings(job(dict.fromkeys(range(2, COUNT, 5), 20000.0), name))
@@ -120,7 +120,8 @@ def test_steps_that_are_a_little_longer_are_accidents_beside_the_long_ones():
 
 def test_a_function_whose_line_takes_the_time_is_named_and_what_may_run_within_it():
     """Stacks show the line that was running, not that Python collected garbage there."""
-    words = Explanation("Every 25th step takes 80 ms longer: Python (no events)", "Python (no events).", {}, "a", "g",
+    words = Explanation("Every 25th step takes 80 ms longer: Python without events", "Python without events.", {}, "a",
+                        "g",
                         "s")
     named = less_often(words, UserFunction("on_train_batch_end", "t.py:9", False))
     assert named.title.endswith("longer: on_train_batch_end (t.py:9)") and "gc.freeze()" in named.action

@@ -45,7 +45,7 @@ def test_what_was_not_recorded_is_told_apart_from_what_was():
 
 def test_without_stacks_it_is_found_without_a_name():
     finding = findings(epochs())["time_outside_steps"]
-    assert finding.severity == "high" and finding.culprits == () and "no events" in finding.title
+    assert finding.severity == "high" and finding.culprits == () and "without events" in finding.title
 
 
 def test_a_checkpoint_between_steps_has_its_own_fix():

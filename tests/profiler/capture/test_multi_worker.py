@@ -166,7 +166,7 @@ def test_overviews_of_several_workers_of_different_lengths_are_told():
         ("a:1", 8.0), ("b:1", 3.1)))
     chosen = Plan(10.0, 2.0, "of a test", overview_s=3.1)
     assert MultiWorkerCapture(Path(), chosen, (of_a, of_b)).notes() == (
-        "the overviews of the workers are 3.1 to 8 s long",)
+        "rare events were watched for 3.1 to 8 s, by worker",)
     assert MultiWorkerCapture(Path(), chosen, (of_b,)).notes() == ()
 
 

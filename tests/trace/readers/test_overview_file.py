@@ -90,7 +90,7 @@ def test_a_worker_without_an_overview_is_said(tmp_path: Path, other: bytes | Non
     trace = two_workers(tmp_path, other, OVERVIEW)
     assert list(trace.overviews) == [1]
     note, *more = notes_of(trace)
-    assert note.startswith("No overview of 1 of 2 workers: ") and trace.hosts[0] in note
+    assert note.startswith("No rare events of 1 of 2 workers: ") and trace.hosts[0] in note
     assert len(more) == (other is not None) and all(f"next to the trace of {trace.hosts[0]} cannot" in m for m in more)
     assert note in " ".join(text_report(analyze_trace(trace), 10_000).split())
 
@@ -105,7 +105,7 @@ def test_one_that_cannot_be_used_is_a_note(tmp_path: Path, overview: bytes, said
     trace = load([saved(tmp_path, overview)])
     assert not trace.overviews and len(trace.host) == 5
     (note,) = notes_of(trace)
-    assert note.startswith("The overview next to this trace cannot be used: ") and said in note
+    assert note.startswith("The rare events recorded next to this trace cannot be used: ") and said in note
 
 
 def test_what_is_left_of_a_cut_one_is_taken_with_a_note(tmp_path: Path) -> None:
