@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.advice.registry import RULES
 from tests.source_trees import sources
 
 if sys.version_info >= (3, 11):
@@ -28,7 +29,6 @@ BUDGET = {
     "core/samples.py:ProcessSample": 23,
     "goodput/model.py:Report": 21,
     "replay/snapshot_document.py:Process": 24,
-    "simulation/job.py:Job": 86,
     "trace/model.py:Trace": 29,
 }
 
@@ -150,6 +150,12 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
     wrong = Counter(folder for folder, word in words if word in NOT_FIRST)
     assert len(words) > 4000
     assert not wrong, '"Return the …", "Run-to-run variation of a job": not "What …", "Whether …", "By …"'
+
+
+def test_each_module_of_a_rule_is_held_apart_from_the_others():
+    contracts = tomllib.loads((TESTS.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    [apart] = [rules["modules"] for rules in contracts["contracts"] if rules["name"] == "No rule knows another"]
+    assert set(apart) == {f"gputop.advice.{rule.module}" for rule in RULES}, "name it in pyproject.toml"
 
 
 def test_each_module_stands_in_one_wing():

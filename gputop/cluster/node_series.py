@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isnan, nan
-from operator import attrgetter
 from statistics import fmean, median
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.cluster.answers import FleetSeries, Key, gpu_id
 from gputop.cluster.available_metrics import AvailableMetrics
@@ -107,16 +107,17 @@ class _Group(Struct):
 
 
 class _Member(Struct, frozen=True):
-    """A GPU in a group. ``labels``: those of the group, and of the GPU; ``activity`` and ``clock_hz``: means of late,
-    None where they are not known."""
+    """A GPU in a group. ``labels``: those of the group, and of the GPU; ``values``: its figures, the means of late of
+    its ``activity`` and ``clock``, and what counts, as far as they are known."""
 
     group: _Group
     labels: Labels
-    gpu: NodeGpu
     past: GpuPast
-    activity: float | None
-    clock_hz: float | None
-    first: bool  # in no group before this one
+    values: Mapping[str, float | None]
+
+    @property
+    def activity(self) -> float | None:
+        return self.values["activity"]
 
 
 def series_of(nodes: Mapping[str, Watched], jobs: Sequence[SlurmJob], limits: Limits, view: View, time_s: float,
@@ -170,11 +171,13 @@ def _members(nodes: Mapping[str, Watched], jobs: Sequence[SlurmJob]) -> list[_Me
         if past.keys != (keys := tuple(_key(group.labels) for group in groups)):
             past.keys, past.held_s = keys, node.got_s
         recent = [(activity, clock) for time_s, activity, clock in past.newest if time_s > node.got_s - MEAN_S]
-        activity = fmean(value for value, _ in recent) if recent and gpu.activity is not None else None
         clocks = [clock for _, clock in recent if clock == clock]
+        values = {**gpu.figures, "one": 1.0, "clock": fmean(clocks) if len(clocks) >= _ENOUGH_SAMPLES else None,
+                  "activity": fmean(each for each, _ in recent) if recent and gpu.activity is not None else None}
         gpu_labels = {"uuid": uuid, NODE: name, "gpu": gpu.label, "model": gpu.model, "kind": past.kind}
-        members += [_Member(group, {**group.labels, **gpu_labels}, gpu, past, activity, fmean(clocks) if len(
-            clocks) >= _ENOUGH_SAMPLES else None, group is groups[0]) for group in groups]
+        members += [_Member(group, {**group.labels, **gpu_labels}, past, {
+            **values, "first": float(group is groups[0]), "held": group.gpus or None, "nodes": group.nodes or None,
+            "start_s": group.start_s}) for group in groups]
     return members
 
 
@@ -212,28 +215,16 @@ def _labels_of(gpu: NodeGpu) -> dict[str, str]:
 
 # -- what a Prometheus would answer ---------------------------------------------------------------------
 
-def _by(members: Iterable[_Member], value: Callable[[_Member], float | None],
-        function: Callable[[list[float]], float], *labels: str) -> Iterator[_Row]:
-    """A function of the values of each group, and of each of these labels in it; GPUs without a value are left out."""
+def _by(members: Iterable[_Member], name: str, function: Callable[[list[float]], float], *labels: str,
+        missing: float | None = None) -> Iterator[_Row]:
+    """A function of a value in each group, and of each of these labels in it; GPUs without the value are left out."""
     values: dict[tuple[str, ...], tuple[_Member, list[float]]] = {}
     for member in members:
-        if (measured := value(member)) is not None:
+        if (value := member.values.get(name, missing)) is not None:
             key = (*_key(member.labels), *(member.labels[label] for label in labels))
-            values.setdefault(key, (member, []))[1].append(measured)
+            values.setdefault(key, (member, []))[1].append(value)
     for member, each in values.values():
         yield {**member.group.labels, **{label: member.labels[label] for label in labels}}, function(each)
-
-
-def _figure(name: str, missing: float | None = None) -> Callable[[_Member], float | None]:
-    return lambda member: member.gpu.figures.get(name, missing)
-
-
-def _count(members: Iterable[_Member], *labels: str) -> Iterator[_Row]:
-    return _by(members, lambda _: 1.0, sum, *labels)
-
-
-_activity: Callable[[_Member], float | None] = attrgetter("activity")
-_clock: Callable[[_Member], float | None] = attrgetter("clock_hz")
 
 
 def _spread(values: list[float]) -> float:
@@ -244,31 +235,30 @@ def _spread(values: list[float]) -> float:
 
 def _sums(members: Sequence[_Member], *labels: str) -> Iterator[_Rows]:
     """The figures of some GPUs together; a sum only where all have a value."""
-    yield "activity", _by(members, _activity, fmean, "kind", *labels)
-    yield "tensor_active", _by(members, _figure("tensor_active"), fmean, *labels)
+    yield "activity", _by(members, "activity", fmean, "kind", *labels)
+    yield "tensor_active", _by(members, "tensor_active", fmean, *labels)
     for name in ("memory_used_bytes", "memory_total_bytes", "power_w"):
-        yield name, _by(members, _figure(name, nan), sum, *labels)
+        yield name, _by(members, name, sum, *labels, missing=nan)
 
 
 def _figures(members: Sequence[_Member], idle: float) -> Iterator[_Rows]:
     """The present figures of all groups."""
     yield from _sums(members)
-    yield "gpus", _count((each for each in members if each.activity is None), "kind")
+    yield "gpus", _by((each for each in members if each.activity is None), "one", sum, "kind")
     for level, does_nothing in ((0, True), (LEVELS, False)):
-        yield f"levels:{level}", _count((each for each in members if each.activity is not None
-                                         and (each.activity <= idle) is does_nothing), "kind")
-    yield "all_gpus", _by(members, lambda each: float(each.first), sum)
-    numbers = {name: float(i) for i, name in enumerate({each.labels[NODE]: None for each in members})}
-    yield "nodes", _by(members, lambda each: numbers[each.labels[NODE]], lambda seen: float(len(set(seen))))
-    yield "nodes", _by(members, lambda each: each.group.nodes or None, max)
-    yield "held", _by(members, lambda each: each.group.gpus or None, max)
-    yield "start_s", _by(members, lambda each: each.group.start_s, min)
+        yield f"levels:{level}", _by((each for each in members if each.activity is not None
+                                      and (each.activity <= idle) is does_nothing), "one", sum, "kind")
+    nodes = Counter(_key(labels) for labels, _ in _by(members, "one", sum, NODE))
+    yield "nodes", ((labels, float(nodes[_key(labels)])) for labels, _ in _by(members, "one", sum))
+    yield "all_gpus", _by(members, "first", sum)
+    for name in ("nodes", "held", "start_s"):  # of Slurm, of a process
+        yield name, _by(members, name, min)
 
 
 def _nodes(members: Sequence[_Member]) -> Iterator[_Rows]:
     """The present figures of each node, apart for each job."""
     yield from _sums(members, NODE)
-    yield "gpus", _count(members, "kind", NODE)
+    yield "gpus", _by(members, "one", sum, "kind", NODE)
 
 
 def _alike(members: Sequence[_Member]) -> list[_Member]:
@@ -282,41 +272,42 @@ def _alike(members: Sequence[_Member]) -> list[_Member]:
 
 
 def _busy(alike: Sequence[_Member], limits: Limits) -> list[_Member]:
-    return [each for each in alike if each.clock_hz and each.gpu.model and (each.activity or 0.0) > limits.busy]
+    return [each for each in alike if each.values["clock"] and each.labels["model"] and (
+        each.activity or 0.0) > limits.busy]
 
 
 def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: Limits) -> Iterator[_Rows]:
     """Outliers, and the GPUs that were idle in all of the idle window."""
     whole = [each for each in members if each.group.mapped != "shared node" and each.past.kind]
     watched = [each for each in whole if each.past.seen_s - each.past.held_s >= limits.idle_s]
-    yield "seen", _count(each for each in whole if each.past.seen_s - each.past.first_s >= limits.idle_s)
+    yield "seen", _by((each for each in whole if each.past.seen_s - each.past.first_s >= limits.idle_s), "one", sum)
     for figure, does_nothing in (("idle:1", True), ("idle:0", False)):
-        yield figure, _count(each for each in watched if (
-            each.past.seen_s - each.past.busy_s >= limits.idle_s) is does_nothing)
+        yield figure, _by((each for each in watched if (
+            each.past.seen_s - each.past.busy_s >= limits.idle_s) is does_nothing), "one", sum)
     yield "idle_gpu", _lowest((each.labels, each.activity) for each in alike
                               if each.activity is not None and each.activity < limits.idle)
     # Those that do nothing are no peers of those that work.
     working = [each for each in alike if each.activity is not None and each.activity > limits.idle]
     gpus = [(each.labels, each.activity or 0.0) for each in working]
-    nodes = list(_by(working, _activity, fmean, NODE))
-    middles = list(_by(working, _activity, median))
+    nodes = list(_by(working, "activity", fmean, NODE))
+    middles = list(_by(working, "activity", median))
     node_middles = [({**labels}, median(value for other, value in nodes if _key(other) == _key(labels)))
                     for labels, _ in middles]
     yield "median", middles
-    yield "mad", _by(working, _activity, _spread)
+    yield "mad", _by(working, "activity", _spread)
     yield "node_median", node_middles
     for figure, rows, middle_rows in (("low_gpu", gpus, middles), ("low_node", nodes, node_middles)):
         middle_of = {_key(labels): value for labels, value in middle_rows}
         yield figure, _lowest(row for row in rows if row[1] < middle_of[_key(row[0])] - limits.below)
     low = _low_clocks(_busy(alike, limits), limits)
-    yield "low_clock", _lowest((each.labels, each.clock_hz or 0.0) for each in low)
+    yield "low_clock", _lowest((each.labels, each.values["clock"] or 0.0) for each in low)
 
 
 def _low_clocks(busy: Sequence[_Member], limits: Limits) -> list[_Member]:
     """Return those whose clock is far below the median of their job's and model's."""
-    medians = {(_key(labels), labels["model"]): value for labels, value in _by(busy, _clock, median, "model")}
+    medians = {(_key(labels), labels["model"]): value for labels, value in _by(busy, "clock", median, "model")}
     return [each for each in busy
-            if (each.clock_hz or 0.0) < limits.clock * medians[_key(each.labels), each.labels["model"]]]
+            if (each.values["clock"] or 0.0) < limits.clock * medians[_key(each.labels), each.labels["model"]]]
 
 
 def _lowest(rows: Iterable[_Row]) -> Iterator[_Row]:
@@ -333,35 +324,32 @@ def _details(members: Sequence[_Member], alike: Sequence[_Member], limits: Limit
     yield "", ((each.labels, 1.0) for each in members)
     yield "activity", ((each.labels, each.activity) for each in members if each.activity is not None)
     for name in FIGURES:
-        yield name, ((each.labels, each.gpu.figures.get(name, nan)) for each in members)
+        yield name, ((each.labels, each.values.get(name, nan) or 0.0) for each in members)
     for name in COMPARED:
-        yield f"peer_{name}", _by(members, _figure(name), median)
+        yield f"peer_{name}", _by(members, name, median)
     busy = _busy(alike, limits)
-    yield "clock_median", _by(busy, _clock, median, "model")
-    yield "clock_mad", _by(busy, _clock, _spread, "model")
-    yield "clocks", _count(busy, "model")
-    yield "low_clocks", _count(_low_clocks(busy, limits), "model")
+    yield "clock_median", _by(busy, "clock", median, "model")
+    yield "clock_mad", _by(busy, "clock", _spread, "model")
+    yield "clocks", _by(busy, "one", sum, "model")
+    yield "low_clocks", _by(_low_clocks(busy, limits), "one", sum, "model")
 
 
 def _keep(members: Sequence[_Member], idle: float, step_s: float, past: SeriesStore) -> None:
     """Put the newest points of groups, nodes and GPUs into their past."""
-    slots = {each.gpu.uuid: int(each.past.newest[-1][0] // step_s) for each in members if each.past.newest}
+    slots = {each.labels["uuid"]: int(each.past.newest[-1][0] // step_s) for each in members if each.past.newest}
     newest = max(slots.values(), default=0)
-    now = [each for each in members if slots.get(each.gpu.uuid) == newest]
-    means: dict[str, float] = {}
-    for each in now:
-        samples = [sample for sample in each.past.newest if sample[0] // step_s == newest]
-        means[each.gpu.uuid] = fmean(activity for _, activity, _ in samples)
-        past.put(ACTIVITY, gpu_id(each.labels), newest + 1, means[each.gpu.uuid])
-        if not isnan(clock := fmean(clock for *_, clock in samples)):
-            past.put(CLOCK, gpu_id(each.labels), newest + 1, clock)
-
-    def mean(each: _Member) -> float:
-        return means[each.gpu.uuid]
-
-    for figure, value_of, function in (("activity", mean, fmean), ("idle:1", lambda m: float(mean(m) < idle), sum),
-                                       ("idle:0", lambda m: float(mean(m) >= idle), sum)):
-        for labels, value in _by(now, value_of, function):
+    now = []
+    for each in members:
+        if slots.get(each.labels["uuid"]) == newest:
+            samples = [sample for sample in each.past.newest if sample[0] // step_s == newest]
+            mean, clock = fmean(activity for _, activity, _ in samples), fmean(clock for *_, clock in samples)
+            now.append(replace(each, values={"activity": mean, "idle:1": float(mean < idle), "idle:0": float(
+                mean >= idle)}))
+            past.put(ACTIVITY, gpu_id(each.labels), newest + 1, mean)
+            if not isnan(clock):
+                past.put(CLOCK, gpu_id(each.labels), newest + 1, clock)
+    for figure, function in (("activity", fmean), ("idle:1", sum), ("idle:0", sum)):
+        for labels, value in _by(now, figure, function):
             past.put(figure, _key(labels), newest + 1, value)
-    for labels, value in _by(now, mean, fmean, NODE):
+    for labels, value in _by(now, "activity", fmean, NODE):
         past.put("node_activity", (_key(labels), labels[NODE]), newest + 1, value)

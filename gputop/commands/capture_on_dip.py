@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from gputop.commands.common import check_notify, notifying, print_capture, source_of
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, sentences
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
-from gputop.profiler.capture.records import CaptureRecord
+from gputop.profiler.capture.records import CaptureRecord, usable
+from gputop.profiler.capture.request import require_no_question
 from gputop.session.options import Options
 from gputop.session.session import Change, Session
 from gputop.text.console import say
@@ -48,11 +49,15 @@ def run(args: argparse.Namespace, options: Options) -> int:
         session.listen(changed)
         session.start()
         say(f"waiting for {options.auto_capture.rule.text}; ctrl-c ends it")
-        reported, last_reported = "", session.results.last_capture
+        reported, last_reported, job_known = "", session.results.last_capture, False
         while True:
             ended.wait(_POLL_PERIOD_S)
             if session.failure is not None:
                 raise session.failure
+            if not job_known and session.feed.sample is not None and usable(session.watch.servers):
+                # Which job is meant is asked now: at the dip nobody is there.
+                require_no_question(session.watch.question(session.control.request()))
+                job_known = True
             if auto_capture.note != reported:
                 reported = auto_capture.note
                 say(reported)

@@ -302,13 +302,14 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:
     """Ratios of the GPUs' time by use, and what they are ratios of.
 
-    Of the mean step; where there are no steps, of the time from each GPU's first event to its last.
+    Of the mean step; where there are no steps, of the window that the findings judge. Older documents have no account:
+    of the time from each GPU's first event to its last.
     """
-    if a.breakdown is not None and a.breakdown.total > 0:
-        of_step = {name: part_s / a.breakdown.total for name, part_s in a.breakdown.known.items()}
-        work = {"compute": of_step["compute"], "collectives": of_step["collectives"],
-                "copies": of_step["h2d"] + of_step["d2h"]}
-        return {**work, "idle": max(1 - sum(work.values()), 0.0)}, a.steps.unit if a.steps is not None else "step"
+    judged = a.account.breakdown if a.account is not None else a.breakdown
+    if judged is not None and judged.total > 0:
+        parts = {name: part_s / judged.total for name, part_s in judged.known.items()}
+        work = {"compute": parts["compute"], "collectives": parts["collectives"], "copies": parts["h2d"] + parts["d2h"]}
+        return {**work, "idle": max(1 - sum(work.values()), 0.0)}, a.steps.unit if a.steps is not None else "window"
 
     def mean(ratios: Iterable[float]) -> float:
         return sum(ratios) / len(active)

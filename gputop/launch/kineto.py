@@ -24,7 +24,7 @@ WHAT_SWITCHING_ON_DOES = (
     "steps. From then on a thread of the profiler looks for gputop's socket once a second, until the process ends. "
     "A thread of gputop's guards each recording: the job's end and its own torch.profiler wait until it is over. In "
     "our tries, on CPUs, no such recording ended a job. The first one leaves about 240 MB in the process, and NVIDIA's "
-    "CUPTI. A job that waits for its launches is then slower until it ends: two took 12.4 and 11.2 ms a step before, "
+    "CUPTI. A job that waits for its launches is then slower until it ends. Two took 12.4 and 11.2 ms a step before, "
     "22.3 and 26.0 while they were recorded, 15.8 and 17 to 19 from then on. One that keeps its GPU busy is not. "
     "Before Python 3.14 it pauses one idle thread for about 1 ms.")
 _PERIOD_S = 0.2

@@ -72,5 +72,5 @@ def whole_sentences(text: str, width: int, lines: int) -> list[str]:
 
 
 def _ends(text: str) -> list[int]:
-    """Where its sentences end but the last one, the last end first."""
+    """Ends of its sentences but the last one, the last end first."""
     return [match.end() for match in re.finditer(r"[.!?](?= [A-Z→])", text)][::-1]

@@ -11,7 +11,7 @@ Stats = dict[str, int | float | str]
 
 def host_events(t: Timeline) -> Iterator[HostEvent]:
     yield from _steps(t)
-    if t.job.tf_data:
+    if t.job.input.tf_data:
         yield from _waits(t)
         yield from _pipeline(t)
 
@@ -29,14 +29,14 @@ def _steps(t: Timeline) -> Iterator[HostEvent]:
         first, last = steps[0], steps[-1]
         counted += first.retraced
         yield from _STYLES[job.style](t, n + 217, first, last, counted)
-        if job.noise:
+        if job.recorded.noise:
             yield HostEvent("python", "TFE_DeleteTensorHandle", last.back + 3 * US, last.back + 4 * US)
 
 
 def _traced(t: Timeline, step: Step) -> str:
     if step.retraced:
-        return "traced-xla" if t.job.xla else "traced-nonXla"
-    return "notTraced-xla" if t.job.xla else "notTraced-nonXla"
+        return "traced-xla" if t.job.work.xla else "traced-nonXla"
+    return "notTraced-xla" if t.job.work.xla else "notTraced-nonXla"
 
 
 def _tracing(step: Step) -> Iterator[HostEvent]:
@@ -122,13 +122,14 @@ def _waits(t: Timeline) -> Iterator[HostEvent]:
                                                                                     "is_func": 0})
             yield HostEvent(thread, "EagerLocalExecute: IteratorGetNext", begin - 6 * US, end + 5 * US)
         yield HostEvent(thread, "IteratorGetNextOp::DoCompute", begin, end,
-                        {"id": 77_000 + n, "iter_num": 1000 + n, "element_size": int(job.batch_mb * 1e6)})
+                        {"id": 77_000 + n, "iter_num": 1000 + n, "element_size": int(job.input.batch_mb * 1e6)})
         yield HostEvent(thread, "Iterator::Root", begin + 4 * US, end - 4 * US,
-                        {"id": 11, "name": "inject/prefetch", "cpu_budget": job.cpu_budget, "algorithm": "DEFAULT"})
-        if job.prefetch:
+                        {"id": 11, "name": "inject/prefetch", "cpu_budget": job.input.cpu_budget,
+                          "algorithm": "DEFAULT"})
+        if job.input.prefetch:
             # Batches that are ready when this one is asked for; of an empty buffer tf.data records nothing.
-            made = sum(1 for _, done in t.batches[n:n + job.prefetch] if done <= begin)
-            stats: Stats = {"id": 12, "parent_id": 11, "buffer_limit": job.prefetch, "autotune": "true"}
+            made = sum(1 for _, done in t.batches[n:n + job.input.prefetch] if done <= begin)
+            stats: Stats = {"id": 12, "parent_id": 11, "buffer_limit": job.input.prefetch, "autotune": "true"}
             if made:
                 stats["buffered_elements"] = made
             yield HostEvent(thread, "Iterator::Root::Prefetch", begin + 9 * US, end - 8 * US, stats)
@@ -137,15 +138,16 @@ def _waits(t: Timeline) -> Iterator[HostEvent]:
 def _pipeline(t: Timeline) -> Iterator[HostEvent]:
     """The threads that make the batches: reading, mapping and batching."""
     job = t.job
-    root = "Iterator::Root::Prefetch" if job.prefetch else "Iterator::Root"
+    root = "Iterator::Root::Prefetch" if job.input.prefetch else "Iterator::Root"
     batch = f"{root}::BatchV2"
-    thread = "resource" if job.prefetch else ("get_next" if job.style in ("keras2", "keras3", "spe") else "python")
+    thread = "resource" if job.input.prefetch else (
+        "get_next" if job.style in ("keras2", "keras3", "spe") else "python")
     for begin, end in t.batches:
         length = end - begin
         if length < 40 * US:
             continue
         yield HostEvent(thread, batch, begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
-        if not job.map_parallel:
+        if not job.input.map_parallel:
             each = length // 8
             for i in range(8):
                 begin_ns = begin + i * each + US
@@ -160,12 +162,12 @@ def _pipeline(t: Timeline) -> Iterator[HostEvent]:
         for i in range(4):
             begin_ns = begin + i * each + 2 * US
             yield HostEvent(thread, f"{batch}::ParallelMapV2", begin_ns, begin_ns + int(each * 0.9),
-                            {"id": 14, "parent_id": 13, "parallelism": job.input_workers})
-        if job.readers:
+                            {"id": 14, "parent_id": 13, "parallelism": job.input.input_workers})
+        if job.input.readers:
             yield HostEvent("read", f"{batch}::ParallelMapV2::ParallelInterleaveV4", begin, begin + length // 16,
-                            {"id": 15, "parent_id": 14, "parallelism": job.readers})
+                            {"id": 15, "parent_id": 14, "parallelism": job.input.readers})
         # Workers end one after the other: elements differ in size.
-        for worker in range(job.input_workers):
+        for worker in range(job.input.input_workers):
             begin_ns = begin + (worker * 37 % 11) * length // 300
             stop = end - (worker * 53 % 17) * length // 200
             yield HostEvent(f"map{worker}", "InstantiatedCapturedFunction::Run", begin_ns, stop, {"id": 900 + worker})

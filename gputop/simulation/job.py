@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # (compute capability, memory MiB, memory GB/s, SMs, clock kHz, host link GB/s)
 GPUS: dict[str, tuple[tuple[int, int], int, int, int, int, float]] = {
@@ -57,21 +61,9 @@ class MidStepWork(Struct, frozen=True):
     sync_call: bool = False  # an explicit cuStreamSynchronize
 
 
-class Job(Struct, frozen=True):
-    """Times are means, in milliseconds per step or microseconds per kernel; the seed varies them."""
+class KernelWork(Struct, frozen=True):
+    """Kernels of one GPU in a step."""
 
-    seed: int
-    style: str = "keras3"  # keras2, keras3, spe, custom, eager, jax_step, jax_pjit
-    version: tuple[int, int] = (2, 19)
-    gpu: str = "A100"
-    gpus: int = 1
-    idle_gpus: int = 0  # visible to the process, never used
-    cpu_only: bool = False
-    steps: int = 16
-    per_execution: int = 4  # optimizer steps per call, style "spe" (Keras' steps_per_execution)
-    training: bool = True  # False: an evaluation loop, forward pass only
-
-    # kernels of one GPU
     family: str = "transformer"  # transformer, cnn, mlp, rnn
     dtype: str = "bf16"
     compute_ms: float = 60.0
@@ -88,7 +80,10 @@ class Job(Struct, frozen=True):
     jitter: float = 0.01
     kernel_gap_us: float = 1.0  # between two queued kernels of one stream
 
-    # launches
+
+class Launching(Struct, frozen=True):
+    """Launches of a step, and Python between two steps."""
+
     function_start_ms: float = 0.05  # from the batch to the first launch
     launch_us: float = 9.0
     launch_jitter: float = 0.2
@@ -105,7 +100,10 @@ class Job(Struct, frozen=True):
     retrace_ms: float = 0.0
     warm_up: float = 0.0  # milliseconds that the first step takes longer
 
-    # input pipeline
+
+class BatchMaking(Struct, frozen=True):
+    """The input pipeline."""
+
     produce_ms: float = 20.0  # one batch, by all workers together
     prefetch: int = 2
     buffer_full: bool = True  # at the first step
@@ -122,7 +120,10 @@ class Job(Struct, frozen=True):
     h2d_gb_per_s: float = 0.0  # 0: the link's rate
     tf_data: bool = True
 
-    # several GPUs
+
+class SeveralGpus(Struct, frozen=True):
+    """What several GPUs do together, and unevenly."""
+
     comm_ms: float = 0.0  # transfer time of all gradients of a step
     comm_count: int = 8
     comm_overlap: bool = True
@@ -137,18 +138,19 @@ class Job(Struct, frozen=True):
     one_thread: bool = False  # one thread launches to all GPUs, one after the other
     serial: bool = False  # model parallelism: the layers are spread over the GPUs
 
-    mid_step: tuple[MidStepWork, ...] = ()
-    loss_scale_kernels: int = 0
-    loss_scale_ms: float = 0.0
-    loss_scale_blocks: bool = False
 
-    # memory: the allocator's peak as a share of its capacity
+class AllocatorShares(Struct, frozen=True):
+    """Memory that TensorFlow's allocator has taken, at its peak."""
+
     memory: float = 0.86
     gpu0_memory: float = 0.0  # on GPU 0; 0: as on the others
     fragmentation: float = 0.04
     allocator_share: float = 0.925  # of the GPU's memory that TensorFlow reserves
 
-    # what the capture records
+
+class Recorded(Struct, frozen=True):
+    """Parts of the job that the capture records."""
+
     seen_gpus: int = 0  # GPUs of the captured process; 0: all
     host_plane: bool = True
     launches: bool = True  # the host's launch calls, which CUPTI records apart from the kernels
@@ -160,12 +162,47 @@ class Job(Struct, frozen=True):
     old_details: bool = False
     errors: tuple[str, ...] = ()
 
+
+class Job(Struct, frozen=True):
+    """Times are means, in milliseconds per step or microseconds per kernel; the seed varies them."""
+
+    seed: int
+    style: str = "keras3"  # keras2, keras3, spe, custom, eager, jax_step, jax_pjit
+    version: tuple[int, int] = (2, 19)
+    gpu: str = "A100"
+    gpus: int = 1
+    idle_gpus: int = 0  # visible to the process, never used
+    cpu_only: bool = False
+    steps: int = 16
+    per_execution: int = 4  # optimizer steps per call, style "spe" (Keras' steps_per_execution)
+    training: bool = True  # False: an evaluation loop, forward pass only
+    work: KernelWork = KernelWork()
+    host: Launching = Launching()
+    input: BatchMaking = BatchMaking()
+    across: SeveralGpus = SeveralGpus()
+    allocation: AllocatorShares = AllocatorShares()
+    recorded: Recorded = Recorded()
+    mid_step: tuple[MidStepWork, ...] = ()
+    loss_scale_kernels: int = 0
+    loss_scale_ms: float = 0.0
+    loss_scale_blocks: bool = False
+
+    @classmethod
+    def of(cls, seed: int, **values: object) -> Self:
+        """A job with these parameters, those of its groups among them."""
+        return cls(seed).replace(**values)
+
     def rng(self, what: str) -> np.random.Generator:
         """A random stream per use: changing one parameter leaves all other draws as they are."""
         return np.random.default_rng([self.seed, zlib.crc32(what.encode())])
 
-    def replace(self, **changes: object) -> Job:
-        """The job with other values of these parameters."""
+    def replace(self, **changes: object) -> Self:
+        """The job with other values of these parameters, whichever group has them."""
+        for name in _GROUPS:
+            group = getattr(self, name)
+            own = {field: changes.pop(field) for field in group.__struct_fields__ if field in changes}
+            if own:
+                changes[name] = replace(group, **own)
         return replace(self, **changes)
 
     @property
@@ -189,14 +226,18 @@ class Job(Struct, frozen=True):
     @property
     def captured_gpus(self) -> int:
         """Number of the GPUs that the job uses which are in the trace."""
-        return 0 if self.cpu_only else self.seen_gpus or self.gpus
+        return 0 if self.cpu_only else self.recorded.seen_gpus or self.gpus
 
     @property
     def allocator_capacity_bytes(self) -> int:
-        return _whole_blocks((GPUS[self.gpu][1] << 20) * self.allocator_share)
+        return _whole_blocks((GPUS[self.gpu][1] << 20) * self.allocation.allocator_share)
 
     def allocator_peak_bytes(self, gpu: int) -> int:
-        return _whole_blocks(self.allocator_capacity_bytes * ((gpu == 0 and self.gpu0_memory) or self.memory))
+        used = self.allocation
+        return _whole_blocks(self.allocator_capacity_bytes * ((gpu == 0 and used.gpu0_memory) or used.memory))
+
+
+_GROUPS = ("work", "host", "input", "across", "allocation", "recorded")
 
 
 def _whole_blocks(size_bytes: float) -> int:

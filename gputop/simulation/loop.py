@@ -164,7 +164,7 @@ class TrainingLoop:
         self.programs, self.templates = simulated_steps(scenario, seed)
         self._template_ids = {kind: [i for i, template in enumerate(self.templates) if template.kind is kind]
                               for kind in StepKind}
-        self._pipeline = InputPipeline(scenario.job.prefetch)
+        self._pipeline = InputPipeline(scenario.job.input.prefetch)
         self._epochs: list[_Epoch] = []
         self._epoch_number = 0
         self._step_number = 0
@@ -191,8 +191,9 @@ class TrainingLoop:
         kinds = [StepKind.TRAIN] * scenario.steps_per_epoch + [StepKind.EVAL] * scenario.eval_steps
         kinds.append(StepKind.CHECKPOINT)
         n = len(kinds)
-        work = (job.produce_ms * 1e6 * np.exp(job.input_jitter * rng.standard_normal(n))).astype(int).tolist()
-        gap = (job.gap_ms * 1e6 * np.exp(0.2 * rng.standard_normal(n))).astype(int).tolist()
+        work = job.input.produce_ms * 1e6 * np.exp(job.input.input_jitter * rng.standard_normal(n))
+        work = work.astype(int).tolist()
+        gap = (job.host.gap_ms * 1e6 * np.exp(0.2 * rng.standard_normal(n))).astype(int).tolist()
         choice = rng.integers(0, 1 << 30, n).tolist()
         steps: list[StepRecord] = []
         evaluation: InputPipeline | None = None
@@ -204,7 +205,7 @@ class TrainingLoop:
             if kind is StepKind.TRAIN:
                 begun, ended, begin = self._pipeline.take(asks, work[i])
             elif kind is StepKind.EVAL:
-                evaluation = evaluation or InputPipeline(job.prefetch, time)
+                evaluation = evaluation or InputPipeline(job.input.prefetch, time)
                 begun, ended, begin = evaluation.take(asks, int(work[i] * EVAL_INPUT_SHARE))
             else:
                 begun, ended, begin = 0, 0, asks
@@ -298,7 +299,7 @@ class TrainingLoop:
         """Timeline of that time; steps that overlap its edges are whole."""
         ran = self.steps(start_ns, end_ns)
         # Batches are made, and lie in the buffer, for steps that come after that time.
-        later = self.steps(end_ns, end_ns + _LOOKAHEAD_NS)[:2 * self.scenario.job.prefetch + 1]
+        later = self.steps(end_ns, end_ns + _LOOKAHEAD_NS)[:2 * self.scenario.job.input.prefetch + 1]
         by_number = {s.number: s for s in (*ran, *self.batches(start_ns, end_ns), *later)}
         calls = [s for _, s in sorted(by_number.items()) if s.kind is not StepKind.CHECKPOINT]
         done = [(s.begin_ns, self.templates[s.template]) for s in ran]

@@ -97,15 +97,15 @@ class Program(Struct, frozen=True):
 
 
 def _small_name(kind: str, op_type: str, job: Job, k: int) -> str:
-    upper, lower = _SUFFIX[job.dtype]
-    if job.xla or job.jax:
+    upper, lower = _SUFFIX[job.work.dtype]
+    if job.work.xla or job.jax:
         stem = {"norm": "input_reduce_fusion", "reduce": "input_reduce_fusion", "softmax": "triton_softmax",
                 "loss": "input_exponential_reduce_fusion", "mean": "wrapped_reduce", "bias": "loop_add_fusion",
                 "act": "loop_multiply_fusion", "ew": "loop_add_multiply_fusion",
                 "apply": "loop_multiply_subtract_fusion"}[kind]
         return f"{stem}_{k}"
     norm = f"void tensorflow::(anonymous namespace)::LayerNormKernel<{lower}, float>({lower} const*, float*)"
-    if job.family == "cnn":
+    if job.work.family == "cnn":
         way = "bw" if "Grad" in op_type else "fw"
         norm = f"void cudnn::bn_{way}_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1>(cudnn::cudnnTensorStruct)"
     return {
@@ -132,7 +132,7 @@ def build_program(job: Job, gpu: int = 0) -> Program:
     rng = job.rng("program")
     rows = _model_rows(job)
     mean_ns = _times(job, rows)
-    if gpu == 0 and job.gpu0_extra_kernels:
+    if gpu == 0 and job.across.gpu0_extra_kernels:
         rows, mean_ns = _add_extra(job, rows, mean_ns)
     names: dict[str, int] = {}
     ops: dict[str, int] = {}
@@ -143,7 +143,7 @@ def build_program(job: Job, gpu: int = 0) -> Program:
         text = _kernel_name(job, kind, op_name, op_type, phase, i)
         if text not in names:
             names[text] = len(names)
-            details.append(_details(rng, kind, job.small_grids))
+            details.append(_details(rng, kind, job.work.small_grids))
         name[i] = names[text]
         full = f"jit(train_step)/{op_name}" if job.jax else f"{scope}{op_name}:{op_type}"
         op[i] = ops.setdefault(full, len(ops))
@@ -153,15 +153,15 @@ def build_program(job: Job, gpu: int = 0) -> Program:
 
 
 def _model_rows(job: Job) -> list[_Row]:
-    forward, backward = _LAYERS[job.family]
-    chain = tuple(("ew", f"custom_{i}", _CHAIN[i % len(_CHAIN)]) for i in range(job.chained_elementwise))
+    forward, backward = _LAYERS[job.work.family]
+    chain = tuple(("ew", f"custom_{i}", _CHAIN[i % len(_CHAIN)]) for i in range(job.work.chained_elementwise))
     forward, backward = forward + chain[::2], backward + chain[1::2]
-    if job.layout_ms:
+    if job.work.layout_ms:
         forward += (("layout", f"{_CONVERSION}NHWCToNCHW-LayoutOptimizer", "Transpose"),)
         backward += (("layout", f"{_CONVERSION}NCHWToNHWC-LayoutOptimizer", "Transpose"),)
-    apply_count = (job.apply_kernels or max(2, round(0.08 * job.kernels))) if job.training else 0
+    apply_count = (job.work.apply_kernels or max(2, round(0.08 * job.work.kernels))) if job.training else 0
     per_layer = len(forward) + (len(backward) if job.training else 0)
-    layers = range(max(1, round((job.kernels - apply_count) / per_layer)))
+    layers = range(max(1, round((job.work.kernels - apply_count) / per_layer)))
     rows = [(kind, f"block_{layer}/{op}", t, Phase.FORWARD) for layer in layers for kind, op, t in forward]
     # Once per step.
     rows += [("loss", "compile_loss/xent", "SparseSoftmaxCrossEntropyWithLogits", Phase.FORWARD),
@@ -180,17 +180,17 @@ def _times(job: Job, rows: list[_Row]) -> npt.NDArray[np.float64]:
     matmul = np.array([kind in _MATMULS for kind, *_ in rows])
     check = np.array([op.startswith(_LOSS_SCALING) for _, op, *_ in rows])
     layout = np.array([kind == "layout" for kind, *_ in rows])
-    apply = np.array([kind == "apply" for kind, *_ in rows]) & bool(job.apply_kernels)
+    apply = np.array([kind == "apply" for kind, *_ in rows]) & bool(job.work.apply_kernels)
     weight = np.where(check | layout | apply, 0.0, job.rng("weights").lognormal(0.0, 0.35, len(rows)))
-    share = job.elementwise if matmul.any() else 1.0
+    share = job.work.elementwise if matmul.any() else 1.0
     mean_ns = np.empty(len(rows))
     for group, part in ((matmul, 1 - share), (~matmul, share)):
-        mean_ns[group] = weight[group] / weight[group].sum() * job.compute_ms * 1e6 * part
-    mean_ns[matmul] *= job.matmul_factor
-    mean_ns[["/softmax" in op for _, op, *_ in rows]] *= job.softmax_factor
+        mean_ns[group] = weight[group] / weight[group].sum() * job.work.compute_ms * 1e6 * part
+    mean_ns[matmul] *= job.work.matmul_factor
+    mean_ns[["/softmax" in op for _, op, *_ in rows]] *= job.work.softmax_factor
     mean_ns[apply] = _APPLY_NS
-    if job.layout_ms:
-        mean_ns[layout] = job.layout_ms * 1e6 / layout.sum()
+    if job.work.layout_ms:
+        mean_ns[layout] = job.work.layout_ms * 1e6 / layout.sum()
     if job.loss_scale_kernels:
         mean_ns[check] = job.loss_scale_ms * 1e6 / job.loss_scale_kernels
     return mean_ns
@@ -200,20 +200,21 @@ def _add_extra(
     job: Job, rows: list[_Row], mean_ns: npt.NDArray[np.float64],
 ) -> tuple[list[_Row], npt.NDArray[np.float64]]:
     """GPU 0's extra kernels, after the forward pass: a teacher's matmuls and metrics."""
-    count = job.gpu0_extra_kernels
+    count = job.across.gpu0_extra_kernels
     extra = [("ew", f"teacher/metrics_{i}", "TopKV2", Phase.EXTRA) if i % 3 else
              ("gemm", f"teacher/dense_{i}", "MatMul", Phase.EXTRA) for i in range(count)]
     weight = np.array([_EXTRA_MATMUL_WEIGHT if kind == "gemm" else 1.0 for kind, *_ in extra])
     position = sum(phase == Phase.FORWARD for *_, phase in rows)
-    extra_ns = weight / weight.sum() * job.gpu0_extra_ms * 1e6
+    extra_ns = weight / weight.sum() * job.across.gpu0_extra_ms * 1e6
     return rows[:position] + extra + rows[position:], np.concatenate((mean_ns[:position], extra_ns, mean_ns[position:]))
 
 
 def _kernel_name(job: Job, kind: str, op_name: str, op_type: str, phase: Phase, row: int) -> str:
-    flash = job.xla and job.family == "transformer" and job.dtype in ("bf16", "fp16") and not job.matmul_names
+    flash = job.work.xla and job.work.family == "transformer" and job.work.dtype in ("bf16", "fp16") and (
+        not job.work.matmul_names)
     if kind == "gemm" and flash and ("scores" in op_name or "values" in op_name):
         return (f"void flash_{'fwd' if phase == Phase.FORWARD else 'bwd'}_kernel<Flash_kernel_traits<128, 64, 64, 4, "
-                f"cutlass::{'bfloat16_t' if job.dtype == 'bf16' else 'half_t'}>, true>(Flash_params)")
+                f"cutlass::{'bfloat16_t' if job.work.dtype == 'bf16' else 'half_t'}>, true>(Flash_params)")
     if kind in _MATMULS:
         names = job.matrix_kernels(kind)
         return names[(row if kind == "gemm" else 0 if phase == Phase.FORWARD else 1 + row) % len(names)]

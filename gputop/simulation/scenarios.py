@@ -30,7 +30,7 @@ def _vit(*, batch_per_gpu: int, allocator_peak_gib: float = 68, gradient_bytes: 
 
     Keras 3 on TensorFlow 2.21 runs it, without XLA.
     """
-    job = Job(
+    job = Job.of(
         seed=2024, style="keras3", version=(2, 21), gpu="H100", gpus=GPU_COUNT, dtype="bf16", kernels=444,
         elementwise=0.155, jitter=0.012, kernel_gap_us=0.9,
         function_start_ms=0.8, launch_us=22.0, launch_jitter=0.15, latency_us=2.0, thread_stagger_us=40.0,

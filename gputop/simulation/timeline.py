@@ -155,13 +155,15 @@ def job_programs(job: Job) -> list[Program]:
     """The kernels of a step, per GPU."""
     count = 1 if job.cpu_only else job.gpus
     first = build_program(job)
-    others = build_program(job, 1) if job.gpu0_extra_kernels and count > 1 else first
+    others = build_program(job, 1) if job.across.gpu0_extra_kernels and count > 1 else first
     return [first] + [others] * (count - 1)
 
 
 def lead_steps(job: Job) -> int:
     """Steps before the capture, in which queues and buffers reach their usual level."""
-    return 0 if job.warm_up else 2 * job.run_ahead + 4 + min(job.prefetch, 6) * (not job.buffer_full)
+    if job.host.warm_up:
+        return 0
+    return 2 * job.host.run_ahead + 4 + min(job.input.prefetch, 6) * (not job.input.buffer_full)
 
 
 class _Simulation:
@@ -182,8 +184,8 @@ class _Simulation:
         self.h2d_free = [0] * count
         self.comm_free = [0] * count
         self.chunk_starts: list[list[int]] = [[] for _ in self.gpus]
-        self.input = InputPipeline(job.prefetch, ready=job.prefetch if job.buffer_full else 0)
-        factor = job.gpu_factor or (1.0,) * count
+        self.input = InputPipeline(job.input.prefetch, ready=job.input.prefetch if job.input.buffer_full else 0)
+        factor = job.across.gpu_factor or (1.0,) * count
         # GPUs of one kind differ a little in clock.
         clocks = job.rng("clock").normal(size=count).tolist()
         self.factor = [gpu_factor * (1 + 0.004 * clock) for gpu_factor, clock in zip(factor, clocks, strict=False)]
@@ -192,13 +194,13 @@ class _Simulation:
         job, now = self.job, 6 * MS
         per = job.iterations
         for n in range(lead + job.steps):
-            if n > job.run_ahead:
-                now = max(now, self.steps[(n - job.run_ahead) * per - 1].device_end)
+            if n > job.host.run_ahead:
+                now = max(now, self.steps[(n - job.host.run_ahead) * per - 1].device_end)
             start = now
-            traces = bool(job.retrace_every) and n % job.retrace_every == job.seed % job.retrace_every
+            traces = bool(job.host.retrace_every) and n % job.host.retrace_every == job.seed % job.host.retrace_every
             begin = start + int(self._vary(0.18 * MS, "host"))
-            tracing = int(self._vary(job.retrace_ms * MS, "retrace", 0.1)) if traces else 0
-            tracing += int(job.warm_up * MS) if n == 0 else 0
+            tracing = int(self._vary(job.host.retrace_ms * MS, "retrace", 0.1)) if traces else 0
+            tracing += int(job.host.warm_up * MS) if n == 0 else 0
             for k in range(per):
                 step = self._step(n * per + k, start if k == 0 else begin, begin, k == 0, 0 if k else tracing)
                 step.retraced = traces and k == 0
@@ -206,12 +208,12 @@ class _Simulation:
                 begin = step.issued + 20 * US
             last = self.steps[-1]
             now = last.issued + int(self._vary(0.1 * MS, "host"))
-            if job.run_ahead == 0:
+            if job.host.run_ahead == 0:
                 now = max(now, last.device_end + 25 * US)
                 self._fetch_loss(last, now)
             for step in self.steps[-per:]:
                 step.back = now
-            gap = int(self._vary((job.gap_ms if n % job.gap_every == 0 else 0.3) * MS, "host", 0.1))
+            gap = int(self._vary((job.host.gap_ms if n % job.host.gap_every == 0 else 0.3) * MS, "host", 0.1))
             self._gap_events(now, gap)
             now += gap
         return Timeline(
@@ -223,7 +225,7 @@ class _Simulation:
         return mean_ns * float(np.exp(self.rng[stream].normal(0.0, spread)))
 
     def _gap_events(self, begin: int, length: int) -> None:
-        names = self.job.gap_events
+        names = self.job.host.gap_events
         if not names or length < 100 * US:
             return
         each = int(length * 0.92) // len(names)
@@ -233,9 +235,9 @@ class _Simulation:
     def _batch(self, number: int, request: int) -> int:
         """Time at which the batch asked for at ``request`` is there."""
         job = self.job
-        length = int(self._vary(job.produce_ms * MS, "input", job.input_jitter))
-        if job.burst_every and number % job.burst_every == 0:
-            length += int(job.burst_ms * MS)
+        length = int(self._vary(job.input.produce_ms * MS, "input", job.input.input_jitter))
+        if job.input.burst_every and number % job.input.burst_every == 0:
+            length += int(job.input.burst_ms * MS)
         begin, end, ready = self.input.take(request, length)
         self.batches.append((begin, end))
         return ready
@@ -246,17 +248,17 @@ class _Simulation:
         inside = job.style in KERAS_STYLES
         request = call_begin + int(self._vary(0.12 * MS, "host")) + tracing * inside
         ready = self._batch(number, request)
-        begin = ready + int(self._vary(job.function_start_ms * MS, "host")) + tracing * (not inside)
+        begin = ready + int(self._vary(job.host.function_start_ms * MS, "host")) + tracing * (not inside)
         trace = (request - tracing, request) if inside else (begin - tracing, begin)
         if not self.gpus:
-            end = begin + int(self._vary(job.compute_ms * MS, "device", 0.03))
+            end = begin + int(self._vary(job.work.compute_ms * MS, "device", 0.03))
             self.host.append(HostEvent("compute0", "", begin, end))
             return Step(start, request, ready, end, end, end, first, trace)
-        if job.serial:
+        if job.across.serial:
             issued, last = self._model_parallel(begin)
         else:
             issued, last = self._data_parallel(begin, start)
-        reduces = len(self.gpus) > 1 and job.comm_ms and job.training and not job.serial
+        reduces = len(self.gpus) > 1 and job.across.comm_ms and job.training and not job.across.serial
         collected = self._collectives(last, issued) if reduces else [0] * len(self.gpus)
         if job.training:
             for g in self.gpus:
@@ -269,27 +271,27 @@ class _Simulation:
     def _data_parallel(self, begin: int, step_start: int) -> tuple[list[int], list[StreamOps]]:
         """Forward and backward pass on all GPUs: when each is launched, and the kernels of the last pass."""
         job = self.job
-        begins = [begin + int(g * job.thread_stagger_us * US) for g in self.gpus]
-        if job.late_ms:
-            late = job.late_gpu if job.late_gpu >= 0 else int(self.rng["late"].integers(len(begins)))
-            begins[late] += int(self._vary(job.late_ms * MS, "late", 0.15))
+        begins = [begin + int(g * job.host.thread_stagger_us * US) for g in self.gpus]
+        if job.across.late_ms:
+            late = job.across.late_gpu if job.across.late_gpu >= 0 else int(self.rng["late"].integers(len(begins)))
+            begins[late] += int(self._vary(job.across.late_ms * MS, "late", 0.15))
         issued = list(begins)
         last = [NO_OPS] * len(begins)
-        gather = Copy("P2P", round(job.gather_mb * 1e6), GATHER_GB_PER_S, "device", "device")
+        gather = Copy("P2P", round(job.across.gather_mb * 1e6), GATHER_GB_PER_S, "device", "device")
         gathered = 0
         # GPU 0's extra kernels need what the others send.
-        for g in [*self.gpus[1:], 0] if job.gather_mb else self.gpus:
-            host = issued[g - 1] if job.one_thread and g else begins[g]
+        for g in [*self.gpus[1:], 0] if job.across.gather_mb else self.gpus:
+            host = issued[g - 1] if job.across.one_thread and g else begins[g]
             host, last[g] = self._phase(g, Phase.FORWARD, self._input_copy(g, host, step_start))
             if job.training:
-                if g and job.gather_mb:
+                if g and job.across.gather_mb:
                     host, end = self._copy(g, gather, host, int(last[g].end[-1]), "concat_predictions:ConcatV2")
                     gathered = max(gathered, end)
-                elif g == 0 and job.gpu0_extra_kernels:
+                elif g == 0 and job.across.gpu0_extra_kernels:
                     host, _ = self._phase(g, Phase.EXTRA, host, gathered)
                 host, last[g] = self._phase(g, Phase.BACKWARD, host)
-                if job.one_thread:  # it launches the optimizer's kernels before those of the next GPU
-                    host += int(len(self.programs[g].rows(Phase.APPLY)) * job.launch_us * US)
+                if job.across.one_thread:  # it launches the optimizer's kernels before those of the next GPU
+                    host += int(len(self.programs[g].rows(Phase.APPLY)) * job.host.launch_us * US)
             issued[g] = host
         return issued, last
 
@@ -309,18 +311,19 @@ class _Simulation:
     def _input_copy(self, gpu: int, host: int, step_start: int) -> int:
         """Copy the batch to the GPU. From pageable memory it is staged by the driver and holds the host."""
         job = self.job
-        if not job.batch_mb:
+        if not job.input.batch_mb:
             return host
-        rate = job.h2d_gb_per_s or job.link_gb_per_s * (1.0 if job.pinned else 0.25)
-        copy = Copy("H2D", round(job.batch_mb * 1e6), rate, "pinned" if job.pinned else "pageable", "device")
+        rate = job.input.h2d_gb_per_s or job.link_gb_per_s * (1.0 if job.input.pinned else 0.25)
+        memory = "pinned" if job.input.pinned else "pageable"
+        copy = Copy("H2D", round(job.input.batch_mb * 1e6), rate, memory, "device")
         length = int(copy.size / rate)
-        overlap = job.h2d_overlap and job.pinned
+        overlap = job.input.h2d_overlap and job.input.pinned
         # With prefetching to the device the next batch is copied once this one is taken, while the step computes.
         taken = self.steps[-1].ready if self.steps else step_start - length
         launch = max(min(taken, step_start) + 300 * US, self.h2d_free[gpu]) if overlap else host
         begin = max(launch + 7 * US, self.h2d_free[gpu])
         end = begin + length
-        call_end = end if not job.pinned else launch + 6 * US
+        call_end = end if not job.input.pinned else launch + 6 * US
         self.h2d_free[gpu] = end
         self.copies[gpu].append(CopyEvent(copy, "IteratorGetNext:IteratorGetNext", begin, end, launch, call_end))
         self.free[gpu] = max(self.free[gpu], end)
@@ -367,16 +370,17 @@ class _Simulation:
     def _kernels(self, gpu: int, rows: I64, host: int) -> StreamOps:
         job, program = self.job, self.programs[gpu]
         n = len(rows)
-        gaps = job.launch_us * US * np.exp(self.rng["launch"].normal(0.0, job.launch_jitter, n))
-        if job.stall_share:
+        gaps = job.host.launch_us * US * np.exp(self.rng["launch"].normal(0.0, job.host.launch_jitter, n))
+        if job.host.stall_share:
             stalled = self.rng["stall"].random(n)
-            gaps += np.where(stalled < job.stall_share, self.rng["stall"].exponential(1.0, n) * job.stall_us * US, 0.0)
+            stall = self.rng["stall"].exponential(1.0, n) * job.host.stall_us * US
+            gaps += np.where(stalled < job.host.stall_share, stall, 0.0)
         launch = host + np.cumsum(gaps).astype(np.int64)
         call = np.minimum(gaps * 0.55, 5.5 * US).astype(np.int64)
-        jitter = np.exp(self.rng["device"].normal(0.0, job.jitter, n))
+        jitter = np.exp(self.rng["device"].normal(0.0, job.work.jitter, n))
         length = np.maximum(program.mean_ns[rows] * jitter * self.factor[gpu], 700).astype(np.int64)
-        gap = int(job.kernel_gap_us * US)
-        start, end = run_in_order(launch + call + int(job.latency_us * US), length, self.free[gpu], gap)
+        gap = int(job.work.kernel_gap_us * US)
+        start, end = run_in_order(launch + call + int(job.host.latency_us * US), length, self.free[gpu], gap)
         self.free[gpu] = int(end[-1]) + gap
         self.chunk_starts[gpu] = [*self.chunk_starts[gpu][-3:], int(start[-1])]
         return StreamOps(rows, start, end, launch, launch + call)
@@ -402,25 +406,25 @@ class _Simulation:
     def _collectives(self, backward: Sequence[StreamOps], issued: list[int]) -> list[int]:
         """AllReduce of the gradients in pieces, as the backward pass yields them or after it; their end per GPU."""
         job = self.job
-        n = job.comm_count
-        ready_share = np.linspace(1 / n, 1, n) if job.comm_overlap else np.ones(n)
-        part = (job.comm_ms * MS / n * np.exp(self.rng["comm"].normal(0.0, 0.03, n)) + job.comm_latency_us * US
-                ).astype(np.int64)
+        n = job.across.comm_count
+        ready_share = np.linspace(1 / n, 1, n) if job.across.comm_overlap else np.ones(n)
+        transfer = job.across.comm_ms * MS / n * np.exp(self.rng["comm"].normal(0.0, 0.03, n))
+        part = (transfer + job.across.comm_latency_us * US).astype(np.int64)
         launch, ready = [], []
         for g in self.gpus:
             rows = (ready_share * len(backward[g].row)).astype(np.int64) - 1
             # Each needs a launch of its own, on the thread that launches the GPU's kernels.
-            if not job.comm_overlap:
-                launched = issued[g] + (np.arange(n) + 1) * int(job.launch_us * US)
+            if not job.across.comm_overlap:
+                launched = issued[g] + (np.arange(n) + 1) * int(job.host.launch_us * US)
                 issued[g] = int(launched[-1])
             else:
                 launched = backward[g].launch_end[rows] + US
             launch.append(launched)
-            ready.append(np.maximum(backward[g].end[rows], launched + int(job.latency_us * US)) + 3 * US)
+            ready.append(np.maximum(backward[g].end[rows], launched + int(job.host.latency_us * US)) + 3 * US)
         _, end = run_in_order(np.max(ready, axis=0), part, max(self.comm_free), 0)
         collected = []
         for g in self.gpus:
-            skew = self.rng["comm"].integers(0, max(int(job.comm_skew_us * US), 1), n)
+            skew = self.rng["comm"].integers(0, max(int(job.across.comm_skew_us * US), 1), n)
             own_end = np.maximum.accumulate(end + skew)
             before = np.concatenate(([self.comm_free[g]], own_end[:-1] + 900))
             start = np.minimum(np.maximum(ready[g], before), own_end - 1_000)

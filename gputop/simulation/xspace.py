@@ -54,7 +54,7 @@ def write_xspace(
         for name, value in mark.items():
             plane.add_stat(name, value)
         planes.append(plane.finish())
-    errors = [field_bytes(2, text) for text in timeline.job.errors]
+    errors = [field_bytes(2, text) for text in timeline.job.recorded.errors]
     return b"".join([*planes, *errors, field_bytes(4, hostname)])
 
 
@@ -97,7 +97,7 @@ class _Recorder:
         gpus = job.captured_gpus
         yield from [self._device(gpu) for gpu in range(gpus)]
         yield from [self._device_plane(gpu).finish() for gpu in range(gpus, gpus + job.idle_gpus)]
-        if job.host_plane:
+        if job.recorded.host_plane:
             self._host_lines()
             for i, (name, data) in enumerate(sorted(self.lines.items())):
                 self.host.add_line(7_000 + i, self._thread(name), self._timestamp(), data)
@@ -119,7 +119,7 @@ class _Recorder:
             if job.jax:
                 return f"py_xla_execute/{number}" if job.gpus > 1 else "python3"
             gpu = key.removeprefix("compute")
-            return f"gpu_private_{gpu}/{number}" if job.private_threads else f"tf_Compute/{number}"
+            return f"gpu_private_{gpu}/{number}" if job.host.private_threads else f"tf_Compute/{number}"
         if key == "python":
             return "python3" if job.jax else "python"
         pool = {"get_next": "tf_data_iterator_get_next", "resource": "tf_data_iterator_resource",
@@ -130,7 +130,7 @@ class _Recorder:
         """The thread that launches a GPU's work."""
         if self.job.style == "eager" or (self.job.jax and self.job.gpus == 1):
             return "python"
-        return "compute0" if self.job.one_thread else f"compute{gpu}"
+        return "compute0" if self.job.across.one_thread else f"compute{gpu}"
 
     # GPUs
 
@@ -153,8 +153,8 @@ class _Recorder:
         collectives = self.t.collectives[gpu]
         if len(collectives.row):
             reduce = "CollectiveReduceV2" if job.version >= (2, 13) else "NcclAllReduce"
-            reduce_ops = [f"all-reduce-start.{i}" for i in range(job.comm_count)] if job.jax else (
-                self._op_names(gpu, [f"{reduce}_{i}:{reduce}" for i in range(job.comm_count)]))
+            reduce_ops = [f"all-reduce-start.{i}" for i in range(job.across.comm_count)] if job.jax else (
+                self._op_names(gpu, [f"{reduce}_{i}:{reduce}" for i in range(job.across.comm_count)]))
             self._kernels(plane, gpu, streams, _Kernels(
                 "Collective", collectives, collectives.row * 0, [_collective_name(job)], [_COLLECTIVE_DETAILS],
                 collectives.row, reduce_ops))
@@ -165,18 +165,18 @@ class _Recorder:
         return plane.finish()
 
     def _op_names(self, gpu: int, ops: list[str]) -> list[str]:
-        return [f"replica_{gpu}/{op}" for op in ops] if gpu and not self.job.jax and not self.job.serial else ops
+        return [f"replica_{gpu}/{op}" for op in ops] if gpu and not self.job.jax and not self.job.across.serial else ops
 
     def _kernels(self, plane: Plane, gpu: int, streams: _STREAM_LINES, kernels: _Kernels) -> None:
         """Add kernels of one stream to ``streams``, and their launches to the host's lines."""
         ran, job, correlation = kernels.ran, self.job, self.correlation + np.arange(len(kernels.name))
         self.correlation += len(kernels.name)
-        seen = (ran.start >= self.begin) & (ran.end <= self.end) & job.device_events
+        seen = (ran.start >= self.begin) & (ran.end <= self.end) & job.recorded.device_events
         if seen.any():
             kinds, lines = streams.setdefault(_STREAMS[kernels.kind], (set(), []))
             kinds.add("Kernel")
             lines.append(self._kernel_events(plane, kernels, seen, correlation[seen]))
-        called = (ran.launch >= self.begin) & (ran.launch_end <= self.end) & job.launches
+        called = (ran.launch >= self.begin) & (ran.launch_end <= self.end) & job.recorded.launches
         if called.any():
             self._launches(gpu, kernels, called, correlation[called])
 
@@ -187,7 +187,7 @@ class _Recorder:
                  Column(plane.stat_id("kernel_details"), REF, plane.ref_ids(kernels.details)[name])]
         constants = [stat(plane.stat_id("context_id"), "$$1")]
         shown = kernels.ops
-        if job.jax or job.xla:
+        if job.jax or job.work.xla:
             hlo = [o.rsplit("/", 1)[-1].split(":")[0].lower().replace("_", "-") for o in kernels.ops]
             stats.append(Column(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op]))
             constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(_module_name(job))))
@@ -206,7 +206,7 @@ class _Recorder:
             [Column(host.stat_id("correlation_id"), UINT, correlation)],
             [stat(host.stat_id("device_id"), gpu), stat(host.stat_id("context_id"), "$$1")])
         self.lines.setdefault(self._launch_thread(gpu), []).append(data)
-        if kernels.kind == "Kernel" and job.op_events and not (job.xla or job.jax):
+        if kernels.kind == "Kernel" and job.recorded.op_events and not (job.work.xla or job.jax):
             self._op_events(gpu, kernels.op[called], kernels.ops, launch, launch_end)
 
     def _op_events(self, gpu: int, op: I64, ops: list[str], launch: I64, launch_end: I64) -> None:
@@ -232,7 +232,7 @@ class _Recorder:
                 Column(host.stat_id("eager_op"), REF, host.ref_ids(kinds)[which]),
                 Column(host.stat_id("is_func"), INT, which * 0)])
             record([f"EagerLocalExecute: {x}" for x in kinds], which, outer + 120, (size - 160).clip(0))
-        if self.job.noise:
+        if self.job.recorded.noise:
             some = begin[::5]
             record(["ThreadpoolListener::Record"], np.zeros(len(some), np.int64), some, np.zeros(len(some), np.int64))
 
@@ -242,19 +242,19 @@ class _Recorder:
             self.correlation += 1
             copy = event.copy
             name = f"Memcpy{copy.way}"
-            if job.old_details:
+            if job.recorded.old_details:
                 details = f"num_bytes:{copy.size}\ndest:{gpu}\nasync:{int(copy.is_async)}"
             else:
                 details = (f"kind_src:{copy.src} kind_dst:{copy.dst} size:{copy.size} "
                            f"dest:{0 if copy.way in ('D2H', 'P2P') else gpu} async:{int(copy.is_async)}")
-            if event.start >= self.begin and event.end <= self.end and job.device_events:
+            if event.start >= self.begin and event.end <= self.end and job.recorded.device_events:
                 values: dict[str, StatValue] = {"correlation_id": self.correlation, "memcpy_details": details}
                 if event.op:
                     values["tf_op"] = event.op
                 kinds, lines = streams.setdefault(_STREAMS[copy.way], (set(), []))
                 kinds.add(name)
                 lines.append(plane.event(name, event.start - self.begin, event.end - event.start, values))
-            if job.launches:
+            if job.recorded.launches:
                 self._add(self._launch_thread(gpu), name, event.launch, event.launch_end, {
                     "correlation_id": self.correlation, "device_id": gpu, "memcpy_details": details})
 
@@ -272,7 +272,7 @@ class _Recorder:
             if thread.startswith("compute"):
                 thread = self._launch_thread(int(thread.removeprefix("compute")))
             self._add(thread, event.name, event.start, event.end, event.stats)
-        if self.job.allocator:
+        if self.job.recorded.allocator:
             for gpu in range(self.job.captured_gpus):
                 self._allocations(gpu)
 
@@ -292,7 +292,7 @@ class _Recorder:
         in_use = np.tile(peak - size * (each - np.minimum(number + 1, 2 * each - 1 - number)), len(times))
         is_free = np.tile(number >= each, len(times))
         constants = [stat_ref(host.stat_id("allocator_name"), host.stat_id(f"GPU_{gpu}_bfc")),
-                     stat(host.stat_id("fragmentation"), float(job.fragmentation)),
+                     stat(host.stat_id("fragmentation"), float(job.allocation.fragmentation)),
                      stat_ref(host.stat_id("region_type"), host.stat_id("dynamic"))]
         ops = self.t.programs[gpu].ops
         which = host.ref_ids([ops[i % len(ops)] for i in range(each)])

@@ -203,6 +203,9 @@ class Agent:
         self.process.kill()
         self.process.wait()
         self._errors.close()
+        for pipe in (self.to_node, self.from_node):
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 class Ssh:
@@ -243,18 +246,17 @@ class Ssh:
 
     def _answer(self, node: str) -> tuple[NodeAnswer, int]:
         """Raises NodeProblem."""
-        if (kept := self._agents.pop(node, None)) is not None:
-            with contextlib.suppress(NodeProblem):  # its connection may have ended meanwhile
-                answer = kept.ask(self._request, NodeAnswer, TIMEOUT_S)
-                self._agents[node] = kept
-                return answer
-            kept.end()
-        agent = self._agents[node] = Agent(node, self._command, follow=False)
+        kept = self._agents.get(node)
+        agent = self._agents[node] = kept or Agent(node, self._command, follow=False)
+        if self._closed:
+            agent.process.kill()
         try:
             return agent.ask(self._request, NodeAnswer, TIMEOUT_S)
         except NodeProblem:
             self._agents.pop(node).end()
-            raise
+            if kept is None or self._closed:
+                raise
+        return self._answer(node)  # its connection had ended meanwhile
 
     def close(self) -> None:
         """End what runs."""
@@ -262,4 +264,4 @@ class Ssh:
         for _ in range(self._threads):
             self._waiting.put(None)
         for agent in list(self._agents.values()):
-            agent.process.kill()
+            agent.end()

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gputop.advice.registry import ids_by_idle_gap
 from gputop.advice.registry import limit as limit_of
-from gputop.advice.trace.blocking_copies import cost_of_calls
+from gputop.advice.trace.copy_costs import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import of_one_process
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another

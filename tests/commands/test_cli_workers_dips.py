@@ -15,7 +15,9 @@ from gputop.commands.common import options_of
 from gputop.commands.settings import Config, apply_settings
 from gputop.core.errors import EXIT_FAILED, EXIT_NO_DATA, EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler.capture.records import Server
+from gputop.profiler.capture.request import ask_job
 from gputop.session import captures
+from gputop.session.server_watch import ServerWatch
 from gputop.sources.simulated import SimulatedSource
 
 
@@ -101,6 +103,15 @@ def test_a_dip_is_not_waited_for_without_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(capture_on_dip, "source_of", lambda _: Absent())
     assert main(["capture", "--on-dip"]) == EXIT_NO_DATA
     assert "there is no driver" in capsys.readouterr().err
+
+
+def test_which_of_several_jobs_is_meant_is_asked_before_a_dip_is_waited_for(monkeypatch, tmp_path, capsys):
+    jobs = [Server(f"127.0.0.1:{port}", f"TensorFlow 2.21.0: /usr/bin/python {script}", port)
+            for port, script in ((6009, "train.py"), (6010, "other.py"))]
+    monkeypatch.setattr(ServerWatch, "question", lambda self, request: ask_job(request, jobs))
+    assert main(["capture", "--demo", "--on-dip", "sm<1% for 60s", "--logdir", str(tmp_path)]) == EXIT_USAGE
+    err = capsys.readouterr().err
+    assert "train.py" in err and "other.py" in err and "127.0.0.1:6010" in err
 
 
 @pytest.mark.usefixtures("analysis_in_this_process")

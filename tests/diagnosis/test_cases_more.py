@@ -15,14 +15,11 @@ TRUTH: dict[str, dict[str, Any]] = (
     json.loads((FOLDER / "truth.json").read_text()) if (FOLDER / "truth.json").exists() else {})
 
 
-# Not judged right yet.
 _SHARES = ("share_ratio", "h2d_of_step_ratio")
-OPEN = {"one_step_preprocessing.pt.trace.json.gz", "nsys_numbered_ranges.sqlite"}
 
 
 @pytest.mark.skipif(not TRUTH, reason="the shared cases are not on this machine")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xfail(name in OPEN, reason="open", strict=False))
-                                  for name in TRUTH])
+@pytest.mark.parametrize("name", TRUTH)
 def test_the_case_is_judged_as_an_expert_does(name: str):
     truth, analysis = TRUTH[name], analysis_of(FOLDER / name)
     ids = [finding.id for finding in analysis.findings if finding.severity in ("high", "medium")]

@@ -30,7 +30,7 @@ def test_steps_follow_each_other_and_none_begins_before_its_batch_is_made(loop: 
 
 
 def test_the_pipeline_makes_one_batch_at_a_time_and_only_with_room_in_its_buffer(loop: TrainingLoop) -> None:
-    depth = loop.scenario.job.prefetch
+    depth = loop.scenario.job.input.prefetch
     steps = [s for s in loop.steps(0, 200 * SECOND) if s.kind is StepKind.TRAIN]
     for before, step in itertools.pairwise(steps):
         assert step.made_from_ns >= before.made_ns

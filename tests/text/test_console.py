@@ -31,6 +31,7 @@ ATTACKS = ("\x1b]0;root@prod\x07", "\x1b]52;c;cm0gLXJmIH4=\x1b\\", "\x1b[31m", "
 WRITERS = {
     "text/console.py": "the one place",
     "tui/terminal/first_frame.py": "the terminal's driver: what it draws has been made of printable text",
+    "commands/agent.py": "the answers to gputop on another node",
     "commands/capture_ranks.py": "another node's gputop reads its standard output through ssh, JSON in ASCII",
     "diagnosis/worker.py": "a child process: its standard output is a pipe that gputop reads, JSON in ASCII",
     "doctor/driver_facts.py": "a child process: its standard output is a pipe that gputop reads, JSON in ASCII",

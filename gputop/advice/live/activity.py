@@ -13,9 +13,9 @@ from itertools import takewhile
 from msgspec import Struct, field
 
 from gputop.advice.fix_code import code
+from gputop.advice.live.falls import SLICE_S, Fall, falls
 from gputop.advice.live.frameworks import NO_FIGURE, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_server, same_job
-from gputop.advice.live.own_best import SLICE_S, Fall, falls
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.core.samples import GpuSample

@@ -19,9 +19,10 @@ from gputop.advice.causes import fold_consequences
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.host_work import StepGapHost, main_function, out_of_the_step
+from gputop.advice.trace.host_work import StepGapHost, out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.known_work import main_function
 from gputop.advice.trace.long_steps import LongStepsFound, less_often
 from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, severity_by_limits
-from gputop.advice.trace.fusion import plain_name
+from gputop.advice.trace.facts import TraceFacts, severity_by_limits, waits_for_launches
 from gputop.advice.trace.inputs import gpu_allocators, launch_calls
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.launch import judge_launch_bound
+from gputop.advice.trace.kernel_rows import plain_name
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.sm_use import narrow_kernels
 from gputop.analysis.layers.culprits import Events
@@ -91,7 +90,7 @@ def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
     if share < limit("batch_size_headroom.share"):
         return None
     # The same idle time is claimed once: launch_bound names its cause, this a way to live with it.
-    beside = launch_calls(facts) is None and judge_launch_bound(facts) is not None
+    beside = launch_calls(facts) is None and waits_for_launches(facts)
     alone = memory_is_known and not beside and not facts.caveat
     return replace(headroom, share=share, severest="high" if alone else "medium")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -13,14 +12,14 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copies import fetch_fix, fetching_ops
+from gputop.advice.trace.copy_costs import LARGE_BYTES, cost_of_calls
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
+from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
-from gputop.analysis.what_if.host_waits import HostWaits, before_steps, host_waits
-from gputop.analysis.what_if.replay import idle_saved
+from gputop.analysis.what_if.host_waits import HostWaits, host_waits
 from gputop.text.units import count, percent
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_rows
@@ -42,7 +41,6 @@ _ACTIONS_IF_LARGE = {
     "d2h": "Do not wait for large results: copy them into pinned memory on a separate stream, and use them a step "
            "later.",
 }
-_LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 
 
 # -- copies_pageable --------------------------------------------------------------------------------
@@ -89,7 +87,7 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         length = device.end_ns[pageable] - device.start_ns[pageable]
         pageable_ns += int(length.sum())
         down_ns += int(length[device.kind[pageable] == Kind.D2H].sum())
-        pinned = timeline.rows[(host_end == MemoryKind.PINNED) & (device.bytes[timeline.rows] >= _LARGE_BYTES)]
+        pinned = timeline.rows[(host_end == MemoryKind.PINNED) & (device.bytes[timeline.rows] >= LARGE_BYTES)]
         pinned_ns += int((device.end_ns[pinned] - device.start_ns[pinned]).sum())
         pinned_bytes += int(device.bytes[pinned].sum())
     exposed_s = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
@@ -145,7 +143,7 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     if v.pinned_bytes_per_s is not None:
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
-    if v.results_bytes >= _LARGE_BYTES:
+    if v.results_bytes >= LARGE_BYTES:
         fetch, fetch_snippet = _ACTIONS_IF_LARGE["d2h"], code("sync_copies", f"large-d2h-{job.framework}")
     return Explanation(
         title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
@@ -216,34 +214,6 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing
             "The host waits for no copy and for no synchronization, and continues to launch.")))
 
 
-class IdleOfCalls(NamedTuple):
-    """The GPU's idle time within the replayed steps that follows from calls of the host, and how much shorter the steps
-    would be without them: where GPUs wait for each other, less than that."""
-
-    idle: Spans
-    saved_ns: int
-
-    @property
-    def seconds(self) -> float:
-        return min(self.idle.total, self.saved_ns) / 1e9
-
-
-def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
-    """Cost of these calls by the replay, by GPU (index into ``Trace.gpus``): neither what it waits for a batch, nor
-    what is before a step's first kernel."""
-    trace, replay = facts.trace, facts.replay
-    if replay is None or not len(calls.line):
-        return {}
-    cure = Cure(calls=calls, assumes="")
-    saved_ns = max(round(replay.saved(cure) * replay.spans.total), 0)
-    input_waits = merge(EMPTY, *(loop.waits for loop in replay.graph.loops))
-    idle = idle_saved(replay.graph, cure) if saved_ns else {}
-    return {timeline.gpu: IdleOfCalls(subtract(
-        intersect(idle[timeline.gpu], replay.spans),
-        merge(input_waits, before_steps(trace, timeline, facts.steps))), saved_ns)
-        for timeline in facts.gpu_timelines if timeline.gpu in idle}
-
-
 def _last_waits(facts: TraceFacts, waits: HostWaits, gpu: int, idle_end_ns: I64) -> I64:
     """Last wait of the GPU's own process to end before each of these ends of the GPU's idle times; -1: none."""
     trace = facts.trace
@@ -296,17 +266,6 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
         snippet=code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
     )
-
-
-def pinned_rate(facts: TraceFacts) -> float | None:
-    """Bytes per second of pinned copies of a megabyte and more with the host: what the slowest link in a node does."""
-    device = facts.trace.device
-    up = (device.kind == Kind.H2D) & (device.src == MemoryKind.PINNED)
-    down = (device.kind == Kind.D2H) & (device.dst == MemoryKind.PINNED)
-    rows = np.flatnonzero((up | down) & (device.bytes >= _LARGE_BYTES))
-    if not len(rows):
-        return None
-    return float(np.median(device.bytes[rows] / np.maximum(device.end_ns[rows] - device.start_ns[rows], 1))) * 1e9
 
 
 # -- values that a loop on the host reads one by one -------------------------------------------------

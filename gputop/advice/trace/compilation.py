@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
-from gputop.advice.trace.fusion import UNCERTAIN, ChainedKernels, by_stream, chained_kernels, kernels_in_steps
 from gputop.advice.trace.job import JAX, Job
+from gputop.advice.trace.kernel_rows import UNCERTAIN, ChainedKernels, by_stream, chained_kernels, kernels_in_steps
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
 from gputop.analysis.host.host_causes import EAGER_OPS

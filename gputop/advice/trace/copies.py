@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from gputop.advice import savings
 from gputop.advice.fix_code import code, joined
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, host_spans_of, once_per_trace
+from gputop.advice.trace.fetching import fetch_fix, fetching_ops
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
@@ -42,17 +42,6 @@ _PINNED = {
                "copies overlap with compute.",
     "": "Copy from pinned memory and ahead of the step, so that copies overlap with compute.",
 }
-_D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every so many steps."
-_SUMMARIES = "Write summaries and histograms every few hundred steps: each one fetches its tensors from the GPU."
-_PLACED = ("Keep these ops on the GPU, or fetch their results once in many steps: an op on the host fetches its inputs "
-           "from the GPU.")
-# What the op is that most of the copies to the host are for, the fix, and its code in Keras and in a loop of one's own.
-_FETCHING = (
-    (re.compile(r"summary|histogram", re.IGNORECASE), _SUMMARIES,
-     "step_gap_host", ("summary-keras3", "summary-custom")),
-    (re.compile(r"py_?func|numpy_func|print|string|regex|unique|lookup|assert", re.IGNORECASE), _PLACED,
-     "host_placement", ("placed", "placed")),
-)
 _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin{}."
 _FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one jit, where XLA fuses them away",
                "pytorch": ", or let torch.compile fuse them away"}
@@ -126,20 +115,6 @@ def _copies(facts: TraceFacts, ways: Sequence[str]) -> Events:
     """The copies of these ways, each with the time that nothing hides."""
     rows = np.flatnonzero(np.isin(facts.trace.device.kind, [_KINDS[way] for way in ways]))
     return Events(rows, exposed_ns(facts, rows))
-
-
-def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
-    """The ops whose results are copied to the host, as far as the trace names them: those of most time first."""
-    table = facts.analysis.copies
-    return tuple(row.op for row in (table.by_op if table is not None else None) or () if row.direction == "d2h")[:3]
-
-
-def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
-    """Fix for copies to the host that these ops ask for, and its code."""
-    for pattern, action, page, keys in _FETCHING:
-        if ops and pattern.search(ops[0]):
-            return action, None if job.framework != "tensorflow" else code(page, keys[0 if job.keras else 1])
-    return _D2H, code("copies_excessive", "d2h-keras") if job.keras else code("sync_copies", f"d2h-{job.framework}")
 
 
 def _snippet(way: str, job: Job) -> str | None:

@@ -251,3 +251,10 @@ def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:
     from the host's threads."""
     late = facts.host.late if facts.host is not None else {}
     return {gpu: merge(EMPTY, *(by_cause[cause] for cause in causes)) for gpu, by_cause in late.items()}
+
+
+def waits_for_launches(facts: TraceFacts) -> bool:
+    """Return whether the GPUs wait for launches, and not with kernels in a deep queue."""
+    delays = [gpu.launch_delay_median_s for gpu in facts.active if gpu.launch_delay_median_s is not None]
+    return (facts.shares or {}).get("launch", 0.0) >= limit("launch_bound.share") and (
+        not delays or min(delays) < limit("launch_bound.deep_queue_s"))

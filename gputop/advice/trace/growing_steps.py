@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpus import others_take
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.other_programs import others_take
 from gputop.advice.verdict import Explanation, Verdict, known
 from gputop.analysis.steps.long_steps import MIN_STEPS
 from gputop.core.findings import Culprit

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import (
     HOST_EVENTS,
     TORCH_HOST,
@@ -21,16 +20,15 @@ from gputop.advice.trace.facts import (
     waits_for_host,
 )
 from gputop.advice.trace.input_fixes import KEEP_WORKERS, fix_of_loader
-from gputop.advice.trace.input_wait import paced_by_input
+from gputop.advice.trace.input_pace import paced_by_input
 from gputop.advice.trace.job import CUSTOM, EAGER, JAX, KERAS, PYTORCH, Job
+from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, WORK, UserFunction, known_work, named_work
+from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.host.host_spans import PYTHON_CALLBACK
-from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
-from gputop.analysis.results import FlameNode, GapWork, HostStacks
+from gputop.analysis.results import GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import Culprit
-from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import intersect
 from gputop.trace.lookups import how_to_mark_steps
@@ -43,45 +41,7 @@ _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dat
 }
 
 
-class KnownWork(Struct, frozen=True):
-    """A kind of host work (of ``WORK_KINDS``), and what to do about it."""
-
-    kind: str
-    action: str
-
-    @property
-    def what(self) -> str:
-        return HOST_KINDS[self.kind]
-
-    def code(self, job: Job) -> str | None:
-        return code("step_gap_host", *(f"{self.kind}-{key}" for key in job.keys))
-
-    def fits(self, name: str) -> bool:
-        return re.match(PATTERN_OF_KIND[self.kind], name) is not None
-
-
-# The first that fills most of a gap is named.
-WORK: tuple[KnownWork, ...] = (
-    KnownWork("checkpoint", "Save less often, and in the background."),
-    KnownWork("summary", "Write summaries every few hundred steps, not at each step."),
-    KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch."),
-)
-# What also makes steps long, or runs between them.
-SELDOM_WORK: tuple[KnownWork, ...] = (
-    KnownWork("compilation", "Call functions with the same shapes and types each time."),
-    *(KnownWork(kind, "Call fit() once, over one dataset that is repeated, not anew for each epoch or piece of data: "
-                      "each call makes datasets and their iterators, and frees them.")
-      for kind in ("freeing", "datasets")),
-    KnownWork("garbage", "Freeze long-lived objects and choose when to collect: gc.freeze(), gc.disable(), and "
-                         "gc.collect() every few hundred steps."),
-    KnownWork("files", "Read and write files outside the loop: in the input pipeline, or in a thread."),
-)
-
-
 # -- step_gap_host ----------------------------------------------------------------------------------
-
-NEW_WORKERS = "the DataLoader starts its workers anew"
-NO_TRAINING = "nothing trains here, and a pause may be the wait for the next request"
 
 
 class StepGapHost(Verdict, frozen=True, kw_only=True):
@@ -104,7 +64,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     """
     host, steps = facts.host, facts.steps
     assert host is not None and host.gap_s is not None
-    if steps is None or steps.count < limit("host.steps"):
+    # Of one step the gap is in its middle, and only a tracer of Python shows what of it is work.
+    traced = facts.analysis.stacks is not None and facts.analysis.stacks.source.startswith("tracer")
+    if steps is None or steps.count < (1 if traced else limit("host.steps")):
         return Missing("two whole steps, because the gap is between them: capture longer, or mark steps with "
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
@@ -176,57 +138,6 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     )
 
 
-class UserFunction(Struct, frozen=True):
-    """A function of the user's, and its line that runs longest. ``holds_loop``: the steps themselves run in it, too.
-    ``loader``: what calls it to make a batch (:class:`~gputop.analysis.results.StackLine`), "": nothing."""
-
-    name: str
-    location: str
-    holds_loop: bool
-    loader: str = ""
-
-
-def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks | None) -> UserFunction | None:
-    """The function whose lines among these culprits ("metrics.py:112 confusion_matrix") take half of the gap or more;
-    None without one, or where a library runs."""
-    of_function: dict[tuple[str, str], list[Culprit]] = {}
-    for line in culprits:
-        function = _function_of(line.name)
-        if line.kind == "line" and function and "/" not in function[0]:  # a package is shown of a library alone
-            of_function.setdefault(function, []).append(line)
-    function, lines = max(of_function.items(), key=lambda item: _total_s(item[1]), default=(None, []))
-    if function is None or _total_s(lines) < 0.5 * gap_s:
-        return None
-    longest = max(lines, key=lambda line: line.time_s or 0.0)
-    gaps = stacks.gaps if stacks is not None else ()
-    loader = next((line.loader for gap in gaps for line in gap.lines if line.line == longest.name), "")
-    return UserFunction(function[1].rpartition(".")[2], longest.name.partition(" ")[0],
-                        _runs_outside_gaps(function, stacks.flame if stacks is not None else ()),
-                        loader)
-
-
-def _total_s(lines: Iterable[Culprit]) -> float:
-    return sum(line.time_s or 0.0 for line in lines)
-
-
-def _function_of(line: str) -> tuple[str, str] | None:
-    """File and function of "loss.py:8 Logger.norms.<dictcomp>", without what has no name; None of a module's line."""
-    location, _, qualified = line.partition(" ")
-    names = qualified.split(".")
-    while names and not names[-1].isidentifier():
-        names.pop()
-    return (location.rpartition(":")[0], ".".join(names)) if names else None
-
-
-def _runs_outside_gaps(function: tuple[str, str], flame: Sequence[FlameNode]) -> bool:
-    """Return whether most of what the loop does outside of the gaps runs in this function."""
-    calls = [node for node in flame if _function_of(node.line) == function and (
-        node.parent is None or _function_of(flame[node.parent].line) != function)]
-    total, inside = (sum(node.time_s - node.gap_s for node in nodes) for nodes in (
-        (node for node in flame if node.parent is None), calls))
-    return inside >= 0.5 * total > 0
-
-
 def out_of_the_step(words: Explanation, verdict: StepGapHost, function: UserFunction) -> Explanation:
     """The words with the fix for the function that takes most of the gap; those of a prediction in each step have a
     better one."""
@@ -288,16 +199,6 @@ def _work_inside(v: StepGapHost, loop: str, most: float) -> tuple[str, str, str 
             code("step_gap_host", "inside", CALL=without_iterator))
 
 
-def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
-               most: float) -> tuple[KnownWork, list[GapWork]] | None:
-    """The first of these kinds that takes so many seconds, and its work."""
-    for kind in kinds:
-        named = [item for item in work if kind.fits(item.name)]
-        if named and sum(item.s_per_step for item in named) >= most:
-            return kind, named
-    return None
-
-
 def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     """Content of a gap in which no known kind of work takes most of the time."""
     silent, shown = v.silent_s or 0.0, named_work(v.work)
@@ -308,11 +209,6 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
         return what + (f"; the rest is {shown}" if shown else "")
     return f"mostly {shown}" + (
         f", and {seconds(silent)} without any event, which means Python" if silent >= 0.1 * v.gap_s else "")
-
-
-def named_work(work: Iterable[GapWork]) -> str:
-    return ", ".join(f"{w.name} {seconds(w.s_per_step)}"
-                     + (f" ({w.count_per_step:.0f}×)" if w.count_per_step >= 1.5 else "") for w in list(work)[:3])
 
 
 # -- host_placement ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace, parts_of
+from gputop.advice.trace.facts import TraceFacts, idle_before, once_per_trace, parts_of, waits_for_launches
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
@@ -46,10 +46,10 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     not in the share ``launch``, so this fires for launches alone.
     """
     assert facts.shares is not None
+    if not waits_for_launches(facts):
+        return None
     gpus, share = facts.active, facts.shares["launch"]
     delays = [gpu.launch_delay_median_s for gpu in gpus if gpu.launch_delay_median_s is not None]
-    if share < limit("launch_bound.share") or (delays and min(delays) >= limit("launch_bound.deep_queue_s")):
-        return None
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
     waits = {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
     recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None

@@ -9,12 +9,12 @@ from msgspec import structs
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import TraceFacts, new_workers, on_host
 from gputop.advice.trace.growing_steps import StepsGrow, describe_growing_steps, growing_steps
-from gputop.advice.trace.host_work import NEW_WORKERS, SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
 from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.known_work import NEW_WORKERS, SELDOM_WORK, WORK, KnownWork, UserFunction, known_work
+from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in

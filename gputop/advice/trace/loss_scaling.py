@@ -7,7 +7,7 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.blocking_copies import cost_of_calls
+from gputop.advice.trace.copy_costs import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict

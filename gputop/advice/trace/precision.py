@@ -17,8 +17,8 @@ from gputop.advice import savings
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, kernels_named
-from gputop.advice.trace.fusion import batched_products
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.kernel_rows import batched_products
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import KernelRow

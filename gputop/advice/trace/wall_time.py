@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.cpus import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, severity_by_limits
-from gputop.advice.trace.host_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.input_fixes import KEEP_WORKERS
 from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
+from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
 from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart

@@ -12,6 +12,7 @@ from gputop.analysis.host.functions import XLA_RUN, spans_of
 from gputop.analysis.host.host_ops import OP, single_ops
 from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
 from gputop.analysis.host.small_ops import PAUSE_NS, small_ops
+from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, torch_builds
@@ -34,9 +35,8 @@ _XLA_THREAD = re.compile(r"tf_XLA|py_xla_execute|tf_pjrt")
 _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|[\w:]*(?:::Await|BlockHost\w*)$|"
           r"(?:cu|cuda|hip)\w*Synchronize(?:_v\d)?$|Wait for ")
 _RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
-# What a compiled function hands to Python in its midst: jax.pure_callback, io_callback, debug.print; TensorFlow's
-# numpy_function and py_function, with or without the type behind the op's name.
-PYTHON_CALLBACK = r"\S*_callback\b|(?:.*[:/])?(?:Eager)?PyFunc(?:Stateless)?(?:_\d+)?$"
+# What a compiled function hands to Python in its midst, of JAX jax.pure_callback, io_callback, debug.print.
+PYTHON_CALLBACK = rf"\S*_callback\b|{PYTHON_OP}"
 _XLA_CALLBACK = rf"(?:{PYTHON_CALLBACK}|custom-call)"
 # PyTorch calls no function for a step: Python runs its ops one by one, and each ends in calls of the CUDA runtime.
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"

@@ -30,7 +30,8 @@ _PRODUCES = r"Parallel\w*Produce$|MapAndBatch\w*Produce$"
 _HANDS_ON = re.compile(r"(?:Root|Prefetch|Options|Model|MaxIntraOpParallelism|PrivateThreadPool)$")
 SEGMENT_ENDS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
 PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
-_PYTHON_OP = r"(?:.*[:/])?(?:Eager)?PyFunc(?:Stateless)?$"
+# numpy_function and py_function, with or without the type behind the op's name.
+PYTHON_OP = r"(?:.*[:/])?(?:Eager)?PyFunc(?:Stateless)?(?:_\d+)?$"
 _REFILL_FACTOR = 50.0  # times the median call; gputop's own figure
 _MAX_PATHS = 512  # far more than the stages of any pipeline; a damaged file may have any number
 _NO_ROOT = ""  # the label of what belongs to no root seen
@@ -288,7 +289,7 @@ def _refill_s(trace: Trace, rows: I64) -> float:
 def python_s(trace: Trace) -> float:
     """Seconds in which tf.data's functions called Python (py_function, numpy_function), summed over threads."""
     host = trace.host
-    rows = host_rows(trace, _PYTHON_OP)
+    rows = host_rows(trace, PYTHON_OP)
     rows = rows[of_input_pipeline(trace)[rows]] if len(rows) else rows
     return int((host.end_ns[rows] - host.start_ns[rows]).sum()) / 1e9
 

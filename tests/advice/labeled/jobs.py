@@ -28,7 +28,8 @@ class LabeledJob(Job):
         return _ARCHITECTURES[self.gpu]
 
     def matrix_kernels(self, kind: str) -> tuple[str, ...]:
-        return kernel_names(GEMM if kind == "gemm" else CONV, self.matmul_names or self.dtype, self.architecture)
+        names = self.work.matmul_names or self.work.dtype
+        return kernel_names(GEMM if kind == "gemm" else CONV, names, self.architecture)
 
 
 def random_job(seed: int, **wanted: object) -> Job:
@@ -52,7 +53,7 @@ def random_job(seed: int, **wanted: object) -> Job:
     per_execution = 4 if style == "spe" else 1
     comm = compute * float(rng.uniform(0.08, 0.3)) if gpus > 1 else 0.0
     steps = int(np.clip(_EVENTS / (kernels * gpus * per_execution), 6 if per_execution > 1 else 9, 24))
-    job = LabeledJob(
+    job = LabeledJob.of(
         seed=seed, style=style, version=version, gpu=gpu, gpus=gpus, family=family, dtype=dtype, compute_ms=compute,
         kernels=kernels, elementwise=float(rng.uniform(0.06, 0.15)) * (1.0 if xla else 0.5), xla=xla, launch_us=launch,
         steps=steps, per_execution=per_execution, jitter=float(rng.uniform(0.004, 0.02)),

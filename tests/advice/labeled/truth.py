@@ -44,7 +44,7 @@ class Truth:
 def capture_window(timeline: Timeline) -> tuple[int, int]:
     """The capture's begin and end: anywhere within the first and the last step, as of a user's key press."""
     job, steps = timeline.job, timeline.steps
-    if not job.clip:
+    if not job.recorded.clip:
         return 0, timeline.end + 2 * MS
     rng = job.rng("window")
     first = [s.start for s in steps if s.first]
@@ -68,7 +68,7 @@ def truth(t: Timeline) -> Truth:
     seen = t.job.captured_gpus
     gpus = [_gpu(t, g, begin, end) for g in range(seen)]
     return Truth(edges, mean, ratio, gpus, _waiting(t, begin, end) if seen > 1 else None,
-                 t.job.comm_count * t.job.iterations if t.job.gpus > 1 and t.job.comm_ms else 0)
+                 t.job.across.comm_count * t.job.iterations if t.job.gpus > 1 and t.job.across.comm_ms else 0)
 
 
 def _anchors(t: Timeline) -> Spans:

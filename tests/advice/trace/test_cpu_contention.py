@@ -152,7 +152,7 @@ def test_batches_that_are_late_now_and_then_may_be_so_by_others(monkeypatch):
 
     b = input_bound()
     for fast_enough in (True, False):
-        monkeypatch.setattr("gputop.advice.trace.input_wait._input_fix", lambda *_, own=fast_enough: slow(own))
+        monkeypatch.setattr("gputop.advice.trace.input_wait.input_fix", lambda *_, own=fast_enough: slow(own))
         assert ("input_bound" in findings(recorded(b, TAKEN))) == (not fast_enough)
         assert "input_bound" in findings(recorded(b, None))
 

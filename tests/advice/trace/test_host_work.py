@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.trace.host_work import StepGapHost, UserFunction, main_function, out_of_the_step
+from gputop.advice.trace.host_work import StepGapHost, out_of_the_step
+from gputop.advice.trace.known_work import UserFunction, main_function
 from gputop.advice.verdict import Explanation
 from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
 from gputop.core.findings import Culprit
@@ -323,3 +324,23 @@ def test_the_fix_names_the_function_or_the_line_of_the_loop():
     predicts = StepGapHost(gpus=(), share=0.6, gap_s=0.6, silent_s=0.6, work=(), executor_work=(),
                            inside=("prediction",))
     assert out_of_the_step(words, predicts, UserFunction("main", "t.py:9", True)) is words
+
+
+def one_traced_step(python: bool) -> Builder:
+    """One step of a script that prepares its input in the midst of it; ``python``: with the functions of Python."""
+    b = Builder(format="chrome")
+    b.host("ProfilerStep#3", 0, 300_000)
+    b.host("aten::empty", 100, 50).run(0, 200, 100, "copy", launch=120, thread="python")
+    if python:
+        b.host("serve.py(12): <module>", 10, 299_900).host("serve.py(55): preprocess", 1_000, 149_000)
+    for k in range(70):
+        b.host("aten::linear", 150_000 + 2_000 * k, 100)
+        b.run(0, 150_200 + 2_000 * k, 1_900, BF16, launch=150_050 + 2_000 * k, thread="python")
+    return b
+
+
+def test_of_a_single_step_a_tracer_of_python_shows_what_ran_in_its_pause():
+    f = found(one_traced_step(python=True))["step_gap_host"]
+    assert f.evidence["share_ratio"] == pytest.approx(0.53, abs=0.02) and f.severity == "medium"
+    assert "serve.py:55 preprocess" in [culprit.name for culprit in f.culprits]
+    assert "two whole steps" in missing(one_traced_step(python=False))["step_gap_host"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputop.advice.trace.host_work import UserFunction
+from gputop.advice.trace.known_work import UserFunction
 from gputop.advice.trace.long_steps import less_often
 from gputop.advice.verdict import Explanation
 from gputop.analysis.steps.long_steps import long_steps, period_of

@@ -1,0 +1,86 @@
+"""Kernels of the steps by their rows: in order, in chains of element-wise ones, and what their names say."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gputop.advice.registry import limit
+from gputop.advice.trace.facts import TraceFacts, once_per_trace
+from gputop.advice.verdict import Verdict
+from gputop.analysis.layers.culprits import Events
+from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.what_if.cure import Cure
+from gputop.trace.kernel_names import short_kernel, split_op
+from gputop.trace.lookups import Mask, launched_in_calls, name_mask, rows_of, stable_order
+from gputop.trace.model import I64, Kind, Trace
+
+_FUSED = "A fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse less or more."
+UNCERTAIN = "uncertain: a fused chain reads two tensors and writes one, while now each kernel reads and writes its own"
+_PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
+
+
+@once_per_trace
+def kernels_in_steps(facts: TraceFacts) -> I64:
+    """Rows of the kernels that begin within the steps, in order of time. Read-only: several rules ask for them."""
+    device = facts.trace.device
+    rows = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
+    rows = rows if facts.steps is None else rows[rows_of(in_steps(device.start_ns[rows], facts.steps))]
+    rows.flags.writeable = False
+    return rows
+
+
+def by_stream(trace: Trace, rows: I64) -> I64:
+    """The same rows stream by stream, each in their order."""
+    return rows[stable_order(trace.device.line[rows])]
+
+
+class ChainedKernels(Verdict, frozen=True, kw_only=True):
+    chained_s: float  # per step and GPU, in chains of element-wise kernels
+    chains: float  # rows per step and GPU
+
+
+def chained_kernels(facts: TraceFacts, kernels: I64, chained: Mask) -> tuple[float, ChainedKernels]:
+    """Seconds that fusing would save per step (or window) and GPU, and the verdict, without a share, on the rows of at
+    least ``xla_off.chain`` such kernels one after the other on a stream. A fused row reads two tensors and writes one,
+    as each kernel does now."""
+    device = facts.trace.device
+    line = device.line[kernels]
+    begins = np.ones(len(kernels), bool)
+    begins[1:] = (chained[1:] != chained[:-1]) | (line[1:] != line[:-1])
+    row = np.cumsum(begins) - 1
+    count = np.bincount(row)
+    length = np.bincount(row, weights=device.end_ns[kernels] - device.start_ns[kernels])
+    long = (count >= limit("xla_off.chain")) & chained[begins]
+    saved = float((length[long] * (1 - 1.5 / count[long])).sum())
+    per = 1e9 * facts.steps_or_window * len(facts.active)
+    rows = kernels[long[row]]
+    return saved / per, ChainedKernels(
+        gpus=facts.active_numbers, claim="about", chained_s=float(length[long].sum()) / per,
+        chains=float(long.sum()) * 1e9 / per,
+        events=Events(rows), cure=Cure(scaled=((rows, 1.5 / count[row[long[row]]]),), assumes=_FUSED))
+
+
+def plain_name(kernel: str) -> str:
+    """A kernel's name without return type, namespaces, template arguments and parameters."""
+    kernel = short_kernel(kernel) if kernel.startswith("_Z") else kernel
+    match = _PLAIN_NAME.match(_ANONYMOUS.sub("", kernel))
+    return match[1][:60] if match else kernel[:60]
+_PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
+
+
+def batched_products(trace: Trace, kernels: I64) -> Mask:
+    """Mask of these products that are of many matrices at once: by the op, the host's call, or the grid's third
+    dimension; those of which none is known do not count."""
+    device = trace.device
+    types = [split_op(trace.names[i])[1] if i >= 0 else "" for i in device.tf_op[kernels].tolist()]
+    by_op = np.array([bool(kind) and kind not in _PLAIN_PRODUCTS for kind in types], bool)
+    has_op = device.tf_op[kernels] >= 0
+    if name_mask(trace, "aten::").any():
+        by_call = launched_in_calls(trace, kernels, r"aten::(?:badd)?bmm$")
+    else:
+        deep = np.array([shape.grid[2] > 1 for shape in trace.launch_shapes] + [False], bool)
+        by_call = deep[device.shape[kernels]] if len(device.shape) else np.zeros(len(kernels), bool)
+    return np.where(has_op, by_op, by_call)

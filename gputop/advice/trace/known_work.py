@@ -1,0 +1,117 @@
+"""Kinds of the host's work that are known by their events, and functions of the user's by their lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from gputop.advice.fix_code import code
+from gputop.advice.trace.job import Job
+from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
+from gputop.analysis.results import FlameNode, GapWork, HostStacks
+from gputop.core.findings import Culprit
+from gputop.render.step_parts import HOST_KINDS
+from gputop.text.units import seconds
+
+
+class KnownWork(Struct, frozen=True):
+    """A kind of host work (of ``WORK_KINDS``), and what to do about it."""
+
+    kind: str
+    action: str
+
+    @property
+    def what(self) -> str:
+        return HOST_KINDS[self.kind]
+
+    def code(self, job: Job) -> str | None:
+        return code("step_gap_host", *(f"{self.kind}-{key}" for key in job.keys))
+
+    def fits(self, name: str) -> bool:
+        return re.match(PATTERN_OF_KIND[self.kind], name) is not None
+# The first that fills most of a gap is named.
+WORK: tuple[KnownWork, ...] = (
+    KnownWork("checkpoint", "Save less often, and in the background."),
+    KnownWork("summary", "Write summaries every few hundred steps, not at each step."),
+    KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch."),
+)
+# What also makes steps long, or runs between them.
+SELDOM_WORK: tuple[KnownWork, ...] = (
+    KnownWork("compilation", "Call functions with the same shapes and types each time."),
+    *(KnownWork(kind, "Call fit() once, over one dataset that is repeated, not anew for each epoch or piece of data: "
+                      "each call makes datasets and their iterators, and frees them.")
+      for kind in ("freeing", "datasets")),
+    KnownWork("garbage", "Freeze long-lived objects and choose when to collect: gc.freeze(), gc.disable(), and "
+                         "gc.collect() every few hundred steps."),
+    KnownWork("files", "Read and write files outside the loop: in the input pipeline, or in a thread."),
+)
+NEW_WORKERS = "the DataLoader starts its workers anew"
+NO_TRAINING = "nothing trains here, and a pause may be the wait for the next request"
+
+
+class UserFunction(Struct, frozen=True):
+    """A function of the user's, and its line that runs longest. ``holds_loop``: the steps themselves run in it, too.
+    ``loader``: what calls it to make a batch (:class:`~gputop.analysis.results.StackLine`), "": nothing."""
+
+    name: str
+    location: str
+    holds_loop: bool
+    loader: str = ""
+
+
+def main_function(culprits: Sequence[Culprit], gap_s: float, stacks: HostStacks | None) -> UserFunction | None:
+    """The function whose lines among these culprits ("metrics.py:112 confusion_matrix") take half of the gap or more;
+    None without one, or where a library runs."""
+    of_function: dict[tuple[str, str], list[Culprit]] = {}
+    for line in culprits:
+        function = _function_of(line.name)
+        if line.kind == "line" and function and "/" not in function[0]:  # a package is shown of a library alone
+            of_function.setdefault(function, []).append(line)
+    function, lines = max(of_function.items(), key=lambda item: _total_s(item[1]), default=(None, []))
+    if function is None or _total_s(lines) < 0.5 * gap_s:
+        return None
+    longest = max(lines, key=lambda line: line.time_s or 0.0)
+    gaps = stacks.gaps if stacks is not None else ()
+    loader = next((line.loader for gap in gaps for line in gap.lines if line.line == longest.name), "")
+    return UserFunction(function[1].rpartition(".")[2], longest.name.partition(" ")[0],
+                        _runs_outside_gaps(function, stacks.flame if stacks is not None else ()),
+                        loader)
+
+
+def _total_s(lines: Iterable[Culprit]) -> float:
+    return sum(line.time_s or 0.0 for line in lines)
+
+
+def _function_of(line: str) -> tuple[str, str] | None:
+    """File and function of "loss.py:8 Logger.norms.<dictcomp>", without what has no name; None of a module's line."""
+    location, _, qualified = line.partition(" ")
+    names = qualified.split(".")
+    while names and not names[-1].isidentifier():
+        names.pop()
+    return (location.rpartition(":")[0], ".".join(names)) if names else None
+
+
+def _runs_outside_gaps(function: tuple[str, str], flame: Sequence[FlameNode]) -> bool:
+    """Return whether most of what the loop does outside of the gaps runs in this function."""
+    calls = [node for node in flame if _function_of(node.line) == function and (
+        node.parent is None or _function_of(flame[node.parent].line) != function)]
+    total, inside = (sum(node.time_s - node.gap_s for node in nodes) for nodes in (
+        (node for node in flame if node.parent is None), calls))
+    return inside >= 0.5 * total > 0
+
+
+def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
+               most: float) -> tuple[KnownWork, list[GapWork]] | None:
+    """The first of these kinds that takes so many seconds, and its work."""
+    for kind in kinds:
+        named = [item for item in work if kind.fits(item.name)]
+        if named and sum(item.s_per_step for item in named) >= most:
+            return kind, named
+    return None
+
+
+def named_work(work: Iterable[GapWork]) -> str:
+    return ", ".join(f"{w.name} {seconds(w.s_per_step)}"
+                     + (f" ({w.count_per_step:.0f}×)" if w.count_per_step >= 1.5 else "") for w in list(work)[:3])
