@@ -28,7 +28,7 @@ from gputop.sources.exporters import (
     POD_LABELS,
     SCHEMAS,
     UUID_LABELS,
-    Name,
+    MetricName,
     Schema,
 )
 from gputop.text.units import printable
@@ -101,7 +101,7 @@ class AvailableMetrics(Struct, frozen=True):
         present = [s for s in SCHEMAS if any(self.series[n.name] for kind in ACTIVITY for n in self.spellings(s, kind))]
         return tuple(sorted(present, key=lambda schema: schema.jobs not in self.series))
 
-    def spellings(self, schema: Schema, figure: str) -> tuple[Name, ...]:
+    def spellings(self, schema: Schema, figure: str) -> tuple[MetricName, ...]:
         """The names that a figure has here."""
         return tuple(name for name in schema.figures.get(figure, ()) if name.name in self.series)
 

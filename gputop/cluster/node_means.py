@@ -6,7 +6,7 @@ from statistics import fmean
 
 from gputop.cluster.available_metrics import AvailableMetrics, find_metrics
 from gputop.cluster.figure_client import FigureClient
-from gputop.cluster.gpu_values import GpuValues, Reading
+from gputop.cluster.gpu_values import GpuValues, ReadingWay
 from gputop.cluster.prometheus import Client
 from gputop.cluster.promql import FIGURE, grouped
 from gputop.cluster.slurm_nodes import short_host
@@ -40,6 +40,6 @@ def _figures(metrics: AvailableMetrics, window: str) -> dict[str, str]:
     node = tuple(dict.fromkeys((*metrics.node_labels, *((CLUSTER_LABEL,) if metrics.clusters else ()))))
     kind = () if metrics.common_kind() else ("kind",)
     values = GpuValues(metrics)
-    power = values.figure("power_w", Reading(window=window, instances=False))
-    return {"activity": grouped("avg", (*node, *kind), values.activity(Reading(window=window))),
+    power = values.figure("power_w", ReadingWay(window=window, instances=False))
+    return {"activity": grouped("avg", (*node, *kind), values.activity(ReadingWay(window=window))),
             "power_w": power and grouped("avg", node, power)}

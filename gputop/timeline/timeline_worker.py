@@ -15,7 +15,7 @@ import msgspec
 
 from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import TIMEOUT_S, Diagnosis, WorkerTask, answer, diagnosis_of, print_line, run_in_worker
-from gputop.timeline.file_layout import Place
+from gputop.timeline.file_layout import Extent
 from gputop.timeline.read_timeline import Timeline
 
 
@@ -38,7 +38,7 @@ def timeline_in_worker(
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
             def show_rows(line: bytes) -> None:
                 if on_rows is not None:
-                    on_rows(Timeline.open(file, Place(*map(int, line.split()))))
+                    on_rows(Timeline.open(file, Extent(*map(int, line.split()))))
 
             asked = "diagnosis" if on_diagnosis is not None else ""
             task = WorkerTask("gputop.timeline.timeline_worker", (str(file.fileno()), asked, *map(str, paths)),

@@ -16,8 +16,8 @@ from typing import Any
 from msgspec import structs
 from textual.widgets import DataTable
 
-from gputop.advice.fleet.report import Report
-from gputop.cluster.view import View
+from gputop.advice.fleet.report import FleetReport
+from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.profiler.capture.choose_workers import choose_workers
@@ -417,7 +417,7 @@ class StillCluster(ClusterApp):
     def __init__(self, session: Any) -> None:
         jobs = [job(id=str(i), each=(node(0.9, "n1"), node(0.5, "n2"))) for i in range(3)]
         self.session, self.trace = session, None
-        self.state = State(View(), Report(fleet(*jobs), (), ()))
+        self.state = State(FleetView(), FleetReport(fleet(*jobs), (), ()))
         super().__init__(self.state, StillAsker(), commands_for, Path())  # type: ignore[arg-type]
 
 

@@ -22,7 +22,7 @@ from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
 from gputop.tui.timeline.cells import FULL, touched_cells
-from gputop.tui.timeline.drawn_places import IdleGapParts, Lane, Lanes, draw_lanes
+from gputop.tui.timeline.drawn_places import DrawnPlace, IdleGapParts, Lanes, draw_lanes
 from gputop.tui.timeline.row_layout import (
     ABOVE,
     MAX_DEPTH,
@@ -239,7 +239,7 @@ class TimelinePicture(CachedLinesWidget):
             return Strip(segments, used).crop(0, self.columns)
         return Strip([*segments, Segment(" " * (self.columns - used), on(ground, None))], self.columns)
 
-    def _lane(self, place: Place) -> Lane:
+    def _lane(self, place: Place) -> DrawnPlace:
         """The lane of a place; the missing lanes of all places on the screen are drawn together."""
         if place.key not in self._lanes:
             assert self.timeline is not None

@@ -109,7 +109,7 @@ async def test_what_cannot_be_read_says_why() -> None:
 
 
 async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: Path) -> None:
-    from gputop.simulation.loop import TrainingLoop
+    from gputop.simulation.loop import SimulatedLoop
     from gputop.simulation.scenarios import find_scenario
     from gputop.simulation.xspace import build_xspace
 
@@ -117,7 +117,7 @@ async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: 
     app = TimelineApp(TraceFile((str(path),), path.name))
     async with app.run_test() as pilot:
         await refused(pilot)
-    path.write_bytes(build_xspace(TrainingLoop(find_scenario("input-bound")), 3_000_000_000, 3_400_000_000, 0, "node"))
+    path.write_bytes(build_xspace(SimulatedLoop(find_scenario("input-bound")), 3_000_000_000, 3_400_000_000, 0, "node"))
     trace = TraceFile((str(path),), path.name)
     app = TimelineApp(trace)
     async with app.run_test(size=(120, 40)) as pilot:
