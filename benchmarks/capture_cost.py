@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 from msgspec.structs import replace  # noqa: E402
 
-from gputop.core.memory import resident_bytes  # noqa: E402
+from gputop.core.own_memory import resident_bytes  # noqa: E402
 from gputop.diagnosis.diagnose import analyze  # noqa: E402
 from gputop.profiler.capture import multi_worker, safe_capture  # noqa: E402
 from gputop.profiler.capture.plan import Plan  # noqa: E402

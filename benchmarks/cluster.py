@@ -27,7 +27,7 @@ from gputop.advice.fleet.advise import asked_limits, fleet_advice  # noqa: E402
 from gputop.cluster.collect import Collector  # noqa: E402
 from gputop.cluster.endpoint import Credentials, parse_endpoint  # noqa: E402
 from gputop.cluster.prometheus import Client  # noqa: E402
-from gputop.cluster.view import View  # noqa: E402
+from gputop.cluster.view import FleetView  # noqa: E402
 
 RAW = ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE",
        "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_TEMP")
@@ -48,7 +48,7 @@ def measure(nodes: int) -> str:
     with running(nodes, 5 if nodes <= 200 else 30) as address:
         endpoint = parse_endpoint(address)
         collector = Collector(Client(endpoint, Credentials(), timeout_s=120.0), asked_limits())
-        view = View(open_jobs=("4001",), open_nodes=(("4001", "n004"),))
+        view = FleetView(open_jobs=("4001",), open_nodes=(("4001", "n004"),))
         began_s, server_s = time.monotonic(), server_cpu_s()
         first = [collector.refresh(view)]
         first_s, first_server_s = time.monotonic() - began_s, server_cpu_s() - server_s

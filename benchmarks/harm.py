@@ -33,10 +33,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gputop.core.errors import GputopError  # noqa: E402
-from gputop.core.memory import resident_bytes  # noqa: E402
+from gputop.core.own_memory import resident_bytes  # noqa: E402
 from gputop.launch.serve import make_ready  # noqa: E402
 from gputop.profiler.kineto.guard import UsedBefore  # noqa: E402
-from gputop.profiler.recording import EmptyTrace, Progress, Recording  # noqa: E402
+from gputop.profiler.recording import EmptyTrace, Progress, RecordingOrder  # noqa: E402
 from gputop.profiler.ways import recorder_of  # noqa: E402
 
 TORCH_KINDS = ("plain", "threads", "workers", "ddp", "compile", "profiler", "schedule", "busy", "forks", "pinned",
@@ -126,7 +126,7 @@ def record(pid: int, address: str, seconds: float, folder: Path, end: Callable[[
             ends.start()
 
     try:
-        recorder_of(address, pid).record(Recording(seconds, traces), begun, threading.Event())
+        recorder_of(address, pid).record(RecordingOrder(seconds, traces), begun, threading.Event())
     except EmptyTrace:
         return ""
     except GputopError as error:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from gputop.trace.readers.xspace.hlo import Program
 from gputop.trace.readers.xspace.hlo_work import hlo_op
-from gputop.trace.readers.xspace.wire import Steps
+from gputop.trace.readers.xspace.wire import Quota
 
 BATCH, SIZE, IN, OUT = 2, 16, 8, 12
 TOKENS, MODEL, HEADS = 32, 64, 4
@@ -43,7 +43,7 @@ def as_proto(module: bytes) -> bytes:
 def counted(module: bytes) -> float:
     """All FLOPs of a program whose loops run once."""
     data = as_proto(module)
-    program = Program(data, 0, len(data), Steps(1 << 23))
+    program = Program(data, 0, len(data), Quota(1 << 23))
     total = 0.0
     for name, id_ in program.ids.items():
         op, found = program.instruction(id_), hlo_op(program, name)

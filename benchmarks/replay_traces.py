@@ -22,10 +22,10 @@ from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import replay_window
+from gputop.trace.complete_part import up_to_last_gpu_event
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import Kind
 from gputop.trace.readers.load import load
-from gputop.trace.recorded import up_to_last_gpu_event
 
 
 def row(paths: list[str]) -> list[str]:

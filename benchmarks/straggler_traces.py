@@ -25,7 +25,7 @@ from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.dependencies import NEG_INF, Delays
-from gputop.analysis.what_if.graph import Collectives, Graph, build_graph, split_into_pieces
+from gputop.analysis.what_if.graph import Graph, Matched, build_graph, split_into_pieces
 from gputop.analysis.what_if.replay import Replay, replay_graph, run_replay, steps_time_ns
 from gputop.trace.model import AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 
@@ -70,7 +70,7 @@ def graph_of(trace: Trace, steps: Steps, met: np.ndarray, waits_for: np.ndarray)
     np.maximum.at(begun, of_event[members], events.start[members])
     transfer = events.work.copy()
     transfer[members] = np.maximum(events.end[members] - begun[of_event[members]], 0)
-    collectives = Collectives(of_event, transfer, begun)
+    collectives = Matched(of_event, transfer, begun)
     return graph._replace(launches=launches, delays=delays, collectives=collectives, pieces=split_into_pieces(
         events, launches, delays, graph.waits, collectives, graph.boundaries))
 

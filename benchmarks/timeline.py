@@ -55,7 +55,7 @@ def opened(path: str) -> dict[str, float]:
     """In a fresh process: from asking a worker for the timeline, and for the findings with it, to what comes."""
     import resource
 
-    from gputop.timeline.worker import timeline_in_worker
+    from gputop.timeline.timeline_worker import timeline_in_worker
 
     out: dict[str, float] = {}
     for what, on_diagnosis in (("", None), ("with_findings_", lambda diagnosis: None)):
@@ -71,7 +71,7 @@ def opened(path: str) -> dict[str, float]:
 
 def read(path: Path) -> dict[str, object]:
     """In a fresh process that has nothing but the timeline."""
-    from gputop.timeline.reader import Timeline
+    from gputop.timeline.read_timeline import Timeline
 
     rng = random.Random(1)
     before = held("RssAnon")

@@ -68,7 +68,7 @@ def run(what: str, path: Path) -> None:
     if what == "xprof":
         from xprof.convert import raw_to_tool_data  # noqa: F401
     else:
-        from gputop.core.memory import keep_freed_memory
+        from gputop.core.own_memory import keep_freed_memory
         from gputop.diagnosis import diagnose, worker  # noqa: F401
         from gputop.trace.readers import nsys  # noqa: F401
         from gputop.trace.readers.chrome import reader as chrome  # noqa: F401
@@ -90,7 +90,7 @@ def held_bytes() -> dict[str, int]:
 
 def measure(what: str, path: Path, python: str = sys.executable) -> dict[str, float]:
     """One run. xprof caches results beside the file, so each run has a folder of its own."""
-    from gputop.core.memory import NUMPY_SETTINGS
+    from gputop.core.own_memory import NUMPY_SETTINGS
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         copy = Path(folder) / path.name

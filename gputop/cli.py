@@ -17,7 +17,7 @@ from gputop.commands.arguments import parse
 from gputop.commands.settings import apply_settings, config_path, load
 from gputop.commands.user_rules import use_user_rules
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
-from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, NUMPY_SETTINGS, keep_freed_memory, offer_to_oom_killer
+from gputop.core.own_memory import ANALYSIS_SCORE, MONITOR_SCORE, NUMPY_SETTINGS, keep_freed_memory, offer_to_oom_killer
 from gputop.text import console, crash
 
 _REAL_ONLY = {"attach", "cluster", "doctor", "run", "xprof"}  # they never touch real things as a part of a demo

@@ -23,7 +23,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.commands.arguments import parse, parser
-from gputop.comparison.rows import Verdict
+from gputop.comparison.figures import Verdict
 from gputop.core.extras import PACKAGES
 from gputop.doctor.pod import GRANTS, manifest_lines
 from gputop.export.openmetrics import families

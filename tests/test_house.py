@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -167,3 +167,27 @@ def test_each_module_stands_in_one_wing():
              for module in modules if not module.endswith("__init__") and module not in OF_NO_WING}
     wrong = {module: found_in for module, found_in in parts.items() if len(found_in) != 1}
     assert len(parts) > 500 and not wrong, "name it in one wing, in pyproject.toml"
+
+
+# Packages that say all: what a file in them is called may be called so elsewhere. ``model.py`` is its package's.
+SAY_ALL = ("advice/fleet/", "advice/live/", "advice/trace/", "commands/", "doctor/", "profiler/kineto/",
+           "profiler/xprof/", "simulation/", "sources/dcgm/", "sources/host/", "sources/nvml/", "trace/readers/chrome/",
+           "trace/readers/xspace/", "tui/screens/", "replay/snapshot_document.py")
+NAMED_ALIKE = {"__init__.py", "model.py"}
+# Names that still stand for two things; they may only leave the list.
+FILES_NAMED_ALIKE: frozenset[str] = frozenset()
+CLASSES_NAMED_ALIKE = {"History"}  # of a node, and a list of values in the document of a fleet
+
+
+def named_alike(names: Iterable[tuple[str, str]]) -> set[str]:
+    """Names that stand in several files, by pairs of a name and the file."""
+    count = Counter(name for name, file in names if not file.startswith(SAY_ALL) and name not in NAMED_ALIKE)
+    return {name for name, times in count.items() if times > 1}
+
+
+def test_no_two_files_or_public_classes_have_one_name():
+    files = named_alike((Path(source.name).name, source.name) for source in sources())
+    classes = named_alike((node.name, source.name) for source in sources() for node in source.tree.body
+                          if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    assert files == FILES_NAMED_ALIKE, "name it for what it holds; fewer: shorten the list"
+    assert classes == CLASSES_NAMED_ALIKE, "name it for what it is; fewer: shorten the list"

@@ -11,12 +11,12 @@ import pytest
 
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.analysis.steps.steps import find_steps
-from gputop.core.counters import CounterLane, GpuCounters
+from gputop.core.captured_samples import CounterLane, GpuCounters
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.replay.reader import open_recording
-from gputop.session.counters import remarks_of_activity
+from gputop.session.gpu_samples import remarks_of_activity
 from gputop.trace.readers.load import load
 from tests.analyses import make_analysis
 

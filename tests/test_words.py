@@ -43,7 +43,7 @@ RETIRED = {
 }
 ALLOWED = {
     ("comparison/advice.py", "promised"): "a key of the JSON of `compare`",
-    ("comparison/report.py", "promised"): "a key of the JSON of `compare`",
+    ("comparison/report_lines.py", "promised"): "a key of the JSON of `compare`",
 }
 # Values and names that are kept as they are, or that are not gputop's.
 KEPT = ("serialised_kernels", "cancelled_write_bytes", "CancelledError")

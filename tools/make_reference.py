@@ -160,7 +160,7 @@ def _invocation(action: argparse.Action) -> str:
 
 _SCREENS = {  # the class that has the keys, and what it is called
     "gputop.tui.monitor.findings_panel": "The panel What to do", "gputop.tui.monitor.gpu_table": "The panel GPUs",
-    "gputop.tui.monitor.process_panel": "The panel Processes", "gputop.tui.timeline.screen": "The timeline",
+    "gputop.tui.monitor.process_panel": "The panel Processes", "gputop.tui.timeline.timeline_screen": "The timeline",
     "gputop.tui.timeline.canvas": "The timeline: moving", "gputop.tui.timeline.idle_gap_list": "The idle gaps",
     "gputop.tui.screens.tables_screen": "The tables", "gputop.tui.screens.captures": "The captures",
     "gputop.tui.screens.compare": "The comparison", "gputop.tui.screens.finding": "A finding",
@@ -168,8 +168,8 @@ _SCREENS = {  # the class that has the keys, and what it is called
     "gputop.tui.screens.choose_job": "The question which job",
     "gputop.tui.screens.workers": "The question which workers",
     "gputop.tui.screens.start_server": "The question before a server is started",
-    "gputop.tui.screens.dialogs": "Dialogs", "gputop.tui.cluster.screen": "The screen of gputop cluster",
-    "gputop.tui.cluster.app": "Everywhere in gputop cluster",
+    "gputop.tui.screens.dialogs": "Dialogs", "gputop.tui.cluster.cluster_screen": "The screen of gputop cluster",
+    "gputop.tui.cluster.cluster_app": "Everywhere in gputop cluster",
     "gputop.tui.run_app": "The monitor of gputop run",
     "gputop.tui.terminal.terminal_app": "Everywhere",
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gputop.advice.rule import Limit
-    from gputop.rules.files import RulePath
+    from gputop.rules.read_files import RulePath
     from gputop.rules.rule_file import Budget, RuleText
 
 

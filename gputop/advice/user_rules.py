@@ -16,10 +16,10 @@ from gputop.advice.rule import Limit
 from gputop.advice.user_registry import UserRules
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
+from gputop.rules.dimensions import OF_METRIC, SECONDS, Unit
 from gputop.rules.names import Quantity, Source
-from gputop.rules.rule_file import Budget, LimitText, Problem, RuleFile, RuleText
-from gputop.rules.toml_places import Place
-from gputop.rules.units import OF_METRIC, SECONDS, Unit
+from gputop.rules.rule_file import Budget, FileProblem, LimitText, RuleFile, RuleText
+from gputop.rules.toml_places import TomlPlace
 from gputop.text.units import ranges
 
 Figures = Mapping[str, tuple[float, Quantity]]  # as of gputop.rules.expression.Outcome
@@ -31,27 +31,27 @@ _UNITS: Mapping[str, Unit] = {**OF_METRIC, "s": SECONDS}
 _MAX_FACTOR = 10.0  # the least of a limit is a tenth of gputop's, the most ten times; a ratio of at most 1 stays so
 
 
-def install(files: Iterable[RuleFile]) -> list[Problem]:
+def install(files: Iterable[RuleFile]) -> list[FileProblem]:
     """Make this the user's own, in place of what was; returns all mistakes of the files. The first of two rules with
     one id counts; of limits the last."""
     rules: dict[str, RuleText] = {}
     budgets: dict[str, Budget] = {}
     limits: dict[str, Limit] = {}
-    problems: list[Problem] = []
+    problems: list[FileProblem] = []
     for file in files:
         first = len(problems)
         problems += file.problems
         asked = [(entry.condition.source, entry.asked) for entry in file.rules]
         for source, places in (*asked, *((entry.condition.source, entry.asked) for entry in file.budgets)):
-            problems += [Problem(file.name, line, text) for id_, line in places.items()
+            problems += [FileProblem(file.name, line, text) for id_, line in places.items()
                          if (text := _never_found(id_, source))]
         for rule in file.rules:
             taken = rules[rule.id].origin if rule.id in rules else "gputop's own" if rule.id in FINDING_IDS else None
             if taken is None:
                 rules[rule.id] = rule
             else:
-                line = Place(int(rule.origin.rpartition(":")[2]))
-                problems.append(Problem(file.name, line, f"the id {rule.id} is in use: {taken}"))
+                line = TomlPlace(int(rule.origin.rpartition(":")[2]))
+                problems.append(FileProblem(file.name, line, f"the id {rule.id} is in use: {taken}"))
         for set_ in file.limits:
             problem = _limit_problem(set_)
             if problem is None:
@@ -60,7 +60,7 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
                     f"yours ({set_.origin}): {_figure(set_.value, before)}; the default is "
                     f"{_figure(before.value, before)} ({before.source})"))
             else:
-                problems.append(Problem(file.name, set_.place, problem))
+                problems.append(FileProblem(file.name, set_.place, problem))
         budgets |= {budget.id: budget for budget in file.budgets}
         problems[first:] = sorted(problems[first:], key=lambda problem: problem.place)
     UserRules.rules, UserRules.limits, UserRules.budgets = tuple(rules.values()), limits, tuple(budgets.values())

@@ -14,15 +14,15 @@ from typing import ClassVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gputop.cluster.discovery import AvailableMetrics
+from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.model import Gpu, Group, Node, fields_of
 from gputop.cluster.prometheus import Series, figure_of
 from gputop.cluster.promql import matchers
 from gputop.cluster.queries import LEVELS
-from gputop.cluster.schemas import CLUSTER_LABEL, NODE_LABELS, UUID_LABELS, gpu_of, job_of, node_of
 from gputop.cluster.series_store import SeriesStore
 from gputop.cluster.slurm_nodes import SlurmNodes
-from gputop.cluster.view import Limits
+from gputop.cluster.view import FleetLimits
+from gputop.sources.exporters import CLUSTER_LABEL, NODE_LABELS, UUID_LABELS, gpu_of, job_of, node_of
 
 MOST_LOW_GPUS = 12  # that are looked at
 _MAX_GPUS = 10**7  # that are counted, whatever a server says
@@ -132,7 +132,7 @@ class FleetSeries(Struct, frozen=True, dict=True):
     was asked."""
 
     metrics: AvailableMetrics
-    limits: Limits
+    limits: FleetLimits
     time_s: float  # by Prometheus's clock
     figure_series: Sequence[Series] = ()
     outlier_series: Sequence[Series] = ()

@@ -25,14 +25,14 @@ from msgspec.structs import replace
 
 from gputop.cluster import slurm
 from gputop.cluster.answers import FleetSeries
-from gputop.cluster.discovery import AvailableMetrics, find_metrics
+from gputop.cluster.available_metrics import AvailableMetrics, find_metrics
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet
 from gputop.cluster.prometheus import Client, figure_of
 from gputop.cluster.queries import Queries
-from gputop.cluster.series_store import Grid, PastQuestion
-from gputop.cluster.view import FleetCollector, Limits, View
+from gputop.cluster.series_store import PastQuestion, SlotGrid
+from gputop.cluster.view import FleetCollector, FleetLimits, FleetView
 from gputop.cluster.wanted import GROUPS, Wanted, low_clock_nodes
 from gputop.core.errors import GputopError
 from gputop.core.findings import Problem
@@ -50,7 +50,7 @@ _NO_JOBS = Problem("gputop sees no job: the metrics have no job label, and there
                    "on a machine that has squeue; from there it can also reach Prometheus as ssh://LOGIN/http://….")
 
 
-def complete_fleet(collector: FleetCollector, view: View) -> Fleet:
+def complete_fleet(collector: FleetCollector, view: FleetView) -> Fleet:
     """The fleet once nothing more is wanted, with what all refreshes have cost. Raises GputopError."""
     queries, came, took_s = 0, 0, 0.0
     for _ in range(_REFRESHES):
@@ -64,7 +64,7 @@ def complete_fleet(collector: FleetCollector, view: View) -> Fleet:
 class Collector:
     """Keeps the answers between refreshes. From one thread."""
 
-    def __init__(self, client: Client, limits: Limits, squeue: Callable[[], bytes] | None = None,
+    def __init__(self, client: Client, limits: FleetLimits, squeue: Callable[[], bytes] | None = None,
                  clock: Callable[[], float] = time.time) -> None:
         """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm."""
         self._client, self._limits, self._clock = client, limits, clock
@@ -80,7 +80,7 @@ class Collector:
         self._considered: set[str] = set()  # questions whose turn has come, wanted or not
         self.settled = False
 
-    def refresh(self, view: View) -> Fleet:
+    def refresh(self, view: FleetView) -> Fleet:
         """The fleet now; if something cannot be had, with what went wrong and what is known of before.
 
         Raises GputopError only before the first answer.
@@ -141,7 +141,7 @@ class Collector:
         if 2 * len(old.jobs.keys() & self._series.jobs.keys()) < len(old.jobs):
             self._discovered_s = _NEVER  # so many do not end at once: their label may have another name now
 
-    def _ask_more(self, view: View, left: int, problems: list[Problem]) -> None:
+    def _ask_more(self, view: FleetView, left: int, problems: list[Problem]) -> None:
         """Ask for what stands out, and for what is wanted most of the rest; by ``left`` questions at most."""
         in_turn: dict[str, Callable[[Wanted], bool]] = {
             "group_past": lambda wanted: self._ask_past(wanted.group_past(), view),
@@ -164,7 +164,7 @@ class Collector:
         self.settled = len(problems) > problems_before or (
             self._considered >= in_turn.keys() and self._answers.past.is_known(GROUPS, groups))
 
-    def _try(self, ask: Callable[[Wanted], bool], view: View, problems: list[Problem]) -> int:
+    def _try(self, ask: Callable[[Wanted], bool], view: FleetView, problems: list[Problem]) -> int:
         """Ask, and return how many questions were asked, 0 or 1; what goes wrong with one question does not end the
         others."""
         try:
@@ -179,7 +179,7 @@ class Collector:
         assert self._series is not None
         return self._series
 
-    def _wanted(self, view: View) -> Wanted:
+    def _wanted(self, view: FleetView) -> Wanted:
         return Wanted(self._answers, self._slurm.jobs, view)
 
     def _ask_outliers(self, wanted: Wanted) -> bool:
@@ -202,8 +202,8 @@ class Collector:
             self._series = replace(self._answers, node_series=self._figures.instant(figures))
         return bool(figures)
 
-    def _ask_past(self, question: PastQuestion, view: View) -> bool:
-        return self._answers.past.range(self._figures, question, Grid.of(view, self._answers.time_s))
+    def _ask_past(self, question: PastQuestion, view: FleetView) -> bool:
+        return self._answers.past.range(self._figures, question, SlotGrid.of(view, self._answers.time_s))
 
     # -- what is missing ----------------------------------------------------------------------------
 

@@ -34,18 +34,18 @@ from gputop.cluster.model import (
 )
 from gputop.cluster.prometheus import Series
 from gputop.cluster.queries import COMPARED
-from gputop.cluster.schemas import ACTIVITY, CLUSTER_LABEL, gpu_of, node_of
-from gputop.cluster.series_store import Grid
+from gputop.cluster.series_store import SlotGrid
 from gputop.cluster.slurm import SlurmJob
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.cluster.wanted import ACTIVITY as GPU_ACTIVITY
 from gputop.cluster.wanted import CLOCK, GPUS, GROUPS, IDLE
+from gputop.sources.exporters import ACTIVITY, CLUSTER_LABEL, gpu_of, node_of
 
 NO_GROUP: Key = ("", "")  # of the GPUs that no job holds
 _MAX_ON_NODE = 1000  # GPUs that are counted one by one, whatever a server says
 
 
-def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: View) -> Fleet:
+def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: FleetView) -> Fleet:
     """The fleet at the time of the series, without the problems and the costs of asking."""
     parts = _Parts(series, slurm_jobs, view)
     groups, metrics = series.groups, series.metrics
@@ -75,7 +75,7 @@ class _Parts(Struct, frozen=True):
 
     series: FleetSeries
     slurm_jobs: Sequence[SlurmJob]
-    view: View
+    view: FleetView
 
     # -- jobs ---------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class _Parts(Struct, frozen=True):
     def _of_points(self, points: Mapping[int, float]) -> History:
         return self._grid().history(points.get)
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> SlotGrid:
         return self.series.past.grid(self.view, self.series.time_s)
 
 

@@ -20,7 +20,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.cluster.discovery import AvailableMetrics
+from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.prometheus import LARGEST
 from gputop.cluster.promql import (
     all_of,
@@ -38,14 +38,14 @@ from gputop.cluster.promql import (
     with_uuid,
     without_label,
 )
-from gputop.cluster.schemas import (
+from gputop.sources.exporters import (
     COUNTERS,
     GPU_LABELS,
     JOINING_LABELS,
     LIMITS,
     POD_LABELS,
     UUID_LABELS,
-    Name,
+    MetricName,
     Schema,
 )
 
@@ -57,7 +57,7 @@ _FIRST_MATCHER = re.compile(r'(?P<matcher>(?P<label>\w+)=~?"(?:[^"\\]|\\.)*")(?:
 _OF_JOBS = ("slurm_job_id", "exported_namespace", "exported_pod", "namespace", "pod")  # of gputop_gpu_job_info
 
 
-class Reading(Struct, frozen=True):
+class ReadingWay(Struct, frozen=True):
     """Way to read a figure of each GPU. ``where``: matchers of its series."""
 
     where: str = ""
@@ -80,14 +80,14 @@ class GpuValues:
         self._or = f"or on ({', '.join(metrics.uuid_labels)})"
         self.recent = duration(max(_RECENT_S, _SCRAPES * metrics.scrape_s))
 
-    def figure(self, figure: str, reading: Reading) -> str:
+    def figure(self, figure: str, reading: ReadingWay) -> str:
         """A figure of each GPU in its base unit; of a counter its increase of late."""
         if figure in COUNTERS:
             reading = replace(reading, window=self.recent, over="increase")
         return self._with_holder(self._of_first_exporter([self._of_exporter(schema, figure, reading)
                                                           for schema in self._schemas]), reading)
 
-    def activity(self, reading: Reading) -> str:
+    def activity(self, reading: ReadingWay) -> str:
         """Return how much each GPU works, 0-1: the best figure that it has, named by the label "kind" if they
         differ."""
         by_exporter = []
@@ -100,32 +100,32 @@ class GpuValues:
     def over(self, step_s: float, where: str = "", *, placed: bool = False) -> str:
         """Return the mean activity over a step of the history, also of GPUs that are gone since."""
         window_s = max(step_s, _SCRAPES * self._metrics.scrape_s / 2)
-        return self.activity(Reading(where, duration(window_s), still=False, placed=placed))
+        return self.activity(ReadingWay(where, duration(window_s), still=False, placed=placed))
 
     def most_since(self, since_s: float, where: str = "") -> str:
         """The most that each GPU did since then; only of GPUs that were there all that time, for the same job."""
         placed = not self._metrics.by_job
         most, now = (self.activity(replace(reading, where=where, placed=placed)) for reading in (
-            Reading(window=duration(since_s), over="max_over_time", still=False), Reading()))
+            ReadingWay(window=duration(since_s), over="max_over_time", still=False), ReadingWay()))
         on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
         return f"({f' and on ({on}) '.join([most, now, *self._then(since_s, where)])})"
 
     def seen_since(self, since_s: float, where: str = "") -> str:
         """The GPUs that were there all the time since then, whoever held them."""
-        now = self.activity(Reading(where, placed=not self._metrics.by_job))
+        now = self.activity(ReadingWay(where, placed=not self._metrics.by_job))
         on = ", ".join(self._metrics.uuid_labels)
         return f"({f' and on ({on}) '.join([now, *self._then(since_s, '')])})"
 
     def _then(self, since_s: float, where: str) -> list[str]:
         """The GPUs that were there at some times since then: at none of them was one away for longer than a gap."""
         gap = duration(max(_GAP_S, _SCRAPES * self._metrics.scrape_s))
-        return [self.activity(Reading(where, gap, "last_over_time", still=False, placed=False,
-                                      ago_s=since_s * part / _SINCE_PARTS)) for part in range(1, _SINCE_PARTS + 1)]
+        return [self.activity(ReadingWay(where, gap, "last_over_time", still=False, placed=False,
+                                         ago_s=since_s * part / _SINCE_PARTS)) for part in range(1, _SINCE_PARTS + 1)]
 
     def busy_clock(self, busy: float, where: str = "", *, placed: bool = True) -> str:
         """The mean SM clock of late of each GPU that is more active than ``busy``, with its model."""
-        clock = self.figure("sm_clock_hz", Reading(where, self.recent, model=True, placed=placed))
-        active = f"{self.activity(Reading(where, self.recent, placed=False))} > {busy:g}"
+        clock = self.figure("sm_clock_hz", ReadingWay(where, self.recent, model=True, placed=placed))
+        active = f"{self.activity(ReadingWay(where, self.recent, placed=False))} > {busy:g}"
         on = ", ".join(dict.fromkeys((*self._metrics.uuid_labels, *self._metrics.labels_of_job)))
         return clock and f"({clock} and on ({on}) ({active}))"
 
@@ -133,7 +133,7 @@ class GpuValues:
         present = [value for value in by_exporter if value]
         return either(present, f"or on ({UUID_LABELS[0]})")
 
-    def _with_holder(self, value: str, reading: Reading) -> str:
+    def _with_holder(self, value: str, reading: ReadingWay) -> str:
         """Return the values, those without a job with the job that other series of the GPU have."""
         metrics = self._metrics
         if not (value and metrics.split):
@@ -151,7 +151,7 @@ class GpuValues:
         return (f"({holders} * on ({on}) group_left ({', '.join(kept_labels)}) topk by ({on}) (1, {value}) "
                 f"or on ({on}) {value})")
 
-    def _of_exporter(self, schema: Schema, figure: str, reading: Reading) -> str:
+    def _of_exporter(self, schema: Schema, figure: str, reading: ReadingWay) -> str:
         if not (self._metrics.divided and schema.jobs and reading.instances):
             return self._of_spellings(schema, figure, reading)
         # A GPU next to its MIG instances would be counted once more.
@@ -160,7 +160,7 @@ class GpuValues:
         names = [name.name for name in self._metrics.spellings(schema, figure)]
         return parts and f"({whole} unless on (uuid) {any_name(names, has('mig'))} or {parts})"
 
-    def _of_spellings(self, schema: Schema, figure: str, reading: Reading) -> str:
+    def _of_spellings(self, schema: Schema, figure: str, reading: ReadingWay) -> str:
         metrics = self._metrics
         if reading.model and not schema.info:
             reading = replace(reading, where=all_of(reading.where, has(schema.model)))
@@ -204,7 +204,7 @@ class GpuValues:
                 value = with_copied_uuid(value, UUID_LABELS[0], label)
         return with_uuid(value, UUID_LABELS[0], ("instance", *GPU_LABELS)) if metrics.nameless else value
 
-    def _with_job(self, schema: Schema, value: str, reading: Reading, of_job: str) -> str:
+    def _with_job(self, schema: Schema, value: str, reading: ReadingWay, of_job: str) -> str:
         """Return the value with the job's label, of exporters that name jobs in a metric of its own; GPUs of no job
         stay, unless those ``of_job`` are asked for."""
         if schema.jobs not in self._metrics.series:
@@ -217,7 +217,7 @@ class GpuValues:
         return joined if of_job else f"{joined} or on ({', '.join(schema.join)}) ({value})"
 
 
-def _measured(name: Name, reading: Reading) -> str:
+def _measured(name: MetricName, reading: ReadingWay) -> str:
     """A metric in its base unit."""
     now = selector(name.name, reading.where)
     offset = f" offset {duration(reading.ago_s)}" if reading.ago_s else ""

@@ -11,15 +11,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gputop.cluster.answers import gpu_id
-from gputop.cluster.discovery import find_metrics
+from gputop.cluster.available_metrics import find_metrics
 from gputop.cluster.figure_client import FigureClient
-from gputop.cluster.gpu_values import GpuValues, Reading
+from gputop.cluster.gpu_values import GpuValues, ReadingWay
 from gputop.cluster.model import History
 from gputop.cluster.prometheus import Client, Series, figure_of
 from gputop.cluster.promql import duration, either, matchers
-from gputop.cluster.schemas import ACTIVITY_TITLES, gpu_of, node_of
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
+from gputop.sources.exporters import ACTIVITY_TITLES, gpu_of, node_of
 from gputop.text.local_time import clock_time
 from gputop.text.units import percent, printable, seconds
 
@@ -31,7 +31,7 @@ _NAMED = 6
 _LABELS = ("hpc_job", "slurm_job_id", "exported_pod", "pod")  # of a job that has ended no series may be left
 
 
-class GpuUse(Struct):
+class JobGpu(Struct):
     """A GPU of the job. ``values``: by figure and slot; slot i ends ``i * step_s`` after the job's origin."""
 
     node: str
@@ -53,7 +53,7 @@ class JobUse(Struct, frozen=True):
     job: str
     source: str
     step_s: float
-    gpus: Sequence[GpuUse]
+    gpus: Sequence[JobGpu]
     origin_s: float = 0.0  # of the slots, Unix time
 
     def end_s(self, slot: int) -> float:
@@ -76,7 +76,7 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
 
     def of_job(figure: str, step_s: float) -> str:
         return either(values.over(step_s, each, placed=True) if figure == "activity" else
-                      values.figure(figure, Reading(each, duration(step_s), still=False)) for each in where)
+                      values.figure(figure, ReadingWay(each, duration(step_s), still=False)) for each in where)
 
     began_s = now_s - math.floor(hours * HOUR_S / coarse_s) * coarse_s  # the last point is now: a job of seconds counts
     seen = asked.range({"gpus": f"count({of_job('activity', coarse_s)})"}, began_s, now_s, coarse_s)
@@ -94,10 +94,10 @@ def of_prometheus(client: Client, job: str, hours: float, now_s: float) -> JobUs
 
 
 def _of_series(answer: Sequence[Series], use: JobUse, kind: str) -> JobUse:
-    gpus: dict[str, GpuUse] = {}
+    gpus: dict[str, JobGpu] = {}
     for series in answer:
         labels = series.labels
-        gpu = gpus.setdefault(gpu_id(labels), GpuUse(node_of(labels), gpu_of(labels), labels.get("kind", kind)))
+        gpu = gpus.setdefault(gpu_id(labels), JobGpu(node_of(labels), gpu_of(labels), labels.get("kind", kind)))
         values = gpu.values.get(figure_of(series), {})
         values.update((round((time_s - use.origin_s) / use.step_s), value) for time_s, value in series.points)
     measured = [gpu for gpu in gpus.values() if gpu.values["activity"]]
@@ -111,7 +111,7 @@ class RecordedUse:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._gpus: dict[tuple[str, str], GpuUse] = {}
+        self._gpus: dict[tuple[str, str], JobGpu] = {}
         self._counts: dict[tuple[str, str, str, int], int] = {}
 
     def add(self, sample: NodeSample) -> None:
@@ -123,7 +123,7 @@ class RecordedUse:
                 continue
             metric, activity = gpu.activity()
             key = sample.host.hostname, gpu.info.label
-            use = self._gpus.setdefault(key, GpuUse(*key, "sm_active" if metric == "sm_active" else "util"))
+            use = self._gpus.setdefault(key, JobGpu(*key, "sm_active" if metric == "sm_active" else "util"))
             for figure in FIGURES:
                 value = activity.value if figure == "activity" else gpu[figure].value
                 if value is not None:

@@ -31,7 +31,7 @@ class History(Struct, frozen=True):
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """One GPU or MIG instance. ``figures`` have the names of :mod:`gputop.cluster.schemas`."""
+    """One GPU or MIG instance. ``figures`` have the names of :mod:`gputop.sources.exporters`."""
 
     node: str
     gpu: str  # its number on the node, "0:1" for a MIG instance

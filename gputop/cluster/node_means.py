@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from gputop.cluster.discovery import AvailableMetrics, find_metrics
+from gputop.cluster.available_metrics import AvailableMetrics, find_metrics
 from gputop.cluster.figure_client import FigureClient
-from gputop.cluster.gpu_values import GpuValues, Reading
+from gputop.cluster.gpu_values import GpuValues, ReadingWay
 from gputop.cluster.prometheus import Client
 from gputop.cluster.promql import FIGURE, grouped
-from gputop.cluster.schemas import CLUSTER_LABEL, NODE_LABELS, node_of
 from gputop.cluster.slurm_nodes import short_host
+from gputop.sources.exporters import CLUSTER_LABEL, NODE_LABELS, node_of
 
 
 def node_means(client: Client, window: str) -> dict[str, dict[str, float]]:
     """Return by short name of a node the means over its GPUs in a ``window`` ("2m"): of its activity, by the names of
-    :data:`gputop.cluster.schemas.ACTIVITY`, and of ``power_w``. By three queries. A name that several nodes have is
+    :data:`gputop.sources.exporters.ACTIVITY`, and of ``power_w``. By three queries. A name that several nodes have is
     missing.
 
     Raises GputopError.
@@ -40,6 +40,6 @@ def _figures(metrics: AvailableMetrics, window: str) -> dict[str, str]:
     node = tuple(dict.fromkeys((*metrics.node_labels, *((CLUSTER_LABEL,) if metrics.clusters else ()))))
     kind = () if metrics.common_kind() else ("kind",)
     values = GpuValues(metrics)
-    power = values.figure("power_w", Reading(window=window, instances=False))
-    return {"activity": grouped("avg", (*node, *kind), values.activity(Reading(window=window))),
+    power = values.figure("power_w", ReadingWay(window=window, instances=False))
+    return {"activity": grouped("avg", (*node, *kind), values.activity(ReadingWay(window=window))),
             "power_w": power and grouped("avg", node, power)}

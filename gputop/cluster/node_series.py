@@ -19,14 +19,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gputop.cluster.answers import FleetSeries, Key, gpu_id
-from gputop.cluster.discovery import AvailableMetrics
+from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.prometheus import Series
 from gputop.cluster.promql import FIGURE
 from gputop.cluster.queries import COMPARED, LEVELS, OUTLIERS
 from gputop.cluster.series_store import SeriesStore
 from gputop.cluster.slurm import SlurmJob
 from gputop.cluster.slurm_nodes import SlurmNodes
-from gputop.cluster.view import Limits, View
+from gputop.cluster.view import FleetLimits, FleetView
 from gputop.cluster.wanted import ACTIVITY, CLOCK
 from gputop.telemetry.agents import NodeProblem
 from gputop.telemetry.node_answer import FIGURES, NodeAnswer, NodeGpu
@@ -120,8 +120,8 @@ class _Member(Struct, frozen=True):
         return self.values["activity"]
 
 
-def series_of(nodes: Mapping[str, Watched], jobs: Sequence[SlurmJob], limits: Limits, view: View, time_s: float,
-              past: SeriesStore) -> NodeSeries:
+def series_of(nodes: Mapping[str, Watched], jobs: Sequence[SlurmJob], limits: FleetLimits, view: FleetView,
+              time_s: float, past: SeriesStore) -> NodeSeries:
     """The series at a time; the newest points of the past go into ``past``. ``jobs``: Slurm's."""
     members = _members(nodes, jobs)
     past.fit(past.grid(view, time_s))
@@ -271,12 +271,12 @@ def _alike(members: Sequence[_Member]) -> list[_Member]:
             and all(len(one.past.newest) >= _ENOUGH_SAMPLES for one in group)]
 
 
-def _busy(alike: Sequence[_Member], limits: Limits) -> list[_Member]:
+def _busy(alike: Sequence[_Member], limits: FleetLimits) -> list[_Member]:
     return [each for each in alike if each.values["clock"] and each.labels["model"] and (
         each.activity or 0.0) > limits.busy]
 
 
-def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: Limits) -> Iterator[_Rows]:
+def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: FleetLimits) -> Iterator[_Rows]:
     """Outliers, and the GPUs that were idle in all of the idle window."""
     whole = [each for each in members if each.group.mapped != "shared node" and each.past.kind]
     watched = [each for each in whole if each.past.seen_s - each.past.held_s >= limits.idle_s]
@@ -303,7 +303,7 @@ def _outliers(members: Sequence[_Member], alike: Sequence[_Member], limits: Limi
     yield "low_clock", _lowest((each.labels, each.values["clock"] or 0.0) for each in low)
 
 
-def _low_clocks(busy: Sequence[_Member], limits: Limits) -> list[_Member]:
+def _low_clocks(busy: Sequence[_Member], limits: FleetLimits) -> list[_Member]:
     """Return those whose clock is far below the median of their job's and model's."""
     medians = {(_key(labels), labels["model"]): value for labels, value in _by(busy, "clock", median, "model")}
     return [each for each in busy
@@ -319,7 +319,7 @@ def _lowest(rows: Iterable[_Row]) -> Iterator[_Row]:
             yield labels, value
 
 
-def _details(members: Sequence[_Member], alike: Sequence[_Member], limits: Limits) -> Iterator[_Rows]:
+def _details(members: Sequence[_Member], alike: Sequence[_Member], limits: FleetLimits) -> Iterator[_Rows]:
     """Everything of each GPU, and of its peers."""
     yield "", ((each.labels, 1.0) for each in members)
     yield "activity", ((each.labels, each.activity) for each in members if each.activity is not None)

@@ -12,7 +12,7 @@ from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet
 from gputop.cluster.node_series import Watched, series_of
 from gputop.cluster.series_store import SeriesStore
-from gputop.cluster.view import Limits, View
+from gputop.cluster.view import FleetLimits, FleetView
 from gputop.core.errors import EXIT_FAILED, GputopError
 from gputop.core.findings import Problem
 from gputop.telemetry.agents import NodeProblem, Ssh, by_cause
@@ -25,7 +25,7 @@ _GAP_S = 120.0  # not seen for longer: what was before says nothing of the time 
 class NodesCollector:
     """Satisfies what the screen asks of a :class:`gputop.cluster.collect.Collector`. From one thread."""
 
-    def __init__(self, names: Sequence[str], ssh: Ssh, limits: Limits,
+    def __init__(self, names: Sequence[str], ssh: Ssh, limits: FleetLimits,
                  squeue: Callable[[], bytes] | None = None, period_s: float = 15.0,
                  clock: Callable[[], float] = time.time, wait_s: float = WAIT_S) -> None:
         """A node is asked again after ``period_s``. ``squeue`` as of the other collector."""
@@ -42,7 +42,7 @@ class NodesCollector:
 
     # -- asking -------------------------------------------------------------------------------------
 
-    def refresh(self, view: View) -> Fleet:
+    def refresh(self, view: FleetView) -> Fleet:
         """The fleet now. Raises GputopError before any node has answered, where all have failed."""
         began_s = self._clock()
         due = [name for name, node in self._nodes.items()

@@ -63,7 +63,7 @@ def figure_of(series: Series) -> str:
     return series.labels.get(FIGURE, "") + (f":{value}" if value else "")
 
 
-class Cost(Struct):
+class QueryCost(Struct):
     """Cost of what was asked of the server."""
 
     queries: int = 0
@@ -94,7 +94,7 @@ class Client:
     def __init__(self, endpoint: Endpoint, credentials: Credentials, tunnel: Tunnel | None = None,
                  timeout_s: float = TIMEOUT_S) -> None:
         self.endpoint = endpoint
-        self.cost = Cost()
+        self.cost = QueryCost()
         self.warnings: list[str] = []  # of the last answer
         self._credentials = credentials
         self._tunnel = tunnel

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from gputop.cluster.discovery import AvailableMetrics, selector_of_targets
-from gputop.cluster.gpu_values import GpuValues, Reading
+from gputop.cluster.available_metrics import AvailableMetrics, selector_of_targets
+from gputop.cluster.gpu_values import GpuValues, ReadingWay
 from gputop.cluster.promql import any_name, below_median, counted, deviation, duration, either, grouped, lowest, median
-from gputop.cluster.schemas import COUNTERS
-from gputop.cluster.view import Limits
+from gputop.cluster.view import FleetLimits
+from gputop.sources.exporters import COUNTERS
 
 OUTLIERS = 4  # GPUs and nodes of each group that are asked for by name
 _TARGETS = 8  # targets without an answer that are asked for by name
@@ -33,7 +33,7 @@ Figures = dict[str, str]  # by name; "" where no exporter has it
 class Queries:
     """Writes the queries for the metrics that are there, and for the ``limits`` by which the rules judge."""
 
-    def __init__(self, metrics: AvailableMetrics, limits: Limits) -> None:
+    def __init__(self, metrics: AvailableMetrics, limits: FleetLimits) -> None:
         self._metrics, self._limits = metrics, limits
         self._values = GpuValues(metrics)
         self._group = metrics.group_labels
@@ -42,7 +42,7 @@ class Queries:
     def figures(self) -> Figures:
         """The present figures of all groups: activity, how many GPUs have which level of it, and what sums up."""
         group, of_kind = self._group, (*self._group, *self._kind)
-        now = Reading(placed=not self._metrics.by_job)
+        now = ReadingWay(placed=not self._metrics.by_job)
         # Level 0: a GPU that does nothing; the others are steps above that.
         level = f"ceil(({self._recent('')} - {self._limits.idle:g}) * {LEVELS})"
         all_gpus = grouped("group", self._metrics.uuid_labels, self._values.activity(replace(now, placed=False)))
@@ -50,7 +50,7 @@ class Queries:
                    "all_gpus": f"count({all_gpus})"}
         if self._metrics.by_job:
             node = dict.fromkeys((*group, *self._metrics.node_labels))
-            figures["nodes"] = grouped("count", group, grouped("group", node, self._values.activity(Reading())))
+            figures["nodes"] = grouped("count", group, grouped("group", node, self._values.activity(ReadingWay())))
         return {**figures, **self._sums(group, "")}
 
     def idle(self, where: Where) -> Figures:
@@ -66,7 +66,7 @@ class Queries:
         node = tuple(dict.fromkeys((*self._metrics.node_labels, *self._metrics.labels_of_job)))
         by = (*node, *self._kind)
         return _merged({"activity": grouped("avg", by, self._recent(condition, placed=True)),
-                        "gpus": grouped("count", by, self._values.activity(Reading(condition))),
+                        "gpus": grouped("count", by, self._values.activity(ReadingWay(condition))),
                         **self._sums(node, condition)} for condition in where)
 
     def outliers(self, where: Where, low_nodes: Where = (), *, node_clocks: bool = False) -> Figures:
@@ -100,7 +100,7 @@ class Queries:
     def gpu_history(self, step_s: float, where: Where, clocks_where: Where) -> Figures:
         """Write the figures of a range query: the activity of each GPU that matches, and the SM clock of those of
         ``clocks_where``."""
-        clocks = (Reading(condition, duration(step_s), still=False) for condition in clocks_where)
+        clocks = (ReadingWay(condition, duration(step_s), still=False) for condition in clocks_where)
         return {"gpu_activity": either(self._values.over(step_s, condition, placed=True) for condition in where),
                 "gpu_clock": either(self._values.figure("sm_clock_hz", reading) for reading in clocks)}
 
@@ -108,16 +108,16 @@ class Queries:
 
     def _recent(self, where: str, *, placed: bool = False) -> str:
         """The activity of each GPU of late; with its place where groups are nodes."""
-        return self._values.activity(Reading(where, self._values.recent, placed=placed or not self._metrics.by_job))
+        return self._values.activity(ReadingWay(where, self._values.recent, placed=placed or not self._metrics.by_job))
 
     def _past(self, step_s: float, where: str) -> str:
         return self._values.over(step_s, where, placed=not self._metrics.by_job)
 
     def _sums(self, by: Sequence[str], where: str) -> Figures:
         placed = tuple(by) != self._metrics.labels_of_job
-        tensor = self._values.figure("tensor_active", Reading(where, placed=placed))
+        tensor = self._values.figure("tensor_active", ReadingWay(where, placed=placed))
         # Of a GPU that is divided into instances, each reports the power of the whole.
-        sums = {figure: self._values.figure(figure, Reading(where, instances=figure != "power_w", placed=placed))
+        sums = {figure: self._values.figure(figure, ReadingWay(where, instances=figure != "power_w", placed=placed))
                 for figure in SUMMED}
         return {"tensor_active": tensor and grouped("avg", by, tensor),
                 **{figure: value and grouped("sum", by, value) for figure, value in sums.items()}}
@@ -170,12 +170,12 @@ class Queries:
                 "clock_mad": deviation(by, clock), "low_clocks": grouped("count", by, low)} if clock else {}
 
     def _peer_medians(self, where: str) -> Figures:
-        values = {figure: self._values.figure(figure, Reading(where)) for figure in COMPARED}
+        values = {figure: self._values.figure(figure, ReadingWay(where)) for figure in COMPARED}
         return {f"peer_{figure}": value and median(self._group, value) for figure, value in values.items()}
 
     def _details(self, where: str) -> Figures:
         return {"activity": self._recent(where, placed=True),
-                **{figure: self._values.figure(figure, Reading(where)) for figure in DETAILS}}
+                **{figure: self._values.figure(figure, ReadingWay(where)) for figure in DETAILS}}
 
 
 def _merged(figures: Iterable[Figures]) -> Figures:

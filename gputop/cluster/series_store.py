@@ -24,14 +24,14 @@ from msgspec import Struct
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.model import History
 from gputop.cluster.prometheus import QueryTooLong, Series, figure_of
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 
 SUBJECTS_AT_ONCE = 60
 _MAX_SERIES = 100_000  # a server may name other groups each time
 _SET_BACK = 1  # slots by which the time may go back without a clock that was set
 
 
-class Grid(Struct, frozen=True):
+class SlotGrid(Struct, frozen=True):
     """The slots of a view at a time, from ``first`` to ``last``."""
 
     step_s: float
@@ -39,7 +39,7 @@ class Grid(Struct, frozen=True):
     last: int
 
     @classmethod
-    def of(cls, view: View, now_s: float) -> Grid:
+    def of(cls, view: FleetView, now_s: float) -> SlotGrid:
         last = int(now_s // view.step_s)
         return cls(view.step_s, last - int(view.span_s // view.step_s) + 1, last)
 
@@ -72,12 +72,12 @@ class SeriesStore:
         self._live = live
         self._points: dict[tuple[str, Hashable], dict[int, float]] = {}  # by figure and what the series is of
         self._known_to: dict[tuple[str, Hashable], int] = {}  # by topic and subject: the newest slot
-        self._grid = Grid(0.0, 0, 0)
+        self._grid = SlotGrid(0.0, 0, 0)
 
     def __len__(self) -> int:
         return len(self._points) + len(self._known_to)
 
-    def range(self, client: FigureClient, question: PastQuestion, grid: Grid) -> bool:
+    def range(self, client: FigureClient, question: PastQuestion, grid: SlotGrid) -> bool:
         """Ask for what is missing of this, by one question at most; whether something was. Raises GputopError."""
         self.fit(grid)
         known_to = {subject: self._known_to.get((question.topic, subject)) for subject in question.subjects}
@@ -108,11 +108,11 @@ class SeriesStore:
         """Set a point that was seen; the grid must fit."""
         self._points.setdefault((figure, series_id), {})[slot] = value
 
-    def grid(self, view: View, now_s: float) -> Grid:
+    def grid(self, view: FleetView, now_s: float) -> SlotGrid:
         """The slots of a view at a time."""
-        return Grid.of(view, now_s + view.step_s if self._live else now_s)
+        return SlotGrid.of(view, now_s + view.step_s if self._live else now_s)
 
-    def fit(self, grid: Grid) -> None:
+    def fit(self, grid: SlotGrid) -> None:
         """Forget what this grid does not have."""
         if grid.step_s != self._grid.step_s or grid.slots > self._grid.slots or len(self) > _MAX_SERIES:
             self._points, self._known_to = {}, {}

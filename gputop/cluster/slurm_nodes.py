@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from gputop.cluster.schemas import CLUSTER_LABEL, NODE_LABELS
 from gputop.cluster.slurm import SlurmJob
 from gputop.profiler.addresses import short_name
+from gputop.sources.exporters import CLUSTER_LABEL, NODE_LABELS
 
 
 class SlurmNodes:

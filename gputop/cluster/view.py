@@ -9,7 +9,7 @@ from msgspec import Struct
 from gputop.cluster.model import Fleet
 
 
-class Limits(Struct, frozen=True):
+class FleetLimits(Struct, frozen=True):
     """Limits of what is asked for: GPUs that have not passed the activity ``idle`` for ``idle_s``, and GPUs whose
     activity is ``below`` the median by so much; and those more active than ``busy`` whose SM clock is below ``clock``
     of the median. The rules decide."""
@@ -21,7 +21,7 @@ class Limits(Struct, frozen=True):
     clock: float
 
 
-class View(Struct, frozen=True):
+class FleetView(Struct, frozen=True):
     """Part of a fleet that somebody looks at. ``jobs``: those whose history is wanted first; none: all."""
 
     span_s: float = 3 * 3600.0
@@ -36,6 +36,6 @@ class FleetCollector(Protocol):
 
     settled: bool  # whether nothing more is wanted: the next refresh can wait
 
-    def refresh(self, view: View) -> Fleet:
+    def refresh(self, view: FleetView) -> Fleet:
         """The fleet now. Raises GputopError only before the first answer."""
         ...

@@ -21,10 +21,10 @@ from gputop.cluster.answers import (
 )
 from gputop.cluster.model import NO_JOB, upper_median
 from gputop.cluster.queries import Figures, Queries
-from gputop.cluster.schemas import node_of
 from gputop.cluster.series_store import PastQuestion
 from gputop.cluster.slurm import SlurmJob
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
+from gputop.sources.exporters import node_of
 
 GROUPS, IDLE, GPUS, NODES = "groups", "idle", "gpus", "nodes"  # the topics of the past
 ACTIVITY, CLOCK = "gpu_activity", "gpu_clock"  # the figures of a GPU's past
@@ -37,7 +37,7 @@ GpuSubject = tuple[str, Selection]  # a figure, and the GPUs
 class Wanted:
     """Questions to ask, given what is known and what somebody looks at."""
 
-    def __init__(self, series: FleetSeries, jobs: Jobs, view: View) -> None:
+    def __init__(self, series: FleetSeries, jobs: Jobs, view: FleetView) -> None:
         self.view = view
         self._series, self._jobs = series, jobs
         self._queries = Queries(series.metrics, series.limits)

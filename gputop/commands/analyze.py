@@ -16,7 +16,7 @@ from gputop.commands.option_types import amount, count, parameter_count
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.text import console
 from gputop.text.wrapping import wrap
-from gputop.trace.readers.registry import ACCEPTED_BRIEF
+from gputop.trace.readers.formats import ACCEPTED_BRIEF
 
 if TYPE_CHECKING:
     from gputop.comparison.document import GateResult
@@ -127,7 +127,7 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
     analysis = facts.analysis
     idle_gaps = None
     if args.idle_gaps is not None:
-        from gputop.timeline import report
+        from gputop.timeline import idle_gap_report as report
         from gputop.timeline.idle_gaps import rank_idle_gaps
 
         idle_gaps = rank_idle_gaps(facts, args.idle_gaps)

@@ -21,7 +21,7 @@ from gputop.text.console import say
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice
     from gputop.profiler.capture.records import Server
-    from gputop.session.counters import CounterWatch
+    from gputop.session.gpu_samples import CounterWatch
     from gputop.session.options import FigureOptions
     from gputop.session.other_nodes import OtherNodes
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         server_question,
         too_many,
     )
-    from gputop.session.counters import CounterWatch
+    from gputop.session.gpu_samples import CounterWatch
     from gputop.session.server_watch import WatchedJob
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 

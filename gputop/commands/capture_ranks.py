@@ -26,7 +26,7 @@ from gputop.profiler.kineto.recorder import ENDING
 from gputop.profiler.recording import Recorder
 from gputop.profiler.storage import MAX_COPY_BYTES
 from gputop.profiler.ways import recorder_of
-from gputop.session.other_nodes import ALIVE_PERIOD_S, SCHEMA, Alive, Rank, Ranks, Ready, Start
+from gputop.session.other_nodes import ALIVE_PERIOD_S, SCHEMA, Alive, NodeReady, Ranks, RankTrace, Start
 from gputop.telemetry.agents import Request, read_line, write_line
 
 
@@ -73,7 +73,7 @@ def _record(recorders: Sequence[Recorder], failed: dict[str, GputopError], reque
 
     def agree(plan: Plan, _: float) -> tuple[Plan, float]:
         lead_s = max(recorder.limits.lead_s for recorder in recorders)
-        write_line(from_node, Ready(SCHEMA, plan.chosen_s, lead_s, time.time()))
+        write_line(from_node, NodeReady(SCHEMA, plan.chosen_s, lead_s, time.time()))
         start = read_line(to_node, Start)
         received.append(time.time())
         threading.Thread(target=alive, name="gputop-alive", daemon=True).start()
@@ -86,7 +86,7 @@ def _record(recorders: Sequence[Recorder], failed: dict[str, GputopError], reque
         with quiet:
             over.set()
     outcomes = captured.outcomes
-    refused = tuple(Rank(address, "", problem=error.message, fix=error.fix) for address, error in failed.items())
+    refused = tuple(RankTrace(address, "", problem=error.message, fix=error.fix) for address, error in failed.items())
     write_line(from_node, Ranks(SCHEMA, received[0], (*map(_rank_of, outcomes), *refused)))
     for outcome in outcomes:
         if outcome.result is not None:
@@ -94,12 +94,13 @@ def _record(recorders: Sequence[Recorder], failed: dict[str, GputopError], reque
     from_node.flush()
 
 
-def _rank_of(outcome: Outcome) -> Rank:
+def _rank_of(outcome: Outcome) -> RankTrace:
     result, error = outcome.result, outcome.error
     if result is None:
-        return Rank(outcome.address, outcome.name, problem=error.message if error is not None else "nothing came",
-                    fix=error.fix if error is not None else "")
-    return Rank(outcome.address, result.path.name.removesuffix(ENDING), result.bytes, result.took_s, outcome.began_s)
+        return RankTrace(outcome.address, outcome.name, problem=error.message if error is not None else "nothing came",
+                         fix=error.fix if error is not None else "")
+    name = result.path.name.removesuffix(ENDING)
+    return RankTrace(outcome.address, name, result.bytes, result.took_s, outcome.began_s)
 
 
 def _send(path: Path, out: IO[bytes]) -> None:

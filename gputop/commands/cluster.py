@@ -20,7 +20,7 @@ from gputop.text import console
 from gputop.text.console import say
 
 if TYPE_CHECKING:
-    from gputop.advice.fleet.report import Report
+    from gputop.advice.fleet.report import FleetReport
     from gputop.cluster.collect import Collector
     from gputop.cluster.nodes import NodesCollector
     from gputop.cluster.view import FleetCollector
@@ -54,12 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gputop.advice.fleet.report import report_of
     from gputop.cluster.collect import complete_fleet
-    from gputop.cluster.view import View
+    from gputop.cluster.view import FleetView
     from gputop.commands.monitor import unfit_terminal
     from gputop.render.time_slices import slice_for
 
     span_s = 3600 * args.hours
-    view = View(span_s=span_s, step_s=max(30.0, slice_for(span_s, _HISTORY_COLUMNS)))
+    view = FleetView(span_s=span_s, step_s=max(30.0, slice_for(span_s, _HISTORY_COLUMNS)))
     job = wanted_job(args.job, os.environ)
     once = args.once or args.json or args.output is not None
     unfit = "" if once else unfit_terminal()
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         if once or unfit:
             return _print(report_of(complete_fleet(collector, view), job), args)
         preferences = preferences_of(args)
-        from gputop.tui.cluster import app
-        from gputop.tui.cluster.rows import commands_for
+        from gputop.tui.cluster import cluster_app as app
+        from gputop.tui.cluster.fleet_rows import commands_for
 
         commands = partial(commands_for, login=login, remote=args.remote_command)
         return app.run(collector, lambda fleet: report_of(fleet, job), view, args.refresh, commands, args.logdir,
@@ -135,7 +135,7 @@ def _squeue(login: str = "", port: int | None = None) -> Callable[[], bytes]:
     return lambda: run_on(login, port, slurm.COMMAND, slurm.TIMEOUT_S, slurm.MAX_BYTES)
 
 
-def _print(report: Report, args: argparse.Namespace) -> int:
+def _print(report: FleetReport, args: argparse.Namespace) -> int:
     from gputop.core.files import write_file
     from gputop.export.cluster import render, to_document
 

@@ -49,7 +49,7 @@ def _tell(path: str | os.PathLike[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gputop.comparison.gates import exit_status, gate_lines, gates_of_comparison, parse_gates
-    from gputop.comparison.report import text_report
+    from gputop.comparison.report_lines import text_report
     from gputop.replay.compared_files import compare
 
     if args.baselines:

@@ -16,7 +16,7 @@ from gputop.text import console
 from gputop.text.units import size
 
 if TYPE_CHECKING:
-    from gputop.export.write_tables import Tables
+    from gputop.export.write_tables import SqlTables
 
 _FORMATS = ".sqlite or .parquet (tables); for a trace also .json or .json.gz (Chrome, Perfetto)"
 
@@ -53,7 +53,7 @@ def _writer(name: str) -> Callable[[list[str], Path], int]:
 
 
 @contextmanager
-def _recording(paths: list[str], *, whole: bool = False) -> Iterator[Tables]:
+def _recording(paths: list[str], *, whole: bool = False) -> Iterator[SqlTables]:
     """``whole``: the host, too, where the format holds several tables."""
     from gputop.export.recording_tables import recording_table, recording_tables
     from gputop.replay.reader import open_recording
@@ -65,7 +65,7 @@ def _recording(paths: list[str], *, whole: bool = False) -> Iterator[Tables]:
 
 
 @contextmanager
-def _tables(paths: list[str]) -> Iterator[Tables]:
+def _tables(paths: list[str]) -> Iterator[SqlTables]:
     """Tables of a recording or a trace."""
     from gputop.replay.reader import is_recording
 

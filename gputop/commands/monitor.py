@@ -18,7 +18,7 @@ from gputop.commands.common import (
     source_of,
 )
 from gputop.core.imports import without
-from gputop.core.memory import share_one_heap
+from gputop.core.own_memory import share_one_heap
 from gputop.text.console import say
 
 

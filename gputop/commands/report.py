@@ -64,14 +64,14 @@ def _of_job(args: argparse.Namespace) -> int:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.job_use import RecordedUse, history_of, lines, of_prometheus
     from gputop.cluster.prometheus import connected
-    from gputop.goodput.recorded import Timeline
+    from gputop.goodput.recorded import RecordedTime
     from gputop.render.table import bars
 
     if args.json or args.html is not None or args.price_per_kwh is not None:
         raise GputopError("--job prints text", "Leave out --json, --html and --price-per-kwh.", EXIT_USAGE)
     url = getattr(args, "prometheus", None) or str(args.config["prometheus"])
     if args.paths:
-        timeline, recorded = Timeline([Path(path) for path in args.paths]), RecordedUse(args.job)
+        timeline, recorded = RecordedTime([Path(path) for path in args.paths]), RecordedUse(args.job)
         for sample, _ in timeline.samples():
             recorded.add(sample)
         use = recorded.use(f"{len(timeline.parts)} recording{'s' * (len(timeline.parts) > 1)} of {timeline.host}")

@@ -130,7 +130,7 @@ def _check(args: argparse.Namespace) -> int:
     """Mistakes with their lines; exit status 1 where there is one."""
     from gputop.advice.user_registry import UserRules
     from gputop.advice.user_rules import install
-    from gputop.rules.files import RulePath, load_rules
+    from gputop.rules.read_files import RulePath, load_rules
 
     paths = [RulePath(word, "named") for word in args.words] or list(UserRules.paths or ())
     if not paths:
@@ -235,9 +235,9 @@ def names_table() -> Iterator[str]:
 def _test(args: argparse.Namespace) -> int:
     """Try the rules of a file on a trace or a recording."""
     from gputop.advice.user_registry import UserRules
-    from gputop.diagnosis.user_rules import use_rules
+    from gputop.diagnosis.rules_in_process import use_rules
     from gputop.replay.rule_trials import TrialsDocument, over_samples, over_trace
-    from gputop.rules.files import RulePath
+    from gputop.rules.read_files import RulePath
 
     if not args.words or (args.demo is None) != (len(args.words) == 2):
         raise GputopError("test takes a file of rules and a trace, a recording, or --demo",

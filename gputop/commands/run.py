@@ -106,7 +106,7 @@ def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | 
 def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> int:
     """Run the job beside the monitor; once the monitor is quit, show the job's own output."""
     from gputop.launch.announcements import Announcement, Announcements
-    from gputop.launch.job import Job, exit_like, forward_signals, log_path, wait_for_exit
+    from gputop.launch.job import StartedJob, exit_like, forward_signals, log_path, wait_for_exit
     from gputop.session.session import Session
 
     options = options_of(args)
@@ -128,7 +128,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         job.set_server(announcement.address, announcement.line)
 
     with contextlib.closing(Announcements(token, on_announcement)) as announcements:
-        job = Job(args.job, environ, args.output or log_path(options.logdir))
+        job = StartedJob(args.job, environ, args.output or log_path(options.logdir))
         announcements.start()
         try:
             with (contextlib.closing(session), exporting(args, session), notifying(args, session),

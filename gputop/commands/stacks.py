@@ -17,7 +17,7 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.ranks.flight_recorder import Dumps
-    from gputop.ranks.model import Answer
+    from gputop.ranks.model import RasAnswer
     from gputop.ranks.stacks import ProcessStacks
     from gputop.ranks.stacks_document import StacksNccl
 
@@ -167,7 +167,7 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
     return confirmed("\n".join(console.one_line(line, 300) for line in reasons), "Read the stacks? [y/N] ")
 
 
-def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | GputopError:
+def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> RasAnswer | GputopError:
     from gputop.ranks.nccl_ras import TIMEOUT_S, ask_job
     from gputop.session.ras_worker import read_in_worker
 
@@ -179,7 +179,7 @@ def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | Gpu
         return error
 
 
-def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list[str], StacksNccl]:
+def _nccl(first: RasAnswer | GputopError, last: RasAnswer | GputopError) -> tuple[list[str], StacksNccl]:
     """Answer of NCCL, as lines and for the document."""
     from gputop.advice.live.collectives import counts_text, place_text, title
     from gputop.ranks.hang import find_absence, unchanged

@@ -19,14 +19,14 @@ def use_user_rules(args: argparse.Namespace, config: Config) -> list[str]:
     if args.command in _WITHOUT:
         return []
     from gputop.advice.user_registry import UserRules
-    from gputop.rules.files import rule_paths
+    from gputop.rules.read_files import rule_paths
 
     UserRules.clear()
     paths = rule_paths(config.path, args.rules)
     UserRules.paths = paths
     if not paths:
         return []
-    from gputop.diagnosis.user_rules import use_rules
+    from gputop.diagnosis.rules_in_process import use_rules
 
     problems = use_rules(paths)
     named = [text for text in problems if text.startswith(tuple(f"{path}{end}" for path in args.rules for end in ": "))]

@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.comparison.job import batch_factor, other_batch
-from gputop.comparison.rows import Row
+from gputop.comparison.caveats import batch_factor, other_batch
+from gputop.comparison.figures import ComparedRow
 from gputop.comparison.sides import Side
 from gputop.core.findings import Finding, Gain
 
@@ -62,12 +62,12 @@ class _Measured(Struct, frozen=True):
     """Measured change of the time: the rows of the mean step and of the wall time per training step, and B's batch size
     in A's. ``wall_of_recorded`` is how much of A's recording the wall time of its steps is."""
 
-    step: Row | None
-    wall: Row | None
+    step: ComparedRow | None
+    wall: ComparedRow | None
     batch: float | None
     wall_of_recorded: float | None
 
-    def row(self, gain: Gain) -> Row | None:
+    def row(self, gain: Gain) -> ComparedRow | None:
         return self.wall if gain.per == _RECORDING else self.step
 
     def estimated(self, gain: Gain, of: Gain) -> float | None:
@@ -88,7 +88,7 @@ class _Measured(Struct, frozen=True):
         return min(1.0, self.step.a / self.wall.a)
 
 
-def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -> list[FollowedAdvice]:
+def followed(a: Side, b: Side, mean_step: ComparedRow | None, wall: ComparedRow | None = None) -> list[FollowedAdvice]:
     """The findings of A and what became of them, then those that only B has; both in their order, gravest first.
 
     ``mean_step`` is the row of the mean step time, ``wall`` that of the wall time per training step. What was shown

@@ -10,10 +10,20 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from gputop.comparison.advice import FollowedAdvice, followed
+from gputop.comparison.caveats import Note, batch_factor, notes, other_batch
 from gputop.comparison.document import CompareDocument, CompareMethod, CompareRow, CompareSide, GateResult
 from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, THREADS_SPREAD_MOST, drift_of
-from gputop.comparison.job import Note, batch_factor, notes, other_batch
-from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, Row, Verdict, all_rows, percent_change
+from gputop.comparison.figures import (
+    ERROR,
+    MIN_EFFECT,
+    REPEAT,
+    SMALL,
+    STEP_ERROR,
+    ComparedRow,
+    Verdict,
+    all_rows,
+    percent_change,
+)
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import BLOCKS, MIN_STEPS
 from gputop.core.codec import document_of, to_document
@@ -55,11 +65,11 @@ class Comparison(Struct, frozen=True):
     a: Side
     b: Side
     notes: tuple[Note, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
     advice: tuple[FollowedAdvice, ...]
 
     @property
-    def step(self) -> Row | None:
+    def step(self) -> ComparedRow | None:
         """The row of the step time that counts; None where both sides are snapshots without a capture.
 
         The mean decides how long a training takes; where it is too uneven, the median tells of the typical step.
@@ -75,7 +85,7 @@ class Comparison(Struct, frozen=True):
         return mean
 
     @property
-    def wall(self) -> Row | None:
+    def wall(self) -> ComparedRow | None:
         """The row of the wall time per training step, where more than the steps themselves lies in it."""
         rows = {row.id: row for row in self.rows if row.group == "steps"}
         wall = rows.get("wall_s")
@@ -86,7 +96,7 @@ class Comparison(Struct, frozen=True):
         return wall if more or wall.verdict == "cannot be told" else None
 
     @property
-    def decisive(self) -> Row | None:
+    def decisive(self) -> ComparedRow | None:
         """The row that the verdict is of: the wall time per training step if it certainly changed, or if the step did
         and the wall time does not bear it out; else the step's."""
         step, wall = self.step, self.wall
@@ -95,7 +105,7 @@ class Comparison(Struct, frozen=True):
         return wall if wall.verdict in _SURE or (step.verdict in _SURE and not _agree(step, wall)) else step
 
     @property
-    def repeat(self) -> Row | None:
+    def repeat(self) -> ComparedRow | None:
         """The step time that counts, where it differs, but by no more than one job does: a repeated capture may decide
         it."""
         row = self.decisive
@@ -165,7 +175,7 @@ class Comparison(Struct, frozen=True):
             return f"CANNOT BE TOLD: {what}; {row.reason}."
         return f"CANNOT BE TOLD which is better: {what}."
 
-    def _per(self, row: Row) -> str:
+    def _per(self, row: ComparedRow) -> str:
         step = "iteration" if max(self.a.iterations, self.b.iterations) > 1 else "step"
         if row.id == "wall_s":
             return f"of wall time per training {step}" + (f", for as many samples as a {step} of A has"
@@ -210,30 +220,30 @@ def signed(share: float) -> str:
     return f"{100 * share:+.1f}%".replace("-", "−")
 
 
-def _agree(step: Row, wall: Row) -> bool:
+def _agree(step: ComparedRow, wall: ComparedRow) -> bool:
     """Return whether the wall time bears out what the step's time did: it went the same way, by half as much at least,
     and by its interval as far."""
     return _may_agree(step, wall) and _same_way(step, wall) and abs(wall.change or 0.0) >= abs(step.change or 0.0) / 2
 
 
-def _same_way(step: Row, wall: Row) -> bool:
+def _same_way(step: ComparedRow, wall: ComparedRow) -> bool:
     return wall.reason != SMALL and (step.change or 0.0) * (wall.change or 0.0) > 0
 
 
-def _may_agree(step: Row, wall: Row) -> bool:
+def _may_agree(step: ComparedRow, wall: ComparedRow) -> bool:
     """Return whether the wall time may have changed by as much as the step's, by its interval."""
     if step.change is None or wall.low is None or wall.high is None:
         return True
     return wall.low <= step.change <= wall.high
 
 
-def _change(row: Row) -> tuple[str, str]:
+def _change(row: ComparedRow) -> tuple[str, str]:
     """"344 → 184 ms", " (−46.5%)"."""
     share = percent_change(row)
     return _times(row.a, row.b_alike), "" if share is None else f" ({signed(share)})"
 
 
-def _logarithms(row: Row | None) -> tuple[float, float, float] | None:
+def _logarithms(row: ComparedRow | None) -> tuple[float, float, float] | None:
     """The bounds of a time's change and the change, as logarithms of B over A; None if it was not tested, or is 0."""
     if row is None or not row.a or not row.change or row.low is None or row.high is None:
         return None
@@ -241,7 +251,7 @@ def _logarithms(row: Row | None) -> tuple[float, float, float] | None:
     return low, high, change
 
 
-def _range(row: Row) -> str:
+def _range(row: ComparedRow) -> str:
     """"−49 to −45%": between which shares the change of a time lies; the change alone if it was not tested."""
     if not row.a or row.low is None or row.high is None:
         return _change(row)[1].strip(" ()")
@@ -249,7 +259,7 @@ def _range(row: Row) -> str:
     return f"{low} to {high}%" if low != high else f"{low}%"
 
 
-def _although(step: Row, wall: Row) -> str:
+def _although(step: ComparedRow, wall: ComparedRow) -> str:
     """Say what the step did where the wall time decides."""
     what = "typical step" if step.id == "median_s" else "step"
     if step.verdict in _SURE:
@@ -261,7 +271,7 @@ def _although(step: Row, wall: Row) -> str:
     return f"; whether the {what} itself changed cannot be told"
 
 
-def _beside(wall: Row | None, step: Row) -> str:
+def _beside(wall: ComparedRow | None, step: ComparedRow) -> str:
     """Return what is to be said of the wall time where the step decides."""
     if wall is None or wall.reason is None or wall.reason == step.reason or (
             step.verdict == "noise" == wall.verdict):
@@ -269,7 +279,7 @@ def _beside(wall: Row | None, step: Row) -> str:
     return f" Whether the wall time per training step changed cannot be told: {''.join(_change(wall))}; {wall.reason}."
 
 
-def _not_borne_out(step: Row, wall: Row) -> str:
+def _not_borne_out(step: ComparedRow, wall: ComparedRow) -> str:
     """The step certainly changed, and the wall time per training step did not, or nobody knows."""
     became = f"the step became {_LENGTH[step.verdict]} ({_change(step)[0]}),"
     if _may_agree(step, wall):
@@ -280,7 +290,7 @@ def _not_borne_out(step: Row, wall: Row) -> str:
     return f"{text}{_MOVED[step.verdict] if _moved(step, wall) else ''}."
 
 
-def _moved(step: Row, wall: Row) -> bool:
+def _moved(step: ComparedRow, wall: ComparedRow) -> bool:
     """Return whether what lies between the steps changed the other way, by half of what the step did or more."""
     between = (wall.change or 0.0) - (step.change or 0.0)
     return not _may_agree(step, wall) and between * (step.change or 0.0) <= -((step.change or 0.0) ** 2) / 2

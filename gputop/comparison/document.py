@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from gputop.comparison.advice import FollowedAdvice
-from gputop.comparison.job import Note, gpu_count
-from gputop.comparison.rows import Group, Row, Verdict
+from gputop.comparison.caveats import Note, gpu_count
+from gputop.comparison.figures import ComparedRow, Group, Verdict
 from gputop.comparison.sides import Kind, Side
 from gputop.core.codec import document_of
 
@@ -67,7 +67,7 @@ class CompareRow(Struct, frozen=True):
     change_for_same_work: float | None
 
     @classmethod
-    def of(cls, row: Row) -> CompareRow:
+    def of(cls, row: ComparedRow) -> CompareRow:
         change = None if row.a is None or row.b is None else row.b - row.a
         return document_of(
             cls, row, change=change, change_ratio=change / row.a if change is not None and row.a else None,

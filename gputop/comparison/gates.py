@@ -17,7 +17,7 @@ from gputop.advice.user_registry import UserRules
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import Comparison, signed
 from gputop.comparison.document import GateResult
-from gputop.comparison.rows import percent_change
+from gputop.comparison.figures import percent_change
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text.units import counted, figure, printable, ranges
 

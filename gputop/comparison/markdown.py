@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from gputop.comparison.compare import Comparison
 from gputop.comparison.document import GateResult
-from gputop.comparison.report import text_report
+from gputop.comparison.report_lines import text_report
 from gputop.text.markdown_text import without_marks
 
 _COLUMNS = 100

@@ -13,7 +13,7 @@ from gputop.core.findings import Abstained, Finding
 
 if TYPE_CHECKING:
     from gputop.analysis.gpu.packed_series import ComparedTrace
-    from gputop.analysis.gpu.step_series import StepSeries
+    from gputop.analysis.gpu.step_series import StepArrays
 
 Kind = Literal["trace", "analysis", "snapshot"]
 
@@ -40,7 +40,7 @@ class Side(Struct, frozen=True):
     kind: Kind
     analysis: Analysis | None
     live: LiveFigures | None = None
-    series: StepSeries | None = None
+    series: StepArrays | None = None
     gpu_names: tuple[str, ...] = ()
     findings_at_capture: tuple[Finding, ...] | None = None
     repeats: tuple[Side, ...] = ()
@@ -69,10 +69,10 @@ class Side(Struct, frozen=True):
 
 def side_of_trace(path: str, analysis: Analysis, compared: ComparedTrace) -> Side:
     """The side that a trace makes, of what is kept of it; reads nothing. Raises GputopError for damaged figures."""
-    from gputop.analysis.gpu.step_series import StepSeries
+    from gputop.analysis.gpu.step_series import StepArrays
 
     try:
-        series = None if compared.series is None else StepSeries.unpacked(compared.series)
+        series = None if compared.series is None else StepArrays.unpacked(compared.series)
     except ValueError as error:
         raise GputopError(f"The values of the steps of {path} are damaged: {error}.",
                           "Please report this with the trace.") from error

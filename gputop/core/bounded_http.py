@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 
-class Limits:
+class AnswerLimits:
     """``end_s``: the time by ``time.monotonic`` at which all must be over; ``left_bytes``: that may come until then,
     headers and whatever is not content included."""
 
@@ -36,7 +36,7 @@ class TooManyBytes(OSError):
 class _Bounded(io.RawIOBase):
     """Stream of what comes over a socket. ``file`` is its own one, which keeps it open."""
 
-    def __init__(self, connected: socket.socket, file: io.RawIOBase, limits: Limits) -> None:
+    def __init__(self, connected: socket.socket, file: io.RawIOBase, limits: AnswerLimits) -> None:
         self._own, self._file, self._limits = connected, file, limits
 
     def readable(self) -> bool:
@@ -62,7 +62,7 @@ class Connection(http.client.HTTPConnection):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.limits = Limits(time.monotonic() + float(self.timeout or 0), self.default_bytes)
+        self.limits = AnswerLimits(time.monotonic() + float(self.timeout or 0), self.default_bytes)
         self._create_connection = self._open  # which HTTPConnection calls
         self.response_class = self._response  # type: ignore[assignment]  # a function that returns one
 

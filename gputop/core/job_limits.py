@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputop.core.memory import control_groups
+from gputop.core.own_memory import control_groups
 from gputop.core.proc import process_ids, read, status_fields, user_name
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")

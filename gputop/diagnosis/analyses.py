@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from gputop.analysis.account import account
+from gputop.analysis.gpu.allocators import memory
 from gputop.analysis.gpu.batch_scaling import batch_scaling
 from gputop.analysis.gpu.breakdown import IdleByGpu, bounds_judged, parts_by_gpu, typical_step
 from gputop.analysis.gpu.collective_waits import collective_waits
@@ -17,7 +18,6 @@ from gputop.analysis.gpu.copies import copy_table
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, timelines
 from gputop.analysis.gpu.kernel_launches import with_ncu
 from gputop.analysis.gpu.kernel_table import kernel_sizes, kernels
-from gputop.analysis.gpu.memory import memory
 from gputop.analysis.gpu.rank_times import rank_times
 from gputop.analysis.gpu.replicas import replicas
 from gputop.analysis.gpu.sm_use import sm_use

@@ -18,7 +18,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, ti
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
-from gputop.analysis.layers.limits import limits
+from gputop.analysis.layers.limit_ladder import limits
 from gputop.analysis.results import Analysis, TraceSummary
 from gputop.analysis.steps.accumulation import accumulation_note
 from gputop.analysis.steps.judged import detect_steps
@@ -38,13 +38,13 @@ from gputop.core.findings import Abstained, TraceNote
 from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.render.step_parts import PART_IDS
 from gputop.text.units import counted, seconds
+from gputop.trace.complete_part import part_of
 from gputop.trace.lookups import LAUNCH_CALLS, detect_framework, host_rows, how_to_mark_steps
 from gputop.trace.model import Trace
 from gputop.trace.parallel import pool
 from gputop.trace.quality import is_cut_off
 from gputop.trace.readers.capture_file import capture_of
 from gputop.trace.readers.load import load
-from gputop.trace.recorded import part_of
 
 # How a profiler that recorded the host alone records its GPU, by format.
 _RECORD_GPU = {

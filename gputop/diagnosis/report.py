@@ -17,10 +17,10 @@ from gputop.render.finding_text import gain_sentence
 from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID, WALL_PARTS, WORK_FIRST
 from gputop.render.table import to_text
-from gputop.render.verdict_lines import DO, Row, VerdictLines, kernel_rows, plain_lines, verdict_of
+from gputop.render.verdict_lines import DO, VerdictLines, VerdictRow, kernel_rows, plain_lines, verdict_of
 from gputop.text.units import counted, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
-from gputop.trace.readers.registry import WRITERS
+from gputop.trace.readers.formats import WRITERS
 
 _WORTH_A_NAME = 0.1  # share of what is unexplained
 _BAR = 24
@@ -66,7 +66,7 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
     findings = list(a.findings)
     verdict = limit_lines(a) if _has_verdict(a) else verdict_of(findings.pop(0))
     lines = wrap(_SIMULATED, width) if a.simulated else []
-    verdict = replace(verdict, rows=(*verdict.rows, Row("From", _provenance(a))))
+    verdict = replace(verdict, rows=(*verdict.rows, VerdictRow("From", _provenance(a))))
     lines += plain_lines(verdict, width, loud=True, most=_WHY_LINES)
     notes = list(_quality(a, width))
     below = ["", *_step_in_short(a, width), *notes[:_NOTE_LINES], *["         …"] * (len(notes) > _NOTE_LINES)]
@@ -176,7 +176,7 @@ def _advice(a: Analysis, width: int) -> Iterator[str]:
     ended = _ended(a)
     if _has_verdict(a):
         limit = limit_lines(a)
-        yield from plain_lines(replace(limit, rows=(*limit.rows, *[Row("From", ended)] * bool(ended))), width,
+        yield from plain_lines(replace(limit, rows=(*limit.rows, *[VerdictRow("From", ended)] * bool(ended))), width,
                                loud=True)
         if a.findings:
             yield ""
@@ -224,9 +224,9 @@ def unexplained_text(a: Analysis) -> str:
 
 
 def _finding(number: int, f: Finding, width: int) -> Iterator[str]:
-    more = [Row("From", "; ".join(f"{label} {value}" for label, value in evidence(f))),
-            Row("Fix", gain_sentence(f)),
-            Row("Also", "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)), *kernel_rows(f)]
+    more = [VerdictRow("From", "; ".join(f"{label} {value}" for label, value in evidence(f))),
+            VerdictRow("Fix", gain_sentence(f)),
+            VerdictRow("Also", "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)), *kernel_rows(f)]
     verdict = verdict_of(f, *more)
     gpus = f" · GPU {ranges(f.gpus)}" if f.gpus else ""
     yield from plain_lines(replace(verdict, head=f"{f.severity.upper()} {verdict.head}{gpus}"), width, f"{number}. ")
@@ -238,7 +238,7 @@ _WORTH_NAMING = 0.01  # of the step, of a phase
 def limit_of(a: Analysis) -> str:
     """The verdict on a job without large findings, a line for its head and each row."""
     limit, ended = limit_lines(a), _ended(a)
-    return replace(limit, rows=(*limit.rows, *[Row("From", ended)] * bool(ended))).text
+    return replace(limit, rows=(*limit.rows, *[VerdictRow("From", ended)] * bool(ended))).text
 
 
 def limit_lines(a: Analysis) -> VerdictLines:
@@ -253,7 +253,7 @@ def limit_lines(a: Analysis) -> VerdictLines:
         return doubt
     large = "LARGE " if a.findings else ""
     head = f"NO {large}PROBLEM FOUND" if clean else "NO CAUSE FOUND"
-    return VerdictLines(head, about, rows=(Row(DO, do),) if do else ())
+    return VerdictLines(head, about, rows=(VerdictRow(DO, do),) if do else ())
 
 
 def _has_verdict(a: Analysis) -> bool:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
-from gputop.render.verdict_lines import DO, Row, VerdictLines
+from gputop.render.verdict_lines import DO, VerdictLines, VerdictRow
 from gputop.text.units import counted, percent, printable, seconds
 
 WORTH_SAYING = 0.05  # share of the recording: a part that has to be named
@@ -111,7 +111,7 @@ def _untold_share(wall: WallTime | RankWallTime) -> float:
 def no_verdict(reason: str, do: str, *seen: str) -> VerdictLines:
     """The lines where there is no verdict on a job: the reason, what to do about it, and what was seen all the same."""
     shown = "; ".join(filter(None, seen))
-    rows = (Row(DO, do), Row("Seen", shown[:1].upper() + shown[1:]))
+    rows = (VerdictRow(DO, do), VerdictRow("Seen", shown[:1].upper() + shown[1:]))
     return VerdictLines("NO VERDICT", reason, rows=tuple(row for row in rows if row.text))
 
 

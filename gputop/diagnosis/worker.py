@@ -1,4 +1,4 @@
-"""Analysis in a process of its own, which prints its answer as JSON: an :class:`Answer`.
+"""Analysis in a process of its own, which prints its answer as JSON: an :class:`WorkerAnswer`.
 
 Parsing a trace holds the interpreter's lock and up to gigabytes; the monitor must neither
 stand still for it nor keep the memory.
@@ -25,7 +25,7 @@ from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, encode, parse, to_document
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
-from gputop.core.memory import ANALYSIS_SCORE, keep_freed_memory, offer_to_oom_killer
+from gputop.core.own_memory import ANALYSIS_SCORE, keep_freed_memory, offer_to_oom_killer
 from gputop.core.own_program import child_command
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Failure(msgspec.Struct, frozen=True):
     exit_code: int
 
 
-class Answer(msgspec.Struct, frozen=True):
+class WorkerAnswer(msgspec.Struct, frozen=True):
     """Answer that a subprocess prints: the result, or why there is none."""
 
     result: Any = None
@@ -95,7 +95,7 @@ def run_in_worker(
     task: WorkerTask, kind: type[T], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
     on_line: Callable[[bytes], None] | None = None,
 ) -> T:
-    """Run a task in a subprocess, which prints an :class:`Answer` (:func:`answer`).
+    """Run a task in a subprocess, which prints an :class:`WorkerAnswer` (:func:`answer`).
 
     ``kind`` is the type of its result. ``on_line`` is called with each line that it prints before its answer
     (:func:`print_line`), as soon as it has. Else as :func:`analyze_in_worker`.
@@ -166,12 +166,12 @@ def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> 
                            "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
                            "or capture a shorter window.")
     try:
-        answered = convert(parse(output), Answer)
+        answered = convert(parse(output), WorkerAnswer)
         if answered.error is None and code == EXIT_OK:
             return convert(answered.result, kind)
         problem = ""
     except ValueError as error:
-        answered, problem = Answer(), str(error)
+        answered, problem = WorkerAnswer(), str(error)
     if answered.error is not None:
         raise GputopError(answered.error.message, answered.error.fix, answered.error.exit_code)
     last = stderr.splitlines()[-1] if stderr else problem or "it left no message"
@@ -186,8 +186,8 @@ def child() -> int:
     keep_freed_memory()
     die_with(int(parent))
     if rules:
-        from gputop.diagnosis.user_rules import use_rules
-        from gputop.rules.files import RulePath
+        from gputop.diagnosis.rules_in_process import use_rules
+        from gputop.rules.read_files import RulePath
 
         use_rules(convert(parse(rules), list[RulePath]))  # the parent has said what is wrong with them
     status: int = import_module(module).main(arguments)
@@ -216,15 +216,15 @@ def print_line(line: str) -> None:
 def answer(work: Callable[[], object]) -> int:
     """Print the result of ``work``, or its error, as JSON, in the subprocess; returns the status to end with."""
     try:
-        answered = Answer(work())
+        answered = WorkerAnswer(work())
         status = EXIT_OK
     except GputopError as error:
-        answered = Answer(error=Failure(error.message, error.fix, error.exit_code))
+        answered = WorkerAnswer(error=Failure(error.message, error.fix, error.exit_code))
         status = error.exit_code
     except MemoryError:
-        answered = Answer(error=Failure("There was not enough memory for the trace.",
-                                        "Capture a shorter window, or analyze the trace on a larger machine.",
-                                        EXIT_FAILED))
+        answered = WorkerAnswer(error=Failure("There was not enough memory for the trace.",
+                                              "Capture a shorter window, or analyze the trace on a larger machine.",
+                                              EXIT_FAILED))
         status = EXIT_FAILED
     json.dump(to_document(answered), sys.stdout, allow_nan=False)
     return status

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gputop.cluster.schemas import SCHEMAS
 from gputop.core.bounded_http import Connection
 from gputop.core.samples import PORT_ACTIVE, AdapterSample
 from gputop.doctor.check import Result, processes_by_name
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.ranks.nccl_ras import ADDRESS_VARIABLE, DEFAULT_ADDRESS, ENABLE_VARIABLE, split
+from gputop.sources.exporters import SCHEMAS
 from gputop.sources.host.rdma import RdmaPorts
 from gputop.sources.nvml.devices import numa_node
 from gputop.text.programs import run_program

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
+from gputop.core.own_memory import ANALYSIS_SCORE, offer_to_oom_killer
 from gputop.core.own_program import child_command
 from gputop.core.proc import mappings, read_maps, waited_for_cpu_s
 

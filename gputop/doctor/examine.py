@@ -34,7 +34,7 @@ class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="gputop.doctor
     checks: tuple[Check, ...]
 
 
-class Report(Struct, frozen=True):
+class Examination(Struct, frozen=True):
     """All checks, and whether there is anything to monitor at all."""
 
     checks: tuple[Check, ...]
@@ -50,7 +50,7 @@ class Report(Struct, frozen=True):
 
 def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | None = None, root: Path = _ROOT,
             deadline_s: float = DEADLINE_S, *, dcgm_address: str | None = None,
-            dcgm_bindings: Path | None = None) -> Report:
+            dcgm_bindings: Path | None = None) -> Examination:
     """Run all checks: the driver's library is searched as ``env`` says, DCGM as the ``--dcgm…`` options say.
 
     Takes about a second, at most a little more than twice ``deadline_s``.
@@ -92,10 +92,10 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
     ], deadline_s)
     checks = on_driver.results() + on_node.results()
     checks.sort(key=lambda check: _ORDER.index(check.id.rstrip("0123456789")))  # stable: GPUs stay in their order
-    return Report(tuple(checks), driver.no_gpu(facts))
+    return Examination(tuple(checks), driver.no_gpu(facts))
 
 
-def to_text(report: Report, width: int = 100, *, color: bool = False) -> str:
+def to_text(report: Examination, width: int = 100, *, color: bool = False) -> str:
     """One aligned entry per check, its fix below."""
     margin = max(len(check.title) for check in report.checks) + 12
     lines: list[str] = []
@@ -114,7 +114,7 @@ def to_text(report: Report, width: int = 100, *, color: bool = False) -> str:
     return "\n".join([*lines, _summary(report)]) + "\n"
 
 
-def print_report(report: Report, *, as_json: bool) -> None:
+def print_report(report: Examination, *, as_json: bool) -> None:
     """Print to stdout; in colors on a terminal that has them, unless NO_COLOR is set."""
     if as_json:
         console.write_json(DoctorDocument(report.checks))
@@ -126,7 +126,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
     console.write_colored(text)
 
 
-def _summary(report: Report) -> str:
+def _summary(report: Examination) -> str:
     counts = {status: sum(check.status == status for check in report.checks) for status in _COLORS}
     words = {"ok": "ok", "warn": "with limits", "fail": "failed", "unknown": "unknown"}
     text = ", ".join(f"{count} {words[status]}" for status, count in counts.items() if count)

@@ -9,8 +9,8 @@ from msgspec import UNSET, Struct, UnsetType, field
 from gputop.analysis.results import Analysis
 from gputop.comparison.document import GateResult
 from gputop.profiler.capture.facts import CaptureFacts
+from gputop.timeline.idle_gap_report import IdleGapRow
 from gputop.timeline.model import IdleTotal
-from gputop.timeline.report import IdleGapRow
 
 
 class AnalyzeDocument(Analysis, frozen=True, kw_only=True):

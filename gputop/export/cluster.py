@@ -18,7 +18,7 @@ from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
     from gputop.advice.fleet.advise import FleetFinding
-    from gputop.advice.fleet.report import Report
+    from gputop.advice.fleet.report import FleetReport
     from gputop.cluster.model import Fleet, Gpu, Group, History, Job
 
 _SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # that a history is drawn for
@@ -47,7 +47,7 @@ def fleet_table(columns: Mapping[str, Column], rows: Iterable[Mapping[str, Value
     return Table("Jobs", tuple(columns.values()), values, "", gap=1, lanes=tuple(lanes))
 
 
-def _jobs_table(report: Report) -> Table:
+def _jobs_table(report: FleetReport) -> Table:
     jobs, now_s, span_s = report.fleet.jobs, report.fleet.time_s, shown_span_s(report.fleet.jobs)
     rows = ({**cells(job, now_s), "finding": label(report.of_job(job.id)) or remark(job)} for job in jobs)
     return fleet_table(fleet_columns(jobs), rows, (lane(job.history, span_s) for job in jobs))
@@ -154,7 +154,7 @@ def remark(job: Job) -> str:
 # -- JSON -------------------------------------------------------------------------------------------
 
 
-def to_document(report: Report) -> dict[str, Any]:
+def to_document(report: FleetReport) -> dict[str, Any]:
     """docs/reference/cluster.md tells its keys."""
     from gputop.advice.fleet.report import ClusterDocument
     from gputop.core.codec import document_of
@@ -169,7 +169,7 @@ def to_document(report: Report) -> dict[str, Any]:
 
 
 def summary(fleet: Fleet) -> str:
-    from gputop.cluster.schemas import ACTIVITY_TITLES
+    from gputop.sources.exporters import ACTIVITY_TITLES
 
     parts = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in ((len(fleet.jobs), "job"),
                                                                               (fleet.gpus, "GPU"))]
@@ -179,7 +179,7 @@ def summary(fleet: Fleet) -> str:
     return " · ".join([*(["SIMULATED"] if fleet.simulated else []), *parts, *([f"active: {kinds}"] if kinds else [])])
 
 
-def to_text(report: Report, width: int) -> str:
+def to_text(report: FleetReport, width: int) -> str:
     fleet = report.fleet
     lines = [*wrap(f"{fleet.source} · {moment(fleet.time_s)}", width), *wrap(summary(fleet), width), ""]
     for problem in fleet.problems:
@@ -207,7 +207,7 @@ def to_text(report: Report, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def not_judged(report: Report) -> list[str]:
+def not_judged(report: FleetReport) -> list[str]:
     """Return what could not be judged, a sentence for each cause."""
     return [f"{', '.join(ids)} cannot be judged without {missing}"
             for missing, ids in ids_by_missing(report.abstained).items()]
@@ -220,7 +220,7 @@ _STYLE = """\
 """
 
 
-def to_html(report: Report) -> str:
+def to_html(report: FleetReport) -> str:
     """One page that loads nothing and runs nothing."""
     fleet = report.fleet
     head = header("gputop cluster", summary(fleet), [esc(fleet.source)], moment(fleet.time_s))
@@ -230,14 +230,14 @@ def to_html(report: Report) -> str:
                 [f"<footer>Written by gputop {esc(__version__)}.</footer>"], script="", style=_STYLE)
 
 
-def _html_jobs(report: Report) -> str:
+def _html_jobs(report: FleetReport) -> str:
     table = _jobs_table(report)
     span = esc(span_text(shown_span_s(report.fleet.jobs)))
     return (f'<section class="fleet"><h2>Jobs<small>{span}</small></h2>'
             f"{html_grid(table, table.rows, _picture)}</section>")
 
 
-def _html_findings(report: Report) -> str:
+def _html_findings(report: FleetReport) -> str:
     findings = "".join(map(_html_finding, report.findings))
     missing = "".join(f"<p>{esc(sentence)}.</p>" for sentence in not_judged(report))
     return f"<section><h2>Findings</h2>{findings or '<p>None.</p>'}{missing}</section>"
@@ -260,7 +260,7 @@ def _html_finding(finding: FleetFinding) -> str:
             f'<p>{esc(finding.action)}</p><ul class="legend">{rows}</ul>')
 
 
-def render(report: Report, form: str, width: int = 100) -> str:
+def render(report: FleetReport, form: str, width: int = 100) -> str:
     """Render as "text", "json" or "html"."""
     if form == "json":
         return json.dumps(to_document(report), indent=1, allow_nan=False) + "\n"

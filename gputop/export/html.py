@@ -20,7 +20,7 @@ from gputop.export.page import BANNER, embedded, header, page
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
-from gputop.replay.snapshot import DATA_ID, Snapshot, from_document
+from gputop.replay.read_snapshot import DATA_ID, Snapshot, from_document
 from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, moment, titled
 from gputop.text.units import percent, printable, reading

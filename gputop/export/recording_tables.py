@@ -7,30 +7,30 @@ from typing import Any
 
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import NodeSample
-from gputop.export.write_tables import BATCH_ROWS, Batch, Table, Tables
+from gputop.export.write_tables import BATCH_ROWS, Batch, SqlTable, SqlTables
 from gputop.replay.reader import Recording
 
 Row = tuple[Any, ...]
 
 _SIMULATED = ", simulated TEXT NOT NULL"  # yes or no, in each row: rows of several files are put together
-SAMPLES = Table.of("samples", "a sample of a GPU", (
+SAMPLES = SqlTable.of("samples", "a sample of a GPU", (
     "time_s REAL NOT NULL, gpu TEXT NOT NULL, uuid TEXT, name TEXT, state TEXT, "
     + ", ".join(f"{metric} REAL" for metric in GPU_METRICS) + _SIMULATED))
-HOST = Table.of("host", "a sample of the host", (
+HOST = SqlTable.of("host", "a sample of the host", (
     "time_s REAL NOT NULL, host TEXT, " + ", ".join(f"{metric} REAL" for metric in HOST_METRICS) + _SIMULATED))
-ADAPTERS = Table.of("rdma", "a sample of a port of an RDMA adapter", (
+ADAPTERS = SqlTable.of("rdma", "a sample of a port of an RDMA adapter", (
     "time_s REAL NOT NULL, adapter TEXT NOT NULL, state TEXT, link_layer TEXT, numa_node INTEGER, "
     + ", ".join(f"{metric} REAL" for metric in ADAPTER_METRICS) + _SIMULATED))
 
 
-def recording_table(recording: Recording) -> Tables:
+def recording_table(recording: Recording) -> SqlTables:
     """The GPUs alone, for formats that hold one table."""
-    return Tables(iter([(SAMPLES, _batches(recording, SAMPLES, _gpus))]))
+    return SqlTables(iter([(SAMPLES, _batches(recording, SAMPLES, _gpus))]))
 
 
-def recording_tables(recording: Recording) -> Tables:
-    return Tables((table, _batches(recording, table, rows))
-                  for table, rows in ((SAMPLES, _gpus), (HOST, _host), (ADAPTERS, _adapters)))
+def recording_tables(recording: Recording) -> SqlTables:
+    return SqlTables((table, _batches(recording, table, rows))
+                     for table, rows in ((SAMPLES, _gpus), (HOST, _host), (ADAPTERS, _adapters)))
 
 
 def _simulated(sample: NodeSample) -> str:
@@ -54,7 +54,7 @@ def _adapters(sample: NodeSample) -> Iterator[Row]:
                *(port[metric].value for metric in ADAPTER_METRICS), _simulated(sample))
 
 
-def _batches(recording: Recording, table: Table, rows: Callable[[NodeSample], Iterable[Row]]) -> Iterator[Batch]:
+def _batches(recording: Recording, table: SqlTable, rows: Callable[[NodeSample], Iterable[Row]]) -> Iterator[Batch]:
     columns: list[list[Any]] = [[] for _ in table.columns]
     for i in range(len(recording)):
         for row in rows(recording.sample(i)):

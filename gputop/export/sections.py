@@ -10,7 +10,7 @@ from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Readin
 from gputop.export.analysis_page import step_of
 from gputop.render.gpu_columns import COLUMNS, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.table import html_none
-from gputop.replay.snapshot import Snapshot
+from gputop.replay.read_snapshot import Snapshot
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, reading, seconds

@@ -22,7 +22,7 @@ from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import DARK, SEVERITY_MARK
 from gputop.render.verdict_lines import DO, WHY, verdict_of
-from gputop.replay.snapshot import Snapshot, from_document
+from gputop.replay.read_snapshot import Snapshot, from_document
 from gputop.replay.snapshot_document import Grid
 from gputop.text.markup import esc, moment
 from gputop.text.units import fit, percent, printable, reading, seconds

@@ -10,34 +10,34 @@ import numpy as np
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.core.version import __version__
-from gputop.export.write_tables import NAMES, Batch, Table, Tables, batches_of
+from gputop.export.write_tables import NAMES, Batch, SqlTable, SqlTables, batches_of
 from gputop.trace.model import TEXT_STATS, Kind, MemoryKind, Trace
 
-ABOUT = Table.of("about", (
+ABOUT = SqlTable.of("about", (
     "a fact: version of gputop, format of the source, `simulated`, `origin_unix_ns`, and `analysis`, the document of "
     "`gputop analyze --json`"), "name TEXT PRIMARY KEY, value TEXT")
-GPUS = Table.of("gpus", "a GPU; `ordinal` is the job's own number", (
+GPUS = SqlTable.of("gpus", "a GPU; `ordinal` is the job's own number", (
     "id INTEGER PRIMARY KEY, host TEXT, ordinal INTEGER, rank INTEGER, name TEXT, sms INTEGER, memory_bytes INTEGER"))
-LINES = Table.of("lines", "a stream of a GPU, or a thread of a host", (
+LINES = SqlTable.of("lines", "a stream of a GPU, or a thread of a host", (
     "id INTEGER PRIMARY KEY, host TEXT, gpu INTEGER REFERENCES gpus, name TEXT"))
-DEVICE_EVENTS = Table.of("device_events", (
+DEVICE_EVENTS = SqlTable.of("device_events", (
     "a kernel (`kind` compute), collective, copy or memset; `op` is TensorFlow's or XLA's, `launch_…` the call that "
     "started it"), (
     "id INTEGER PRIMARY KEY, gpu INTEGER NOT NULL REFERENCES gpus, line INTEGER REFERENCES lines, kind TEXT NOT NULL, "
     "name INTEGER REFERENCES names, op INTEGER REFERENCES names, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, "
     "launch_line INTEGER REFERENCES lines, launch_ns INTEGER, launch_end_ns INTEGER, correlation INTEGER, "
     "bytes INTEGER, source_memory TEXT, target_memory TEXT"))
-HOST_EVENTS = Table.of("host_events", "an event of a host's thread", (
+HOST_EVENTS = SqlTable.of("host_events", "an event of a host's thread", (
     "id INTEGER PRIMARY KEY, line INTEGER REFERENCES lines, name INTEGER REFERENCES names, start_ns INTEGER NOT NULL, "
     "end_ns INTEGER NOT NULL"))
-HOST_STATS = Table.of("host_stats", "further values of such an event", (
+HOST_STATS = SqlTable.of("host_stats", "further values of such an event", (
     "event INTEGER NOT NULL REFERENCES host_events, stat TEXT NOT NULL, value INTEGER, text TEXT"))
-ALLOCATOR_EVENTS = Table.of("allocator_events", "a change of memory in use", (
+ALLOCATOR_EVENTS = SqlTable.of("allocator_events", "a change of memory in use", (
     "time_ns INTEGER NOT NULL, allocator INTEGER REFERENCES names, in_use_bytes INTEGER, available_bytes INTEGER, "
     "peak_bytes INTEGER, op INTEGER REFERENCES names"))
-STEPS = Table.of("steps", "a training step", (
+STEPS = SqlTable.of("steps", "a training step", (
     "number INTEGER PRIMARY KEY, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL"))
-FINDINGS = Table.of("findings", "a finding, the most severe first; `saves_ratio` of the step", (
+FINDINGS = SqlTable.of("findings", "a finding, the most severe first; `saves_ratio` of the step", (
     "rank INTEGER PRIMARY KEY, id TEXT, severity TEXT, title TEXT, why TEXT, action TEXT, saves_ratio REAL, "
     "gain_by TEXT"))
 TRACE_TABLES = (ABOUT, NAMES, GPUS, LINES, DEVICE_EVENTS, HOST_EVENTS, HOST_STATS, ALLOCATOR_EVENTS, STEPS, FINDINGS)
@@ -54,11 +54,11 @@ CREATE VIEW host_work AS
 """
 
 
-def trace_tables(facts: TraceFacts) -> Tables:
-    return Tables(_tables(facts), facts.trace.names, _VIEWS)
+def trace_tables(facts: TraceFacts) -> SqlTables:
+    return SqlTables(_tables(facts), facts.trace.names, _VIEWS)
 
 
-def _tables(facts: TraceFacts) -> Iterator[tuple[Table, Iterator[Batch]]]:
+def _tables(facts: TraceFacts) -> Iterator[tuple[SqlTable, Iterator[Batch]]]:
     trace = facts.trace
     host, allocator = trace.host, trace.allocator
     yield ABOUT, _columns(_about(facts))

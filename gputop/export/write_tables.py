@@ -42,7 +42,7 @@ Values = list[Any] | npt.NDArray[Any]
 Batch = Sequence[Values]
 
 
-class Column(NamedTuple):
+class SqlColumn(NamedTuple):
     """``type`` is SQLite's: INTEGER, REAL or TEXT; ``constraint`` is SQL. What refers to ``names`` is an index into the
     names of the trace: SQLite has them in a table, Parquet in a dictionary of the column."""
 
@@ -69,18 +69,18 @@ class Column(NamedTuple):
         return out
 
 
-class Table(Struct, frozen=True):
+class SqlTable(Struct, frozen=True):
     """``rows`` says what a row is, for docs/tasks/convert.md."""
 
     name: str
     rows: str
-    columns: tuple[Column, ...]
+    columns: tuple[SqlColumn, ...]
 
     @classmethod
-    def of(cls, name: str, rows: str, columns: str) -> Table:
+    def of(cls, name: str, rows: str, columns: str) -> SqlTable:
         """``columns`` as SQL declares them: "id INTEGER PRIMARY KEY, name TEXT"."""
         parts = (column.split(" ", 2) for column in columns.split(", "))
-        return cls(name, rows, tuple(Column(part[0], part[1], "".join(part[2:])) for part in parts))
+        return cls(name, rows, tuple(SqlColumn(part[0], part[1], "".join(part[2:])) for part in parts))
 
     @property
     def declaration(self) -> str:
@@ -88,14 +88,14 @@ class Table(Struct, frozen=True):
         return f"CREATE TABLE {self.name} ({', '.join(' '.join(column).rstrip() for column in self.columns)})"
 
 
-NAMES = Table.of("names", "a name, which other tables refer to; only in SQLite",
-                 "id INTEGER PRIMARY KEY, name TEXT NOT NULL")
+NAMES = SqlTable.of("names", "a name, which other tables refer to; only in SQLite",
+                    "id INTEGER PRIMARY KEY, name TEXT NOT NULL")
 
 
-class Tables(Struct, frozen=True):
+class SqlTables(Struct, frozen=True):
     """Tables with their rows, some of them at a time. ``names`` is what columns of names refer to; ``views`` is SQL."""
 
-    tables: Iterator[tuple[Table, Iterator[Batch]]]
+    tables: Iterator[tuple[SqlTable, Iterator[Batch]]]
     names: Sequence[str] = ()
     views: str = ""
 
@@ -107,7 +107,7 @@ def batches_of(rows: int) -> Iterator[slice]:
 # -- files ------------------------------------------------------------------------------------------
 
 
-def write_sqlite(made: Tables, file: BinaryIO) -> None:
+def write_sqlite(made: SqlTables, file: BinaryIO) -> None:
     """SQLite makes the file in the folder for temporary files first. Raises OSError where there is no room."""
     with tempfile.TemporaryDirectory(prefix="gputop-", dir=temporary_place()) as folder:
         path = Path(folder) / "tables.sqlite"
@@ -119,7 +119,7 @@ def write_sqlite(made: Tables, file: BinaryIO) -> None:
             shutil.copyfileobj(whole, file)
 
 
-def _fill(made: Tables, path: Path) -> None:
+def _fill(made: SqlTables, path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN")
@@ -143,8 +143,8 @@ def without_formulas(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([_FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row])
 
 
-def _rows(table: Table, batch: Batch) -> Iterator[tuple[Any, ...]]:
-    return zip(*map(Column.known, table.columns, batch), strict=True)
+def _rows(table: SqlTable, batch: Batch) -> Iterator[tuple[Any, ...]]:
+    return zip(*map(SqlColumn.known, table.columns, batch), strict=True)
 
 
 def need_pyarrow() -> None:
@@ -153,20 +153,20 @@ def need_pyarrow() -> None:
         raise GputopError("pyarrow, which writes Parquet, is not installed", install_command("parquet"))
 
 
-def write_parquet_folder(made: Tables, folder: Folder) -> None:
+def write_parquet_folder(made: SqlTables, folder: Folder) -> None:
     """A file of each table. Raises OSError."""
     for table, batches in made.tables:
         with os.fdopen(folder.create(f"{table.name}.parquet"), "wb") as file:
             _write_parquet(table, batches, made.names, file)
 
 
-def write_parquet(made: Tables, file: BinaryIO) -> None:
+def write_parquet(made: SqlTables, file: BinaryIO) -> None:
     """The only table."""
     ((table, batches),) = made.tables
     _write_parquet(table, batches, made.names, file)
 
 
-def _write_parquet(table: Table, batches: Iterator[Batch], names: Any, file: BinaryIO) -> None:
+def _write_parquet(table: SqlTable, batches: Iterator[Batch], names: Any, file: BinaryIO) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -179,7 +179,7 @@ def _write_parquet(table: Table, batches: Iterator[Batch], names: Any, file: Bin
             writer.write_batch(pyarrow.record_batch(arrays, schema))  # a row group
 
 
-def _arrow_type(column: Column) -> pyarrow.DataType:
+def _arrow_type(column: SqlColumn) -> pyarrow.DataType:
     import pyarrow
 
     if column.is_name:
@@ -187,7 +187,7 @@ def _arrow_type(column: Column) -> pyarrow.DataType:
     return {"INTEGER": pyarrow.int64(), "REAL": pyarrow.float64(), "TEXT": pyarrow.string()}[column.type]
 
 
-def _arrow(column: Column, values: Values, texts: Any) -> pyarrow.Array:
+def _arrow(column: SqlColumn, values: Values, texts: Any) -> pyarrow.Array:
     import pyarrow
 
     if isinstance(values, list):

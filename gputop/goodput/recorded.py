@@ -56,7 +56,7 @@ def _interval_s(times: Iterable[array[float]]) -> float:
     return float(np.median(forward)) if len(forward) else 0.0
 
 
-class Timeline:
+class RecordedTime:
     """Recordings of one node, and those in folders, in the order of their times. Raises GputopError as
     :func:`open_recording` does, and for recordings of several nodes. In a folder, which a recorder may be writing to,
     what cannot be read is a note in ``unread``."""
@@ -138,7 +138,7 @@ class Timeline:
 
 def report(paths: Sequence[Path], price_per_kwh: float | None = None) -> Report:
     """Report on the GPUs' time in these recordings of one node. Raises GputopError, NoDataError."""
-    timeline = Timeline(paths)
+    timeline = RecordedTime(paths)
     survey, own_rules = Survey(), OwnRules()
     times: list[float] = []
     for sample, seconds in timeline.samples():
@@ -162,7 +162,7 @@ def report(paths: Sequence[Path], price_per_kwh: float | None = None) -> Report:
         creep=survey.creep(), own_rules=own_rules.reports(), notes=list(_notes(timeline, survey)))
 
 
-def _judge(hour: WorstHour, timeline: Timeline) -> None:
+def _judge(hour: WorstHour, timeline: RecordedTime) -> None:
     if timeline.interval_s > 1.05 * _ENOUGH_FOR_RULES_S:  # samples are never quite on time
         hour.not_judged = (f"the rules need a sample every {_ENOUGH_FOR_RULES_S:.0f} s or more often; here it is every "
                            f"{timeline.interval_s:.0f} s")
@@ -189,7 +189,7 @@ def hour_findings(samples: Iterator[NodeSample]) -> list[HourFinding]:
             for id_, findings in sorted(by_id.items(), key=lambda pair: -len(pair[1]))]
 
 
-def _notes(timeline: Timeline, survey: Survey) -> Iterator[str]:
+def _notes(timeline: RecordedTime, survey: Survey) -> Iterator[str]:
     yield from dict.fromkeys(timeline.unread)
     if timeline.overlapping:
         yield f"{timeline.overlapping} samples are left out: another recording covers the same time"

@@ -37,7 +37,7 @@ class Tally(Struct):
             self.lit = True
 
 
-class Job(Struct):
+class JobTime(Struct):
     """GPU time of one user's processes of one command; see :class:`gputop.goodput.model.JobReport`."""
 
     name: str
@@ -49,11 +49,11 @@ class Job(Struct):
     gpus: dict[str, str] = field(default_factory=dict)  # label by UUID
 
 
-class Holder(Struct, frozen=True):
+class HoldingProcess(Struct, frozen=True):
     """The process that has a GPU, and what it writes to storage (None: not known)."""
 
     pid: int
-    job: Job
+    job: JobTime
     write_bytes_per_s: float | None
 
 
@@ -61,7 +61,7 @@ class _Stretch(Struct):
     """Samples of one kind in a row."""
 
     kind: int
-    job: Job | None
+    job: JobTime | None
     seconds: float = 0.0
     written_bytes: float = 0.0
     active_s: float = 0.0  # each second times the activity in it
@@ -76,11 +76,11 @@ class GpuTime:
         self.tally = Tally()
         self._hours = hours
         self._stretch: _Stretch | None = None
-        self.holder: Holder | None = None  # the last one, also after it ended
+        self.holder: HoldingProcess | None = None  # the last one, also after it ended
         self._begun = True  # the holder has worked; it may have before the recording began
         self._again = False  # it follows one of the same job
 
-    def add(self, time_s: float, seconds: float, gpu: GpuSample, holder: Holder | None) -> None:
+    def add(self, time_s: float, seconds: float, gpu: GpuSample, holder: HoldingProcess | None) -> None:
         """``seconds`` before ``time_s``; 0 behind a gap of the recording."""
         if seconds == 0:
             self.close()
@@ -109,7 +109,7 @@ class GpuTime:
         if stretch is not None:
             self._settle(stretch, self._state(stretch), stretch.job)
 
-    def _change_holder(self, uuid: str, holder: Holder) -> None:
+    def _change_holder(self, uuid: str, holder: HoldingProcess) -> None:
         stretch = self._stretch
         self._again = self.holder is not None and self.holder.job is holder.job
         if stretch is not None and stretch.kind == FREE and self._again:
@@ -137,7 +137,7 @@ class GpuTime:
             return CHECKPOINT
         return WAITING
 
-    def _settle(self, stretch: _Stretch, state: str, job: Job | None) -> None:
+    def _settle(self, stretch: _Stretch, state: str, job: JobTime | None) -> None:
         for tally in (self.tally, *((job.tally,) if job is not None else ())):
             tally.states_s[state] += stretch.seconds
             if state == TRAINING:

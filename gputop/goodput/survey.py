@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from msgspec.structs import asdict
 
 from gputop.core.samples import GpuSample, NodeSample, ProcessSample
-from gputop.goodput.memory import Memory
+from gputop.goodput.memory_creep import Memory
 from gputop.goodput.model import (
     LOST,
     STATES,
@@ -22,7 +22,7 @@ from gputop.goodput.model import (
     Spent,
     WorstHour,
 )
-from gputop.goodput.states import HOUR_S, GpuTime, Holder, Job, Tally
+from gputop.goodput.states import HOUR_S, GpuTime, HoldingProcess, JobTime, Tally
 
 MAX_JOBS = 200
 OTHERS = "other commands"
@@ -40,7 +40,7 @@ class Survey:
         self.processes_unread_s = 0.0  # GPU time in which the processes of a GPU could not be listed
         self._hours: dict[int, Tally] = defaultdict(Tally)
         self._gpus: dict[str, tuple[GpuSample, GpuTime]] = {}
-        self._jobs: dict[tuple[str | None, str], Job] = {}
+        self._jobs: dict[tuple[str | None, str], JobTime] = {}
         self._memory = Memory(script_of)
 
     def add(self, sample: NodeSample, seconds: float) -> None:
@@ -62,8 +62,8 @@ class Survey:
         for _, time in self._gpus.values():
             time.close()
 
-    def _holder(self, gpu: GpuSample, before: Holder | None, processes: dict[int, ProcessSample],
-                writes: dict[tuple[str | None, str], float], time_s: float) -> Holder | None:
+    def _holder(self, gpu: GpuSample, before: HoldingProcess | None, processes: dict[int, ProcessSample],
+                writes: dict[tuple[str | None, str], float], time_s: float) -> HoldingProcess | None:
         """Holder of the GPU: the one that had it, as long as it does, else the one with most memory on it."""
         held = [candidate for candidate in gpu.processes if "C" in candidate.kind]
         if not held:
@@ -73,14 +73,14 @@ class Survey:
         process = processes.get(holder.pid)
         if before is not None and before.pid == holder.pid and (process is None or process.command is None):
             before.job.end_s = time_s  # it ends: the host knows it no more, the driver still lists it
-            return Holder(holder.pid, before.job, None)
+            return HoldingProcess(holder.pid, before.job, None)
         key = (process.user, script_of(process)) if process is not None else (None, f"PID {holder.pid}")
         if key not in self._jobs and len(self._jobs) >= MAX_JOBS:
             key = (None, OTHERS)
-        job = self._jobs.setdefault(key, Job(key[1], key[0], time_s, time_s))
+        job = self._jobs.setdefault(key, JobTime(key[1], key[0], time_s, time_s))
         job.end_s = time_s
         job.gpus[gpu.info.uuid] = gpu.info.label
-        return Holder(holder.pid, job, writes.get(key))
+        return HoldingProcess(holder.pid, job, writes.get(key))
 
     @staticmethod
     def _writes(sample: NodeSample) -> dict[tuple[str | None, str], float]:

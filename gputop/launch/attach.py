@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from gputop.core.errors import GputopError
 from gputop.core.files import folder_of_process
-from gputop.core.memory import resident_bytes
+from gputop.core.own_memory import resident_bytes
 from gputop.core.proc import cpu_time_ns, stat_of
 from gputop.launch import environment, remote_exec, target
 from gputop.launch.announcements import Announcement, Announcements

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.core.memory import NUMPY_SETTINGS
+from gputop.core.own_memory import NUMPY_SETTINGS
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # the exit status of shells, env and nohup

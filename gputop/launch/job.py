@@ -18,7 +18,7 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.core.files import writable_folder
-from gputop.core.memory import MONITOR_SCORE, offer_to_oom_killer, oom_score, set_oom_score
+from gputop.core.own_memory import MONITOR_SCORE, offer_to_oom_killer, oom_score, set_oom_score
 from gputop.core.signal_handlers import signal_handlers
 from gputop.text import console
 from gputop.text.commands import short_command
@@ -43,7 +43,7 @@ def open_log(log: Path) -> int:
                           "Name another file with --output; the job was not started.") from None
 
 
-class Job:
+class StartedJob:
     """A started command. Its processes are a process group of their own: the terminal is the monitor's."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
@@ -180,7 +180,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def forward_signals(job: Job, others: Mapping[signal.Signals, Any] | None = None) -> Iterator[None]:
+def forward_signals(job: StartedJob, others: Mapping[signal.Signals, Any] | None = None) -> Iterator[None]:
     """Forward, for the block, the signals that would end gputop to the job; ``others`` are handlers of more signals."""
     def forward(number: int, _: FrameType | None) -> None:
         job.send(number)
@@ -189,7 +189,7 @@ def forward_signals(job: Job, others: Mapping[signal.Signals, Any] | None = None
         yield
 
 
-def wait_for_exit(job: Job, say: Callable[[str], None] = console.write_text, tail_lines: int = 20) -> None:
+def wait_for_exit(job: StartedJob, say: Callable[[str], None] = console.write_text, tail_lines: int = 20) -> None:
     """Show, after the monitor, the end of the job's output and what follows, until the job exits.
 
     Signals are forwarded meanwhile. Raw bytes go to stdout, as they would without gputop.

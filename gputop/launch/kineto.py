@@ -14,7 +14,7 @@ from gputop.core.errors import GputopError
 from gputop.launch import environment, target
 from gputop.launch.attach import ANSWER_TIMEOUT_S, no_answer, running_in, silent_text
 from gputop.profiler.kineto import clients, daemon
-from gputop.profiler.kineto.clients import Client
+from gputop.profiler.kineto.clients import DaemonClient
 from gputop.profiler.kineto.folder import SocketFolder, sweep
 from gputop.profiler.kineto.guard import PASTE, UsedBefore, is_guarded, raise_unless, read_report, when_idle
 from gputop.profiler.kineto.recorder import unsafe
@@ -32,7 +32,7 @@ FRAMEWORKS = frozenset({"pytorch"})
 
 
 def switch_on(pid: int, stop: threading.Event | None = None, *, hold: bool = False,
-              started: int | None = None) -> Client:
+              started: int | None = None) -> DaemonClient:
     """The client that a process is or, after this, has become. Blocks for up to 30 s.
 
     ``hold``: one that has used torch.profiler may be recorded by it. Raises GputopError with the reason why it cannot
@@ -58,7 +58,7 @@ def switch_on(pid: int, stop: threading.Event | None = None, *, hold: bool = Fal
         return _switch_on(process, "hold_now", stop or threading.Event())
 
 
-def _switch_on(process: target.Target, function: str, stop: threading.Event) -> Client:
+def _switch_on(process: target.Target, function: str, stop: threading.Event) -> DaemonClient:
     """Raises GputopError."""
     with SocketFolder.create(process.pid, process.uid) as folder:
         try:

@@ -36,7 +36,7 @@ class Progress(Struct, frozen=True):
     more: bool = False
 
 
-class Recording(Struct, frozen=True):
+class RecordingOrder(Struct, frozen=True):
     """One recording to make: ``seconds`` of a job, saved below ``logdir``; in detail, at once, and into a run folder of
     its own unless the rest says otherwise.
 
@@ -186,7 +186,7 @@ class Recorder(Protocol):
     def round_trip_s(self) -> float:
         """Check that it can record now, without disturbing the job; returns how long an answer takes."""
 
-    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+    def record(self, recording: RecordingOrder, on_progress: Callable[[Progress], None],
                stop: threading.Event) -> CaptureResult:
         """Record, and save the trace in a :class:`~gputop.profiler.storage.RunFolder`.
 

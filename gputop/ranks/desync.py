@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputop.ranks.flight_recorder import Collective, Dump, Group
+from gputop.ranks.flight_recorder import Collective, Dump, ProcessGroup
 
 # All ranks pass as many elements to these (torch/distributed/distributed_c10d.py); others may differ, as all_to_all.
 _EQUAL_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
@@ -65,7 +65,7 @@ def compare(dumps: Sequence[Dump]) -> tuple[GroupState, ...]:
     A rank that is absent from one group because it waits in another explains nothing: that other group comes first.
     Groups whose members are not known are left out, but for the one of all ranks.
     """
-    by_group: dict[tuple[str, tuple[int, ...] | None], list[tuple[Dump, Group]]] = defaultdict(list)
+    by_group: dict[tuple[str, tuple[int, ...] | None], list[tuple[Dump, ProcessGroup]]] = defaultdict(list)
     for dump in dumps:
         for group in dump.groups:
             if group.ranks is not None or group.description == WORLD:
@@ -80,14 +80,14 @@ def compare(dumps: Sequence[Dump]) -> tuple[GroupState, ...]:
         -len(state.others), state.name)))
 
 
-def _add_inactive(by_group: dict[tuple[str, tuple[int, ...] | None], list[tuple[Dump, Group]]],
+def _add_inactive(by_group: dict[tuple[str, tuple[int, ...] | None], list[tuple[Dump, ProcessGroup]]],
                   dumps: Sequence[Dump]) -> None:
     """Add the ranks that hold nothing of the group of all ranks, to which they belong, as what ended was left out."""
     of_all = [key for key, of_group in by_group.items() if any(group.description == WORLD for _, group in of_group)]
     if len(of_all) == 1:
         ((name, ranks),) = of_all
         dumped = {dump.rank for dump, _ in by_group[name, ranks]}
-        by_group[name, ranks] += [(dump, Group(name, WORLD, ranks, ())) for dump in dumps
+        by_group[name, ranks] += [(dump, ProcessGroup(name, WORLD, ranks, ())) for dump in dumps
                                   if dump.only_active and dump.rank not in dumped]
 
 
@@ -97,7 +97,7 @@ def not_compared(dumps: Sequence[Dump]) -> tuple[str, ...]:
                          if group.ranks is None and group.description != WORLD}))
 
 
-def _state(dumps: Sequence[tuple[Dump, Group]]) -> GroupState:
+def _state(dumps: Sequence[tuple[Dump, ProcessGroup]]) -> GroupState:
     # Collectives that are launched as one share their number: the last one counts.
     launched = {dump.rank: {collective.seq: collective for collective in group.collectives} for dump, group in dumps}
     verdict, seq, operation, apart = _verdict(dumps, launched)
@@ -110,7 +110,7 @@ def _state(dumps: Sequence[tuple[Dump, Group]]) -> GroupState:
                       tuple(sorted(set(members) - set(launched))) if members is not None else None)
 
 
-def _verdict(dumps: Sequence[tuple[Dump, Group]],
+def _verdict(dumps: Sequence[tuple[Dump, ProcessGroup]],
              launched: Mapping[int, Mapping[int, Collective]]) -> tuple[Verdict, int, str, frozenset[int]]:
     """The verdict, the number in question, its operation ("": the one of that number), and the ranks apart."""
     latest = {rank: max(by_seq, default=0) for rank, by_seq in launched.items()}
@@ -155,7 +155,7 @@ def _rank(rank: int, by_seq: Mapping[int, Collective], seq: int) -> RankState:
                      by_seq.get(scheduled), by_seq.get(seq))
 
 
-def _mismatch(dumps: Sequence[tuple[Dump, Group]],
+def _mismatch(dumps: Sequence[tuple[Dump, ProcessGroup]],
               launched: Mapping[int, Mapping[int, Collective]]) -> tuple[int, str, frozenset[int]] | None:
     """The first number at which ranks launched different collectives, what most launched there, and who did not.
 

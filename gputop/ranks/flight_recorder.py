@@ -62,7 +62,7 @@ class Collective(Struct, frozen=True):
     line: str = ""
 
 
-class Group(Struct, frozen=True):
+class ProcessGroup(Struct, frozen=True):
     """A process group as one rank sees it. ``ranks`` are its members, numbered in the whole job; None where the dump
     does not say. ``collectives`` are those that the recorder still holds, oldest first."""
 
@@ -80,7 +80,7 @@ class Dump(Struct, frozen=True):
 
     rank: int
     written_s: float
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     whole: bool
     job_ranks: frozenset[int]
     messages: int = 0
@@ -328,7 +328,8 @@ def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], ran
     for member_group in members:
         if member_group not in described:
             groups[member_group, ""] = []
-    recorded = tuple(Group(group, description, members.get(group), tuple(sorted(collectives, key=lambda c: c.seq)))
+    recorded = tuple(ProcessGroup(group, description, members.get(group),
+                                  tuple(sorted(collectives, key=lambda c: c.seq)))
                      for (group, description), collectives in groups.items())
     return Dump(rank, written_s, recorded, min(records, default=0) == 0,
                 frozenset(member for group_ranks in members.values() for member in group_ranks), messages,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.ranks.model import Answer, Communicator, Level, Rank
+from gputop.ranks.model import Communicator, Level, Rank, RasAnswer
 
 
 class Absence(Struct, frozen=True):
@@ -36,7 +36,7 @@ class Absence(Struct, frozen=True):
     circle: bool = False
 
 
-def unchanged(before: Answer, after: Answer) -> bool:
+def unchanged(before: RasAnswer, after: RasAnswer) -> bool:
     """Return whether no rank has launched anything from one answer to the other."""
     return (before.counts_all == after.counts_all
             and {c.key: _counts(c) for c in before.communicators} == {c.key: _counts(c) for c in after.communicators})
@@ -47,7 +47,7 @@ def _counts(communicator: Communicator) -> object:
             sorted(rank.number for rank in communicator.silent))
 
 
-def find_absence(first: Answer, last: Answer) -> Absence | None:
+def find_absence(first: RasAnswer, last: RasAnswer) -> Absence | None:
     """Find what the ranks wait for; None where something moves, or where all have come as far as each other."""
     if not unchanged(first, last):
         return None

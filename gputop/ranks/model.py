@@ -44,7 +44,7 @@ class Communicator(Struct, frozen=True):
     silent: tuple[Rank, ...] = ()
 
 
-class Answer(Struct, frozen=True):
+class RasAnswer(Struct, frozen=True):
     """One status of RAS. ``time_s`` is Unix time. ``counts_all``: ranks that agree are counted, too (JSON)."""
 
     time_s: float
@@ -54,11 +54,11 @@ class Answer(Struct, frozen=True):
     timeouts: int = 0  # of ranks that were asked
 
 
-class Report(Struct, frozen=True):
+class RasReport(Struct, frozen=True):
     """Report of RAS over time. ``first`` is the oldest answer since which no rank has launched anything, ``last`` the
     newest; both None: there is none, for the reason ``problem``. ``hosts`` are this node's own addresses."""
 
-    first: Answer | None = None
-    last: Answer | None = None
+    first: RasAnswer | None = None
+    last: RasAnswer | None = None
     problem: str = ""
     hosts: frozenset[str] = frozenset()

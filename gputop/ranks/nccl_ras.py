@@ -18,7 +18,7 @@ from pathlib import Path
 from gputop.core.errors import GputopError
 from gputop.core.proc import owner
 from gputop.profiler.sockets import listening_uids
-from gputop.ranks.model import Answer
+from gputop.ranks.model import RasAnswer
 from gputop.ranks.processes import environment
 from gputop.text.units import printable
 
@@ -34,7 +34,7 @@ _NEEDS = ("NCCL 2.24 or newer serves it in every process of a job, unless NCCL_R
           "its own network hides it. NCCL_RAS_ADDR names another address.")
 
 
-Read = Callable[[bytes, bool, float], Answer]  # an answer, whether it is JSON, and when it came; raises GputopError
+Read = Callable[[bytes, bool, float], RasAnswer]  # an answer, whether it is JSON, and when it came; raises GputopError
 
 
 class NotServed(GputopError):
@@ -45,7 +45,7 @@ class _TooLarge(GputopError):
     """More than is read."""
 
 
-def read_here(data: bytes, as_json: bool, time_s: float) -> Answer:
+def read_here(data: bytes, as_json: bool, time_s: float) -> RasAnswer:
     """See :data:`Read`."""
     from gputop.ranks.ras_answers import read_json, read_text  # takes 2 MB, and most jobs have no RAS that answers
 
@@ -53,7 +53,7 @@ def read_here(data: bytes, as_json: bool, time_s: float) -> Answer:
 
 
 def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S, *, read: Read = read_here,
-        owners: frozenset[int] | None = None, on_connected: Callable[[str], object] | None = None) -> Answer:
+        owners: frozenset[int] | None = None, on_connected: Callable[[str], object] | None = None) -> RasAnswer:
     """The status of the job. Blocks for at most ``timeout_s``. ``on_connected`` is told the address once somebody
     listens there: from then on it may take a while. ``owners``: the users that are believed; None: all.
 
@@ -169,7 +169,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def ask_job(pids: Iterable[int], hosts: frozenset[str],
-            on_connected: Callable[[str], object] | None = None, read: Read = read_here) -> Answer:
+            on_connected: Callable[[str], object] | None = None, read: Read = read_here) -> RasAnswer:
     """The status of the job that these processes belong to; ``hosts`` are this node's addresses. As :func:`ask`.
 
     Raises GputopError, too, where only another user than theirs, or root, listens there.

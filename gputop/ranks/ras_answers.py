@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError
-from gputop.ranks.model import Answer, Communicator, Level, Rank
+from gputop.ranks.model import Communicator, Level, Rank, RasAnswer
 from gputop.text.units import printable
 
 # Of one answer, in all: the largest jobs have a tenth. A rank counts for each of the collectives it is listed with.
@@ -74,7 +74,7 @@ class _Document(Struct):
     ras: _Ras  # the last key: an answer without it is not whole
 
 
-def read_json(data: bytes, time_s: float) -> Answer:
+def read_json(data: bytes, time_s: float) -> RasAnswer:
     """Raises GputopError where it is damaged, or not whole."""
     try:
         try:
@@ -86,8 +86,8 @@ def read_json(data: bytes, time_s: float) -> Answer:
     answer = from_document(document, _Document, "NCCL's answer")
     _check(len(answer.communicators), sum(len(c.ranks) + len(c.missing_ranks) + sum(
         len(rank.collective_counts) for rank in c.ranks) for c in answer.communicators))
-    return Answer(time_s, _short(answer.nccl_version), tuple(map(_communicator, answer.communicators)), True,
-                  _bounded(answer.ras.timeouts_count))
+    return RasAnswer(time_s, _short(answer.nccl_version), tuple(map(_communicator, answer.communicators)), True,
+                     _bounded(answer.ras.timeouts_count))
 
 
 def _communicator(c: _Communicator) -> Communicator:
@@ -118,7 +118,7 @@ def _of_json(listed: _Rank) -> Rank:
                 listed.nvml_dev if 0 <= listed.nvml_dev < 1024 else None, trouble)
 
 
-def read_text(data: bytes, time_s: float) -> Answer:
+def read_text(data: bytes, time_s: float) -> RasAnswer:
     """Raises GputopError where it is not the text of RAS, or not whole."""
     lines = [printable(line) for line in data.decode("utf-8", "replace").split("\n")]
     head = _HEAD.match(lines[0])
@@ -146,7 +146,7 @@ def read_text(data: bytes, time_s: float) -> Answer:
         _check(len(blocks), named + len(lost))
     one = next(iter(lost)) if len(lost) == 1 else None
     communicators = tuple(reader.communicator(key, one) for key, reader in blocks.items())
-    return Answer(time_s, _short(head[1]), communicators, False, timeouts)
+    return RasAnswer(time_s, _short(head[1]), communicators, False, timeouts)
 
 
 class _Reader:

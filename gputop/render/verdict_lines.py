@@ -24,7 +24,7 @@ _WORD = re.compile(r"[A-Z]?[a-z]+(?:['’-][a-z]*)*[,:;]?")  # and no name with 
 _UNITS = ("ms", "s", "min", "h")
 
 
-class Row(Struct, frozen=True):
+class VerdictRow(Struct, frozen=True):
     """A labeled text of a verdict, with the code that belongs to it."""
 
     label: str  # Do, Why, Line, Where, Seen, From; five letters at most
@@ -39,7 +39,7 @@ class VerdictLines(Struct, frozen=True):
     about: str = ""  # behind a head that is no sentence: "10 steps seen, 20 needed"
     fix: str = ""  # what the fix brings: "fix: 95 → 49 ms at most"
     rule: str = ""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[VerdictRow, ...] = ()
 
     @property
     def text(self) -> str:
@@ -48,24 +48,25 @@ class VerdictLines(Struct, frozen=True):
         return "\n".join([head, *(f"{row.label}: {row.text}" for row in self.rows)])
 
 
-def verdict_of(finding: Finding, *more: Row) -> VerdictLines:
+def verdict_of(finding: Finding, *more: VerdictRow) -> VerdictLines:
     """The lines of a finding. Texts may come from outside: who draws them makes them printable."""
-    rows = [Row(DO, finding.action, finding.snippet or ""), Row(WHY, finding.why), *where_rows(finding), *more]
+    rows = [VerdictRow(DO, finding.action, finding.snippet or ""), VerdictRow(WHY, finding.why), *where_rows(finding),
+            *more]
     return VerdictLines(finding.title, "", gain_text(finding), finding.id + (", yours" if finding.yours else ""),
                         tuple(row for row in rows if row.text))
 
 
-def where_rows(finding: Finding) -> list[Row]:
+def where_rows(finding: Finding) -> list[VerdictRow]:
     """The row of the lines, ops or layers that the finding is about."""
     text = culprits_text(finding)
     if text.startswith(_IN_PYTHON):
-        return [Row("Line", text.removeprefix(_IN_PYTHON))]
-    return [Row("Where", text)] if text else []
+        return [VerdictRow("Line", text.removeprefix(_IN_PYTHON))]
+    return [VerdictRow("Where", text)] if text else []
 
 
-def kernel_rows(finding: Finding) -> list[Row]:
+def kernel_rows(finding: Finding) -> list[VerdictRow]:
     """The row with the command that has Nsight Compute profile the finding's longest kernel."""
-    return [Row("Then", PROFILE_KERNEL, finding.ncu)] if finding.ncu else []
+    return [VerdictRow("Then", PROFILE_KERNEL, finding.ncu)] if finding.ncu else []
 
 
 def plain_lines(verdict: VerdictLines, width: int, first: str = "", *, loud: bool = False,

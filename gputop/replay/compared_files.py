@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import SCHEMA as ANALYSIS
 from gputop.analysis.results import Analysis
+from gputop.comparison.caveats import Note
 from gputop.comparison.compare import Comparison, compare_sides
-from gputop.comparison.job import Note
 from gputop.comparison.sides import LiveFigures, Side, side_of_trace
 from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_to_facts, compared_trace
-from gputop.replay.snapshot import Snapshot, from_document
+from gputop.replay.read_snapshot import Snapshot, from_document
 from gputop.replay.snapshot_document import SCHEMA as SNAPSHOT
 from gputop.trace.readers.content import read_all, read_prefix
 from gputop.trace.readers.load import load

@@ -44,7 +44,7 @@ _LEVEL = 6  # 1.1 to 2.1 kB a sample of eight GPUs in 0.17 ms; level 1: 1.6 time
 _SURROGATE = re.compile(rb"\\ud[89a-f][0-9a-f]{2}")
 
 
-class Damaged(Exception):
+class DamagedRecord(Exception):
     """A record does not hold what it should."""
 
 
@@ -97,7 +97,7 @@ class Decoder:
         self._bytes = 0
 
     def take(self, kind: int, payload: bytes) -> bool:
-        """Take over a record; return whether it is a sample. Raises :class:`Damaged`."""
+        """Take over a record; return whether it is a sample. Raises :class:`DamagedRecord`."""
         if kind != SAMPLE:
             return False
         blocks: list[bytes] = []
@@ -110,14 +110,14 @@ class Decoder:
                 stream, end = self._streams[len(blocks)], offset + _LENGTH.size + length
                 blocks.append(stream.decompress(payload[offset + _LENGTH.size:end], _BLOCK_BYTES))
                 if stream.unconsumed_tail:
-                    raise Damaged("a sample is too large")
+                    raise DamagedRecord("a sample is too large")
                 offset = end
         except (zlib.error, struct.error) as error:
-            raise Damaged(f"cannot be decoded: {error}") from error
+            raise DamagedRecord(f"cannot be decoded: {error}") from error
         self._raw = b"".join(blocks)
         self._bytes += len(self._raw)
         if offset < len(payload) or self._bytes > _MAX_SEGMENT_BYTES:
-            raise Damaged("a sample is too large")
+            raise DamagedRecord("a sample is too large")
         return True
 
     def sample(self) -> NodeSample:
@@ -125,4 +125,4 @@ class Decoder:
         try:
             return self._decoder.decode(self._raw)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise Damaged(f"cannot be decoded: {error}") from error
+            raise DamagedRecord(f"cannot be decoded: {error}") from error

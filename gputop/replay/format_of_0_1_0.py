@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from gputop.core.codec import convert, parse
 from gputop.core.samples import NodeSample
-from gputop.replay.format import MAX_RECORD_BYTES, SAMPLE, Damaged
+from gputop.replay.format import MAX_RECORD_BYTES, SAMPLE, DamagedRecord
 
 DICTIONARY = 2
 _SAMPLE_HEAD = struct.Struct("<dIB")  # time, count of numbers, whether they are deflated
@@ -46,7 +46,7 @@ def _inflate(data: bytes, limit: int) -> bytes:
     inflate = zlib.decompressobj()
     out = inflate.decompress(data, limit)
     if not inflate.eof:
-        raise Damaged("a record is too large or ends early")
+        raise DamagedRecord("a record is too large or ends early")
     return out
 
 
@@ -68,7 +68,7 @@ def _unpack(data: bytes, count: int, previous: list[float]) -> list[float]:
     return numbers
 
 
-class Decoder:
+class OldDecoder:
     """Reads the records of one segment in their order."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Decoder:
         self._numbers: list[float] = []
 
     def take(self, kind: int, payload: bytes) -> bool:
-        """Take over a record; return whether it is a sample. Raises :class:`Damaged`."""
+        """Take over a record; return whether it is a sample. Raises :class:`DamagedRecord`."""
         try:
             if kind == DICTIONARY:
                 self._learn(_inflate(payload, MAX_RECORD_BYTES))
@@ -88,13 +88,13 @@ class Decoder:
                 self._numbers = _unpack(_inflate(packed, 9 * _MAX_NUMBERS) if deflated else packed, count,
                                         self._numbers)
         except _WRONG as error:
-            raise Damaged(f"cannot be decoded: {error}") from error
+            raise DamagedRecord(f"cannot be decoded: {error}") from error
         return kind == SAMPLE
 
     def _learn(self, text: bytes) -> None:
         self._dictionary_bytes += len(text)
         if self._dictionary_bytes > _MAX_DICTIONARY_BYTES:
-            raise Damaged("a segment has too many texts")
+            raise DamagedRecord("a segment has too many texts")
         dictionary = convert(parse(text), _Dictionary)
         self._texts += dictionary.texts
         self._schemas += dictionary.shapes
@@ -105,9 +105,9 @@ class Decoder:
         try:
             sample = convert(self._object(NodeSample.__name__, 0), NodeSample, any_number=True)
         except _WRONG as error:
-            raise Damaged(f"cannot be decoded: {error}") from error
+            raise DamagedRecord(f"cannot be decoded: {error}") from error
         if self._next_number != len(self._numbers):
-            raise Damaged("a sample has numbers left over")
+            raise DamagedRecord("a sample has numbers left over")
         return sample
 
     def _number(self) -> float:
@@ -120,7 +120,7 @@ class Decoder:
         named, *schema = self._schemas[int(self._number())]
         self._work += len(schema[-1])
         if named != name or depth > _MAX_DEPTH or self._work > _MAX_WORK:
-            raise Damaged("a sample is not made as samples are")
+            raise DamagedRecord("a sample is not made as samples are")
         if name == "readings":
             return {metric: self._reading(*reading) for metric, *reading in schema[0]}
         return {field: self._item(item, depth + 1) for field, item in zip(*schema, strict=True)}
@@ -148,4 +148,4 @@ class Decoder:
             return self._reading(*parts)
         if tag == "int":
             return int(parts[0])
-        raise Damaged(f"unknown item {tag!r}")
+        raise DamagedRecord(f"unknown item {tag!r}")

@@ -26,7 +26,7 @@ from gputop.replay.format import (
     SYNC,
     TIME,
     VERSION,
-    Damaged,
+    DamagedRecord,
     Decoder,
 )
 from gputop.text.local_time import clock_time
@@ -73,8 +73,8 @@ class Recording:
         self.notes: tuple[str, ...] = ()
         self._segments: array[int] = array("q")  # per sample: where its segment begins
         self._latest_s: array[float] = array("d")  # per sample: the latest time up to it; never falls
-        self._new_decoder: Callable[[], Decoder | format_of_0_1_0.Decoder] = Decoder  # of the file's version
-        self._decoder: Decoder | format_of_0_1_0.Decoder = self._new_decoder()
+        self._new_decoder: Callable[[], Decoder | format_of_0_1_0.OldDecoder] = Decoder  # of the file's version
+        self._decoder: Decoder | format_of_0_1_0.OldDecoder = self._new_decoder()
         self._at = -1  # the sample the decoder stands at
         self._next = 0  # where the record after that one begins
         with contextlib.ExitStack() as opened:
@@ -116,7 +116,7 @@ class Recording:
             while self._at < index:
                 self._advance()
             return self._decoder.sample()
-        except (OSError, Damaged) as error:
+        except (OSError, DamagedRecord) as error:
             self._at = -1
             raise GputopError(f"cannot read {self.path} at {clock_time(self.times_s[index])}: {error}",
                               "The file changed or was damaged after it was opened, or was not written by gputop."
@@ -140,15 +140,15 @@ class Recording:
     def _read_here(self, offset: int) -> tuple[int, bytes, int]:
         head = self._file.read(RECORD.size)
         if len(head) < RECORD.size:
-            raise Damaged("it ends inside a record" if head else "it ends")
+            raise DamagedRecord("it ends inside a record" if head else "it ends")
         kind, length, crc = RECORD.unpack(head)
         if length > MAX_RECORD_BYTES:
-            raise Damaged(f"a record of {length} bytes")
+            raise DamagedRecord(f"a record of {length} bytes")
         payload = self._file.read(length)
         if len(payload) < length:
-            raise Damaged("it ends inside a record")
+            raise DamagedRecord("it ends inside a record")
         if zlib.crc32(payload, zlib.crc32(head[:5])) != crc:
-            raise Damaged("a record does not fit its checksum")
+            raise DamagedRecord("a record does not fit its checksum")
         return kind, payload, offset + RECORD.size + length
 
     def _check_header(self) -> None:
@@ -164,7 +164,7 @@ class Recording:
         if version > VERSION:
             raise GputopError(f"{self.path} is of format {version}; this gputop reads up to {VERSION}",
                               "Replay it with the gputop that wrote it, or a newer one.")
-        self._new_decoder = format_of_0_1_0.Decoder if version == 1 else Decoder
+        self._new_decoder = format_of_0_1_0.OldDecoder if version == 1 else Decoder
 
     def _empty(self) -> NoDataError:
         return NoDataError(f"{self.path} holds no sample", "It was cut off at its start: record again.")
@@ -182,10 +182,10 @@ class Recording:
                     segment = offset
                 elif kind == SAMPLE:
                     if segment < 0:
-                        raise Damaged("a sample outside of any segment")
+                        raise DamagedRecord("a sample outside of any segment")
                     self._add(TIME.unpack_from(payload)[0], segment)
                 offset = end
-            except (Damaged, struct.error) as error:
+            except (DamagedRecord, struct.error) as error:
                 segment = -1
                 following = self._find_segment(offset + 1)
                 damaged += 1
@@ -200,7 +200,7 @@ class Recording:
 
     def _add(self, time_s: float, segment: int) -> None:
         if not -1e12 < time_s < 1e12:
-            raise Damaged(f"a sample of the time {time_s}")
+            raise DamagedRecord(f"a sample of the time {time_s}")
         self.times_s.append(time_s)
         self._segments.append(segment)
         self._latest_s.append(max(time_s, self._latest_s[-1]) if self._latest_s else time_s)
@@ -225,7 +225,7 @@ class Recording:
                     try:
                         if self._read(start)[0] == SEGMENT:
                             return start
-                    except Damaged:
+                    except DamagedRecord:
                         pass
                 mark = data.find(SYNC, mark + 1)
             kept = data[-len(SYNC):]

@@ -9,9 +9,19 @@ from difflib import get_close_matches
 
 from msgspec import Struct
 
-from gputop.rules.names import AGGREGATES, MAX_WINDOW_S, MIN_WINDOW_S, NAMES, PARTS_OF, TABLES, Quantity, Source, Table
+from gputop.rules.dimensions import EXAMPLE, NONE, SECONDS, Unit
+from gputop.rules.names import (
+    AGGREGATES,
+    MAX_WINDOW_S,
+    MIN_WINDOW_S,
+    NAMES,
+    PARTS_OF,
+    TABLES,
+    NamedRows,
+    Quantity,
+    Source,
+)
 from gputop.rules.parser import COMPARISONS, Binary, Mistake, Name, Node, Number, Segment, Text, Truth, Unary
-from gputop.rules.units import EXAMPLE, NONE, SECONDS, Unit
 
 _OVER_GPUS = (*AGGREGATES, "sum", "count", "any", "all")
 _OF_CONDITIONS = ("count", "any", "all")
@@ -26,12 +36,12 @@ class Reference(Struct, frozen=True):
     quantity: Quantity
     aggregate: str = ""
     window_s: float = 0.0
-    table: Table | None = None
+    table: NamedRows | None = None
     pattern: str = ""
     finding: str = ""
 
 
-class Call(Struct, frozen=True):
+class FunctionCall(Struct, frozen=True):
     """A function: min, max, abs, or one over the GPUs, whose result is a figure of its own."""
 
     function: str
@@ -40,7 +50,7 @@ class Call(Struct, frozen=True):
     over_gpus: Quantity | None = None
 
 
-class Kind(Struct, frozen=True):
+class ResultKind(Struct, frozen=True):
     """Result of a part: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit;
     ``share``: a ratio of at most 1."""
 
@@ -53,8 +63,8 @@ class Kind(Struct, frozen=True):
             f"a value in {self.unit}")
 
 
-_CONDITION = Kind(None)
-Meaning = Reference | Call
+_CONDITION = ResultKind(None)
+Meaning = Reference | FunctionCall
 
 
 class Checker:
@@ -66,10 +76,10 @@ class Checker:
         self._source, self._where = source, where
         self._over_gpus = False
 
-    def kind(self, node: Node) -> Kind:
+    def kind(self, node: Node) -> ResultKind:
         """Raises :class:`Mistake`."""
         if isinstance(node, Number):
-            return Kind(node.unit, node.value == 0 and node.unit == NONE)
+            return ResultKind(node.unit, node.value == 0 and node.unit == NONE)
         if isinstance(node, Truth):
             return _CONDITION
         if isinstance(node, Text):
@@ -82,7 +92,7 @@ class Checker:
             return kind
         return self._binary(node) if isinstance(node, Binary) else self._named(node)
 
-    def _binary(self, node: Binary) -> Kind:
+    def _binary(self, node: Binary) -> ResultKind:
         left, right, what = self.kind(node.left), self.kind(node.right), node.operator
         if what in ("and", "or"):
             for side, kind in ((node.left, left), (node.right, right)):
@@ -94,14 +104,15 @@ class Checker:
                                                 for n in (node.left, node.right))
             raise Mistake("write a < b and b < c" if twice else f"{what} takes values, not conditions", node.pos)
         if what == "*":
-            return Kind(self._unit(left.unit.times(right.unit), node.pos))
+            return ResultKind(self._unit(left.unit.times(right.unit), node.pos))
         if what == "/":
-            return Kind(self._unit(left.unit.over(right.unit), node.pos), share=self._is_part(node.left, node.right))
+            unit = self._unit(left.unit.over(right.unit), node.pos)
+            return ResultKind(unit, share=self._is_part(node.left, node.right))
         if left.unit != right.unit and not left.zero and not right.zero:
             raise Mistake(f"{left} and {right} cannot be {'compared' if what in COMPARISONS else 'added'}"
                           f"{_hint(left.unit, right.unit, node)}", node.pos)
         if what not in COMPARISONS:
-            return Kind(right.unit if left.zero else left.unit)
+            return ResultKind(right.unit if left.zero else left.unit)
         for kind, other in ((left, node.right), (right, node.left)):
             if kind.share and isinstance(other, Number) and other.value > 1:
                 raise self._no_share(node.left if kind is left else node.right, other)
@@ -127,7 +138,7 @@ class Checker:
 
     # -- names ------------------------------------------------------------------------------------
 
-    def _named(self, node: Name) -> Kind:
+    def _named(self, node: Name) -> ResultKind:
         first = node.segments[0]
         if first.arguments is not None:
             if first.name in _PLAIN:
@@ -137,7 +148,7 @@ class Checker:
             return self._of_gpus(node)
         return self._quantity(node)
 
-    def _function(self, node: Name, call: Segment) -> Kind:
+    def _function(self, node: Name, call: Segment) -> ResultKind:
         arguments = call.arguments or ()
         if len(node.segments) > 1:
             raise Mistake(f"{call.name}(…) has no part {node.segments[1].name}", node.segments[1].pos)
@@ -149,10 +160,10 @@ class Checker:
         units = {kind.unit for kind in kinds if not kind.zero}
         if None in units or len(units) > 1:
             raise Mistake(f"{call.name} takes values of one unit: {' and '.join(map(str, kinds))}", call.pos)
-        self.meanings[node.pos] = Call(call.name, arguments)
-        return Kind(units.pop(), share=all(kind.share for kind in kinds)) if units else kinds[0]
+        self.meanings[node.pos] = FunctionCall(call.name, arguments)
+        return ResultKind(units.pop(), share=all(kind.share for kind in kinds)) if units else kinds[0]
 
-    def _of_gpus(self, node: Name) -> Kind:
+    def _of_gpus(self, node: Name) -> ResultKind:
         call = node.segments[1]
         if call.name not in _OVER_GPUS or call.arguments is None or len(node.segments) > 2:
             raise Mistake(f"there is no gpus.{call.name}: gpus." + ", gpus.".join(_OVER_GPUS), call.pos)
@@ -166,18 +177,18 @@ class Checker:
         if (kind.unit is None) != (call.name in _OF_CONDITIONS):
             raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'value'}, "
                           f"not {kind}", call.pos)
-        self.meanings[node.pos] = Call(call.name, call.arguments, self._text(node), Quantity(
+        self.meanings[node.pos] = FunctionCall(call.name, call.arguments, self._text(node), Quantity(
             "", kind.unit or NONE, "", ratio=call.name != "count" and self._is_ratio(call.arguments[0])))
         if call.name in ("count", "sum"):
-            return Kind(kind.unit or NONE)
+            return ResultKind(kind.unit or NONE)
         return _CONDITION if kind.unit is None else kind
 
     def _is_ratio(self, node: Node) -> bool:
         meaning = self.meanings.get(node.pos) if isinstance(node, Name) else None
         return isinstance(meaning, Reference) and meaning.quantity.ratio
 
-    def _of_rows(self, node: Name, first: Segment) -> Kind:
-        tables: Mapping[str, Table] = TABLES if self._where == "trace" else {}
+    def _of_rows(self, node: Name, first: Segment) -> ResultKind:
+        tables: Mapping[str, NamedRows] = TABLES if self._where == "trace" else {}
         if first.name not in tables and first.name != "finding":
             raise self._unknown(f"{first.name}(…)", [*tables, "finding", *_PLAIN], first.pos)
         argument = first.arguments[0] if first.arguments and len(first.arguments) == 1 else None
@@ -192,15 +203,15 @@ class Checker:
                           chosen.pos if chosen is not None else node.pos)
         quantity = table.fields[chosen.name]
         self.meanings[node.pos] = Reference(self._text(node), quantity, table=table, pattern=argument.text)
-        return Kind(quantity.unit, share=quantity.ratio)
+        return ResultKind(quantity.unit, share=quantity.ratio)
 
-    def _finding(self, node: Name, argument: Text) -> Kind:
+    def _finding(self, node: Name, argument: Text) -> ResultKind:
         if len(node.segments) > 1 or not ID.fullmatch(argument.text):
             raise Mistake('finding takes the id of a rule: finding("input_bound")', argument.pos)
         self.meanings[node.pos] = Reference(self._text(node), Quantity("finding", NONE, ""), finding=argument.text)
         return _CONDITION
 
-    def _quantity(self, node: Name) -> Kind:
+    def _quantity(self, node: Name) -> ResultKind:
         """A name, or its past: ``sm_active``, ``host.cpu_ratio.mean(30s)``."""
         quantities, segments = NAMES[self._where], node.segments
         last = segments[-1]
@@ -213,7 +224,7 @@ class Checker:
         if last.arguments is not None:
             window_s = self._window(quantity, last)
         self.meanings[node.pos] = Reference(self._text(node), quantity, last.name if window_s else "", window_s)
-        return Kind(quantity.unit, share=quantity.ratio)
+        return ResultKind(quantity.unit, share=quantity.ratio)
 
     def _window(self, quantity: Quantity, call: Segment) -> float:
         if call.name not in AGGREGATES:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct, field
 
-from gputop.rules.check import Call, Checker, Kind, Meaning, Reference
+from gputop.rules.check import Checker, FunctionCall, Meaning, Reference, ResultKind
 from gputop.rules.names import Quantity, Source
 from gputop.rules.parser import Binary, Mistake, Name, Node, Number, Text, Truth, Unary, parse, walk
 
@@ -93,7 +93,7 @@ class Evaluation(Struct):
         present = [value for value in arguments if value is not None]
         return None if len(present) < len(arguments) else _FUNCTIONS[meaning.function](present)
 
-    def _over_gpus(self, call: Call) -> tuple[Value, dict[str, str]]:
+    def _over_gpus(self, call: FunctionCall) -> tuple[Value, dict[str, str]]:
         """Value over the GPUs that have one; None and what is missing where none has."""
         (argument,) = call.arguments
         parts = [Evaluation(self.meanings, self.values, gpu) for gpu in self.values.gpus]
@@ -118,7 +118,7 @@ _FUNCTIONS: Mapping[str, Callable[[list[float]], Value]] = {
     "median": statistics.median, "count": lambda values: float(sum(map(bool, values))), "any": any, "all": all}
 
 
-class Outcome(NamedTuple):
+class ConditionOutcome(NamedTuple):
     """Outcome of a condition: whether it holds, None where that is not known for want of ``missing``; ``figures`` are
     the named ones that it read, in base units."""
 
@@ -149,19 +149,19 @@ class Condition(Struct, frozen=True):
         zero = [node for node in equal for side in (node.left, node.right)
                 if isinstance(side, Number) and side.value == 0]
         return len(equal) == len(zero) and not any(
-            isinstance(meaning, Call) and meaning.function == "abs" for meaning in self.meanings.values())
+            isinstance(meaning, FunctionCall) and meaning.function == "abs" for meaning in self.meanings.values())
 
-    def judge(self, values: Values) -> dict[int | None, Outcome]:
+    def judge(self, values: Values) -> dict[int | None, ConditionOutcome]:
         """Judge for each GPU where ``per_gpu``, else once, for None. Raises nothing of its own."""
         over_gpus: dict[int, tuple[Value, dict[str, str]]] = {}
         return {gpu: self._judge(Evaluation(self.meanings, values, gpu, over_gpus=over_gpus))
                 for gpu in (values.gpus if self.per_gpu else (None,))}
 
-    def _judge(self, evaluation: Evaluation) -> Outcome:
+    def _judge(self, evaluation: Evaluation) -> ConditionOutcome:
         holds = evaluation.of(self.tree)
         missing = tuple(evaluation.missing.values()) if holds is None else ()
-        return Outcome(None if holds is None else bool(holds), evaluation.figures,
-                       missing or (("a result that is a number",) if holds is None else ()))
+        return ConditionOutcome(None if holds is None else bool(holds), evaluation.figures,
+                                missing or (("a result that is a number",) if holds is None else ()))
 
 
 def condition(text: str, source: Source) -> Condition:
@@ -169,6 +169,6 @@ def condition(text: str, source: Source) -> Condition:
     tree = parse(text)
     checker = Checker(text, source)
     kind = checker.kind(tree)
-    if kind != Kind(None):
+    if kind != ResultKind(None):
         raise Mistake(f"a rule asks for a condition, and this is {kind}: compare it, as in … > 0", 0)
     return Condition(" ".join(text.split()), source, tree, checker.meanings, checker.per_gpu)

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, LANE_METRICS, RATIO
-from gputop.rules.units import BYTES, HERTZ, NONE, OF_METRIC, SECONDS, SUFFIX, Unit
+from gputop.rules.dimensions import BYTES, HERTZ, NONE, OF_METRIC, SECONDS, SUFFIX, Unit
 
 Source = Literal["live", "trace"]
 AGGREGATES = ("mean", "min", "max", "median")  # of the readings of a time; of the GPUs
@@ -121,7 +121,7 @@ PARTS_OF: Mapping[str, tuple[str, ...]] = {
     "host.memory_total_bytes": ("host.memory_used_bytes",)}
 
 
-class Table(Struct, frozen=True):
+class NamedRows(Struct, frozen=True):
     """Rows of a trace that a pattern with ``*`` and ``?`` chooses by name; their figures are summed."""
 
     name: str
@@ -130,18 +130,18 @@ class Table(Struct, frozen=True):
     needs: str
 
 
-TABLES: Mapping[str, Table] = {table.name: table for table in (
-    Table("layer", "phases, layers and ops of the step, by path: layer(\"decoder/*\")", _by_name(
+TABLES: Mapping[str, NamedRows] = {table.name: table for table in (
+    NamedRows("layer", "phases, layers and ops of the step, by path: layer(\"decoder/*\")", _by_name(
         Quantity("time", SECONDS, "time per step and GPU in which they keep the GPU busy", path="device_s"),
         Quantity("wait", SECONDS, "idle time of the GPU that ends with their kernels", path="wait_s"),
         Quantity("share", NONE, "busy and idle time, of the step", path="share", ratio=True),
         Quantity("kernels", NONE, "kernels per step and GPU", path="kernels")),
         "layers: names of ops in the trace"),
-    Table("kernel", "kernels by name, over all GPUs and the whole trace: kernel(\"*gemm*\")", _by_name(
+    NamedRows("kernel", "kernels by name, over all GPUs and the whole trace: kernel(\"*gemm*\")", _by_name(
         Quantity("time", SECONDS, "their time, summed", path="time_s"),
         Quantity("share", NONE, "of the time of all kernels", path="share", ratio=True),
         Quantity("count", NONE, "how many ran", path="count")), "kernels in the trace"),
-    Table("op", "kernels by the op that launched them, as kernel()", _by_name(
+    NamedRows("op", "kernels by the op that launched them, as kernel()", _by_name(
         Quantity("time", SECONDS, "the time of its kernels, summed", path="time_s"),
         Quantity("share", NONE, "of the time of all kernels", path="share", ratio=True),
         Quantity("count", NONE, "how many ran", path="count")), "ops that the trace names"),

@@ -12,11 +12,11 @@ from msgspec import Struct, field
 
 from gputop.core.findings import Severity
 from gputop.rules.check import ID, Reference
+from gputop.rules.dimensions import SECONDS, Unit
 from gputop.rules.expression import Condition, condition
 from gputop.rules.names import Source
 from gputop.rules.parser import Mistake, Number, parse
-from gputop.rules.toml_places import Place, Places, TomlMistake, parse_toml
-from gputop.rules.units import SECONDS, Unit
+from gputop.rules.toml_places import Places, TomlMistake, TomlPlace, parse_toml
 from gputop.text.units import printable
 
 MAX_BYTES = 1 << 18
@@ -26,11 +26,11 @@ _MAX_CHARS = {"title": 200, "action": 1000, "snippet": 4000, "why": 1000}
 _MAX_HOLD_S = 3600.0
 
 
-class Problem(Struct, frozen=True):
+class FileProblem(Struct, frozen=True):
     """A mistake in a file, for people."""
 
     file: str
-    place: Place
+    place: TomlPlace
     message: str
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class RuleText(Struct, frozen=True):
     snippet: str | None
     hold_s: float
     origin: str  # file:line
-    asked: Mapping[str, Place]
+    asked: Mapping[str, TomlPlace]
 
 
 class LimitText(Struct, frozen=True):
@@ -60,7 +60,7 @@ class LimitText(Struct, frozen=True):
     value: float
     unit: Unit
     origin: str
-    place: Place
+    place: TomlPlace
 
 
 class Budget(Struct, frozen=True):
@@ -69,7 +69,7 @@ class Budget(Struct, frozen=True):
     id: str
     condition: Condition
     origin: str
-    asked: Mapping[str, Place]
+    asked: Mapping[str, TomlPlace]
 
 
 class RuleFile(Struct):
@@ -80,7 +80,7 @@ class RuleFile(Struct):
     rules: list[RuleText] = field(default_factory=list)
     limits: list[LimitText] = field(default_factory=list)
     budgets: list[Budget] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
 
 
 def read_rules(text: str, name: str) -> RuleFile:
@@ -89,7 +89,7 @@ def read_rules(text: str, name: str) -> RuleFile:
     try:
         document = parse_toml(text)
     except TomlMistake as mistake:
-        file.problems.append(Problem(name, mistake.place, f"this is not TOML: {printable(mistake.message)}"))
+        file.problems.append(FileProblem(name, mistake.place, f"this is not TOML: {printable(mistake.message)}"))
         return file
     _Reader(file, Places(text)).read(document)
     file.problems.sort(key=lambda problem: problem.place)
@@ -137,11 +137,11 @@ class _Reader:
         """Return whether so much is wrong that more of it is not reported."""
         return len(self._file.problems) >= MAX_ENTRIES
 
-    def _problem(self, position: Place, message: str) -> None:
+    def _problem(self, position: TomlPlace, message: str) -> None:
         if not self._is_full:
-            self._file.problems.append(Problem(self._file.name, position, message))
+            self._file.problems.append(FileProblem(self._file.name, position, message))
 
-    def _origin(self, position: Place) -> str:
+    def _origin(self, position: TomlPlace) -> str:
         return f"{self._file.name}:{position.line}"
 
     # -- rules ------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class _Reader:
                 self._origin(places.table("rule", number)),
                 self._asked(cast("Condition", when), "rule", number, "when", table["when"])))
 
-    def _asked(self, condition: Condition, table: str, number: int, key: str, text: str) -> Mapping[str, Place]:
+    def _asked(self, condition: Condition, table: str, number: int, key: str, text: str) -> Mapping[str, TomlPlace]:
         return {meaning.finding: self._places.value(table, number, key, text, pos)
                 for pos, meaning in condition.meanings.items() if isinstance(meaning, Reference) and meaning.finding}
 
@@ -213,7 +213,7 @@ class _Reader:
                 self._file.budgets.append(Budget(key, condition, self._origin(position),
                                                  self._asked(condition, "budget", 0, key, value)))
 
-    def _entries(self, name: str, table: Any) -> Iterator[tuple[str, Any, Place]]:
+    def _entries(self, name: str, table: Any) -> Iterator[tuple[str, Any, TomlPlace]]:
         """The keys of a table with their values; of tables inside, as dotted keys make them, joined by dots."""
         if not isinstance(table, dict):
             self._problem(self._places.table(name), f"[{name}] is a table of NAME = VALUE")

@@ -18,7 +18,7 @@ _AT = re.compile(r"(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)", r
 _MAX_DOTS = 250  # of a line: tomllib takes time by the square of a key's parts
 
 
-class Place(NamedTuple):
+class TomlPlace(NamedTuple):
     """Line and column count from 1."""
 
     line: int = 1
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 class TomlMistake(ValueError):
     """The document is no TOML."""
 
-    def __init__(self, message: str, position: Place) -> None:
+    def __init__(self, message: str, position: TomlPlace) -> None:
         super().__init__(message)
         self.message, self.place = message, position
 
@@ -42,16 +42,16 @@ def parse_toml(text: str) -> dict[str, Any]:
 
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _MAX_DOTS:
-            raise TomlMistake(f"a line has more than {_MAX_DOTS} dots", Place(number))
+            raise TomlMistake(f"a line has more than {_MAX_DOTS} dots", TomlPlace(number))
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise TomlMistake("it is nested too deeply", Place()) from None
+        raise TomlMistake("it is nested too deeply", TomlPlace()) from None
     except ValueError as error:
         match = _AT.fullmatch(str(error))
         if match is None:
-            raise TomlMistake(str(error), Place()) from None
-        position = Place(int(match[2]), int(match[3])) if match[2] else Place(text.count("\n") + 1)
+            raise TomlMistake(str(error), TomlPlace()) from None
+        position = TomlPlace(int(match[2]), int(match[3])) if match[2] else TomlPlace(text.count("\n") + 1)
         raise TomlMistake(match[1], position) from None
 
 
@@ -66,11 +66,11 @@ class Places:
         self._tables: dict[tuple[str, int], int] = {}
         self._scan()
 
-    def table(self, name: str, number: int = 0) -> Place:
+    def table(self, name: str, number: int = 0) -> TomlPlace:
         """The header of a table."""
         return self._at(self._tables.get((name, number), 0))
 
-    def value(self, table: str, number: int, key: str, value: object = None, offset: int = 0) -> Place:
+    def value(self, table: str, number: int, key: str, value: object = None, offset: int = 0) -> TomlPlace:
         """A value; of a text its character ``offset``, also behind escapes where it stands in one line."""
         start = self._values.get((table, number, key))
         if start is None:
@@ -83,14 +83,14 @@ class Places:
                 start = _behind_escapes(self._text, start + 1, offset)
         return self._at(start)
 
-    def key(self, table: str, number: int, key: str) -> Place:
+    def key(self, table: str, number: int, key: str) -> TomlPlace:
         """The key of a value."""
         start = self._keys.get((table, number, key))
         return self.table(table, number) if start is None else self._at(start)
 
-    def _at(self, offset: int) -> Place:
+    def _at(self, offset: int) -> TomlPlace:
         line = bisect_right(self._line_starts, offset)
-        return Place(line, offset - self._line_starts[line - 1] + 1)
+        return TomlPlace(line, offset - self._line_starts[line - 1] + 1)
 
     def _scan(self) -> None:
         table, number, counts = "", 0, dict[str, int]()

@@ -24,7 +24,7 @@ from gputop.text.commands import command_of
 from gputop.text.redaction import command
 
 if TYPE_CHECKING:
-    from gputop.core.counters import GpuCounters
+    from gputop.core.captured_samples import GpuCounters
     from gputop.core.host_stacks import StackSamples
     from gputop.core.job_cpus import JobCpus
     from gputop.core.live_steps import LiveSteps
@@ -251,7 +251,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
     """
     from gputop.profiler.stale_files import remove_stale_files
     from gputop.profiler.ways import recorder_of
-    from gputop.session.job_cpus import JobCpusWatch
+    from gputop.session.cpu_watch import JobCpusWatch
 
     asked_s, began_s = request.seconds, time.time()
     answering = [s for s in servers if s.problem is None]
@@ -333,7 +333,7 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
     address the Python stacks of the jobs, for any later analysis, the findings and, of ``servers``, what the run's
     ``counters`` knows of the GPUs.
     """
-    from gputop.session.counters import remarks_of_activity
+    from gputop.session.gpu_samples import remarks_of_activity
     from gputop.trace.readers.capture_file import CaptureFile, write_capture
     from gputop.trace.readers.stacks_file import write_stacks
 

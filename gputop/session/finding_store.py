@@ -22,8 +22,8 @@ from gputop.session.gpu_numbers import GpuNumbers, numbers_of, on_node, unknown
 
 if TYPE_CHECKING:
     from gputop.advice.live.user_rules import HeldConditions
-    from gputop.ranks.model import Report
-    from gputop.replay.snapshot import Snapshot
+    from gputop.ranks.model import RasReport
+    from gputop.replay.read_snapshot import Snapshot
     from gputop.telemetry.history import History
 
 LIVE_RULES_PERIOD_S = 2.0  # their windows are 10 s and longer
@@ -60,7 +60,7 @@ class FindingStore:
                 self.events.note_record(snapshot.capture)
 
     def run_live_rules(self, history: History, sample: NodeSample, interval_s: float,
-                       ranks: Report | None = None, unprotected: tuple[int, ...] | None = None) -> None:
+                       ranks: RasReport | None = None, unprotected: tuple[int, ...] | None = None) -> None:
         """Update the live advice, every 2 s at most; a replayed snapshot keeps its own. ``unprotected``: see
         :class:`~gputop.session.captures.FoundServers`."""
         wait_s = LIVE_RULES_PERIOD_S - 0.5 * min(1.0, interval_s)  # ticks jitter

@@ -56,7 +56,7 @@ _PIECE_BYTES, _EDGE_BYTES = 1 << 18, 64
 _CHECK = "Check the version there: ssh NODE gputop --version"
 _NODE_BYTES = 8 << 30  # of all traces of a node
 
-class Ready(Struct, frozen=True):
+class NodeReady(Struct, frozen=True):
     """Message of a node once its ranks are probed: they can be recorded for ``seconds``, and must be asked ``lead_s``
     before; ``time_s`` is Unix time there. ``schema`` tells it from what a login prints."""
 
@@ -83,7 +83,7 @@ class Start(Struct, frozen=True):
     low_s: float
 
 
-class Rank(Struct, frozen=True):
+class RankTrace(Struct, frozen=True):
     """One rank's trace of ``size`` bytes, or why there is none (``problem`` and ``fix``)."""
 
     address: str
@@ -101,7 +101,7 @@ class Ranks(Struct, frozen=True):
 
     schema: str
     received_s: float
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankTrace, ...]
 
 
 class _Node:
@@ -109,7 +109,7 @@ class _Node:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.ready: Ready | None = None
+        self.ready: NodeReady | None = None
         self.low_s = 0.0
         self.start: Start | None = None
         self.answered = threading.Event()  # ``start`` is there, or there will be none
@@ -268,7 +268,7 @@ class OtherNodes:
         with contextlib.suppress(OSError):  # it has ended: what it said shows why
             write_line(agent.to_node, Request(AGENT, request.seconds, ranks_of=self._meeting, force=request.force))
         from_node = agent.from_node
-        ready = read_line(from_node, Ready)
+        ready = read_line(from_node, NodeReady)
         least_s = min(_LEAST_S, request.seconds)
         if not (least_s <= ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
             raise NodeProblem("gputop there reports an invalid length", _CHECK)
@@ -308,7 +308,7 @@ class OtherNodes:
                     "response"))
             node.outcomes.append(outcome)
 
-    def _save(self, rank: Rank, source: IO[bytes], logdir: Path, came: Callable[[], None]) -> Path:
+    def _save(self, rank: RankTrace, source: IO[bytes], logdir: Path, came: Callable[[], None]) -> Path:
         """Raises NodeProblem."""
         assert self._run is not None
         try:

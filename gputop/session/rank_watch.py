@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.core.samples import NodeSample
 from gputop.ranks.hang import unchanged
-from gputop.ranks.model import Answer, Report
+from gputop.ranks.model import RasAnswer, RasReport
 from gputop.ranks.processes import local_addresses
 
 # Findings on GPUs that wait, or do little without a cause that is known.
@@ -24,7 +24,7 @@ PERIOD_S = 20.0  # each rank of the job answers a status
 _MAX_PROCESSES = 64  # whose environment is read
 
 
-def _ask(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
+def _ask(pids: Iterable[int], hosts: frozenset[str]) -> RasAnswer:
     from gputop.ranks.nccl_ras import ask_job
     from gputop.session.ras_worker import read_in_worker
 
@@ -34,12 +34,12 @@ def _ask(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
 class RankWatch:
     """Keeps what RAS has told since the figures began to look like a hang: :attr:`report`, None where they do not."""
 
-    def __init__(self, ask: Callable[[Iterable[int], frozenset[str]], Answer] = _ask,
+    def __init__(self, ask: Callable[[Iterable[int], frozenset[str]], RasAnswer] = _ask,
                  hosts: Callable[[], frozenset[str]] = local_addresses,
-                 earlier: Callable[[], Answer | None] = lambda: None) -> None:
+                 earlier: Callable[[], RasAnswer | None] = lambda: None) -> None:
         """``ask`` and ``hosts``, this node's addresses, are others in the demo. ``earlier`` is what was answered before
         gputop started: only the demo has it."""
-        self.report: Report | None = None
+        self.report: RasReport | None = None
         self._ask, self._hosts, self._earlier = ask, hosts, earlier
         self._pids: tuple[int, ...] = ()
         self._hangs = False  # by the newest findings
@@ -71,21 +71,21 @@ class RankWatch:
                 self.report = report if self._hangs else None
             self._closing.wait(PERIOD_S)
 
-    def _next(self, before: Report | None) -> Report:
+    def _next(self, before: RasReport | None) -> RasReport:
         try:
             hosts = self._hosts()
             answer = self._ask(self._pids, hosts)
             if before is None and (first := self._earlier()) is not None:
-                before = Report(first, first, hosts=hosts)
+                before = RasReport(first, first, hosts=hosts)
         except GputopError as error:
-            return Report(problem=f"{error.message}. {error.fix}".strip())
+            return RasReport(problem=f"{error.message}. {error.fix}".strip())
         except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable
-            return Report(problem=f"NCCL's answer could not be read, a bug in gputop: {error!r}")
+            return RasReport(problem=f"NCCL's answer could not be read, a bug in gputop: {error!r}")
         return following(before, answer, hosts)
 
 
-def following(before: Report | None, answer: Answer, hosts: frozenset[str]) -> Report:
+def following(before: RasReport | None, answer: RasAnswer, hosts: frozenset[str]) -> RasReport:
     """The report with one more answer."""
     if before is None or before.first is None or not unchanged(before.first, answer):
-        return Report(answer, answer, hosts=hosts)
+        return RasReport(answer, answer, hosts=hosts)
     return replace(before, last=answer)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import WorkerFailed, WorkerTask, answer, run_in_worker
-from gputop.ranks.model import Answer
+from gputop.ranks.model import RasAnswer
 from gputop.ranks.nccl_ras import read_here
 
 _TIMEOUT_S = 20.0
 
 
-def read_in_worker(data: bytes, as_json: bool, time_s: float) -> Answer:
+def read_in_worker(data: bytes, as_json: bool, time_s: float) -> RasAnswer:
     """See :data:`gputop.ranks.nccl_ras.Read`. Blocks; call it from a thread that ends no earlier."""
     try:
         with tempfile.TemporaryFile(prefix="gputop-ras-") as file:
@@ -27,7 +27,7 @@ def read_in_worker(data: bytes, as_json: bool, time_s: float) -> Answer:
             task = WorkerTask("gputop.session.ras_worker",
                               (str(file.fileno()), "json" if as_json else "text", repr(time_s)),
                               "reading of NCCL's answer", pass_fds=(file.fileno(),))
-            return run_in_worker(task, Answer, timeout_s=_TIMEOUT_S)
+            return run_in_worker(task, RasAnswer, timeout_s=_TIMEOUT_S)
     except WorkerFailed as error:
         raise GputopError(error.message, "The job itself is not affected.") from None
     except OSError as error:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     """Answer with what is in the open file of that number: "json" or "text", which came at a time."""
     number, form, time_s = arguments
 
-    def work() -> Answer:
+    def work() -> RasAnswer:
         with os.fdopen(int(number), "rb") as file:
             return read_here(file.read(), form == "json", float(time_s))
 

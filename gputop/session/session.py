@@ -36,7 +36,7 @@ from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
     from gputop.ranks.stacks import ProcessStacks
-    from gputop.replay.snapshot import Snapshot
+    from gputop.replay.read_snapshot import Snapshot
     from gputop.session.simulated_ranks import SimulatedRanks
 
 Change = Literal["sample", "servers", "capture", "failed"]

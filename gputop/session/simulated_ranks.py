@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from gputop.core.errors import GputopError
-from gputop.ranks.model import Answer, Communicator, Level, Rank
+from gputop.ranks.model import Communicator, Level, Rank, RasAnswer
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
 from gputop.simulation.hang import ABSENT_RANK, ASKED_NS, HangingLoop
 from gputop.simulation.node import COMMAND_BY_RANK
@@ -42,14 +42,14 @@ class SimulatedRanks:
         """The addresses of the simulated node."""
         return _HOSTS
 
-    def ask(self, pids: Iterable[int], hosts: frozenset[str]) -> Answer:
+    def ask(self, pids: Iterable[int], hosts: frozenset[str]) -> RasAnswer:
         """Answer as RAS does. Raises GputopError where the job has none."""
         hanging = self._source.hanging
         if hanging is None:
             raise GputopError("the simulated job has no NCCL RAS", "gputop --demo hang has it.")
         return self._answer(hanging, time.time())
 
-    def earlier(self) -> Answer | None:
+    def earlier(self) -> RasAnswer | None:
         """The first answer to a gputop that had run since before the hang; its samples are made up likewise. None where
         the job does not hang, or not yet for that long."""
         hanging, since_s = self._source.hanging, self._source.hangs_since_s
@@ -58,14 +58,14 @@ class SimulatedRanks:
         return self._answer(hanging, asked_s)
 
     @staticmethod
-    def _answer(hanging: tuple[HangingLoop, Sequence[int]], time_s: float) -> Answer:
+    def _answer(hanging: tuple[HangingLoop, Sequence[int]], time_s: float) -> RasAnswer:
         loop, pids = hanging
         (host,) = _HOSTS
         ranks = tuple(Rank(number, host, pid, number) for number, pid in enumerate(pids))
         late = tuple(rank for rank in ranks if rank.number == ABSENT_RANK)
         done = loop.steps_done * loop.scenario.job.across.comm_count
         levels = (Level(done, 1, late), Level(done + 1, len(ranks) - 1, tuple(r for r in ranks if r not in late)))
-        return Answer(time_s, _NCCL, (Communicator("simulated", GPU_COUNT, {"AllReduce": levels}),), True)
+        return RasAnswer(time_s, _NCCL, (Communicator("simulated", GPU_COUNT, {"AllReduce": levels}),), True)
 
     def stacks(self, pids: Iterable[int], native: bool) -> tuple[ProcessStacks, ...]:
         """Stacks as py-spy reads them."""

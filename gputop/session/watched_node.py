@@ -13,7 +13,7 @@ from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 
 if TYPE_CHECKING:
-    from gputop.core.counters import GpuCounters
+    from gputop.core.captured_samples import GpuCounters
     from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.choose_workers import Choice
     from gputop.session.idle_wait import ExpectedIdle
@@ -38,7 +38,7 @@ class WatchedNode(Struct, frozen=True):
 
     def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
         """Samples of the GPUs of an analyzed capture of these servers."""
-        from gputop.session.counters import counters_of
+        from gputop.session.gpu_samples import counters_of
 
         return counters_of(record, servers, self.sample, self.history, self.interval_s)
 

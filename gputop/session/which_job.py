@@ -15,20 +15,20 @@ _SAME_START_S = 2.0  # the kernel's boot time, from which starts are counted, mo
 _CLEARLY_MORE = 1.1  # factor of memory: a job next to one that holds as much does not take its place with each sample
 
 
-class GpuUse(Struct, frozen=True):
+class HeldGpus(Struct, frozen=True):
     """Use of GPUs by a server's process and its children: GPU indices, and their memory together; None: not known."""
 
     gpus: tuple[int, ...] = ()
     memory_bytes: float | None = None
 
 
-def gpu_use(server: Server, processes: Iterable[ProcessSample]) -> GpuUse:
+def gpu_use(server: Server, processes: Iterable[ProcessSample]) -> HeldGpus:
     """The GPUs that the server's process or a child of it holds, by a sample's ``processes``."""
     if server.pid is None:
-        return GpuUse()
+        return HeldGpus()
     of_job = [p for p in processes if server.pid in (p.local_pid or p.pid, p.parent_pid)]
     memory = [p.gpu_memory_bytes for p in of_job if p.gpu_memory_bytes is not None]
-    return GpuUse(tuple(sorted({gpu for p in of_job for gpu in p.gpus})), sum(memory) if memory else None)
+    return HeldGpus(tuple(sorted({gpu for p in of_job for gpu in p.gpus})), sum(memory) if memory else None)
 
 
 def same_job(server: Server, ended: Server) -> bool:

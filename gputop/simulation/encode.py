@@ -68,7 +68,7 @@ def stat_ref(metadata_id: int, target_id: int) -> bytes:
     return field_varint(1, metadata_id) + field_varint(REF, target_id)
 
 
-class Column(Struct, frozen=True):
+class StatColumn(Struct, frozen=True):
     """A stat that every event of a group has: its metadata id, the kind of value and the values."""
 
     metadata_id: int
@@ -78,7 +78,7 @@ class Column(Struct, frozen=True):
 
 def events(
     metadata_id: npt.NDArray[np.integer], offset_ps: I64, duration_ps: I64,
-    columns: Sequence[Column] = (), constant_stats: Sequence[bytes] = (),
+    columns: Sequence[StatColumn] = (), constant_stats: Sequence[bytes] = (),
 ) -> bytes:
     """XEvents as the field ``events`` of an XLine. All values must be non-negative."""
     pieces = []
@@ -120,7 +120,7 @@ def _number(field: int, values: npt.NDArray[np.integer]) -> tuple[_Part, _Part]:
     return _same(bytes([field << 3 | _VARINT]), len(values)), _varints(values)
 
 
-def _stat_parts(column: Column, rows: slice) -> list[_Part]:
+def _stat_parts(column: StatColumn, rows: slice) -> list[_Part]:
     value = _varints(column.values[rows])
     head = field_varint(1, column.metadata_id) + bytes([column.kind << 3 | _VARINT])
     n = len(value.length)

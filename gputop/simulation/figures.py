@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.simulation.program import I64, KERNEL_KINDS, Program
+from gputop.simulation.program import I64, KERNEL_KINDS, StepProgram
 from gputop.simulation.scenarios import GPU_COUNT, Scenario
 from gputop.simulation.timeline import CopyEvent, StreamOps
 
@@ -59,7 +59,7 @@ _COPY_QUANTITY = {"H2D": "pcie_rx_bytes", "D2H": "pcie_tx_bytes", "P2P": "nvlink
 class StepOps(NamedTuple):
     """The operations of one GPU in one step. ``transfer_ns``: the last part of each collective, which moves data."""
 
-    program: Program
+    program: StepProgram
     compute: StreamOps
     collectives: StreamOps
     transfer_ns: I64

@@ -4,7 +4,7 @@ collective."""
 from __future__ import annotations
 
 from gputop.simulation.figures import F64, waiting_rates
-from gputop.simulation.loop import StepKind, StepRecord, TrainingLoop
+from gputop.simulation.loop import SimulatedLoop, StepKind, StepRecord
 from gputop.simulation.scenarios import GPU_COUNT, Scenario
 
 ABSENT_RANK = 5
@@ -13,7 +13,7 @@ ASKED_NS = 120 * 10**9  # after its beginning a gputop that had run all the time
 _SPINNING_THREADS = GPU_COUNT - 1  # each waiting rank asks its GPU again and again
 
 
-class HangingLoop(TrainingLoop):
+class HangingLoop(SimulatedLoop):
     """The training job, of which nothing goes on from a step on."""
 
     def __init__(self, scenario: Scenario, seed: int = 2024) -> None:

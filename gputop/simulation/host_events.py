@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.simulation.timeline import MS, US, HostEvent, Step, Timeline
+from gputop.simulation.timeline import MS, US, HostEvent, JobTimeline, Step
 
 Stats = dict[str, int | float | str]
 
 
-def host_events(t: Timeline) -> Iterator[HostEvent]:
+def host_events(t: JobTimeline) -> Iterator[HostEvent]:
     yield from _steps(t)
     if t.job.input.tf_data:
         yield from _waits(t)
         yield from _pipeline(t)
 
 
-def _steps(t: Timeline) -> Iterator[HostEvent]:
+def _steps(t: JobTimeline) -> Iterator[HostEvent]:
     """The main thread's calls of the step function, the way each framework makes them."""
     job = t.job
     executions: list[list[Step]] = []
@@ -33,7 +33,7 @@ def _steps(t: Timeline) -> Iterator[HostEvent]:
             yield HostEvent("python", "TFE_DeleteTensorHandle", last.back + 3 * US, last.back + 4 * US)
 
 
-def _traced(t: Timeline, step: Step) -> str:
+def _traced(t: JobTimeline, step: Step) -> str:
     if step.retraced:
         return "traced-xla" if t.job.work.xla else "traced-nonXla"
     return "notTraced-xla" if t.job.work.xla else "notTraced-nonXla"
@@ -50,7 +50,8 @@ def _tracing(step: Step) -> Iterator[HostEvent]:
             yield HostEvent("python", "convert_to_tensor", begin_ns, begin_ns + each // 3)
 
 
-def _call(t: Timeline, step: Step, begin: int, end: int, function: str, name: str, counted: int) -> Iterator[HostEvent]:
+def _call(t: JobTimeline, step: Step, begin: int, end: int, function: str, name: str,
+          counted: int) -> Iterator[HostEvent]:
     """A tf.function from Python: the wrapper, the C call, and the function itself."""
     op = f"__inference_{name}_{21_876 + 13 * counted if step.training else 24_415}"
     yield HostEvent("python", function, begin, end, {"tf_function_call": _traced(t, step), "tracing_count": counted})
@@ -64,34 +65,34 @@ def _call(t: Timeline, step: Step, begin: int, end: int, function: str, name: st
     yield from _tracing(step) if step.retraced else ()
 
 
-def _keras2(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+def _keras2(t: JobTimeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
     kind = "train" if t.job.training else "test"
     yield HostEvent("python", kind, first.start, last.back, {"epoch_num": 3, "step_num": n, "batch_size": 256, "_r": 1})
     yield from _call(t, first, first.start + 20 * US, last.back - 15 * US, f"{kind}_function", f"{kind}_function",
                      counted)
 
 
-def _keras3(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+def _keras3(t: JobTimeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
     name = "multi_step_on_iterator" if t.job.version >= (2, 18) or t.job.style == "spe" else "one_step_on_iterator"
     yield from _call(t, first, first.start, last.back, name, name, counted)
 
 
-def _custom(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+def _custom(t: JobTimeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
     name = "train_step" if t.job.training else "eval_step"
     yield from _call(t, first, first.ready + 20 * US, last.back, name, name, counted)
 
 
-def _eager(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+def _eager(t: JobTimeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
     """Op by op, each recorded where it is launched; Python's tape shows little."""
     yield HostEvent("python", "convert_to_tensor", first.ready + 20 * US, first.ready + 45 * US)
 
 
-def _jax_step(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+def _jax_step(t: JobTimeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
     yield HostEvent("python", "train", first.start, last.back, {"step_num": n, "_r": 1})
     yield from _jax_pjit(t, n, first, last, counted)
 
 
-def _jax_pjit(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+def _jax_pjit(t: JobTimeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
     begin = first.ready + 10 * US
     end = last.back - 20 * US
     yield HostEvent("python", "PjitFunction(train_step)", begin, end)
@@ -110,7 +111,7 @@ _STYLES = {"keras2": _keras2, "keras3": _keras3, "spe": _keras3, "custom": _cust
            "jax_step": _jax_step, "jax_pjit": _jax_pjit}
 
 
-def _waits(t: Timeline) -> Iterator[HostEvent]:
+def _waits(t: JobTimeline) -> Iterator[HostEvent]:
     """The calls for a batch: inside Keras' function on a thread of tf.data, else on Python's own."""
     job = t.job
     inside = job.style in ("keras2", "keras3", "spe")
@@ -135,7 +136,7 @@ def _waits(t: Timeline) -> Iterator[HostEvent]:
             yield HostEvent(thread, "Iterator::Root::Prefetch", begin + 9 * US, end - 8 * US, stats)
 
 
-def _pipeline(t: Timeline) -> Iterator[HostEvent]:
+def _pipeline(t: JobTimeline) -> Iterator[HostEvent]:
     """The threads that make the batches: reading, mapping and batching."""
     job = t.job
     root = "Iterator::Root::Prefetch" if job.input.prefetch else "Iterator::Root"

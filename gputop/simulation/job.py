@@ -163,7 +163,7 @@ class Recorded(Struct, frozen=True):
     errors: tuple[str, ...] = ()
 
 
-class Job(Struct, frozen=True):
+class SimulatedJob(Struct, frozen=True):
     """Times are means, in milliseconds per step or microseconds per kernel; the seed varies them."""
 
     seed: int

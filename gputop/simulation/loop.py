@@ -27,16 +27,16 @@ from gputop.simulation.figures import (
     host_curve,
 )
 from gputop.simulation.job import Copy
-from gputop.simulation.program import Program
+from gputop.simulation.program import StepProgram
 from gputop.simulation.scenarios import GPU_COUNT, MB, Scenario
 from gputop.simulation.timeline import (
     NO_OPS,
     CopyEvent,
     HostEvent,
-    InputPipeline,
+    JobTimeline,
+    SimulatedPipeline,
     Step,
     StreamOps,
-    Timeline,
     job_programs,
     simulate,
 )
@@ -102,7 +102,7 @@ class _Epoch(Struct, frozen=True):
     host: F64  # [steps + 1, quantities]
 
 
-def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list[Program]) -> list[StepTemplate]:
+def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list[StepProgram]) -> list[StepTemplate]:
     """Simulated steps of that kind."""
     if kind is StepKind.CHECKPOINT:
         return [_checkpoint_template(scenario, programs)]
@@ -124,7 +124,7 @@ def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list
     return out
 
 
-def _checkpoint_template(scenario: Scenario, programs: list[Program]) -> StepTemplate:
+def _checkpoint_template(scenario: Scenario, programs: list[StepProgram]) -> StepTemplate:
     """GPU 0's weights are copied to the host by pieces, and written to disk."""
     copies = []
     time, left = 0, scenario.checkpoint_bytes
@@ -148,13 +148,13 @@ def _template(
 
 
 @lru_cache(maxsize=8)  # a demo of several jobs comes back to the first; nothing changes what is simulated
-def simulated_steps(scenario: Scenario, seed: int) -> tuple[list[Program], tuple[StepTemplate, ...]]:
+def simulated_steps(scenario: Scenario, seed: int) -> tuple[list[StepProgram], tuple[StepTemplate, ...]]:
     """The GPUs' programs, and the steps of every kind."""
     programs = job_programs(scenario.job)
     return programs, tuple(step for kind in StepKind for step in step_templates(scenario, kind, seed, programs))
 
 
-class TrainingLoop:
+class SimulatedLoop:
     """The job. All methods may be called from any thread."""
 
     def __init__(self, scenario: Scenario, seed: int = 2024) -> None:
@@ -164,7 +164,7 @@ class TrainingLoop:
         self.programs, self.templates = simulated_steps(scenario, seed)
         self._template_ids = {kind: [i for i, template in enumerate(self.templates) if template.kind is kind]
                               for kind in StepKind}
-        self._pipeline = InputPipeline(scenario.job.input.prefetch)
+        self._pipeline = SimulatedPipeline(scenario.job.input.prefetch)
         self._epochs: list[_Epoch] = []
         self._epoch_number = 0
         self._step_number = 0
@@ -196,7 +196,7 @@ class TrainingLoop:
         gap = (job.host.gap_ms * 1e6 * np.exp(0.2 * rng.standard_normal(n))).astype(int).tolist()
         choice = rng.integers(0, 1 << 30, n).tolist()
         steps: list[StepRecord] = []
-        evaluation: InputPipeline | None = None
+        evaluation: SimulatedPipeline | None = None
         time = self._end_ns
         for i, kind in enumerate(kinds):
             ids = self._template_ids[kind]
@@ -205,7 +205,7 @@ class TrainingLoop:
             if kind is StepKind.TRAIN:
                 begun, ended, begin = self._pipeline.take(asks, work[i])
             elif kind is StepKind.EVAL:
-                evaluation = evaluation or InputPipeline(job.input.prefetch, time)
+                evaluation = evaluation or SimulatedPipeline(job.input.prefetch, time)
                 begun, ended, begin = evaluation.take(asks, int(work[i] * EVAL_INPUT_SHARE))
             else:
                 begun, ended, begin = 0, 0, asks
@@ -295,7 +295,7 @@ class TrainingLoop:
         with self._lock:
             return next(epoch.start_ns for epoch in self._known(after_ns) if epoch.start_ns >= after_ns)
 
-    def timeline(self, start_ns: int, end_ns: int) -> Timeline:
+    def timeline(self, start_ns: int, end_ns: int) -> JobTimeline:
         """Timeline of that time; steps that overlap its edges are whole."""
         ran = self.steps(start_ns, end_ns)
         # Batches are made, and lie in the buffer, for steps that come after that time.
@@ -304,7 +304,7 @@ class TrainingLoop:
         calls = [s for _, s in sorted(by_number.items()) if s.kind is not StepKind.CHECKPOINT]
         done = [(s.begin_ns, self.templates[s.template]) for s in ran]
         gpus = range(GPU_COUNT)
-        return Timeline(
+        return JobTimeline(
             self.scenario.job, self.programs,
             [StreamOps.join([step.gpus[g].compute.shifted(begin_ns) for begin_ns, step in done]) for g in gpus],
             [StreamOps.join([step.gpus[g].collectives.shifted(begin_ns) for begin_ns, step in done]) for g in gpus],

@@ -22,7 +22,7 @@ from gputop.core.samples import (
     Reading,
 )
 from gputop.simulation.figures import F64, GPU_QUANTITIES
-from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.loop import SimulatedLoop
 from gputop.simulation.scenarios import CPU_COUNT, EXAMPLE_BYTES, GPU_COUNT, GiB
 
 SECOND_NS = 10**9
@@ -101,7 +101,7 @@ _PROCESS_MEMORY = Reading(float(_MEMORY_USED - 4 * _MiB), BYTES, SOURCE)
 class _Heat:
     """Temperature of one GPU, second by second: a first-order response to its power."""
 
-    def __init__(self, node: Node, gpu: int) -> None:
+    def __init__(self, node: SimulatedNode, gpu: int) -> None:
         self._node = node
         self._gpu = gpu
         self._second = -_LONG_PAUSE_S  # no sample yet
@@ -125,10 +125,10 @@ class _Heat:
         return _AIR_C[self._gpu] + _KELVIN_PER_W * self._node.power_w(self._gpu, second * SECOND_NS)
 
 
-class Node:
+class SimulatedNode:
     """Eight GPUs and their host. One thread at a time per GPU and for the host, as probes are read."""
 
-    def __init__(self, loop: TrainingLoop, pid: int = PID) -> None:
+    def __init__(self, loop: SimulatedLoop, pid: int = PID) -> None:
         self.loop = loop
         self.pids = [pid + gpu * loop.scenario.hangs for gpu in range(GPU_COUNT)]  # of each GPU
         self.infos = gpu_infos()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gputop.simulation.job import Job
+from gputop.simulation.job import SimulatedJob
 
 I64 = npt.NDArray[np.int64]
 
@@ -76,7 +76,7 @@ KERNEL_KINDS = (*_MATMULS, "norm", "bias", "softmax", "ew", "act", "reduce", "lo
 _EXTRA_MATMUL_WEIGHT = 8.0  # time of one of GPU 0's extra matmuls against one of the kernels beside them
 
 
-class Program(Struct, frozen=True):
+class StepProgram(Struct, frozen=True):
     """One GPU's kernels of a step, one row per kernel in launch order.
 
     ``name`` indexes ``names`` and ``details`` (CUPTI's text on the launch), ``op`` indexes ``ops``,
@@ -96,7 +96,7 @@ class Program(Struct, frozen=True):
         return np.flatnonzero(self.phase == phase)
 
 
-def _small_name(kind: str, op_type: str, job: Job, k: int) -> str:
+def _small_name(kind: str, op_type: str, job: SimulatedJob, k: int) -> str:
     upper, lower = _SUFFIX[job.work.dtype]
     if job.work.xla or job.jax:
         stem = {"norm": "input_reduce_fusion", "reduce": "input_reduce_fusion", "softmax": "triton_softmax",
@@ -124,7 +124,7 @@ def _small_name(kind: str, op_type: str, job: Job, k: int) -> str:
         "apply": "void tensorflow::functor::ApplyAdamKernel<float>(int, float*, float*, float*, float const*)",
     }[kind]
 
-def build_program(job: Job, gpu: int = 0) -> Program:
+def build_program(job: SimulatedJob, gpu: int = 0) -> StepProgram:
     """One GPU's kernels of a step. Their times sum to ``compute_ms``, with ``matmul_factor`` 1.
 
     The checks of loss scaling after the backward pass and the extra kernels of GPU 0 come on top.
@@ -147,12 +147,12 @@ def build_program(job: Job, gpu: int = 0) -> Program:
         name[i] = names[text]
         full = f"jit(train_step)/{op_name}" if job.jax else f"{scope}{op_name}:{op_type}"
         op[i] = ops.setdefault(full, len(ops))
-    return Program(
+    return StepProgram(
         list(names), details, list(ops), name, op, np.array([KERNEL_KINDS.index(kind) for kind, *_ in rows], np.int64),
         np.array([phase for *_, phase in rows], np.int64), np.maximum(mean_ns, 900).astype(np.int64))
 
 
-def _model_rows(job: Job) -> list[_Row]:
+def _model_rows(job: SimulatedJob) -> list[_Row]:
     forward, backward = _LAYERS[job.work.family]
     chain = tuple(("ew", f"custom_{i}", _CHAIN[i % len(_CHAIN)]) for i in range(job.work.chained_elementwise))
     forward, backward = forward + chain[::2], backward + chain[1::2]
@@ -175,7 +175,7 @@ def _model_rows(job: Job) -> list[_Row]:
     return rows + [("apply", f"adam/update_{i}", "ResourceApplyAdam", Phase.APPLY) for i in range(apply_count)]
 
 
-def _times(job: Job, rows: list[_Row]) -> npt.NDArray[np.float64]:
+def _times(job: SimulatedJob, rows: list[_Row]) -> npt.NDArray[np.float64]:
     """Mean time of each kernel, in nanoseconds."""
     matmul = np.array([kind in _MATMULS for kind, *_ in rows])
     check = np.array([op.startswith(_LOSS_SCALING) for _, op, *_ in rows])
@@ -197,7 +197,7 @@ def _times(job: Job, rows: list[_Row]) -> npt.NDArray[np.float64]:
 
 
 def _add_extra(
-    job: Job, rows: list[_Row], mean_ns: npt.NDArray[np.float64],
+    job: SimulatedJob, rows: list[_Row], mean_ns: npt.NDArray[np.float64],
 ) -> tuple[list[_Row], npt.NDArray[np.float64]]:
     """GPU 0's extra kernels, after the forward pass: a teacher's matmuls and metrics."""
     count = job.across.gpu0_extra_kernels
@@ -209,7 +209,7 @@ def _add_extra(
     return rows[:position] + extra + rows[position:], np.concatenate((mean_ns[:position], extra_ns, mean_ns[position:]))
 
 
-def _kernel_name(job: Job, kind: str, op_name: str, op_type: str, phase: Phase, row: int) -> str:
+def _kernel_name(job: SimulatedJob, kind: str, op_name: str, op_type: str, phase: Phase, row: int) -> str:
     flash = job.work.xla and job.work.family == "transformer" and job.work.dtype in ("bf16", "fp16") and (
         not job.work.matmul_names)
     if kind == "gemm" and flash and ("scores" in op_name or "values" in op_name):

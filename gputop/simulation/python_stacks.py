@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.core.host_stacks import StackFrame, StackSamples, ThreadStacks
-from gputop.simulation.loop import StepKind, StepRecord, TrainingLoop
+from gputop.simulation.loop import SimulatedLoop, StepKind, StepRecord
 
 RATE_HZ = 100
 _ERROR_S = 0.001
@@ -33,7 +33,7 @@ STACKS = (_FIT, _EVALUATE, (*_FIT, *_WAITS), (*_EVALUATE, *_WAITS), (*_FIT, *_CA
           _LOG, _SAVE)
 
 
-def python_stacks(loop: TrainingLoop, start_ns: int, end_ns: int, origin_ns: int) -> StackSamples | None:
+def python_stacks(loop: SimulatedLoop, start_ns: int, end_ns: int, origin_ns: int) -> StackSamples | None:
     """The main thread in that time of the loop, which began at the Unix time ``origin_ns``; None for no time at all."""
     pieces = [piece for step in loop.steps(start_ns, end_ns) for piece in _pieces(step)]
     times = np.arange(start_ns, end_ns, 10**9 // RATE_HZ)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.simulation.job import Job
+from gputop.simulation.job import SimulatedJob
 
 GPU_COUNT = 8
 CPU_COUNT = 224
@@ -25,12 +25,12 @@ _ALLREDUCE_GB_PER_S = 205.0  # gradient bytes over the time of one all-reduce
 
 
 def _vit(*, batch_per_gpu: int, allocator_peak_gib: float = 68, gradient_bytes: int = 1_216 * MB, **changes: object,
-         ) -> Job:
+         ) -> SimulatedJob:
     """Synchronous data parallelism on eight H100 GPUs, one process: a vision transformer in mixed bfloat16.
 
     Keras 3 on TensorFlow 2.21 runs it, without XLA.
     """
-    job = Job.of(
+    job = SimulatedJob.of(
         seed=2024, style="keras3", version=(2, 21), gpu="H100", gpus=GPU_COUNT, dtype="bf16", kernels=444,
         elementwise=0.155, jitter=0.012, kernel_gap_us=0.9,
         function_start_ms=0.8, launch_us=22.0, launch_jitter=0.15, latency_us=2.0, thread_stagger_us=40.0,
@@ -67,7 +67,7 @@ class Scenario(Struct, frozen=True):
     id: str
     title: str
     description: str
-    job: Job
+    job: SimulatedJob
     batch_per_gpu: int
     sm_fill: float = 1.0  # the share of the GPU that a kernel fills, relative to one of a large batch
     record_bytes: int = 115_000  # of one example as stored

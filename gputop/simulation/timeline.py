@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from gputop.simulation.job import KERAS_STYLES, Copy, Job, MidStepWork
-from gputop.simulation.program import I64, Phase, Program, build_program
+from gputop.simulation.job import KERAS_STYLES, Copy, MidStepWork, SimulatedJob
+from gputop.simulation.program import I64, Phase, StepProgram, build_program
 
 MS, US = 1_000_000, 1_000
 _LAUNCH_QUEUE = 500  # kernels that are launched at once at most: CUDA's queue holds about a thousand
@@ -93,9 +93,9 @@ class Step(Struct):
     training: bool = True
 
 
-class Timeline(Struct):
-    job: Job
-    programs: list[Program]
+class JobTimeline(Struct):
+    job: SimulatedJob
+    programs: list[StepProgram]
     compute: list[StreamOps]
     collectives: list[StreamOps]
     copies: list[list[CopyEvent]]
@@ -105,7 +105,7 @@ class Timeline(Struct):
     end: int = 0
 
 
-class InputPipeline:
+class SimulatedPipeline:
     """Makes one batch after the other while its prefetch buffer has room; without a buffer, when asked.
 
     ``ready`` batches were made before ``start_ns``.
@@ -143,7 +143,7 @@ def run_in_order(ready_ns: I64, duration_ns: I64, free_ns: int, gap_ns: int) -> 
     return start, start + duration_ns
 
 
-def simulate(job: Job, lead: int | None = None, programs: list[Program] | None = None) -> Timeline:
+def simulate(job: SimulatedJob, lead: int | None = None, programs: list[StepProgram] | None = None) -> JobTimeline:
     """The job's timeline, with ``lead`` steps before those asked for (None: :func:`lead_steps`).
 
     ``programs`` are the GPUs' (None: :func:`job_programs`).
@@ -151,7 +151,7 @@ def simulate(job: Job, lead: int | None = None, programs: list[Program] | None =
     return _Simulation(job, programs or job_programs(job)).run(lead_steps(job) if lead is None else lead)
 
 
-def job_programs(job: Job) -> list[Program]:
+def job_programs(job: SimulatedJob) -> list[StepProgram]:
     """The kernels of a step, per GPU."""
     count = 1 if job.cpu_only else job.gpus
     first = build_program(job)
@@ -159,7 +159,7 @@ def job_programs(job: Job) -> list[Program]:
     return [first] + [others] * (count - 1)
 
 
-def lead_steps(job: Job) -> int:
+def lead_steps(job: SimulatedJob) -> int:
     """Steps before the capture, in which queues and buffers reach their usual level."""
     if job.host.warm_up:
         return 0
@@ -167,7 +167,7 @@ def lead_steps(job: Job) -> int:
 
 
 class _Simulation:
-    def __init__(self, job: Job, programs: list[Program]) -> None:
+    def __init__(self, job: SimulatedJob, programs: list[StepProgram]) -> None:
         self.job = job
         self.programs = programs
         self.gpus = range(0 if job.cpu_only else job.gpus)
@@ -184,13 +184,13 @@ class _Simulation:
         self.h2d_free = [0] * count
         self.comm_free = [0] * count
         self.chunk_starts: list[list[int]] = [[] for _ in self.gpus]
-        self.input = InputPipeline(job.input.prefetch, ready=job.input.prefetch if job.input.buffer_full else 0)
+        self.input = SimulatedPipeline(job.input.prefetch, ready=job.input.prefetch if job.input.buffer_full else 0)
         factor = job.across.gpu_factor or (1.0,) * count
         # GPUs of one kind differ a little in clock.
         clocks = job.rng("clock").normal(size=count).tolist()
         self.factor = [gpu_factor * (1 + 0.004 * clock) for gpu_factor, clock in zip(factor, clocks, strict=False)]
 
-    def run(self, lead: int) -> Timeline:
+    def run(self, lead: int) -> JobTimeline:
         job, now = self.job, 6 * MS
         per = job.iterations
         for n in range(lead + job.steps):
@@ -216,7 +216,7 @@ class _Simulation:
             gap = int(self._vary((job.host.gap_ms if n % job.host.gap_every == 0 else 0.3) * MS, "host", 0.1))
             self._gap_events(now, gap)
             now += gap
-        return Timeline(
+        return JobTimeline(
             job, self.programs, [StreamOps.join(parts) for parts in self.compute],
             [StreamOps.join(parts) for parts in self.collectives], self.copies, self.host, self.steps, self.batches,
             max([now, *self.free, *(s.device_end for s in self.steps)]))

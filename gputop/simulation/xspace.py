@@ -16,8 +16,8 @@ from gputop.simulation.encode import (
     INT,
     REF,
     UINT,
-    Column,
     Plane,
+    StatColumn,
     Stats,
     StatValue,
     events,
@@ -26,13 +26,13 @@ from gputop.simulation.encode import (
     stat_ref,
 )
 from gputop.simulation.host_events import host_events
-from gputop.simulation.job import GPUS, Job
+from gputop.simulation.job import GPUS, SimulatedJob
 from gputop.simulation.program import I64
-from gputop.simulation.timeline import HostEvent, StreamOps, Timeline
+from gputop.simulation.timeline import HostEvent, JobTimeline, StreamOps
 from gputop.trace.lookups import Mask
 
 if TYPE_CHECKING:
-    from gputop.simulation.loop import TrainingLoop
+    from gputop.simulation.loop import SimulatedLoop
 
 SIMULATED_PLANE = "/gputop:simulated"
 _STREAMS = {"Kernel": 13, "H2D": 14, "D2H": 15, "D2D": 13, "P2P": 16, "Collective": 24}
@@ -41,7 +41,7 @@ _STREAM_LINES = dict[int, tuple[set[str], list[bytes]]]  # kinds of operations a
 
 
 def write_xspace(
-    timeline: Timeline, begin_ns: int, end_ns: int, *, origin_unix_ns: int, hostname: str, mark: Stats | None = None,
+    timeline: JobTimeline, begin_ns: int, end_ns: int, *, origin_unix_ns: int, hostname: str, mark: Stats | None = None,
 ) -> bytes:
     """The serialized XSpace of a capture of that time of the timeline.
 
@@ -58,7 +58,7 @@ def write_xspace(
     return b"".join([*planes, *errors, field_bytes(4, hostname)])
 
 
-def build_xspace(loop: TrainingLoop, start_ns: int, end_ns: int, origin_unix_ns: int, hostname: str) -> bytes:
+def build_xspace(loop: SimulatedLoop, start_ns: int, end_ns: int, origin_unix_ns: int, hostname: str) -> bytes:
     """The serialized XSpace of the demo's job from ``start_ns`` to ``end_ns``, marked as simulated.
 
     ``origin_unix_ns`` is the Unix time of the loop's start.
@@ -82,7 +82,7 @@ class _Kernels(Struct, frozen=True):
 
 
 class _Recorder:
-    def __init__(self, timeline: Timeline, begin_ns: int, end_ns: int, origin_unix_ns: int) -> None:
+    def __init__(self, timeline: JobTimeline, begin_ns: int, end_ns: int, origin_unix_ns: int) -> None:
         self.t, self.job = timeline, timeline.job
         self.begin, self.end = begin_ns, end_ns
         self.origin = origin_unix_ns
@@ -183,16 +183,16 @@ class _Recorder:
     def _kernel_events(self, plane: Plane, kernels: _Kernels, seen: Mask, correlation: I64) -> bytes:
         """The events of the kernels ``seen`` on their GPU."""
         ran, name, op, job = kernels.ran, kernels.name[seen], kernels.op[seen], self.job
-        stats = [Column(plane.stat_id("correlation_id"), UINT, correlation),
-                 Column(plane.stat_id("kernel_details"), REF, plane.ref_ids(kernels.details)[name])]
+        stats = [StatColumn(plane.stat_id("correlation_id"), UINT, correlation),
+                 StatColumn(plane.stat_id("kernel_details"), REF, plane.ref_ids(kernels.details)[name])]
         constants = [stat(plane.stat_id("context_id"), "$$1")]
         shown = kernels.ops
         if job.jax or job.work.xla:
             hlo = [o.rsplit("/", 1)[-1].split(":")[0].lower().replace("_", "-") for o in kernels.ops]
-            stats.append(Column(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op]))
+            stats.append(StatColumn(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op]))
             constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(_module_name(job))))
             shown = ["XlaModule:" if job.jax else "cluster_0/xla_run:_XlaRun"] * len(kernels.ops)
-        stats.append(Column(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op]))
+        stats.append(StatColumn(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op]))
         ids = np.array([plane.event_id(x) for x in kernels.names], np.int64)
         return events(ids[name], (ran.start[seen] - self.begin) * 1000, (ran.end - ran.start)[seen] * 1000, stats,
                       constants)
@@ -203,7 +203,7 @@ class _Recorder:
         symbols = np.array([host.event_id(_symbol(x)) for x in kernels.names], np.int64)
         data = events(
             symbols[kernels.name[called]], (launch - self.begin) * 1000, (launch_end - launch) * 1000,
-            [Column(host.stat_id("correlation_id"), UINT, correlation)],
+            [StatColumn(host.stat_id("correlation_id"), UINT, correlation)],
             [stat(host.stat_id("device_id"), gpu), stat(host.stat_id("context_id"), "$$1")])
         self.lines.setdefault(self._launch_thread(gpu), []).append(data)
         if kernels.kind == "Kernel" and job.recorded.op_events and not (job.work.xla or job.jax):
@@ -217,7 +217,8 @@ class _Recorder:
         length = np.maximum(launch_end + 200 - begin, 200)
         lines = self.lines.setdefault(self._launch_thread(gpu), [])
 
-        def record(names: list[str], which: I64, begins: I64, duration: I64, stats: list[Column] | None = None) -> None:
+        def record(names: list[str], which: I64, begins: I64, duration: I64,
+                   stats: list[StatColumn] | None = None) -> None:
             ids = np.array([host.event_id(x) for x in names], np.int64)
             lines.append(events(ids[which], (begins - self.begin) * 1000, duration * 1000, stats or []))
 
@@ -229,8 +230,8 @@ class _Recorder:
             size = begin + length + 150 - outer
             outer, size, which = outer[size > 0], size[size > 0], op[size > 0]
             record(["EagerExecute"], which * 0, outer, size, [
-                Column(host.stat_id("eager_op"), REF, host.ref_ids(kinds)[which]),
-                Column(host.stat_id("is_func"), INT, which * 0)])
+                StatColumn(host.stat_id("eager_op"), REF, host.ref_ids(kinds)[which]),
+                StatColumn(host.stat_id("is_func"), INT, which * 0)])
             record([f"EagerLocalExecute: {x}" for x in kinds], which, outer + 120, (size - 160).clip(0))
         if self.job.recorded.noise:
             some = begin[::5]
@@ -303,15 +304,15 @@ class _Recorder:
                 continue
             self.lines.setdefault(self._launch_thread(gpu), []).append(events(
                 np.full(n, host.event_id(name), np.int64), (time[rows] - self.begin) * 1000, np.zeros(n, np.int64),
-                [Column(host.stat_id("bytes_allocated"), INT, in_use[rows]),
-                 Column(host.stat_id("bytes_available"), INT, capacity - in_use[rows]),
-                 Column(host.stat_id("peak_bytes_in_use"), INT, np.full(n, peak, np.int64)),
-                 Column(host.stat_id("requested_bytes"), INT, np.full(n, size - 100, np.int64)),
-                 Column(host.stat_id("allocation_bytes"), INT, np.full(n, size, np.int64)),
-                 Column(host.stat_id("tf_op"), REF, which[np.arange(n) % each])], constants))
+                [StatColumn(host.stat_id("bytes_allocated"), INT, in_use[rows]),
+                 StatColumn(host.stat_id("bytes_available"), INT, capacity - in_use[rows]),
+                 StatColumn(host.stat_id("peak_bytes_in_use"), INT, np.full(n, peak, np.int64)),
+                 StatColumn(host.stat_id("requested_bytes"), INT, np.full(n, size - 100, np.int64)),
+                 StatColumn(host.stat_id("allocation_bytes"), INT, np.full(n, size, np.int64)),
+                 StatColumn(host.stat_id("tf_op"), REF, which[np.arange(n) % each])], constants))
 
 
-def _collective_name(job: Job) -> str:
+def _collective_name(job: SimulatedJob) -> str:
     if job.jax:
         return "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     if job.version >= (2, 19):
@@ -319,7 +320,7 @@ def _collective_name(job: Job) -> str:
     return "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
 
 
-def _module_name(job: Job) -> str:
+def _module_name(job: SimulatedJob) -> str:
     if job.jax:
         return "jit_train_step"
     return "a_inference_train_step_2501__XlaMustCompile_true_config_proto_3175580994766145631_.17"

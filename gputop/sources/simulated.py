@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
 from gputop.simulation.hang import LASTS_NS, HangingLoop
-from gputop.simulation.loop import TrainingLoop
-from gputop.simulation.node import COMMAND, HOSTNAME, PID, SECOND_NS, Node
+from gputop.simulation.loop import SimulatedLoop
+from gputop.simulation.node import COMMAND, HOSTNAME, PID, SECOND_NS, SimulatedNode
 from gputop.simulation.scenarios import DEFAULT_SCENARIO, GPU_COUNT, find_jobs
 from gputop.sources.selection import select_gpus
 
@@ -35,9 +35,9 @@ class _Window:
 
     def __init__(self) -> None:
         self._start = self._end = 0
-        self._node: Node | None = None
+        self._node: SimulatedNode | None = None
 
-    def until(self, node: Node, end_ns: int) -> tuple[int, int]:
+    def until(self, node: SimulatedNode, end_ns: int) -> tuple[int, int]:
         if not self._end or node is not self._node or end_ns < self._end:  # the last: the clock was set back
             self._node = node
             self._start, self._end = end_ns - _FIRST_WINDOW_NS, end_ns
@@ -99,7 +99,7 @@ class SimulatedSource:
         self._restarts = 0
         self._wanted = gpus
         self._clock = clock
-        self._running: tuple[Node, int] | None = None  # and the Unix time of its loop's start, ns
+        self._running: tuple[SimulatedNode, int] | None = None  # and the Unix time of its loop's start, ns
         self.gpus: tuple[_SimulatedGpu, ...] = ()
         self._host: _SimulatedHost | None = None
         self._server_lock = threading.Lock()
@@ -115,9 +115,9 @@ class SimulatedSource:
         self.gpus = tuple(_SimulatedGpu(self, info) for info in select_gpus(self._wanted, node.infos))
         self._host = _SimulatedHost(self)
 
-    def _started(self) -> tuple[Node, int]:
-        loop = HangingLoop(self._scenario) if self._scenario.hangs else TrainingLoop(self._scenario)
-        node = Node(loop, PID + GPU_COUNT * self._restarts)
+    def _started(self) -> tuple[SimulatedNode, int]:
+        loop = HangingLoop(self._scenario) if self._scenario.hangs else SimulatedLoop(self._scenario)
+        node = SimulatedNode(loop, PID + GPU_COUNT * self._restarts)
         now_ns, past_ns = int(self._clock() * 1e9), int((BACKFILL_S + 30.0) * 1e9)
         origin_ns = now_ns - int(_LEAD_S * 1e9) - loop.epoch_start(past_ns)
         if isinstance(loop, HangingLoop):
@@ -154,12 +154,12 @@ class SimulatedSource:
         self._running = self._started()
         return self._scenario.title
 
-    def _opened(self) -> tuple[Node, int]:
+    def _opened(self) -> tuple[SimulatedNode, int]:
         if self._running is None:
             raise RuntimeError("the source is not open")
         return self._running
 
-    def at(self, now_s: float) -> tuple[Node, int]:
+    def at(self, now_s: float) -> tuple[SimulatedNode, int]:
         """The node with the job that runs now, and Unix seconds as time of its loop; the loop's first moments stand for
         all that is earlier."""
         node, origin_ns = self._opened()

@@ -33,7 +33,7 @@ _SHORTER = 0.7  # factor of a lag, and less: half and two thirds of it
 _MIN_HEIGHT = 1e-9  # so that the confidence of a peak at no height is a number
 
 
-class Peak(Struct, frozen=True):
+class SharedPeak(Struct, frozen=True):
     """A period of ``lag`` samples that ``gpus`` share, the height of its peak, and how sure it is (0 to 1)."""
 
     lag: float
@@ -42,7 +42,7 @@ class Peak(Struct, frozen=True):
     gpus: tuple[int, ...]
 
 
-def shared_peak(correlograms: Mapping[int, Correlogram], longest: int) -> Peak | None:
+def shared_peak(correlograms: Mapping[int, Correlogram], longest: int) -> SharedPeak | None:
     """The peak of the period that most GPUs share, by GPU their correlograms; None where none has a period of up to
     ``longest`` samples."""
     if not correlograms:
@@ -105,10 +105,10 @@ def _has_period(correlogram: Correlogram, fundamental: float | None, lag: float)
             and 0 < r.index(max(r)) < len(r) - 1)
 
 
-def _peak(gpus: tuple[int, ...], mean: Correlogram, lag: float) -> Peak:
+def _peak(gpus: tuple[int, ...], mean: Correlogram, lag: float) -> SharedPeak:
     """The peak of these GPUs' mean at a lag."""
     height = max(_value_at(mean.r, lag), _MIN_HEIGHT)
-    return Peak(_refined_lag(mean, lag), height, max(0.0, 1 - (_value_at(mean.noise, lag) / height) ** 2), gpus)
+    return SharedPeak(_refined_lag(mean, lag), height, max(0.0, 1 - (_value_at(mean.noise, lag) / height) ** 2), gpus)
 
 
 def _refined_lag(correlogram: Correlogram, lag: float) -> float:

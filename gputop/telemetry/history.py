@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import OK, GpuSample, HostSample, NodeSample, Reading
-from gputop.telemetry.ring_buffers import Columns, Grid, Lane, Rings, Series, lane_of
+from gputop.telemetry.ring_buffers import Lane, LaneColumns, Rings, Series, SliceGrid, lane_of
 
 __all__ = ["RAW_SAMPLES", "TIERS", "History", "Lane", "Series"]
 
@@ -69,7 +69,7 @@ class History:
         constant = [m for m in metrics if isinstance(GPU_METRICS[m].full_scale, (int, float))]
         scaled = [m for m in metrics if isinstance(GPU_METRICS[m].full_scale, str)]
         rest = [m for m in metrics if GPU_METRICS[m].full_scale is None]
-        self._columns = Columns(
+        self._columns = LaneColumns(
             (*constant, *scaled, *rest),
             tuple(float(GPU_METRICS[m].full_scale or 0) for m in constant),
             tuple(str(GPU_METRICS[m].full_scale) for m in scaled),
@@ -198,7 +198,7 @@ class History:
         if not slice_s >= 0.1 or slices < 1:
             raise ValueError(f"cannot cut history into {slices} slices of {slice_s} s")
         column = self._column[metric]
-        grid = Grid.ending(end_s, slice_s, slices)
+        grid = SliceGrid.ending(end_s, slice_s, slices)
         slot = self._slots.get(gpu)
         if slot is None:
             return lane_of(grid, [[]] * slices, None)
@@ -271,7 +271,7 @@ class History:
     def host_cpu_lane(self, *, end_s: float, slice_s: float, slices: int) -> Lane:
         """Lane as :meth:`lane`, of the busy share of the host's CPUs: as far back as single samples of the host are
         kept."""
-        grid = Grid.ending(end_s, slice_s, slices)
+        grid = SliceGrid.ending(end_s, slice_s, slices)
         values: list[Series] = [[] for _ in range(slices)]
         with self._lock:
             for point in reversed(self._host):

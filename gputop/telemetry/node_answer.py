@@ -28,7 +28,7 @@ _TEXT_CHARS, _PORT_DIGITS = 300, 5
 _Text = Annotated[str, Meta(max_length=_TEXT_CHARS)]
 
 
-class Holder(Struct, frozen=True, array_like=True):
+class GpuHolder(Struct, frozen=True, array_like=True):
     """A process that computes on a GPU."""
 
     user: _Text | None = None
@@ -48,7 +48,7 @@ class NodeGpu(Struct, frozen=True, array_like=True):
     kind: _Text = ""
     activity: float | None = None
     values: Annotated[tuple[float | None, ...], Meta(max_length=_MAX_FIGURES)] = ()
-    holders: Annotated[tuple[Holder, ...], Meta(max_length=_MAX_HOLDERS)] = ()
+    holders: Annotated[tuple[GpuHolder, ...], Meta(max_length=_MAX_HOLDERS)] = ()
 
     @property
     def figures(self) -> dict[str, float]:
@@ -71,7 +71,7 @@ def answer_of(sample: NodeSample, history: History, seconds: float, servers: Seq
         port = server.address.rpartition(":")[2]
         if port.isdecimal() and len(port) <= _PORT_DIGITS:
             ports.setdefault(server.pid, []).append(int(port))
-    holders = [(process, Holder(
+    holders = [(process, GpuHolder(
         _text(process.user), _program(process.command), _text(process.container), process.started_s, process.pid,
         tuple(port for pid in {process.pid, process.local_pid} - {None} for port in ports.get(pid, ())[:_MAX_PORTS])))
         for process in sample.processes]
@@ -80,7 +80,7 @@ def answer_of(sample: NodeSample, history: History, seconds: float, servers: Seq
                           _gpu(gpu, holders, history, seconds) for gpu in sample.gpus if not gpu.info.mig_mode))
 
 
-def _gpu(gpu: GpuSample, processes: Sequence[tuple[ProcessSample, Holder]], history: History,
+def _gpu(gpu: GpuSample, processes: Sequence[tuple[ProcessSample, GpuHolder]], history: History,
          seconds: float) -> NodeGpu:
     def figure(metric: str) -> float | None:
         """Return the mean of the last seconds, of what has no history the newest value."""

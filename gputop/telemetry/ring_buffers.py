@@ -61,7 +61,7 @@ class Lane(Struct, frozen=True):
     resolution_s: float
 
 
-class Grid(Struct, frozen=True):
+class SliceGrid(Struct, frozen=True):
     """``slices`` slices of ``slice_s`` seconds; the first is number ``first`` (starts at first * slice_s)."""
 
     first: int
@@ -69,7 +69,7 @@ class Grid(Struct, frozen=True):
     slice_s: float
 
     @classmethod
-    def ending(cls, end_s: float, slice_s: float, slices: int) -> Grid:
+    def ending(cls, end_s: float, slice_s: float, slices: int) -> SliceGrid:
         """The grid whose last slice holds the moment just before ``end_s``."""
         return cls(math.ceil(end_s / slice_s - _SLICE_TOLERANCE) - slices, slices, slice_s)
 
@@ -81,7 +81,7 @@ class Grid(Struct, frozen=True):
         return [number * self.slice_s for number in range(self.first, self.first + self.slices)]
 
 
-class Columns(Struct, frozen=True):
+class LaneColumns(Struct, frozen=True):
     """The metric of each column: first those with a constant scale, then those whose scale is another
     reading, then those without a scale. Only the first two kinds have a histogram."""
 
@@ -131,7 +131,7 @@ class _Addend(Struct, frozen=True):
     cells: list[int]  # of the histograms: those that the sample falls into
 
     @classmethod
-    def of(cls, values: Sequence[float], scales: Sequence[float], columns: Columns) -> _Addend:
+    def of(cls, values: Sequence[float], scales: Sequence[float], columns: LaneColumns) -> _Addend:
         """The addend of the values and scales of all GPUs. A scale is 0 if its metric has no value: the means of both
         are then means of the same samples."""
         constants, metrics, per_gpu = columns.constants, len(columns.ids), len(columns.scale_ids)
@@ -188,7 +188,7 @@ class SampleRing:
     ``kept`` of the rows hold one; ``overwritten_s`` is the time of the newest sample that gave way to another.
     """
 
-    def __init__(self, size: int, gpus: int, columns: Columns) -> None:
+    def __init__(self, size: int, gpus: int, columns: LaneColumns) -> None:
         self.size = size
         self.kept = 0
         self.overwritten_s = -math.inf
@@ -259,7 +259,7 @@ class SampleRing:
         """The flags at :meth:`times`."""
         return self._flags.column(gpu, self._parts(begin_s, end_s, closed=True))
 
-    def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
+    def lane(self, gpu: int, column: int, grid: SliceGrid, full_scale: float | None) -> Lane:
         """The lane of the samples that are kept, see :meth:`gputop.telemetry.history.History.lane`."""
         end_s = (grid.first + grid.slices) * grid.slice_s
         parts = self._parts(grid.begin_s - _SLICE_TOLERANCE, end_s + _SLICE_TOLERANCE)
@@ -288,7 +288,7 @@ class SampleRing:
 class Tier:
     """The newest ``rows`` slices of ``slice_s`` seconds of ``gpus`` GPUs."""
 
-    def __init__(self, slice_s: float, rows: int, gpus: int, columns: Columns) -> None:
+    def __init__(self, slice_s: float, rows: int, gpus: int, columns: LaneColumns) -> None:
         self.slice_s = slice_s
         self.rows = rows
         self._columns = columns
@@ -360,7 +360,8 @@ class Tier:
                  for cell in cells]
                 for first in range(0, width, step)]
 
-    def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None, sampled: tuple[float, float]) -> Lane:
+    def lane(self, gpu: int, column: int, grid: SliceGrid, full_scale: float | None,
+             sampled: tuple[float, float]) -> Lane:
         """The lane of the slices that are kept, see :meth:`gputop.telemetry.history.History.lane`. ``sampled`` are the
         times of the first and of the newest sample."""
         constants, histogram_columns = self._columns.constants, self._columns.histogram_columns
@@ -401,7 +402,7 @@ class Tier:
             scale = scale / readings if readings else None
         return Lane(grid.starts_s(), count, mean, low, high, [*map(_shares, filled)], scale, self.slice_s)
 
-    def _rows_of(self, grid: Grid, first_s: float, newest_s: float) -> Iterator[list[int]]:
+    def _rows_of(self, grid: SliceGrid, first_s: float, newest_s: float) -> Iterator[list[int]]:
         """Yield, for each slice of the grid, the rows that belong to it and hold something."""
         coarse = grid.slice_s <= self.slice_s * (1 - _SLICE_TOLERANCE)
         ratio = grid.slice_s / self.slice_s
@@ -424,7 +425,7 @@ class Rings:
     number of slices, finest first. Not locked: :class:`gputop.telemetry.history.History` does that.
     """
 
-    def __init__(self, gpus: int, columns: Columns, raw_samples: int, tiers: Sequence[tuple[float, int]]) -> None:
+    def __init__(self, gpus: int, columns: LaneColumns, raw_samples: int, tiers: Sequence[tuple[float, int]]) -> None:
         self.columns = columns
         self.gpus = gpus
         self.first_s = math.inf
@@ -495,7 +496,7 @@ class Rings:
             self._catch_up(self._lagging)
         return tier.means(column, slots)
 
-    def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
+    def lane(self, gpu: int, column: int, grid: SliceGrid, full_scale: float | None) -> Lane:
         """See :meth:`gputop.telemetry.history.History.lane`."""
         begin_s = max(grid.begin_s, self.first_s)
         raw_covers = begin_s > self.samples.overwritten_s
@@ -515,7 +516,7 @@ class Rings:
         return tier.lane(gpu, column, grid, full_scale, (self.first_s, self.newest_s))
 
 
-def lane_of(grid: Grid, values: Sequence[Series], full_scale: float | None,
+def lane_of(grid: SliceGrid, values: Sequence[Series], full_scale: float | None,
             scales: Sequence[Series] | None = None) -> Lane:
     """The lane of single readings, those of each slice of the grid; ``scales``: of each reading, if they differ."""
     if scales is None:

@@ -36,7 +36,7 @@ class RankActivity(Struct, frozen=True):
         return [tensor * clock for tensor, clock in zip(self.tensor_active, self.sm_clock_hz, strict=True)]
 
 
-class SlowRank(Struct, frozen=True):
+class RankDelay(Struct, frozen=True):
     """``number`` of the GPU among those given. ``late``: it is idle for ``own`` of the time, the others for ``others``;
     not so: it is slow, and these are their SM activity. ``slices``: the share in which it stood out. ``clock``: its SM
     clock over the median of the others."""
@@ -49,7 +49,7 @@ class SlowRank(Struct, frozen=True):
     clock: float
 
 
-class Limits(Struct, frozen=True):
+class DelayLimits(Struct, frozen=True):
     """``gap``: by how much it differs from each other one. ``slices``: in which share of them. ``alike``: how far the
     work of a rank may be from the median of all."""
 
@@ -58,7 +58,7 @@ class Limits(Struct, frozen=True):
     alike: float
 
 
-def slow_rank(ranks: Sequence[RankActivity], limits: Limits) -> SlowRank | str | None:
+def slow_rank(ranks: Sequence[RankActivity], limits: DelayLimits) -> RankDelay | str | None:
     """The rank that is always last; None where none is, or the reason why that cannot be told.
 
     1. Slices count in which all figures of all GPUs are known and the job works: its work is above half of its median.
@@ -99,7 +99,7 @@ def slow_rank(ranks: Sequence[RankActivity], limits: Limits) -> SlowRank | str |
     return None
 
 
-def _first(values: Sequence[Sequence[float]], limits: Limits) -> tuple[int, float] | None:
+def _first(values: Sequence[Sequence[float]], limits: DelayLimits) -> tuple[int, float] | None:
     """The rank whose value is above each other's by the gap, and the share of slices in which it is; None where that
     are too few."""
     number = max(range(len(values)), key=lambda rank: fmean(values[rank]))
@@ -110,8 +110,8 @@ def _first(values: Sequence[Sequence[float]], limits: Limits) -> tuple[int, floa
 
 
 def _found(late: bool, values: Sequence[Sequence[float]], number: int, share: float,
-           ranks: Sequence[RankActivity], slices: Sequence[int]) -> SlowRank:
+           ranks: Sequence[RankActivity], slices: Sequence[int]) -> RankDelay:
     clocks = [fmean([rank.sm_clock_hz[n] for n in slices]) for rank in ranks]
     others = [rank for rank in range(len(ranks)) if rank != number]
-    return SlowRank(number, late, fmean(values[number]), fmean([fmean(values[rank]) for rank in others]), share,
-                    clocks[number] / median([clocks[rank] for rank in others]))
+    return RankDelay(number, late, fmean(values[number]), fmean([fmean(values[rank]) for rank in others]), share,
+                     clocks[number] / median([clocks[rank] for rank in others]))

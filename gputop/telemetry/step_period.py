@@ -39,7 +39,7 @@ from gputop.telemetry.autocorrelation import (
     sampling_interval_s,
     standard_deviation,
 )
-from gputop.telemetry.correlation_peaks import Peak, min_peak_ratio, shared_peak
+from gputop.telemetry.correlation_peaks import SharedPeak, min_peak_ratio, shared_peak
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
@@ -193,14 +193,14 @@ def _varying(samples: EvenSamples, width: int, min_deviation: float) -> dict[int
     return {gpu: signal for gpu, signal in signals if signal is not None}
 
 
-def _search(search: _Search, signals: Mapping[int, Signal], longest: int) -> Peak | None:
+def _search(search: _Search, signals: Mapping[int, Signal], longest: int) -> SharedPeak | None:
     """The peak of the period that most GPUs share by one way to correlate (3, 4), if it is in its range."""
     by_gpu = dict(zip(signals, correlograms([*signals.values()], longest, smooth=search.smooth), strict=True))
     peak = shared_peak(by_gpu, longest)
     return peak if peak is not None and peak.lag < search.below else None
 
 
-def _best(peaks: Sequence[Peak]) -> Peak:
+def _best(peaks: Sequence[SharedPeak]) -> SharedPeak:
     """First peak of the searches that most GPUs share and that is about as high as the highest (5)."""
     most_gpus = max(len(peak.gpus) for peak in peaks)
     shared = [peak for peak in peaks if len(peak.gpus) == most_gpus]

@@ -16,8 +16,8 @@ from gputop.analysis.steps.model import Steps
 from gputop.core.errors import GputopError
 from gputop.core.findings import TraceNote
 from gputop.text.units import printable
+from gputop.timeline.file_layout import Description, Extent, Writer
 from gputop.timeline.layer_spans import NamedSpans, path_spans
-from gputop.timeline.layout import Description, Place, Writer
 from gputop.timeline.model import KINDS, IdleGap, Row
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans
@@ -59,7 +59,7 @@ class RowsWritten:
             "events": trace.event_count, "streams": rows.streams, "no_counters": printable(rows.no_counters)}
         rows.forget_events()
 
-    def describe(self, trace: Trace) -> Place:
+    def describe(self, trace: Trace) -> Extent:
         """Write what the timeline of the rows alone is; returns where that stands.
 
         A row for the critical path is there already where there may be one: nothing is to move when it comes.

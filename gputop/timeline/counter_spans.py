@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gputop.core.counters import CounterLane, GpuCounters
+from gputop.core.captured_samples import CounterLane, GpuCounters
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, HERTZ, RATIO
 from gputop.core.samples import Reading
 from gputop.text.units import reading

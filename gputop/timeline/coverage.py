@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.timeline.layout import Description
+from gputop.timeline.file_layout import Description
 from gputop.timeline.model import KINDS
 from gputop.trace.model import I64
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from gputop.analysis.host.gaps import charge, marks, shown_name, step_calls
 from gputop.analysis.steps.model import Steps
 from gputop.text.units import printable
-from gputop.timeline.model import HostWork
+from gputop.timeline.model import IdleWork
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
@@ -37,13 +37,13 @@ class IdlePeriod(Struct, frozen=True):
     launcher: int = -1
 
 
-def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod]) -> list[tuple[HostWork, ...]]:
+def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod]) -> list[tuple[IdleWork, ...]]:
     """Work of the host in each period, at most :data:`MAX_WORKS`: threads that matter for its cause first, by time.
 
     Where the cause is in :data:`_ONE_THREAD_CAUSES`, the thread that was to launch, or between steps the training
     loop's, also has an entry for the time in which it has no event.
     """
-    out: list[tuple[HostWork, ...]] = [()] * len(periods)
+    out: list[tuple[IdleWork, ...]] = [()] * len(periods)
     if not len(trace.host) or not periods:
         return out
     loops = np.unique(trace.host.line[step_calls(trace, steps)]).tolist() if steps is not None else []
@@ -58,7 +58,7 @@ def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod
 def _ranked(
     trace: Trace, period: IdlePeriod, charges: Sequence[tuple[int, int, int, int]], loops: Sequence[int],
     roles: Sequence[str], shown: Callable[[int], str],
-) -> tuple[HostWork, ...]:
+) -> tuple[IdleWork, ...]:
     hosts = {trace.gpus[gpu].host for gpu in period.gpus}
     works = [(time, line, shown(name)) for line, name, time, _ in charges
              if trace.lines[line].host in hosts and time >= _MIN_SHARE * (period.end_ns - period.start_ns)]
@@ -70,12 +70,12 @@ def _ranked(
             works.append((silent, line, ""))
     matter = _ROLES_BY_CAUSE.get(period.cause, _LAUNCHING_ROLES)
 
-    def rank(work: tuple[HostWork, int]) -> tuple[bool, bool, int, str, str]:
+    def rank(work: tuple[IdleWork, int]) -> tuple[bool, bool, int, str, str]:
         host_work, line = work
         other_thread = matter is _LAUNCHING_ROLES and line != period.launcher
         return (host_work.role not in matter, other_thread, -host_work.time_ns, host_work.thread, host_work.op)
 
-    kept: list[HostWork] = []
+    kept: list[IdleWork] = []
     seen: dict[str, int] = {}
     for own_work, _ in sorted(_by_pool(trace, works, roles), key=rank):
         seen[own_work.thread] = seen.get(own_work.thread, 0) + 1
@@ -86,7 +86,7 @@ def _ranked(
 
 def _by_pool(
     trace: Trace, works: Sequence[tuple[int, int, str]], roles: Sequence[str],
-) -> list[tuple[HostWork, int]]:
+) -> list[tuple[IdleWork, int]]:
     """The works with their lines; the same work of many threads of a pool is one, with the mean of their times."""
     out = []
     pools: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
@@ -95,12 +95,12 @@ def _by_pool(
         if roles[line] in (INPUT, POOL):
             pools.setdefault((name.rsplit("/", 1)[0], roles[line], op), []).append((time, line))
         else:
-            out.append((HostWork(printable(name), roles[line], op, time), line))
+            out.append((IdleWork(printable(name), roles[line], op, time), line))
     for (pool, kind, op), members in pools.items():
         line = members[0][1]
         thread = f"{pool} ({len(members)} threads)" if len(members) > 1 else trace.lines[line].name
         mean = sum(time for time, _ in members) // len(members)
-        out.append((HostWork(printable(thread), kind, op, mean, len(members)), line))
+        out.append((IdleWork(printable(thread), kind, op, mean, len(members)), line))
     return out
 
 

@@ -26,7 +26,7 @@ from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import replay_window
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
-from gputop.timeline.model import CAUSES, HostWork, IdleGap, IdleTotal
+from gputop.timeline.model import CAUSES, IdleGap, IdleTotal, IdleWork
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
 from gputop.trace.model import I64, Kind, Trace
 
@@ -397,7 +397,7 @@ def _ended_by(trace: Trace, cause: str, event: int | None) -> str:
     return f"{name}{launched}"
 
 
-def _host_summary(trace: Trace, work: Sequence[HostWork], group: _Group, cause: str, event: int | None) -> str:
+def _host_summary(trace: Trace, work: Sequence[IdleWork], group: _Group, cause: str, event: int | None) -> str:
     """The first work; where the host is not the known cause, only work of the thread that launched next."""
     line = int(trace.device.launch_line[event]) if event is not None else -1
     of_launcher = [w for w in work if line >= 0 and w.thread == printable(trace.lines[line].name)]

@@ -67,7 +67,7 @@ class Range(Struct, frozen=True):
     tf_op: str = ""
 
 
-class HostWork(Struct, frozen=True):
+class IdleWork(Struct, frozen=True):
     """Work of one host thread within an idle gap: time of events of this name, less that of events inside them."""
 
     thread: str
@@ -101,7 +101,7 @@ class IdleGap(Struct, frozen=True):
     ended_by: str  # "Conv2D kernel…, launched by python 4711"; "": unknown
     finding: str | None  # id of the finding it belongs to
     meanwhile: str = ""  # what the GPU did that the others wait for: "GPU 0 computes 97% of that time"
-    work: tuple[HostWork, ...] = ()  # threads that matter for its cause first, longest first
+    work: tuple[IdleWork, ...] = ()  # threads that matter for its cause first, longest first
     ends: tuple[int, int] | None = None
     python: tuple[StackLine, ...] = ()  # the lines that ran in it, by sampled stacks, with the seconds of each
 

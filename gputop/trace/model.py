@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from gputop.core.counters import GpuCounters
+from gputop.core.captured_samples import GpuCounters
 from gputop.core.findings import TraceNote
 from gputop.core.host_stacks import StackSamples
 from gputop.core.job_cpus import JobCpus
@@ -247,7 +247,7 @@ class Trace(Struct):
     device: DeviceEvents
     host: HostEvents
     allocator: AllocatorEvents
-    format: str = ""  # id of the row in gputop.trace.readers.registry, which sets it
+    format: str = ""  # id of the row in gputop.trace.readers.formats, which sets it
     origin_ns: int = 0
     # By rank when the profiler itself began and ended, where the trace holds that; and of all ranks together.
     rank_windows_ns: Mapping[int, tuple[int, int]] = field(default_factory=dict)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
     from gputop.session.session import Session
     from gputop.timeline.model import Range
-    from gputop.timeline.reader import Timeline
+    from gputop.timeline.read_timeline import Timeline
     from gputop.tui.timeline.trace_file import TraceFile
 
 
@@ -100,7 +100,7 @@ def open_timeline(
 
         app.push_screen(Popup("Last capture", capture_text(record)))
     else:
-        from gputop.tui.timeline.screen import TimelineScreen
+        from gputop.tui.timeline.timeline_screen import TimelineScreen
         from gputop.tui.timeline.trace_file import trace_of
 
         app.trace = trace_of(record, app.trace)

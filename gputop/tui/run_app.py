@@ -16,7 +16,7 @@ from textual.screen import ModalScreen
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import NodeSample
-from gputop.launch.job import FORWARDED, Job
+from gputop.launch.job import FORWARDED, StartedJob
 from gputop.profiler.capture.records import Server, usable
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify
@@ -46,7 +46,7 @@ class RunApp(GputopApp):
     class JobChanged(Message):
         """The job has ended, or its profiler server has started."""
 
-    def __init__(self, session: Session, job: Job, preferences: Preferences | None = None) -> None:
+    def __init__(self, session: Session, job: StartedJob, preferences: Preferences | None = None) -> None:
         super().__init__(session, preferences)
         self.job = job
         self._server_known = self._end_shown = False
@@ -203,7 +203,7 @@ def highest_activity(sample: NodeSample, server: Server) -> float | None:
     return max(values, default=None)
 
 
-def job_line(job: Job, width: int, restarting: bool = False) -> list[StyledText]:
+def job_line(job: StartedJob, width: int, restarting: bool = False) -> list[StyledText]:
     """The state of the started job while it has no profiler server that answers. ``restarting``: it is started again
     once it has ended."""
     left: list[StyledText] = [(" Job  ", BOLD)]
@@ -226,7 +226,7 @@ class Output(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [key("escape,q,l", "dismiss", "close", "back to the monitor")]
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: StartedJob) -> None:
         super().__init__()
         self._job = job
 
@@ -258,7 +258,7 @@ class Leave(Dialog[str | None]):
         key("escape", "answer(None)", "back", "back to the monitor"),
     ]
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: StartedJob) -> None:
         super().__init__()
         self._job = job
 
@@ -276,7 +276,7 @@ class Leave(Dialog[str | None]):
 
 
 
-def run(session: Session, job: Job, preferences: Preferences | None = None) -> None:
+def run(session: Session, job: StartedJob, preferences: Preferences | None = None) -> None:
     """Run the monitor beside ``job`` until the user leaves it; raises what made the monitor fail."""
     app = RunApp(session, job, preferences)
     app.run()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gputop.core.errors import EXIT_OK
 from gputop.tui.terminal.terminal_app import TerminalApp
-from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile
 
 if TYPE_CHECKING:

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import Report
+from gputop.advice.fleet.report import FleetReport
 from gputop.cluster.collect import Collector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import NO_JOB
 from gputop.cluster.nodes import NodesCollector
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.slurm import parse_squeue
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.export.cluster import render
 from gputop.telemetry.agents import read_line
 from gputop.telemetry.node_answer import NodeAnswer, answer_of
 from gputop.text import console
-from gputop.tui.cluster import rows
+from gputop.tui.cluster import fleet_rows as rows
 from tests.campaign.target import Target
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.squeue_double import SAID, squeue
@@ -33,7 +33,7 @@ from tests.records import replace
 
 _MOST_CPU_S, _MOST_BYTES = 10.0, 150 << 20
 _REFRESHES = 5
-_VIEW = View(span_s=3600.0, open_jobs=("7", NO_JOB), open_nodes=(("7", "n1"), (NO_JOB, "n2")))
+_VIEW = FleetView(span_s=3600.0, open_jobs=("7", NO_JOB), open_nodes=(("7", "n1"), (NO_JOB, "n2")))
 
 
 class _Answers(Client):
@@ -94,7 +94,7 @@ def _looks(collector: Collector) -> None:
     """Some refreshes, each judged, written in every form, and drawn."""
     for number in range(_REFRESHES):
         fleet = collector.refresh(_VIEW)
-        report = Report(fleet, *fleet_advice(fleet))
+        report = FleetReport(fleet, *fleet_advice(fleet))
         if number % 2:
             continue
         for form in ("text", "json", "html"):

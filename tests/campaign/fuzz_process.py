@@ -17,11 +17,11 @@ from gputop import cli
 from gputop.core.errors import GputopError
 from gputop.core.framework import framework_of
 from gputop.core.job_limits import read_limits
-from gputop.core.memory import control_groups, left_in
+from gputop.core.own_memory import control_groups, left_in
 from gputop.core.proc import environ_of, mappings
 from gputop.launch import elf, remote_exec
 from gputop.profiler import discovery
-from gputop.profiler.capture.limits import need_of, shortage
+from gputop.profiler.capture.requirements import need_of, shortage
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.workers import job_hosts
 from gputop.ranks import nccl_ras

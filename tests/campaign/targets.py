@@ -29,28 +29,28 @@ from gputop.analysis.results import Analysis
 from gputop.commands import settings
 from gputop.core.samples import XidEvent
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.diagnosis.user_rules import use_rules
+from gputop.diagnosis.rules_in_process import use_rules
 from gputop.export.snapshot import FORMATS, render
 from gputop.profiler.xprof import messages, probe
 from gputop.ranks import stack_groups
 from gputop.ranks.hang import find_absence
-from gputop.ranks.model import Answer
+from gputop.ranks.model import RasAnswer
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.ranks.stacks import ProcessStacks, read_dump
+from gputop.replay.read_snapshot import from_document
 from gputop.replay.rule_trials import over_samples, over_trace
-from gputop.replay.snapshot import from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, open_player
 from gputop.replay.writer import RecordingWriter
-from gputop.rules.files import RulePath
+from gputop.rules.read_files import RulePath
 from gputop.session.session import Session
-from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.loop import SimulatedLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.sources.dcgm.source import DcgmSource
 from gputop.sources.nvml.source import NvmlSource
 from gputop.text import console
 from gputop.timeline.build import build
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
 from tests.campaign import fuzz_cluster, fuzz_kineto, fuzz_process, fuzz_ranks
 from tests.campaign.target import Target
@@ -98,7 +98,7 @@ def _recorded(*names: str) -> list[bytes]:
 
 @functools.cache
 def _simulated() -> bytes:
-    loop, second = TrainingLoop(find_scenario("input-bound")), 10**9
+    loop, second = SimulatedLoop(find_scenario("input-bound")), 10**9
     return build_xspace(loop, 3 * second, 3 * second + second // 16, 0, "node")
 
 
@@ -444,7 +444,7 @@ def _nvml(folder: Path, data: bytes) -> None:
 # -- the ranks of a job --------------------------------------------------------------------------
 
 
-def _ras(read: Callable[[bytes, float], Answer]) -> Callable[[Path, bytes], None]:
+def _ras(read: Callable[[bytes, float], RasAnswer]) -> Callable[[Path, bytes], None]:
     def run(folder: Path, data: bytes) -> None:
         answer = read(data, 0.0)
         absence = find_absence(answer, answer)

@@ -9,15 +9,15 @@ from typing import Any
 
 from gputop.cluster.endpoint import parse_endpoint
 from gputop.cluster.model import Fleet, Gpu, History, Job, Node
-from gputop.cluster.prometheus import Cost, Series
+from gputop.cluster.prometheus import QueryCost, Series
 from gputop.cluster.queries import LEVELS
-from gputop.cluster.schemas import HOST_LABELS
-from gputop.cluster.view import Limits, View
+from gputop.cluster.view import FleetLimits, FleetView
 from gputop.core.errors import GputopError
+from gputop.sources.exporters import HOST_LABELS
 from tests.records import replace
 
 NOW = 1_800_000_000.0
-LIMITS = Limits(0.01, 900.0, 0.15, 0.2, 0.85)
+LIMITS = FleetLimits(0.01, 900.0, 0.15, 0.2, 0.85)
 STEP_S = 120.0
 Rows = Sequence[tuple[Mapping[str, str], float]]
 
@@ -29,7 +29,7 @@ class CannedClient:
     def __init__(self, names: Mapping[str, int], labels: Sequence[str] = (), clusters: Sequence[str] = (),
                  **arms: Rows) -> None:
         self.endpoint = parse_endpoint("http://prom:9090")
-        self.cost, self.warnings = Cost(), []
+        self.cost, self.warnings = QueryCost(), []
         self.queries: list[str] = []
         self.arms = dict(arms)
         self.fails: dict[str, GputopError] = {}
@@ -91,13 +91,13 @@ class StillAsker:
     """Notes what is wanted."""
 
     def __init__(self) -> None:
-        self.wanted: list[View] = []
+        self.wanted: list[FleetView] = []
         self.listener: Callable[[Any], None] = lambda _: None
 
     def listen(self, listener: Callable[[Any], None]) -> None:
         self.listener = listener
 
-    def want(self, view: View) -> None:
+    def want(self, view: FleetView) -> None:
         self.wanted.append(view)
 
 

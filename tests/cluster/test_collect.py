@@ -10,7 +10,7 @@ from gputop.advice.fleet.advise import fleet_advice
 from gputop.cluster.collect import QUERIES, Collector, complete_fleet
 from gputop.cluster.model import NO_JOB
 from gputop.cluster.node_means import node_means
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
@@ -28,7 +28,7 @@ def collector(client: CannedClient, slurm: bytes | None = None) -> Collector:
 
 
 def test_jobs_come_from_labels_and_their_people_from_slurm() -> None:
-    fleet = collector(by_label(), squeue()).refresh(View())
+    fleet = collector(by_label(), squeue()).refresh(FleetView())
     jobs = {own.id: own for own in fleet.jobs}
     assert set(jobs) == {"7", "8"} and fleet.gpus == 56
     own = jobs["7"]
@@ -50,7 +50,7 @@ def test_tasks_of_arrays_and_parts_of_jobs_have_both_names(fields: dict[str, obj
                                                            names: tuple[str, ...], not_named: tuple[str, ...]) -> None:
     own = {"hpc_job": label}
     client = CannedClient(DCGM, ["hpc_job"], activity=[(own, 0.9)], gpus=[(own, 8)])
-    (job,) = collector(client, squeue(**fields)).refresh(View()).jobs
+    (job,) = collector(client, squeue(**fields)).refresh(FleetView()).jobs
     assert all(map(job.is_named, names)) and not any(map(job.is_named, not_named)) and job.id == label
 
 
@@ -61,7 +61,7 @@ def test_a_straggler_has_its_peers_where_its_job_is_the_only_one() -> None:
     client._labels = ["hpc_job"]
     own = collector(client)
     for _ in range(4):
-        fleet = own.refresh(View())
+        fleet = own.refresh(FleetView())
     assert fleet.jobs[0].peers == {"sm_clock_hz": 1.98e9}
     assert any("peer_sm_clock_hz" in query for query in client.queries)
 
@@ -76,12 +76,12 @@ def test_no_count_and_no_activity_of_a_server_ends_the_look(value: float) -> Non
         client.history = lambda labels, at_s: value
         own = collector(client, slurm)
         for _ in range(4):
-            fleet = own.refresh(View(open_jobs=("7",)))
+            fleet = own.refresh(FleetView(open_jobs=("7",)))
             fleet_advice(fleet)
         assert all(0 <= job.gpus <= 2 * 10**7 for job in fleet.jobs)
     if value < 1:  # no exporter has so many series
         with pytest.raises(GputopError, match="no metrics of GPUs"):
-            collector(CannedClient(dict.fromkeys(DCGM, value), ["hpc_job"])).refresh(View())  # type: ignore[arg-type]
+            collector(CannedClient(dict.fromkeys(DCGM, value), ["hpc_job"])).refresh(FleetView())  # type: ignore[arg-type]
 
 
 H100 = {"model": "H100"}
@@ -96,13 +96,13 @@ def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> N
     client.history = lambda labels, at_s: 1.2e9 if "UUID" in labels and "hpc_job" not in labels else 0.97
     own = collector(client)
     for _ in range(4):
-        fleet = own.refresh(View())
+        fleet = own.refresh(FleetView())
         assert fleet.queries <= QUERIES
     (low,) = fleet.jobs[0].low_clocks
     assert (low.gpu.name, low.clock_hz, low.median_hz, low.gpus, low.low) == ("n1:3", 1.2e9, 2e9, 31, 1)
     assert any('"figure", "gpu_clock", ' in query and "DCGM_FI_DEV_SM_CLOCK" in query for query in client.queries)
     client.fails["clock_median"] = GputopError("did not answer within 20 s", "")
-    fleet = own.refresh(View())
+    fleet = own.refresh(FleetView())
     assert [problem.message for problem in fleet.problems] == ["did not answer within 20 s"]
     assert fleet.jobs[0].low_clocks == (low,)  # what was known stays
 
@@ -114,7 +114,7 @@ def test_where_groups_are_nodes_the_peers_are_all_nodes_of_the_job_and_the_media
                        peer_sm_clock_hz=[(NODE_1, 1.97e9), (NODE_2, 1.98e9)])
     own = collector(client, squeue())
     for _ in range(4):
-        fleet = own.refresh(View())
+        fleet = own.refresh(FleetView())
     (job,) = fleet.jobs
     assert job.peers == {"sm_clock_hz": 1.98e9} and job.median == 0.91 and job.node_median == 0.9
 
@@ -122,21 +122,21 @@ def test_where_groups_are_nodes_the_peers_are_all_nodes_of_the_job_and_the_media
 def test_a_refresh_has_at_most_four_queries_and_what_is_known_is_not_asked_again() -> None:
     client = by_label()
     own = collector(client)
-    view = View(open_jobs=("7",))
+    view = FleetView(open_jobs=("7",))
     for _ in range(6):
         assert own.refresh(view).queries <= QUERIES
         if own.settled:
             break
     assert own.settled
     before = len(client.queries)
-    own.refresh(View())
+    own.refresh(FleetView())
     # The figures, what differs and the GPUs that do; the history of these minutes is known.
     assert len(client.queries) - before == 3
 
 
 def test_a_complete_fleet_has_cost_what_its_refreshes_have() -> None:
     client = by_label()
-    fleet = complete_fleet(collector(client), View(open_jobs=("7",)))
+    fleet = complete_fleet(collector(client), FleetView(open_jobs=("7",)))
     assert fleet.queries == len(client.queries) > QUERIES and all(job.history is not None for job in fleet.jobs)
 
 
@@ -145,7 +145,7 @@ def test_the_past_comes_at_once_and_ends_now() -> None:
     client.history = lambda labels, at_s: 0.9 if at_s < NOW - 3600 else 0.3
     own = collector(client)
     for _ in range(4):
-        fleet = own.refresh(View(span_s=7200, step_s=120))
+        fleet = own.refresh(FleetView(span_s=7200, step_s=120))
     history = fleet.jobs[0].history
     assert history is not None and len(history.values) == 60 and NOW - 120 < history.end_s <= NOW
     assert history.values[0] == 0.9 and history.values[-1] == 0.3
@@ -158,7 +158,7 @@ def by_node() -> CannedClient:
 
 
 def test_without_labels_jobs_are_slurms_nodes() -> None:
-    fleet = collector(by_node(), squeue()).refresh(View())
+    fleet = collector(by_node(), squeue()).refresh(FleetView())
     (own,) = fleet.jobs
     assert (own.id, own.mapped, own.gpus, own.activity, own.nodes) == ("7", "node", 16, pytest.approx(0.7), 2)
     assert fleet.gpus == 16 and fleet.free is None
@@ -167,7 +167,7 @@ def test_without_labels_jobs_are_slurms_nodes() -> None:
 def test_before_its_start_the_nodes_were_others() -> None:
     collecting = collector(by_node(), squeue(start_time=NOW - 600))
     for _ in range(3):
-        fleet = collecting.refresh(View(span_s=3600, step_s=120))
+        fleet = collecting.refresh(FleetView(span_s=3600, step_s=120))
     (own,) = fleet.jobs
     assert own.history is not None and [value is None for value in own.history.values].count(False) in (4, 5)
 
@@ -175,26 +175,26 @@ def test_before_its_start_the_nodes_were_others() -> None:
 def test_on_a_node_that_others_hold_gpus_of_too_the_figures_are_the_nodes() -> None:
     jobs = [json.loads(squeue(job_id=number, nodes="n1", gres_detail=[f"gpu:{count}"]))["jobs"][0]
             for number, count in ((1, 5), (2, 3))]
-    fleet = collector(by_node(), json.dumps({"jobs": jobs}).encode()).refresh(View())
+    fleet = collector(by_node(), json.dumps({"jobs": jobs}).encode()).refresh(FleetView())
     assert [(j.id, j.mapped, j.gpus, j.activity) for j in fleet.jobs] == [("1", "shared node", 5, 0.9),
                                                                          ("2", "shared node", 3, 0.9)]
     assert fleet.jobs[0].idle_gpus is None and fleet.free is not None and fleet.free.gpus == 8
 
 
 def test_without_labels_and_slurm_that_is_said() -> None:
-    fleet = collector(by_node()).refresh(View())
+    fleet = collector(by_node()).refresh(FleetView())
     assert fleet.jobs == () and fleet.free is not None and fleet.free.gpus == 16
     assert [(node.name, node.activity, node.history) for node in fleet.free_nodes] == [
         ("n1", 0.9, None), ("n2.example", 0.5, None)]
     collecting = collector(by_node())
     for _ in range(4):
-        fleet = collecting.refresh(View(open_jobs=(NO_JOB,)))
+        fleet = collecting.refresh(FleetView(open_jobs=(NO_JOB,)))
     assert all(node.history is not None for node in fleet.free_nodes)  # asked for where they are shown
     assert "no job label" in fleet.problems[0].message and fleet.problems[0].fix
 
 
 def test_a_slurm_that_fails_leaves_the_figures() -> None:
-    fleet = collector(by_label(), b"slurm_load_jobs error").refresh(View())
+    fleet = collector(by_label(), b"slurm_load_jobs error").refresh(FleetView())
     assert len(fleet.jobs) == 2 and any("squeue" in p.message for p in fleet.problems)
 
 
@@ -203,60 +203,60 @@ def test_before_the_first_answer_a_fault_is_an_error_and_after_it_the_rest_stays
     client.fails["count by (__name__"] = GputopError("gone", "mend it")
     own = collector(client)
     with pytest.raises(GputopError, match="gone"):
-        own.refresh(View())
+        own.refresh(FleetView())
     client.fails.clear()
-    assert own.refresh(View()).figures_s == NOW
+    assert own.refresh(FleetView()).figures_s == NOW
     client.fails['"levels"'] = GputopError("401", "a token")
-    fleet = own.refresh(View())
+    fleet = own.refresh(FleetView())
     assert len(fleet.jobs) == 2 and ("401", "a token") in [(p.message, p.fix) for p in fleet.problems]
     client.fails = {'"mad"': GputopError("refused")}
-    assert any(p.message == "refused" for p in own.refresh(View()).problems)
+    assert any(p.message == "refused" for p in own.refresh(FleetView()).problems)
 
 
 def test_what_is_refused_is_not_asked_for_again_at_once() -> None:
     client = by_label()
     client.fails["avg_over_time(DCGM_FI_PROF_SM_ACTIVE[120s])"] = GputopError("too many points")
     own = collector(client)
-    own.refresh(View())
-    fleet = own.refresh(View())
+    own.refresh(FleetView())
+    fleet = own.refresh(FleetView())
     assert own.settled and fleet.jobs[0].history is None
 
 
 def test_simulated_figures_are_called_so() -> None:
     client = by_label()
-    assert not collector(client).refresh(View()).simulated
+    assert not collector(client).refresh(FleetView()).simulated
     client._labels = ["hpc_job", "simulated"]
-    fleet = collector(client).refresh(View())
+    fleet = collector(client).refresh(FleetView())
     assert fleet.simulated and summary(fleet).startswith("SIMULATED · 2 jobs")
 
 
 def test_no_rows_are_not_no_gpus() -> None:
     client = by_label()
     own = collector(client)
-    own.refresh(View())
+    own.refresh(FleetView())
     client.arms.clear()
-    fleet = own.refresh(View())
+    fleet = own.refresh(FleetView())
     assert len(fleet.jobs) == 2 and "no metrics of GPUs at this time" in fleet.problems[0].message
 
 
 def test_where_the_activity_goes_missing_it_is_looked_for_anew() -> None:
     client = by_label()
     own = collector(client)
-    own.refresh(View())
+    own.refresh(FleetView())
     activity = client.arms.pop("activity")
-    fleet = own.refresh(View())  # a GPU whose activity is unknown is none that is gone
+    fleet = own.refresh(FleetView())  # a GPU whose activity is unknown is none that is gone
     assert (len(fleet.jobs), fleet.gpus) == (2, 56) and "no longer has activity of GPUs" in fleet.problems[0].message
     client.arms["activity"] = activity
     del client._names["DCGM_FI_PROF_SM_ACTIVE"]
-    assert own.refresh(View()).kinds == ("util",)
+    assert own.refresh(FleetView()).kinds == ("util",)
     client._names["DCGM_FI_PROF_GR_ENGINE_ACTIVE"] = 1600
     client.arms["empty_target"] = [({"instance": "n3:9400", "job": "dcgm"}, 1.0)]
-    assert own.refresh(View()).kinds == ("util",)
-    assert own.refresh(View()).kinds == ("gr_active",)
+    assert own.refresh(FleetView()).kinds == ("util",)
+    assert own.refresh(FleetView()).kinds == ("gr_active",)
 
 
 def test_what_lacks_of_the_fleet_is_told_before_what_slurm_lacks() -> None:
-    first, *_, last = collector(by_label(), b"slurm_load_jobs error").refresh(View()).problems
+    first, *_, last = collector(by_label(), b"slurm_load_jobs error").refresh(FleetView()).problems
     assert "1 of 5 exporters does not answer: n9" in first.message and "squeue" in last.message
 
 
@@ -266,18 +266,18 @@ A, B = {"cluster": "a"}, {"cluster": "b"}
 def test_jobs_and_nodes_with_one_name_in_two_clusters_stay_apart() -> None:
     client = CannedClient(DCGM, ["hpc_job"], activity=[({**JOB, **A}, 0.9), ({**JOB, **B}, 0.1)],
                           gpus=[({**JOB, **A}, 8), ({**JOB, **B}, 16)], clusters=("a", "b"))
-    jobs = {own.id: own for own in collector(client, squeue(cluster="b")).refresh(View()).jobs}
+    jobs = {own.id: own for own in collector(client, squeue(cluster="b")).refresh(FleetView()).jobs}
     assert {name: (own.gpus, own.user) for name, own in jobs.items()} == {"a/7": (8, None), "b/7": (16, "ada")}
     assert all(own.is_named("7") for own in jobs.values()) and jobs["b/7"].is_named("b/7")
     assert any("avg by (hpc_job, cluster)" in query for query in client.queries)
-    *_, problem = collector(client, squeue(cluster="c")).refresh(View()).problems
+    *_, problem = collector(client, squeue(cluster="c")).refresh(FleetView()).problems
     assert "2 clusters" in problem.message
 
 
 def test_slurms_nodes_are_those_of_its_own_cluster() -> None:
     nodes = [({**NODE_1, **A}, 0.9), ({**NODE_2, **A}, 0.9), ({**NODE_1, **B}, 0.1), ({**NODE_2, **B}, 0.3)]
     client = CannedClient(DCGM, (), activity=nodes, gpus=[(own, 8) for own, _ in nodes], clusters=("a", "b"))
-    fleet = collector(client, squeue(cluster="b")).refresh(View())
+    fleet = collector(client, squeue(cluster="b")).refresh(FleetView())
     assert [(own.id, own.activity) for own in fleet.jobs] == [("7", pytest.approx(0.2))]
     assert [node.name for node in fleet.free_nodes] == ["a/n1", "a/n2.example"]
 
@@ -285,13 +285,13 @@ def test_slurms_nodes_are_those_of_its_own_cluster() -> None:
 def test_one_cluster_is_not_named() -> None:
     client = by_label()
     client._clusters = ("a",)
-    assert {own.id for own in collector(client).refresh(View()).jobs} == {"7", "8"}
+    assert {own.id for own in collector(client).refresh(FleetView()).jobs} == {"7", "8"}
     assert not any("by (hpc_job, cluster)" in query for query in client.queries)
 
 
 def test_a_prometheus_without_gpus_is_no_data() -> None:
     with pytest.raises(GputopError, match="has no metrics of GPUs") as caught:
-        collector(CannedClient({"DCGM_FI_DEV_FAN_SPEED": 3})).refresh(View())
+        collector(CannedClient({"DCGM_FI_DEV_FAN_SPEED": 3})).refresh(FleetView())
     assert caught.value.exit_code == NoDataError("").exit_code
 
 
@@ -299,14 +299,14 @@ def test_kinds_of_activity_are_weighed_and_named() -> None:
     sm, util = {**JOB, "kind": "sm_active"}, {**JOB, "kind": "util"}
     client = CannedClient({**DCGM, "DCGM_FI_PROF_SM_ACTIVE": 800}, ["hpc_job"], activity=[(sm, 0.4), (util, 1.0)],
                           gpus=[(sm, 24), (util, 8)], median=[(sm, 0.4), (util, 1.0)])
-    (own,) = collector(client).refresh(View()).jobs
+    (own,) = collector(client).refresh(FleetView()).jobs
     assert (own.kind, own.gpus, own.activity, own.median) == ("mixed", 32, pytest.approx(0.55), None)
 
 
 def test_open_nodes_have_their_gpus() -> None:
     client = by_label()
     own = collector(client)
-    view = View(open_jobs=("7",), open_nodes=(("7", "n1"),))
+    view = FleetView(open_jobs=("7",), open_nodes=(("7", "n1"),))
     client.arms["activity"] = [({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5),
                                ({**OTHER, **NODE_1, "UUID": "GPU-2", "gpu": "4"}, 0.6), *client.arms["activity"]]
     for _ in range(4):
@@ -321,7 +321,7 @@ def test_where_the_clocks_differ_the_time_is_that_of_prometheus(own_s: float, wo
     client = by_label()
     own = Collector(client, LIMITS, None, clock=lambda: NOW + own_s)  # type: ignore[arg-type]
     for _ in range(4):
-        fleet = own.refresh(View())
+        fleet = own.refresh(FleetView())
     assert fleet.figures_s == fleet.time_s == NOW
     assert [problem.message for problem in fleet.problems if words in problem.message]
     history = next(job.history for job in fleet.jobs if job.id == "7")
@@ -331,12 +331,12 @@ def test_where_the_clocks_differ_the_time_is_that_of_prometheus(own_s: float, wo
 def test_a_label_with_a_new_name_is_looked_for_at_once() -> None:
     client = by_label()
     own = collector(client)
-    own.refresh(View())
+    own.refresh(FleetView())
     client._labels = ["slurm_job_id"]
     client.arms = {arm: [({"slurm_job_id": labels["hpc_job"]} if "hpc_job" in labels else labels, value)
                          for labels, value in rows] for arm, rows in client.arms.items()}
-    own.refresh(View())
-    assert {job.id for job in own.refresh(View()).jobs} == {"7", "8"}
+    own.refresh(FleetView())
+    assert {job.id for job in own.refresh(FleetView()).jobs} == {"7", "8"}
 
 
 def test_the_means_of_nodes_by_all_names_that_are_theirs_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from gputop.cluster.collect import QUERIES, Collector, complete_fleet
 from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.prometheus import QueryTooLong, QueryTooSlow, Series
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.stragglers import DCGM, JOB, LOW, NODE_1, NODE_2, by_label
 
@@ -78,7 +78,7 @@ def cluster() -> Limited:
 
 
 def test_the_fleet_is_the_same_in_shorter_queries_and_says_what_they_cost() -> None:
-    view = View(open_jobs=("7",), open_nodes=(("7", "n1"),))
+    view = FleetView(open_jobs=("7",), open_nodes=(("7", "n1"),))
     whole = complete_fleet(Collector(cluster(), LIMITS, clock=lambda: NOW), view)  # type: ignore[arg-type]
     client = cluster()
     client.most = client.said = 1500
@@ -98,9 +98,9 @@ def test_the_fleet_is_the_same_in_shorter_queries_and_says_what_they_cost() -> N
 def test_a_figure_without_room_is_named() -> None:
     client = cluster()
     collector = Collector(client, LIMITS, clock=lambda: NOW)  # type: ignore[arg-type]
-    collector.refresh(View())
+    collector.refresh(FleetView())
     client.most = client.said = 700
-    fleet = collector.refresh(View())
+    fleet = collector.refresh(FleetView())
     (problem,) = (p for p in fleet.problems if "had no room" in p.message)
     assert re.search(r"has sent \d+, instead of at most 4; low_clock had no room$", problem.message)
     assert fleet.jobs[0].activity is not None
@@ -110,8 +110,8 @@ def test_what_comes_in_time_is_shown_and_the_rest_is_named() -> None:
     client = by_label()
     client.fails['"power_w"'] = QueryTooSlow("did not answer within 20 s")
     collector = Collector(client, LIMITS, clock=lambda: NOW)  # type: ignore[arg-type]
-    fleet = collector.refresh(View())
+    fleet = collector.refresh(FleetView())
     assert fleet.gpus == 56 and {job.id: job.activity for job in fleet.jobs} == {"7": 0.9, "8": 0.5}
     assert any("did not answer in time about power_w" in problem.message for problem in fleet.problems)
     client.fails['"activity"'] = QueryTooSlow("did not answer within 20 s")
-    assert any("within 20 s" in problem.message for problem in collector.refresh(View()).problems)
+    assert any("within 20 s" in problem.message for problem in collector.refresh(FleetView()).problems)

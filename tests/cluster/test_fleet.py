@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gputop.cluster.answers import FleetSeries
-from gputop.cluster.discovery import AvailableMetrics
+from gputop.cluster.available_metrics import AvailableMetrics
 from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import NO_JOB, Fleet
 from gputop.cluster.prometheus import Series
-from gputop.cluster.series_store import Grid, PastQuestion, SeriesStore
+from gputop.cluster.series_store import PastQuestion, SeriesStore, SlotGrid
 from gputop.cluster.slurm import SlurmJob
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.cluster.wanted import ACTIVITY, CLOCK, GPUS, GROUPS, IDLE, NODES
 from tests.cluster.fleets import LIMITS, NOW
 from tests.records import replace
@@ -22,7 +22,7 @@ SM, UTIL = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL"
 BY_JOB = AvailableMetrics({SM: 64}, ("dcgm",), ("hpc_job",))
 BY_NODE = AvailableMetrics({SM: 64}, ("dcgm",))
 TWO_KINDS = AvailableMetrics({SM: 32, UTIL: 64}, ("dcgm",), ("hpc_job",))
-VIEW = View(span_s=600.0, step_s=120.0)
+VIEW = FleetView(span_s=600.0, step_s=120.0)
 JOB, OTHER = {"hpc_job": "7"}, {"hpc_job": "8"}
 N1, N2, N3 = ({"Hostname": f"n{i}.site", "instance": f"10.0.0.{i}:9400"} for i in (1, 2, 3))
 GPU = {"UUID": "GPU-1", "gpu": "3", **N1}
@@ -53,12 +53,13 @@ def with_past(store: SeriesStore, topic: str, subjects: list[Any], *series: Seri
         key = ("hpc_job", labels["hpc_job"]) if "hpc_job" in labels else ("", labels["Hostname"])
         return (key, labels["Hostname"]) if topic == NODES else key
 
-    store.range(Said(), PastQuestion(topic, subjects, lambda some: {"activity": "up"}, series_id), Grid.of(VIEW, NOW))  # type: ignore[arg-type]
+    asked = PastQuestion(topic, subjects, lambda some: {"activity": "up"}, series_id)
+    store.range(Said(), asked, SlotGrid.of(VIEW, NOW))  # type: ignore[arg-type]
 
 
 def line(figure: str, *levels: float | None, **labels: str) -> Series:
     """The last slots of the grid, up to the newest."""
-    last = Grid.of(VIEW, NOW).last
+    last = SlotGrid.of(VIEW, NOW).last
     return Series({**labels, "figure": figure}, [(120.0 * (last - i), level) for i, level in enumerate(levels[::-1])
                                                  if level is not None])
 
@@ -188,7 +189,7 @@ def test_before_a_job_began_its_nodes_were_others() -> None:
     with_past(series.past, GROUPS, keys, *(line("activity", 0.2, 0.4, 0.6, level, Hostname=f"n{i}.site")
                                            for i, level in ((1, 0.8), (2, 0.6), (3, 0.0))))
     with_past(series.past, IDLE, keys[:2], *(line("idle:0", 8.0, 8.0, 8.0, 8.0, Hostname=f"n{i}.site") for i in (1, 2)))
-    start_s = 120.0 * (Grid.of(VIEW, NOW).last - 2)
+    start_s = 120.0 * (SlotGrid.of(VIEW, NOW).last - 2)
     (job,) = fleet_of(series, [running({"n1": 8, "n2": 8}, start_s=start_s)], VIEW).jobs
     assert job.history is not None and job.history.values == (None, None, None, 0.6, pytest.approx(0.7))
     assert job.idle_history is not None and job.idle_history.values == (None, None, None, 0.0, 0.0)

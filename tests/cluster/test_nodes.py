@@ -19,7 +19,7 @@ from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.nodes import NodesCollector
 from gputop.cluster.prometheus import Client
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.core import codec
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuSample, Reading
@@ -30,7 +30,7 @@ from tests.cluster.fleets import LIMITS, NOW
 from tests.fakes import node_sample
 from tests.records import replace
 
-VIEW = View(span_s=3600.0, step_s=60.0)
+VIEW = FleetView(span_s=3600.0, step_s=60.0)
 Work = Callable[[str, int, float], float]
 
 
@@ -77,7 +77,7 @@ def collector(cluster: Cluster, names: list[str], squeue: Callable[[], bytes] | 
     return NodesCollector(names, cluster, LIMITS, squeue, 15.0, cluster, wait_s=30.0)  # type: ignore[arg-type]
 
 
-def watch(cluster: Cluster, asked: NodesCollector, seconds: float, view: View = VIEW) -> Any:
+def watch(cluster: Cluster, asked: NodesCollector, seconds: float, view: FleetView = VIEW) -> Any:
     fleet = asked.refresh(view)
     for _ in range(int(seconds // 15)):
         cluster.now_s += 15.0

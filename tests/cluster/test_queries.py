@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gputop.cluster.discovery import AvailableMetrics, label_counts
-from gputop.cluster.gpu_values import GpuValues, Reading
+from gputop.cluster.available_metrics import AvailableMetrics, label_counts
+from gputop.cluster.gpu_values import GpuValues, ReadingWay
 from gputop.cluster.queries import Figures, Queries
-from gputop.cluster.schemas import LIMITS as FIGURE_LIMITS
-from gputop.cluster.schemas import SCHEMAS
+from gputop.sources.exporters import LIMITS as FIGURE_LIMITS
+from gputop.sources.exporters import SCHEMAS
 from tests.cluster import dcgm_pages
 from tests.cluster.fleets import LIMITS
 
@@ -45,14 +45,14 @@ def test_the_best_figure_of_activity_that_each_gpu_has(names: dict[str, int], ki
 
 
 def test_a_fall_back_is_told_apart_and_scaled() -> None:
-    text = values(**{SM: 4, UTIL: 8}).activity(Reading())
+    text = values(**{SM: 4, UTIL: 8}).activity(ReadingWay())
     assert '"kind", "sm_active"' in text and " or on (UUID, GPU_I_ID) " in text and f"{UTIL} * 0.01" in text
     assert text.index(SM) < text.index(UTIL)
-    assert GR not in values(**{SM: 8, GR: 8}).activity(Reading(window="5m"))
+    assert GR not in values(**{SM: 8, GR: 8}).activity(ReadingWay(window="5m"))
 
 
 def test_a_gpu_of_two_exporters_is_taken_once() -> None:
-    text = values(**{SM: 8, "gputop_gpu_sm_active_ratio": 8}).activity(Reading())
+    text = values(**{SM: 8, "gputop_gpu_sm_active_ratio": 8}).activity(ReadingWay())
     assert text.count(" or on (UUID) ") == 1 and '"UUID", "GPU-$1", "uuid", "(?:GPU-)?(.+)"' in text
 
 
@@ -60,23 +60,23 @@ def test_a_gpu_beside_its_instances_is_left_out() -> None:
     names = {"gputop_gpu_sm_active_ratio": 8, "gputop_gpu_power_watts": 8}
     own = GpuValues(AvailableMetrics(names, divided=True))
     assert 'mig=""} <= 1.05) unless on (uuid) {__name__=~"gputop_gpu_sm_active_ratio", mig!=""} or ' in (
-        own.activity(Reading()))
+        own.activity(ReadingWay()))
     # What selects the GPUs may have a name like that of the label.
-    assert " unless on " in own.activity(Reading('Hostname="migrate"'))
-    assert "unless" not in own.figure("power_w", Reading(instances=False))
-    assert "unless" not in values(gputop_gpu_sm_active_ratio=8).activity(Reading())
+    assert " unless on " in own.activity(ReadingWay('Hostname="migrate"'))
+    assert "unless" not in own.figure("power_w", ReadingWay(instances=False))
+    assert "unless" not in values(gputop_gpu_sm_active_ratio=8).activity(ReadingWay())
 
 
 def test_jobs_of_gputops_own_exporter_are_joined() -> None:
     own = metrics("slurm_job_id", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
     assert ("group_left (slurm_job_id) topk by (uuid, mig) (1, gputop_gpu_job_info)"
-            in GpuValues(own).activity(Reading()))
+            in GpuValues(own).activity(ReadingWay()))
     assert "gputop_gpu_job_info" in label_counts(own)
     pods = metrics("exported_pod", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
     assert ("group_left (exported_pod, exported_namespace) topk by (uuid, mig) (1, gputop_gpu_job_info)"
-            in GpuValues(pods).activity(Reading()))
+            in GpuValues(pods).activity(ReadingWay()))
     other = metrics("hpc_job", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
-    assert "group_left (slurm_job_id)" in GpuValues(other).activity(Reading())
+    assert "group_left (slurm_job_id)" in GpuValues(other).activity(ReadingWay())
 
 
 def test_groups_are_jobs_where_labels_name_them_else_nodes() -> None:
@@ -103,7 +103,7 @@ def test_both_generations_of_dcgm_exporter_say_the_same(one: dcgm_pages.Renamed)
         assert one.value / one.unit * factors[one.old] == pytest.approx(one.value * factors[one.new])
         assert one.value * factors[one.new] == one.value
     for metric in (one.old, one.new):
-        assert metric in values(**{SM: 8, metric: 8}).figure(one.figure, Reading())
+        assert metric in values(**{SM: 8, metric: 8}).figure(one.figure, ReadingWay())
 
 
 def test_every_figure_of_a_page_is_one_of_the_table() -> None:
@@ -118,8 +118,8 @@ def test_every_figure_of_a_page_is_one_of_the_table() -> None:
 def test_what_a_figure_cannot_be_is_left_out() -> None:
     clock, ratio = "DCGM_FI_DEV_SM_CLOCK_HERTZ", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"
     own = values(**{SM: 8, clock: 8, ratio: 8})
-    assert f"{clock} >= 10000000 <= 10000000000" in own.figure("sm_clock_hz", Reading())
-    assert f"{ratio} <= 1.05" in own.figure("tensor_active", Reading())
+    assert f"{clock} >= 10000000 <= 10000000000" in own.figure("sm_clock_hz", ReadingWay())
+    assert f"{ratio} <= 1.05" in own.figure("tensor_active", ReadingWay())
     least, most = FIGURE_LIMITS["sm_clock_hz"]
     assert least is not None and 1.9e6 < least < 1e8 and 3e9 < most < 1.9e15
 

@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.cluster_lab import Page, scraping, wait_for
 from gputop.advice.fleet.advise import asked_limits
-from gputop.advice.fleet.report import Report, report_of
+from gputop.advice.fleet.report import FleetReport, report_of
 from gputop.cli import main
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.prometheus import Client
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
 from gputop.export.cluster import to_text
 from tests.cluster.exporters import Exporter, openmetrics, seconds
@@ -28,17 +28,17 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None or shutil.whi
 WASTES_NOTHING = "gputop sees no job that wastes its GPUs"
 
 
-def report(address: str, slurm: bytes | None = None, **view: object) -> Report:
+def report(address: str, slurm: bytes | None = None, **view: object) -> FleetReport:
     client = Client(parse_endpoint(address), Credentials())
     said = None if slurm is None else lambda: slurm
     try:
-        return report_of(complete_fleet(Collector(client, asked_limits(), said), View(**view)), "")  # type: ignore
+        return report_of(complete_fleet(Collector(client, asked_limits(), said), FleetView(**view)), "")  # type: ignore
     finally:
         client.close()
 
 
 def seen(pages: Mapping[str, Page], past: Sequence[str] = (), slurm: bytes | None = None,
-         jobs: Mapping[str, Sequence[str]] | None = None, **view: object) -> Report:
+         jobs: Mapping[str, Sequence[str]] | None = None, **view: object) -> FleetReport:
     with scraping(pages, past=openmetrics(past) if past else (), jobs=jobs) as address:
         wait_for(address, "count(up)", sum(map(len, jobs.values())) if jobs else len(pages))
         wait_for(address, "count(scrape_samples_scraped > 0)", sum(map(len, jobs.values())) if jobs else len(pages))

@@ -14,14 +14,14 @@ import pytest
 
 from benchmarks.cluster_lab import Page, scraping, wait_for
 from gputop.advice.fleet.advise import FleetFinding, asked_limits
-from gputop.advice.fleet.report import Report, report_of
+from gputop.advice.fleet.report import FleetReport, report_of
 from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import Fleet
 from gputop.cluster.node_means import node_means
 from gputop.cluster.prometheus import Client
-from gputop.cluster.schemas import SCHEMAS
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
+from gputop.sources.exporters import SCHEMAS
 from tests.cluster import dcgm_pages
 from tests.cluster.squeue_double import squeue
 
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None or shutil.whi
                                 reason="no prometheus here (tests/debian_packages.sh unpacks it)")
 
 
-def once_report(collector: Collector, view: View, job: str) -> Report:
+def once_report(collector: Collector, view: FleetView, job: str) -> FleetReport:
     return report_of(complete_fleet(collector, view), job)
 
 
 def seen(address: str) -> tuple[Fleet, tuple[FleetFinding, ...]]:
     with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
-        report = once_report(Collector(client, asked_limits()), View(), "")
+        report = once_report(Collector(client, asked_limits()), FleetView(), "")
     return report.fleet, report.findings
 
 
@@ -82,7 +82,7 @@ def test_two_generations_of_dcgm_exporter_in_one_job(engine: str) -> None:
         fleet, findings = seen(address)
         (job,) = fleet.jobs
         with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
-            report = once_report(Collector(client, asked_limits()), View(
+            report = once_report(Collector(client, asked_limits()), FleetView(
                 open_jobs=frozenset({job.id}), open_nodes=frozenset({(job.id, "n1"), (job.id, "n2")})), "")
     assert not findings and (job.gpus, job.nodes, job.kind) == (16, 2, "gr_active")
     mib = dcgm_pages.MIB
@@ -106,8 +106,8 @@ def test_what_a_metric_cannot_be_is_not_believed(engine: str) -> None:
         wait_for(address, "count(up == 1)", 2)
         fleet, findings = seen(address)
         with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
-            report = once_report(Collector(client, asked_limits()), View(open_jobs=frozenset({"2"}),
-                                                                         open_nodes=frozenset({("2", "n2")})), "")
+            report = once_report(Collector(client, asked_limits()), FleetView(open_jobs=frozenset({"2"}),
+                                                                              open_nodes=frozenset({("2", "n2")})), "")
     assert not findings and [(job.id, job.activity, job.tensor_active) for job in fleet.jobs if job.gpus] == [
         ("2", 0.96, None)]
     (job,) = (job for job in report.fleet.jobs if job.id == "2")
@@ -141,7 +141,7 @@ def test_gputops_own_exporter_has_questions_longer_than_victoria_metrics_takes(e
             client._send = lambda method, path, form: (  # type: ignore[method-assign]
                 sent.extend(map(len, parse_qs(form).get("query", []))), send(method, path, form))[1]
             collector = Collector(client, asked_limits())
-            view = View(open_jobs=("7",), open_nodes=tuple(("7", node) for node in nodes))
+            view = FleetView(open_jobs=("7",), open_nodes=tuple(("7", node) for node in nodes))
             fleet = complete_fleet(collector, view)
             asked = len(sent)
             again = collector.refresh(view)
@@ -174,7 +174,7 @@ def test_a_whole_node_at_low_clocks_is_found_among_the_nodes_of_its_job() -> Non
         wait_for(address, "count(up == 1)", 6)
         with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
             said = squeue(nodes="n[1-6]", gres_detail=["gpu:h100:8(IDX:0-7)"] * 6)
-            report = once_report(Collector(client, asked_limits(), lambda: said), View(), "")
+            report = once_report(Collector(client, asked_limits(), lambda: said), FleetView(), "")
     (job,) = report.fleet.jobs
     assert {low.gpu.node for low in job.low_clocks} == {"n2", "n3"} and job.low_clocks[0].median_hz == 1.75e9
     assert {(low.gpus, low.low) for low in job.low_clocks} == {(48, 9)}

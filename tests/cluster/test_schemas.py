@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.cluster.schemas import ACTIVITY, SCHEMAS, gpu_of, job_of, node_of
+from gputop.sources.exporters import ACTIVITY, SCHEMAS, gpu_of, job_of, node_of
 
 
 def test_every_exporter_has_activity_memory_and_power() -> None:

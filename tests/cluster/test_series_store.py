@@ -8,11 +8,11 @@ import pytest
 
 from gputop.cluster import series_store
 from gputop.cluster.prometheus import QueryTooLong, Series
-from gputop.cluster.series_store import SUBJECTS_AT_ONCE, Grid, PastQuestion, SeriesStore
-from gputop.cluster.view import View
+from gputop.cluster.series_store import SUBJECTS_AT_ONCE, PastQuestion, SeriesStore, SlotGrid
+from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
 
-VIEW = View(span_s=600.0, step_s=60.0)
+VIEW = FleetView(span_s=600.0, step_s=60.0)
 NOW = 1_800_000_030.0  # in the middle of a slot
 LAST = int(NOW // 60)
 
@@ -38,13 +38,13 @@ class Past:
         return [Series({"figure": "activity", "job": job}, points) for job in query.split("|") if points]
 
 
-def ask(store: SeriesStore, past: Past, jobs: Sequence[str], now_s: float = NOW, view: View = VIEW) -> bool:
+def ask(store: SeriesStore, past: Past, jobs: Sequence[str], now_s: float = NOW, view: FleetView = VIEW) -> bool:
     question = PastQuestion("jobs", jobs, lambda some: {"activity": "|".join(some)}, lambda labels: labels["job"])
-    return store.range(past, question, Grid.of(view, now_s))
+    return store.range(past, question, SlotGrid.of(view, now_s))
 
 
 def values(store: SeriesStore, job: str, now_s: float = NOW) -> list[float | None]:
-    return list(Grid.of(VIEW, now_s).history(store.points("activity", job).get).values)
+    return list(SlotGrid.of(VIEW, now_s).history(store.points("activity", job).get).values)
 
 
 def test_only_what_is_missing_is_asked_for() -> None:
@@ -126,9 +126,9 @@ def test_a_clock_that_was_set() -> None:
 def test_another_grid_is_asked_for_anew_and_a_shorter_one_is_there() -> None:
     store, past = SeriesStore(), Past()
     ask(store, past, ["a"])
-    assert not ask(store, past, ["a"], view=View(span_s=300.0, step_s=60.0))
+    assert not ask(store, past, ["a"], view=FleetView(span_s=300.0, step_s=60.0))
     assert ask(store, past, ["a"]) and past.asked[-1] == ("a", LAST - 9, LAST)
-    assert ask(store, past, ["a"], view=View(span_s=600.0, step_s=120.0))
+    assert ask(store, past, ["a"], view=FleetView(span_s=600.0, step_s=120.0))
     assert past.asked[-1] == ("a", int(NOW // 120) - 4, int(NOW // 120))
     assert set(store.points("activity", "a")) == set(range(int(NOW // 120) - 4, int(NOW // 120) + 1))
 
@@ -147,7 +147,7 @@ def test_only_slots_that_were_asked_for_are_taken() -> None:
 def test_subjects_that_no_label_selects_have_no_past_and_cost_no_query() -> None:
     store, past = SeriesStore(), Past()
     question = PastQuestion("jobs", ["a"], lambda subjects: {"activity": ""}, lambda labels: labels["job"])
-    assert not store.range(past, question, Grid.of(VIEW, NOW)) and not past.asked and store.is_known("jobs", ["a"])
+    assert not store.range(past, question, SlotGrid.of(VIEW, NOW)) and not past.asked and store.is_known("jobs", ["a"])
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from gputop import __version__
 from gputop.cli import main
 from gputop.commands.arguments import parser
-from gputop.core.memory import NUMPY_SETTINGS
+from gputop.core.own_memory import NUMPY_SETTINGS
 from tests.commands.run_gputop import ROOT, gputop
 
 DATA = Path(__file__).parents[1] / "data"

@@ -24,7 +24,7 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.export import write_tables
 from gputop.export.recording_tables import ADAPTERS, HOST, SAMPLES
 from gputop.export.trace_tables import TRACE_TABLES
-from gputop.export.write_tables import NAMES, Table
+from gputop.export.write_tables import NAMES, SqlTable
 from gputop.replay.reader import open_recording
 from gputop.replay.writer import RecordingWriter
 from gputop.trace.lookups import host_stat
@@ -90,7 +90,7 @@ def test_the_tables_hold_each_event_and_the_analysis(
         assert about["simulated"] == "yes" and json.loads(str(about["analysis"])) == analysis.to_json()
 
 
-def duckdb_of_sqlite(path: Path) -> Callable[[Table], Rows]:
+def duckdb_of_sqlite(path: Path) -> Callable[[SqlTable], Rows]:
     """DuckDB's own reader of SQLite, an extension that a package brings for exactly that DuckDB."""
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     pytest.importorskip("duckdb_extension_sqlite_scanner", reason="DuckDB's reader of SQLite is not installed")
@@ -102,15 +102,15 @@ def duckdb_of_sqlite(path: Path) -> Callable[[Table], Rows]:
     return lambda table: tables.execute(f"SELECT * FROM file.{table.name}").fetchall()
 
 
-def duckdb_of_parquet(path: Path) -> Callable[[Table], Rows]:
+def duckdb_of_parquet(path: Path) -> Callable[[SqlTable], Rows]:
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     return lambda table: duckdb.connect().execute(
         f"SELECT * FROM '{path / table.name if path.is_dir() else path.with_suffix('')}.parquet'").fetchall()
 
 
-def in_sqlite(path: Path, name_of: Callable[[Any], Any] = lambda index: index) -> Callable[[Table], Rows]:
+def in_sqlite(path: Path, name_of: Callable[[Any], Any] = lambda index: index) -> Callable[[SqlTable], Rows]:
     """Rows by Python's sqlite3, names by ``name_of``."""
-    def rows(table: Table) -> Rows:
+    def rows(table: SqlTable) -> Rows:
         with sqlite3.connect(path) as tables:
             return [tuple(name_of(value) if column.is_name else value
                           for column, value in zip(table.columns, row, strict=True))

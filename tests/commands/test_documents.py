@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import Report
+from gputop.advice.fleet.report import FleetReport
 from gputop.advice.registry import limit
 from gputop.cli import main
 from gputop.commands.arguments import parser
@@ -108,7 +108,7 @@ def test_baselines(printed: Callable[..., Any]) -> None:
 
 def test_the_cluster_and_the_doctor() -> None:
     own = fleet(job(), job(id="2", low_gpus=(gpu(0.1),)))
-    assert not problems("cluster", cluster.to_document(Report(own, *fleet_advice(own))))
+    assert not problems("cluster", cluster.to_document(FleetReport(own, *fleet_advice(own))))
     checks = (Check("a", "ok", "A", "fine"), Check("b", "fail", "B", "broken", "mend it"))
     assert not problems("doctor", to_document(DoctorDocument(checks)))
 

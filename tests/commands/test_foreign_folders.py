@@ -12,7 +12,7 @@ import pytest
 from gputop.commands.run import _become
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import write_new_files
-from gputop.launch.job import Job, open_log
+from gputop.launch.job import StartedJob, open_log
 from gputop.replay.format import header
 from gputop.replay.parts import Bounds, PartsWriter, Rotation
 from gputop.replay.writer import RecordingWriter
@@ -22,7 +22,7 @@ _WRITERS: dict[str, Callable[[Path], object]] = {
     "record --rotate": lambda folder: PartsWriter(folder, Rotation(keep=Bounds(parts=1))).append(node_sample(0, 1)),
     "record": lambda folder: RecordingWriter(folder / "a.rec").close(),
     "the key s": lambda folder: write_new_files(folder, "a", {".json": b"{}"}),
-    "run": lambda folder: Job(["true"], os.environ, folder / "a.log").ended.wait(60),
+    "run": lambda folder: StartedJob(["true"], os.environ, folder / "a.log").ended.wait(60),
     "run --headless": lambda folder: os.close(open_log(folder / "a.log")),
 }
 _OLD = "gputop-20200101T000000Z.rec"

@@ -78,7 +78,7 @@ def test_threads_allocate_from_the_heap_of_the_process(code: str, in_heap: bool)
     assert _run(rf"""
 import ctypes, re, threading
 from pathlib import Path
-from gputop.core.memory import share_one_heap
+from gputop.core.own_memory import share_one_heap
 {code}
 malloc = ctypes.CDLL(None).malloc
 malloc.restype = ctypes.c_size_t

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gputop.comparison.sides import Side
 from gputop.replay.compared_files import read_side
-from gputop.simulation.loop import StepKind, TrainingLoop
+from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.python_stacks import python_stacks
 from gputop.simulation.scenarios import Scenario
 from gputop.simulation.xspace import build_xspace
@@ -25,7 +25,7 @@ def captured(scenario: Scenario, begin_s: int = 33) -> Side:
 
 @cache
 def _captured(scenario: Scenario, begin_s: int) -> Side:
-    loop, begin_ns = TrainingLoop(scenario), begin_s * _SECOND_NS
+    loop, begin_ns = SimulatedLoop(scenario), begin_s * _SECOND_NS
     end_ns = begin_ns + int((1.6 if "launch" in scenario.id else 2.8) * _SECOND_NS)
     if scenario.id.startswith("slow-checkpoint"):
         saves = next(s for s in loop.steps(begin_ns, 10 * begin_ns) if s.kind is StepKind.CHECKPOINT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gputop.analysis.gpu.step_series import StepSeries
+from gputop.analysis.gpu.step_series import StepArrays
 from gputop.analysis.results import Analysis
 from gputop.comparison.sides import Side
 from gputop.trace.model import F64
@@ -42,7 +42,7 @@ def side(seed: int = 0, steps: int = 20, mean_s: float = 0.2, spread: float = 0.
     by_part = {name: noisy(share * mean_s) for name, share in (parts or PARTS).items()}
     by_gpu = {gpu: {name: noisy(value, 1.0 if value < 1 and name != "launch_delay_s" else np.inf)
                     for name, value in SHARES.items()} for gpu in range(gpus)}
-    series = StepSeries(durations, by_part, by_gpu, noisy(0.4, 1.0))
+    series = StepArrays(durations, by_part, by_gpu, noisy(0.4, 1.0))
     document: dict[str, Any] = {
         "schema": "gputop.analysis/1", "simulated": simulated,
         "steps": {"anchor": "train markers", "confidence": "high", "count": len(durations),

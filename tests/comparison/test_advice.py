@@ -7,7 +7,7 @@ import pytest
 
 from gputop.comparison.advice import FollowedAdvice, followed
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.report import text_report
+from gputop.comparison.report_lines import text_report
 from gputop.comparison.sides import LiveFigures, Side
 from gputop.core.codec import convert
 from gputop.core.findings import Finding

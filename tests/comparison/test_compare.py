@@ -14,14 +14,14 @@ from gputop.analysis.results import Analysis
 from gputop.analysis.steps import judged
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare_sides
-from gputop.comparison.report import text_report
-from gputop.comparison.rows import Row
+from gputop.comparison.figures import ComparedRow
+from gputop.comparison.report_lines import text_report
 from gputop.core.codec import to_document
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.export.snapshot import document as snapshot_document
 from gputop.export.snapshot import to_json as snapshot_json
 from gputop.replay.compared_files import compare, read_side
-from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.loop import SimulatedLoop
 from gputop.simulation.scenarios import Scenario, find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.readers.xspace import reader
@@ -46,7 +46,7 @@ needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 def simulated(folder: Path, name: str, scenario: Scenario, begin_s: float = 20, length_s: float = 2.8) -> Path:
     path = folder / f"{name}.xplane.pb"
     begin_ns, length_ns = int(begin_s * 1e9), int(length_s * 1e9)
-    loop = TrainingLoop(scenario)
+    loop = SimulatedLoop(scenario)
     path.write_bytes(build_xspace(loop, begin_ns, begin_ns + length_ns, 1_700_000_000 * 10**9, "node"))
     return path
 
@@ -323,7 +323,8 @@ def test_a_mean_and_a_typical_step_that_disagree_are_both_reported():
 
 def test_temperatures_have_their_unit_and_no_shares():
     c = compare_sides(side(0), side(1))
-    text = text_report(replace(c, rows=(*c.rows, Row("live", "temperature_c", "°C", 57.5, 35.0, "changed", gpu=0))))
+    cooler = ComparedRow("live", "temperature_c", "°C", 57.5, 35.0, "changed", gpu=0)
+    text = text_report(replace(c, rows=(*c.rows, cooler)))
     assert "Temperature, GPU 0                   58 °C     35 °C   -22 °C  changed" in text
 
 

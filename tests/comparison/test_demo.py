@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.report import text_report
+from gputop.comparison.report_lines import text_report
 from gputop.simulation.scenarios import SCENARIOS, find_jobs
 from tests.comparison.captures import captured
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.report import _bounds, text_report
-from gputop.comparison.rows import PART_ORDER, Row, Verdict, all_rows
+from gputop.comparison.figures import PART_ORDER, ComparedRow, Verdict, all_rows
+from gputop.comparison.report_lines import _bounds, text_report
 from gputop.comparison.sides import Side
 from gputop.core.errors import GputopError, NoDataError
 from tests.comparison import sides
@@ -28,7 +28,7 @@ def verdicts(a: Side, b: Side) -> dict[tuple[str, str, int | None], str]:
     return {(row.group, row.id, row.gpu): row.verdict for row in all_rows(a, b)}
 
 
-def the(a: Side, b: Side, group: str, id_: str, gpu: int | None = None) -> Row:
+def the(a: Side, b: Side, group: str, id_: str, gpu: int | None = None) -> ComparedRow:
     return next(row for row in all_rows(a, b) if (row.group, row.id, row.gpu) == (group, id_, gpu))
 
 
@@ -263,9 +263,9 @@ def test_live_steps_that_are_not_sure_do_not_count(doubt):
 
 
 @pytest.mark.parametrize(("row", "bounds"), [
-    (Row("steps", "mean_s", "s", 0.04, 0.01, "better", low=-0.05, high=-0.01), ("−100.0%", "−25.0%")),
-    (Row("steps", "mean_s", "s", 0.04, 0.08, "worse", low=0.01, high=0.09), ("+25.0%", "+225.0%")),
-    (Row("steps", "mean_s", "s", 0.04, 0.08, "worse"), None),
+    (ComparedRow("steps", "mean_s", "s", 0.04, 0.01, "better", low=-0.05, high=-0.01), ("−100.0%", "−25.0%")),
+    (ComparedRow("steps", "mean_s", "s", 0.04, 0.08, "worse", low=0.01, high=0.09), ("+25.0%", "+225.0%")),
+    (ComparedRow("steps", "mean_s", "s", 0.04, 0.08, "worse"), None),
 ])
 def test_no_change_is_said_to_be_below_minus_all_of_it(row, bounds):
     assert _bounds(row) == bounds

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gputop.comparison.compare import Comparison, compare_sides
+from gputop.comparison.figures import ComparedRow, wall_row
 from gputop.comparison.gates import exit_status, gates_of_comparison
-from gputop.comparison.report import text_report
-from gputop.comparison.rows import Row, wall_row
+from gputop.comparison.report_lines import text_report
 from gputop.comparison.sides import Side, side_of_trace
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK
 from gputop.diagnosis.diagnose import analyze_to_facts, compared_trace
@@ -52,7 +52,7 @@ def regular(count: int, every: int, length_s: float, first: int = 3) -> F64:
     return out
 
 
-def wall(c: Comparison) -> Row:
+def wall(c: Comparison) -> ComparedRow:
     return next(row for row in c.rows if row.id == "wall_s")
 
 

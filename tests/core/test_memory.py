@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core import memory
+from gputop.core import own_memory as memory
 from gputop.core.errors import GputopError
 from gputop.trace.readers import content
 
@@ -38,7 +38,7 @@ def test_the_least_of_node_and_all_groups_above_is_free(tmp_path, version):
 
 
 def test_own_limits_count():
-    code = ("import resource\nfrom gputop.core.memory import free_bytes\n"
+    code = ("import resource\nfrom gputop.core.own_memory import free_bytes\n"
             "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))\n"
             "assert 0 < free_bytes() < 1 << 30, free_bytes()")
     assert resource.getrlimit(resource.RLIMIT_AS)
@@ -46,7 +46,7 @@ def test_own_limits_count():
 
 
 def test_an_analysis_goes_before_the_monitor_and_a_job_keeps_its_place():
-    code = ("from gputop.core.memory import *\nimport subprocess, tempfile, pathlib, os\n"
+    code = ("from gputop.core.own_memory import *\nimport subprocess, tempfile, pathlib, os\n"
             "from gputop.launch.job import Job\n"
             "own = lambda: int(open('/proc/self/oom_score_adj').read())\n"
             "before = own()\n"
@@ -63,7 +63,7 @@ def test_an_analysis_goes_before_the_monitor_and_a_job_keeps_its_place():
 def test_memory_that_an_analysis_frees_is_there_for_its_next_array():
     # Pages that are given back and taken anew are faults. An array of 16 MB has 4,096 of them, or 8 huge ones.
     code = ("import resource, numpy as np\n"
-            "from gputop.core.memory import keep_freed_memory\n"
+            "from gputop.core.own_memory import keep_freed_memory\n"
             "keep_freed_memory()\n"
             "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
             "np.ones(2 << 20); before = faults()\n"
@@ -101,7 +101,7 @@ def test_a_real_group_with_a_limit(tmp_path):
     try:
         (group / "memory.limit_in_bytes").write_text(str(1 << 28))
         code = ("import os, sys\nopen(sys.argv[1], 'w').write(str(os.getpid()))\n"
-                "from gputop.core.memory import free_bytes\nassert 0 < free_bytes() <= 1 << 28, free_bytes()")
+                "from gputop.core.own_memory import free_bytes\nassert 0 < free_bytes() <= 1 << 28, free_bytes()")
         subprocess.run([sys.executable, "-c", code, str(group / "cgroup.procs")], check=True)
     finally:
         group.rmdir()

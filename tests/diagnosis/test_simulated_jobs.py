@@ -9,7 +9,7 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
 from gputop.diagnosis.wall_text import wall_sentence
 from gputop.render.finding_text import gain_text
-from gputop.simulation.loop import StepKind, TrainingLoop
+from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from tests.diagnosis.real_traces import DATA, analysis_of, needs_data
@@ -20,7 +20,7 @@ BEGIN_NS = 20_000_000_000
 def captured_around(tmp_path, scenario, kind, before_s, length_s):
     """An analysis of the job from ``before_s`` before its first step of a kind on, by the job's clock, the begin of
     that step and those of the time that is captured."""
-    loop = TrainingLoop(scenario)
+    loop = SimulatedLoop(scenario)
     first = next(s for s in loop.steps(BEGIN_NS, 10 * BEGIN_NS) if s.kind is kind)
     begin_ns = first.start_ns - int(before_s * 1e9)
     end_ns = begin_ns + int(length_s * 1e9)

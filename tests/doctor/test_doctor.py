@@ -17,7 +17,7 @@ from gputop.core.errors import GputopError
 from gputop.doctor import dcgm, driver, jobs, node, pod
 from gputop.doctor.check import Check, Result, RunningTasks, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
-from gputop.doctor.examine import Report, print_report, to_text
+from gputop.doctor.examine import Examination, print_report, to_text
 from gputop.profiler.discovery import Discovery, ProfilerServer
 from tests import dcgm_double
 from tests.dcgm_double.scene import Scene
@@ -75,7 +75,7 @@ def test_a_check_that_breaks_or_hangs_hides_no_other() -> None:
 
 def test_text_is_aligned_and_fixes_stand_alone() -> None:
     checks = (Check("a", "ok", "Short", "word " * 40), Check("b", "fail", "Longer title", "bad", "one\ntwo"))
-    report = Report(checks, False)
+    report = Examination(checks, False)
     lines = to_text(report, 80).splitlines()
     assert max(map(len, lines)) <= 80
     starts = {line.index(word) for line in lines for word in ("word", "bad", "one", "two") if word in line}
@@ -90,7 +90,7 @@ def test_text_is_aligned_and_fixes_stand_alone() -> None:
 ])
 def test_exit_status(statuses: tuple[str, ...], no_gpu: bool, code: int) -> None:
     checks = tuple(Check("x", status, "X", "") for status in statuses)  # type: ignore[arg-type]
-    assert Report(checks, no_gpu).exit_code == code
+    assert Examination(checks, no_gpu).exit_code == code
 
 
 # -- what the driver said -----------------------------------------------------------------------
@@ -551,6 +551,6 @@ def test_the_old_pynvml_package_is_seen(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_json_of_a_report_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(Report((Check("a", "ok", "A", "fine"),), False), as_json=True)
+    print_report(Examination((Check("a", "ok", "A", "fine"),), False), as_json=True)
     assert json.loads(capsys.readouterr().out) == {"schema": "gputop.doctor/1", "checks": [
         {"id": "a", "status": "ok", "title": "A", "detail": "fine", "fix": None}]}

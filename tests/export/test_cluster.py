@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import Report
+from gputop.advice.fleet.report import FleetReport
 from gputop.cluster.model import Group, Job
 from gputop.core.findings import Problem
 from gputop.export.cluster import age, cells, fleet_columns, fleet_table, power, render
@@ -24,13 +24,13 @@ def laid_out(width: int, *jobs: Job) -> dict[str, int]:
     return {[*columns][i]: size for i, size in widths(table, table.rows, width).items()}
 
 
-def report(hostile: bool = False) -> Report:
+def report(hostile: bool = False) -> FleetReport:
     idle = job(id=HOSTILE if hostile else "8", idle_gpus=32, median=0.0, activity=0.0, user="ada", start_s=NOW - 7200,
                history=past((136, 0.9), (42, 0.0)))
     slow = job(low_gpus=(gpu(0.55, "n4:3", past((178, 0.55)), sm_clock_hz=1.1e9),), peers={"sm_clock_hz": 1.98e9})
     own = replace(fleet(slow, idle, job(id="9", mapped="shared node", tensor_active=0.5, power_w=21_000.0)),
                   free=Group(gpus=8, activity=0.0), problems=(Problem("1 exporter does not answer", "start it"),))
-    return Report(own, *fleet_advice(own))
+    return FleetReport(own, *fleet_advice(own))
 
 
 def test_the_text_has_a_row_a_job_and_what_was_found() -> None:
@@ -61,7 +61,7 @@ def test_long_names_are_whole_where_there_is_room() -> None:
 
 def test_columns_of_which_nothing_is_known_are_left_out() -> None:
     assert "user" not in laid_out(200, job()) and "user" in laid_out(200, job(user="ada"))
-    known, unknown = render(report(), "html"), render(Report(fleet(job()), (), ()), "html")
+    known, unknown = render(report(), "html"), render(FleetReport(fleet(job()), (), ()), "html")
     assert ">user</th>" in known and ">user</th>" not in unknown and "<th>power</th>" in unknown
 
 

@@ -22,7 +22,7 @@ from gputop.export.snapshot import document, format_of, render, to_json, to_text
 from gputop.export.svg import to_svg
 from gputop.render.finding_text import NOTHING_FOUND
 from gputop.render.step_parts import PART_BY_ID
-from gputop.replay.snapshot import read
+from gputop.replay.read_snapshot import read
 from gputop.text.markup import esc
 from tests.analyses import make_analysis
 from tests.export.html_page import Page

@@ -8,7 +8,7 @@ from itertools import count, islice
 
 import pytest
 
-from gputop.goodput.memory import MAX_POINTS, Memory, Series
+from gputop.goodput.memory_creep import MAX_POINTS, Memory, MemorySeries
 from gputop.goodput.model import Creep
 from tests.fakes import cgroup_sample
 from tests.goodput.days import GIB, START_S, node
@@ -110,7 +110,7 @@ def test_random_walks_are_seldom_accused() -> None:
     """Memory that wanders; the bound is one in fifty."""
     rng, accused = random.Random(7), 0
     for _ in range(100):
-        series, level = Series(), 50.0
+        series, level = MemorySeries(), 50.0
         for minute in range(0, 1440, 4):
             level += rng.uniform(-1, 1)
             series.add(60.0 * minute, level * GIB)
@@ -119,7 +119,7 @@ def test_random_walks_are_seldom_accused() -> None:
 
 
 def test_a_series_stays_small() -> None:
-    series = Series()
+    series = MemorySeries()
     for minute in range(30_000):
         series.add(60.0 * minute, (8 + minute * 0.001) * GIB)
     assert len(series) <= MAX_POINTS

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
-from gputop.core.memory import resident_bytes
+from gputop.core.own_memory import resident_bytes
 from gputop.core.proc import read_stat
 from gputop.launch import attach, remote_exec
 from gputop.launch.target import Target

@@ -16,7 +16,7 @@ import pytest
 
 from gputop.launch import environment
 from gputop.profiler.kineto import guard as asking
-from gputop.trace.recorded import END_MARK
+from gputop.trace.complete_part import END_MARK
 
 _spec = spec_from_file_location("gputop_kineto_of_test", environment.INSIDE / "gputop_kineto.py")
 assert _spec is not None and _spec.loader is not None

@@ -10,11 +10,11 @@ import threading
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.launch.job import TAIL_BYTES, Job, wait_for_exit
+from gputop.launch.job import TAIL_BYTES, StartedJob, wait_for_exit
 
 
-def _job(tmp_path, script: str) -> Job:
-    return Job(["bash", "-c", script], os.environ, tmp_path / "out" / "run.log")
+def _job(tmp_path, script: str) -> StartedJob:
+    return StartedJob(["bash", "-c", script], os.environ, tmp_path / "out" / "run.log")
 
 
 _FAMILY = """
@@ -41,7 +41,7 @@ while True:
 """
 
 
-def _wait_for(job: Job, text: str) -> None:
+def _wait_for(job: StartedJob, text: str) -> None:
     """Until the job's output holds it."""
     subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)
 
@@ -83,7 +83,7 @@ def test_standard_input_is_empty(tmp_path):
 
 
 def test_signals_reach_its_first_process_or_all_of_it(tmp_path):
-    job = Job([sys.executable, "-c", _FAMILY], os.environ, tmp_path / "run.log")
+    job = StartedJob([sys.executable, "-c", _FAMILY], os.environ, tmp_path / "run.log")
     _wait_for(job, "ready")
     job.send(signal.SIGTERM)
     _wait_for(job, "TERM")
@@ -116,11 +116,11 @@ def test_what_keeps_it_from_starting(tmp_path):
     there = tmp_path / "there"
     there.touch()
     with pytest.raises(GputopError, match="cannot go to"):
-        Job(["true"], os.environ, there)
+        StartedJob(["true"], os.environ, there)
     no_program = tmp_path / "data"
     no_program.write_text("1")
     with pytest.raises(GputopError, match="cannot be started") as caught:
-        Job([str(no_program)], os.environ, tmp_path / "log")
+        StartedJob([str(no_program)], os.environ, tmp_path / "log")
     assert caught.value.exit_code == 126
     assert not (tmp_path / "log").exists()
 

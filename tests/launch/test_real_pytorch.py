@@ -29,7 +29,7 @@ from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.kineto import jobs, recorder
 from gputop.profiler.kineto.clients import client_of
 from gputop.profiler.kineto.guard import UsedBefore
-from gputop.profiler.recording import EmptyTrace, Recording
+from gputop.profiler.recording import EmptyTrace, RecordingOrder
 from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
 from tests import environments
@@ -227,7 +227,7 @@ def test_a_job_that_ends_while_it_is_recorded_ends_as_it_would_have(plain_job, t
 
     switch_on(plain_job.pid)
     with contextlib.suppress(EmptyTrace):  # it ended before its next step
-        recorder_of(f"pid:{plain_job.pid}").record(Recording(1.5, tmp_path), on_progress, threading.Event())
+        recorder_of(f"pid:{plain_job.pid}").record(RecordingOrder(1.5, tmp_path), on_progress, threading.Event())
     assert ended
     status, out = _end(process)
     assert status == 7 and out.endswith("environment None 0\n")

@@ -12,7 +12,7 @@ import sys
 import psutil
 import pytest
 
-from gputop.core.memory import NUMPY_SETTINGS
+from gputop.core.own_memory import NUMPY_SETTINGS
 from gputop.launch.environment import INSIDE
 from tests.launch.jobs import GPUTOP, addresses, environment, frameworks, run
 

@@ -12,7 +12,7 @@ from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.outcomes import MultiWorkerCapture
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.request import CaptureRequest
-from gputop.profiler.recording import CaptureResult, Progress, Recorder, Recording
+from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecordingOrder
 from gputop.profiler.ways import recorder_of
 
 Address = tuple[str, int | None]
@@ -25,7 +25,7 @@ def _ignore(_: object) -> None:
 def capture(address: str, *, seconds: float = 10.0, logdir: str | Path, pid: int | None = None,
             on_progress: Callable[[Progress], None] = _ignore, stop: threading.Event | None = None,
             **recording: Any) -> CaptureResult:
-    return recorder_of(address, pid).record(Recording(seconds, logdir, **recording), on_progress,
+    return recorder_of(address, pid).record(RecordingOrder(seconds, logdir, **recording), on_progress,
                                             stop or threading.Event())
 
 

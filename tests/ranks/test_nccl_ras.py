@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gputop.core.errors import GputopError
 from gputop.ranks import nccl_ras
 from gputop.ranks.hang import find_absence
-from gputop.ranks.model import Answer, Rank
+from gputop.ranks.model import Rank, RasAnswer
 from gputop.ranks.ras_answers import read_json, read_text
 from tests.listening import listening
 from tests.ranks.ras_double import Job, as_json, as_text, serving
@@ -176,7 +176,7 @@ _TEXT = "NCCL version 2.27.7 compiled with CUDA 12.9\n{}\nWarnings\n"
     (read_text, _TEXT.format("#0-0 (a) INCOMPLETE\n  The missing ranks: " + "1," * 200_000).encode()),
     (read_text, _TEXT.format("".join(f"  Process {n} on node a managing GPU 0\n" for n in range(101_000))).encode()),
 ], ids=["braces", "objects", "depth", "lines", "counts", "blocks", "missing", "processes"])
-def test_no_answer_takes_more_than_its_bounds(read: Callable[[bytes, float], Answer], data: bytes) -> None:
+def test_no_answer_takes_more_than_its_bounds(read: Callable[[bytes, float], RasAnswer], data: bytes) -> None:
     """Each took gigabytes, or time that grows with the square of its size."""
     with pytest.raises(GputopError):
         read(data, 0.0)

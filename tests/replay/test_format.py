@@ -29,7 +29,7 @@ from gputop.core.samples import (
     Reading,
     XidEvent,
 )
-from gputop.replay.format import RECORD, SAMPLE, SEGMENT, SEGMENT_SAMPLES, TIME, Damaged, Decoder, Encoder
+from gputop.replay.format import RECORD, SAMPLE, SEGMENT, SEGMENT_SAMPLES, TIME, DamagedRecord, Decoder, Encoder
 from tests.fakes import node_sample
 from tests.records import replace
 
@@ -132,7 +132,7 @@ def test_a_time_that_no_calendar_has_is_damage(place: str, time_s: float) -> Non
         "xid": replace(sample, gpus=(replace(sample.gpus[0], xids=(XidEvent(time_s, 79),)),)),
         "process": replace(sample, processes=(replace(sample.processes[0], started_s=time_s),))}[place]
     assert decode(Encoder().encode(sample))
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRecord):
         decode(Encoder().encode(changed))
 
 
@@ -141,7 +141,7 @@ def test_a_node_has_no_more_gpus_than_a_snapshot_takes() -> None:
     sample = node_sample(0, 1)
     many = tuple(replace(sample.gpus[0], info=GpuInfo(i, f"GPU-{i}", "H100")) for i in range(MAX_GPUS + 1))
     assert len(decode(Encoder().encode(replace(sample, gpus=many[:-1])))[0].gpus) == MAX_GPUS
-    with pytest.raises(Damaged, match="1024"):
+    with pytest.raises(DamagedRecord, match="1024"):
         decode(Encoder().encode(replace(sample, gpus=many)))
 
 
@@ -192,17 +192,17 @@ def test_words_that_make_no_sample_are_damage(place: tuple[Any, ...], value: obj
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRecord):
         taken(msgspec.msgpack.encode(words))
 
 
 def test_hostile_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for raw in (bytes(64 << 20), b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b""):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedRecord):
             taken(raw)
     monkeypatch.setattr("gputop.replay.format._MAX_SEGMENT_BYTES", 20_000)
     encoder, decoder = Encoder(), Decoder()
-    with pytest.raises(Damaged, match="too large"):
+    with pytest.raises(DamagedRecord, match="too large"):
         for tick in range(99):
             for kind, payload in records(encoder.encode(node_sample(tick, 1))):
                 decoder.take(kind, payload)
@@ -216,6 +216,6 @@ def test_any_change_of_the_words_gives_a_sample_or_damage(data: st.DataObject) -
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
         sample = taken(bytes(raw))
-    except Damaged:
+    except DamagedRecord:
         return
     assert isinstance(sample, NodeSample) and all(isinstance(gpu, GpuSample) for gpu in sample.gpus)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.samples import GpuSample, NodeSample
-from gputop.replay.format import HEADER, RECORD, SAMPLE, Damaged
-from gputop.replay.format_of_0_1_0 import _SAMPLE_HEAD, DICTIONARY, Decoder
+from gputop.replay.format import HEADER, RECORD, SAMPLE, DamagedRecord
+from gputop.replay.format_of_0_1_0 import _SAMPLE_HEAD, DICTIONARY, OldDecoder
 from gputop.replay.reader import Recording
 
 FILE = Path(__file__).parents[1] / "data" / "v0_1_0" / "demo.gputop"
@@ -36,7 +36,7 @@ def written_sample() -> NodeSample:
 
 
 def play(words: object, payload: bytes) -> NodeSample:
-    decoder = Decoder()
+    decoder = OldDecoder()
     decoder.take(DICTIONARY, zlib.compress(json.dumps(words).encode()))
     decoder.take(SAMPLE, payload)
     return decoder.sample()
@@ -95,38 +95,38 @@ def _no_name(words: dict[str, Any]) -> None:
 def test_words_that_make_no_sample_are_damage(harm: Callable[[dict[str, Any]], None], message: str | None) -> None:
     words, payload = written()
     harm(words)
-    with pytest.raises(Damaged, match=message):
+    with pytest.raises(DamagedRecord, match=message):
         play(words, payload)
 
 
 def test_nesting_without_end_is_damage() -> None:
     raw = json.dumps(written()[0]).replace('"f"', "[" * 100_000, 1)
-    with pytest.raises(Damaged):
-        Decoder().take(DICTIONARY, zlib.compress(raw.encode()))
+    with pytest.raises(DamagedRecord):
+        OldDecoder().take(DICTIONARY, zlib.compress(raw.encode()))
 
 
 def test_hostile_sizes_are_bounded() -> None:
     _, payload = written()
-    decoder = Decoder()
-    with pytest.raises(Damaged):
+    decoder = OldDecoder()
+    with pytest.raises(DamagedRecord):
         decoder.take(SAMPLE, _SAMPLE_HEAD.pack(0.0, 2**32 - 1, 0) + b"\0" * 100)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRecord):
         decoder.take(SAMPLE, payload[:-3])
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRecord):
         decoder.take(SAMPLE, _SAMPLE_HEAD.pack(0.0, 4, 1) + zlib.compress(bytes(64 << 20), 1))
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRecord):
         decoder.take(DICTIONARY, zlib.compress(b" " * (64 << 20), 1))
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedRecord):
         decoder.take(SAMPLE, struct.pack("<d", 0.0))
 
 
 def test_many_small_records_of_a_segment_do_not_fill_memory() -> None:
     """Six of these, of 18 kB each, took 700 MB, and a recording may hold any number."""
     many = zlib.compress(json.dumps({"texts": ["aaaaa"] * 1_500_000, "shapes": []}).encode(), 9)
-    decoder = Decoder()
+    decoder = OldDecoder()
     decoder.take(DICTIONARY, many)
     assert len(many) < 50_000
-    with pytest.raises(Damaged, match="too many texts"):
+    with pytest.raises(DamagedRecord, match="too many texts"):
         for _ in range(3):
             decoder.take(DICTIONARY, many)
 
@@ -138,11 +138,11 @@ def test_any_change_of_the_words_gives_a_sample_or_damage(data: st.DataObject) -
     raw = bytearray(json.dumps(words).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from(b'"[]{},:0123sfipmtr\\ntrue'))
-    decoder = Decoder()
+    decoder = OldDecoder()
     try:
         decoder.take(DICTIONARY, zlib.compress(bytes(raw)))
         decoder.take(SAMPLE, payload)
         sample = decoder.sample()
-    except Damaged:
+    except DamagedRecord:
         return
     assert isinstance(sample, NodeSample) and all(isinstance(gpu, GpuSample) for gpu in sample.gpus)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.rules.files import PROJECT_FILE, RulePath, load_rules, rule_paths
+from gputop.rules.read_files import PROJECT_FILE, RulePath, load_rules, rule_paths
 from gputop.rules.rule_file import MAX_BYTES, MAX_ENTRIES, read_rules
 from gputop.rules.toml_places import Places
 

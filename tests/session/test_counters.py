@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from gputop.core.captured_samples import CounterLane, GpuCounters
 from gputop.core.codec import convert, encode, parse
-from gputop.core.counters import CounterLane, GpuCounters
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.session.counters import CounterWatch, counters_of, remarks_of_activity
+from gputop.session.gpu_samples import CounterWatch, counters_of, remarks_of_activity
 from gputop.sources.simulated import SimulatedSource
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, StillSource, gpu_sample
@@ -50,7 +50,7 @@ def test_the_samples_of_the_captured_seconds_by_the_jobs_numbers_of_its_gpus() -
 
 
 def test_of_many_samples_each_nth_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gputop.session.counters.MAX_VALUES", 1_000)
+    monkeypatch.setattr("gputop.session.gpu_samples.MAX_VALUES", 1_000)
     session = StillSession()
     found = counters_of(captured(*range(8), took_s=1e4), (SERVER,), session.feed.sample, session.feed.history, 1.0)
     lanes = [lane for of_gpu in found.gpus.values() for lane in of_gpu.values()]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gputop.profiler.recording import Progress
-from gputop.session import job_cpus
-from gputop.session.job_cpus import CpuUsers, JobCpusWatch
+from gputop.session import cpu_watch as job_cpus
+from gputop.session.cpu_watch import CpuUsers, JobCpusWatch
 
 TICK = os.sysconf("SC_CLK_TCK")
 JOB, CHILD, GRANDCHILD, RANK, OTHER, SIBLING = 100, 101, 102, 110, 200, 111

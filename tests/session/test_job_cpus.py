@@ -10,8 +10,8 @@ import pytest
 
 from gputop.core.job_cpus import JobCpus
 from gputop.profiler.recording import Progress
-from gputop.session import job_cpus
-from gputop.session.job_cpus import JobCpusWatch
+from gputop.session import cpu_watch as job_cpus
+from gputop.session.cpu_watch import JobCpusWatch
 
 PID = 4242
 

@@ -11,7 +11,7 @@ from gputop.advice.registry import limit
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding, Gain
 from gputop.ranks import nccl_ras
-from gputop.ranks.model import Answer
+from gputop.ranks.model import RasAnswer
 from gputop.ranks.processes import environment
 from gputop.ranks.ras_answers import read_json
 from gputop.session import rank_watch, ras_worker
@@ -26,14 +26,14 @@ def finding(id_: str) -> Finding:
     return Finding(id=id_, severity="medium", title="", why="", evidence={}, action="", gain=Gain(None, ""), source="")
 
 
-def answer(*reduces: int, time_s: float = 0.0) -> Answer:
+def answer(*reduces: int, time_s: float = 0.0) -> RasAnswer:
     return read_json(as_json(Job(reduces)), time_s)
 
 
 def test_it_asks_only_while_something_looks_like_a_hang() -> None:
     asked, go_on = threading.Semaphore(0), threading.Semaphore(0)
 
-    def ask(pids: object, hosts: frozenset[str]) -> Answer:
+    def ask(pids: object, hosts: frozenset[str]) -> RasAnswer:
         asked.release()
         go_on.acquire()
         return answer(5, 4)
@@ -58,7 +58,7 @@ def test_a_failure_is_told_and_is_no_end(monkeypatch: pytest.MonkeyPatch) -> Non
     outcomes = iter([GputopError("nothing listens", "Start it."), ValueError("odd"), answer(5, 4)])
     there = threading.Event()
 
-    def ask(pids: object, hosts: frozenset[str]) -> Answer:
+    def ask(pids: object, hosts: frozenset[str]) -> RasAnswer:
         outcome = next(outcomes, None)
         if isinstance(outcome, Exception):
             raise outcome
@@ -115,7 +115,7 @@ def test_the_monitor_has_answers_read_in_another_process(monkeypatch: pytest.Mon
 
 
 def test_what_ras_says_is_read_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def here(data: bytes, as_json: bool, time_s: float) -> Answer:
+    def here(data: bytes, as_json: bool, time_s: float) -> RasAnswer:
         raise AssertionError
 
     data = as_json(Job((5, 4)))

@@ -11,7 +11,7 @@ from gputop.core.proc import boot_time_s, started_s
 from gputop.core.samples import ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.which_job import (
-    GpuUse,
+    HeldGpus,
     gpu_use,
     in_order,
     is_of_earlier_job,
@@ -64,9 +64,9 @@ def test_the_script_of_a_command_is_what_its_options_do_not_change(command: str,
 
 def test_what_a_server_holds_is_that_of_its_process_and_its_children() -> None:
     processes = (holder(7, 10), holder(8, 20, 30, parent_pid=7), holder(9, 40), holder(1007, 5, local_pid=11))
-    assert gpu_use(ENDED, processes) == GpuUse((0, 1), 60 * GIB)
-    assert gpu_use(replace(ENDED, pid=11), processes) == GpuUse((0,), 5 * GIB)
-    assert gpu_use(replace(ENDED, pid=None), processes) == gpu_use(ENDED, ()) == GpuUse()
+    assert gpu_use(ENDED, processes) == HeldGpus((0, 1), 60 * GIB)
+    assert gpu_use(replace(ENDED, pid=11), processes) == HeldGpus((0,), 5 * GIB)
+    assert gpu_use(replace(ENDED, pid=None), processes) == gpu_use(ENDED, ()) == HeldGpus()
 
 
 def test_the_jobs_of_gputop_s_user_and_those_on_gpus_come_first() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.simulation.loop import StepKind, TrainingLoop
+from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.timeline import StreamOps
 
 
@@ -32,7 +32,7 @@ class LoopTruth:
         return self.input_wait_s / self.step_s
 
 
-def loop_truth(loop: TrainingLoop, start_ns: int, end_ns: int) -> LoopTruth:
+def loop_truth(loop: SimulatedLoop, start_ns: int, end_ns: int) -> LoopTruth:
     """Of the training steps that lie wholly in that time; ValueError if there are none."""
     steps = [s for s in loop.steps(start_ns, end_ns)
              if s.kind is StepKind.TRAIN and s.start_ns >= start_ns and s.next_ns <= end_ns]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.loop import SimulatedLoop
 from gputop.simulation.xspace import build_xspace
 from tests.simulation.conftest import SECOND, scenario_loop, training
 
@@ -12,7 +12,7 @@ ORIGIN = 1_790_000_000 * SECOND
 
 
 @cache
-def capture(name: str, seconds: float) -> tuple[TrainingLoop, int, int, bytes]:
+def capture(name: str, seconds: float) -> tuple[SimulatedLoop, int, int, bytes]:
     loop = scenario_loop(name)
     start, end = training(loop, seconds)
     return loop, start, end, build_xspace(loop, start, end, ORIGIN, "demo-node")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gputop.profiler.xprof import messages
-from gputop.simulation.encode import INT, REF, UINT, Column, Plane, events, field_varint, stat, varint
+from gputop.simulation.encode import INT, REF, UINT, Plane, StatColumn, events, field_varint, stat, varint
 
 
 def _line(data: bytes):  # type: ignore[no-untyped-def]
@@ -24,7 +24,8 @@ def test_events_by_the_column_read_back_as_written(rows: int) -> None:
     correlation, reference = rng.integers(0, 2**32, rows), rng.integers(1, 2**14, rows)
     used = rng.integers(0, 2**40, rows)
     data = events(
-        ids, offset, duration, [Column(7, UINT, correlation), Column(8, REF, reference), Column(9, INT, used)],
+        ids, offset, duration,
+        [StatColumn(7, UINT, correlation), StatColumn(8, REF, reference), StatColumn(9, INT, used)],
         [stat(3, "$$1"), stat(4, 0.25), stat(5, -2)],
     )
     line = _line(data)
@@ -42,7 +43,7 @@ def test_events_by_the_column_read_back_as_written(rows: int) -> None:
 
 def test_a_group_may_be_empty() -> None:
     none = np.zeros(0, np.int64)
-    assert events(none, none, none, [Column(1, UINT, none)]) == b""
+    assert events(none, none, none, [StatColumn(1, UINT, none)]) == b""
 
 
 def test_a_plane_names_what_its_events_use() -> None:

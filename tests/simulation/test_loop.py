@@ -7,7 +7,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.simulation.figures import GPU_QUANTITIES
-from gputop.simulation.loop import KEEP_NS, StepKind, TrainingLoop, simulated_steps
+from gputop.simulation.loop import KEEP_NS, SimulatedLoop, StepKind, simulated_steps
 from gputop.simulation.scenarios import DEFAULT_SCENARIO, EXAMPLE_BYTES, GPU_COUNT, SCENARIOS, find_scenario
 from gputop.simulation.timeline import StreamOps
 from tests.simulation.conftest import SECOND, training
@@ -20,7 +20,7 @@ def _clipped_seconds(ops: StreamOps, start: int, end: int) -> float:
     return float(np.maximum(np.minimum(ops.end, end) - np.maximum(ops.start, start), 0).sum()) / 1e9
 
 
-def test_steps_follow_each_other_and_none_begins_before_its_batch_is_made(loop: TrainingLoop) -> None:
+def test_steps_follow_each_other_and_none_begins_before_its_batch_is_made(loop: SimulatedLoop) -> None:
     steps = loop.steps(0, 200 * SECOND)
     assert {s.kind for s in steps} == set(StepKind) - (set() if loop.scenario.eval_steps else {StepKind.EVAL})
     for step, following in itertools.pairwise(steps):
@@ -29,7 +29,7 @@ def test_steps_follow_each_other_and_none_begins_before_its_batch_is_made(loop: 
         assert following.number == step.number + 1
 
 
-def test_the_pipeline_makes_one_batch_at_a_time_and_only_with_room_in_its_buffer(loop: TrainingLoop) -> None:
+def test_the_pipeline_makes_one_batch_at_a_time_and_only_with_room_in_its_buffer(loop: SimulatedLoop) -> None:
     depth = loop.scenario.job.input.prefetch
     steps = [s for s in loop.steps(0, 200 * SECOND) if s.kind is StepKind.TRAIN]
     for before, step in itertools.pairwise(steps):
@@ -39,16 +39,16 @@ def test_the_pipeline_makes_one_batch_at_a_time_and_only_with_room_in_its_buffer
 
 
 def test_it_is_a_function_of_scenario_and_seed() -> None:
-    a, other = (TrainingLoop(SCENARIOS["input-bound"], seed) for seed in (1, 2))
+    a, other = (SimulatedLoop(SCENARIOS["input-bound"], seed) for seed in (1, 2))
     simulated_steps.cache_clear()
-    b = TrainingLoop(SCENARIOS["input-bound"], 1)
+    b = SimulatedLoop(SCENARIOS["input-bound"], 1)
     b.gpu_integrals(3, 500 * SECOND)  # whatever was asked before
     assert a.steps(0, 90 * SECOND) == b.steps(0, 90 * SECOND)
     assert np.array_equal(a.gpu_integrals(3, 77 * SECOND), b.gpu_integrals(3, 77 * SECOND))
     assert a.steps(0, 90 * SECOND) != other.steps(0, 90 * SECOND)
 
 
-def test_figures_of_small_windows_add_up_to_those_of_a_large_one(loop: TrainingLoop) -> None:
+def test_figures_of_small_windows_add_up_to_those_of_a_large_one(loop: SimulatedLoop) -> None:
     start, end = 61 * SECOND, 97 * SECOND  # with evaluation and checkpoint in it
     times = np.linspace(start, end, 331).astype(int).tolist()
     for gpu in (0, 7):
@@ -57,7 +57,7 @@ def test_figures_of_small_windows_add_up_to_those_of_a_large_one(loop: TrainingL
         assert np.diff(points, axis=0).sum(axis=0) == pytest.approx(points[-1] - points[0], rel=1e-9)
 
 
-def test_figures_are_the_integrals_of_the_operations(loop: TrainingLoop) -> None:
+def test_figures_are_the_integrals_of_the_operations(loop: SimulatedLoop) -> None:
     start, end = training(loop, 12.3)
     timeline = loop.timeline(start, end)
     for gpu in (0, 5):
@@ -75,7 +75,7 @@ def test_figures_are_the_integrals_of_the_operations(loop: TrainingLoop) -> None
         assert figures[COLUMN["pcie_rx_bytes"]] == pytest.approx(copied, abs=1.01 * one)
 
 
-def test_host_figures_follow_the_pipeline(loop: TrainingLoop) -> None:
+def test_host_figures_follow_the_pipeline(loop: SimulatedLoop) -> None:
     start, end = training(loop, 30)
     before, after = loop.host_integrals(start), loop.host_integrals(end)
     making = sum(
@@ -91,7 +91,7 @@ def test_host_figures_follow_the_pipeline(loop: TrainingLoop) -> None:
 
 
 def test_earlier_steps_are_kept_for_a_while_and_then_dropped() -> None:
-    loop = TrainingLoop(SCENARIOS["healthy"])
+    loop = SimulatedLoop(SCENARIOS["healthy"])
     at = 400 * SECOND
     before = loop.gpu_integrals(2, at)
     loop.gpu_integrals(2, at + KEEP_NS - 100 * SECOND)
@@ -103,12 +103,12 @@ def test_earlier_steps_are_kept_for_a_while_and_then_dropped() -> None:
     assert later["batches"] > host["batches"] and later["input_s"] > host["input_s"]  # totals survive
 
 
-def test_truth_needs_a_whole_training_step(loop: TrainingLoop) -> None:
+def test_truth_needs_a_whole_training_step(loop: SimulatedLoop) -> None:
     with pytest.raises(ValueError, match="no whole training step"):
         loop_truth(loop, 0, 1_000)
 
 
-def test_input_bound_waits_for_input_and_its_gpus_are_idle_meanwhile(input_loop: TrainingLoop) -> None:
+def test_input_bound_waits_for_input_and_its_gpus_are_idle_meanwhile(input_loop: SimulatedLoop) -> None:
     start, end = training(input_loop, 30)
     truth = loop_truth(input_loop, start, end)
     assert 0.45 < truth.input_wait_ratio < 0.6
@@ -116,7 +116,7 @@ def test_input_bound_waits_for_input_and_its_gpus_are_idle_meanwhile(input_loop:
     assert active == pytest.approx(1 - truth.input_wait_ratio, abs=0.04)
 
 
-def test_what_each_scenario_is_about(loop: TrainingLoop) -> None:
+def test_what_each_scenario_is_about(loop: SimulatedLoop) -> None:
     truth = loop_truth(loop, *training(loop, 30))
     ratio = truth.compute_s[0] / truth.compute_s[1]
     waiting = 1 - truth.transfer_s / truth.collectives_s[3]

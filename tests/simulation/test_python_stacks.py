@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from gputop.simulation.loop import StepKind, TrainingLoop
+from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.python_stacks import RATE_HZ, python_stacks
 from gputop.simulation.scenarios import SCENARIOS
 
@@ -12,7 +12,7 @@ ORIGIN_NS, LENGTH_NS = 1_700_000_000 * 10**9, 90 * 10**9  # an epoch, its evalua
 
 
 def test_each_sample_is_what_the_job_is_at() -> None:
-    loop = TrainingLoop(SCENARIOS["slow-callback"])
+    loop = SimulatedLoop(SCENARIOS["slow-callback"])
     start = loop.epoch_start(10**9)
     samples = python_stacks(loop, start, start + LENGTH_NS, ORIGIN_NS)
     assert samples is not None and samples.rate_hz == RATE_HZ
@@ -34,4 +34,4 @@ def test_each_sample_is_what_the_job_is_at() -> None:
 
 
 def test_no_time_has_no_stacks() -> None:
-    assert python_stacks(TrainingLoop(SCENARIOS["healthy"]), 10**9, 10**9, ORIGIN_NS) is None
+    assert python_stacks(SimulatedLoop(SCENARIOS["healthy"]), 10**9, 10**9, ORIGIN_NS) is None

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.simulation.figures import StepOps
-from gputop.simulation.loop import StepKind, TrainingLoop
+from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.program import Phase
 from gputop.simulation.timeline import run_in_order
 
 GAP_NS = 900
 
 
-def _steps(loop: TrainingLoop) -> list[StepOps]:
+def _steps(loop: SimulatedLoop) -> list[StepOps]:
     return [ops for template in loop.templates for ops in template.gpus if len(ops.compute.row) or ops.copies]
 
 
@@ -40,14 +40,14 @@ def test_a_stream_runs_in_order_and_starts_each_as_soon_as_it_can(jobs: list[tup
         free = end[i] + GAP_NS
 
 
-def test_nothing_overlaps_on_a_stream(loop: TrainingLoop) -> None:
+def test_nothing_overlaps_on_a_stream(loop: SimulatedLoop) -> None:
     for ops in _steps(loop):
         for stream in _streams(ops):
             assert (stream[1:, 0] >= stream[:-1, 1]).all()
             assert (stream[:, 1] > stream[:, 0]).all()
 
 
-def test_launches_precede_what_they_launch_and_do_not_overlap(loop: TrainingLoop) -> None:
+def test_launches_precede_what_they_launch_and_do_not_overlap(loop: SimulatedLoop) -> None:
     for ops in _steps(loop):
         launched = np.concatenate(list(_streams(ops)))
         start, _, launch, call_end = launched[np.argsort(launched[:, 2])].T
@@ -58,7 +58,7 @@ def test_launches_precede_what_they_launch_and_do_not_overlap(loop: TrainingLoop
         assert (launch[1:] >= call_end[:-1]).all()
 
 
-def test_a_collective_moves_data_once_the_last_gpu_is_there_and_ends_on_all_at_once(loop: TrainingLoop) -> None:
+def test_a_collective_moves_data_once_the_last_gpu_is_there_and_ends_on_all_at_once(loop: SimulatedLoop) -> None:
     for template in loop.templates:
         if template.kind is not StepKind.TRAIN:
             continue
@@ -69,7 +69,7 @@ def test_a_collective_moves_data_once_the_last_gpu_is_there_and_ends_on_all_at_o
         assert (starts.max(axis=0) + template.gpus[0].transfer_ns == ends[0]).all()
 
 
-def test_phases_wait_for_each_other(loop: TrainingLoop) -> None:
+def test_phases_wait_for_each_other(loop: SimulatedLoop) -> None:
     for template in loop.templates:
         for ops in template.gpus:
             start, end, phase = ops.compute.start, ops.compute.end, ops.program.phase[ops.compute.row]
@@ -87,7 +87,7 @@ def test_phases_wait_for_each_other(loop: TrainingLoop) -> None:
                 assert max(done.max(), copies["D2H"].max(initial=0)) < template.body_ns
 
 
-def test_gpu0s_extra_work_starts_when_the_others_have_sent_theirs(gpu0_loop: TrainingLoop) -> None:
+def test_gpu0s_extra_work_starts_when_the_others_have_sent_theirs(gpu0_loop: SimulatedLoop) -> None:
     for template in gpu0_loop.templates:
         if template.kind is not StepKind.TRAIN:
             continue

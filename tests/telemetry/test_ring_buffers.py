@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from gputop.telemetry.ring_buffers import Columns, Grid, Rings, SampleRing, Tier, _Addend
+from gputop.telemetry.ring_buffers import LaneColumns, Rings, SampleRing, SliceGrid, Tier, _Addend
 
-COLUMNS = Columns(("ratio", "scaled", "free"), (1.0,), ("full",))
+COLUMNS = LaneColumns(("ratio", "scaled", "free"), (1.0,), ("full",))
 NAN = math.nan
 
 
@@ -59,7 +59,7 @@ def tier_of(samples: list[tuple[float, list[float]]], rows: int = 3) -> Tier:
 
 def test_a_slice_holds_the_sums_of_its_samples() -> None:
     tier = tier_of([(100.0, row(0.0, 2.0, 5.0)), (109.0, row(1.0, NAN, 15.0)), (110.0, row(0.5))])
-    grid = Grid(10, 2, 10.0)
+    grid = SliceGrid(10, 2, 10.0)
     ratio = tier.lane(0, 0, grid, None, (100.0, 110.0))
     assert (ratio.count, ratio.mean, ratio.min, ratio.max) == ([2, 1], [0.5, 0.5], [0.0, 0.5], [1.0, 0.5])
     assert ratio.levels[0] == [0.5, 0, 0, 0, 0, 0, 0, 0.5] and ratio.resolution_s == 10.0
@@ -73,7 +73,7 @@ def test_a_slice_holds_the_sums_of_its_samples() -> None:
 
 def test_a_slice_is_continued_after_another_one() -> None:
     tier = tier_of([(100.0, row(0.0)), (110.0, row(1.0)), (105.0, row(1.0))])
-    assert tier.lane(0, 0, Grid(10, 2, 10.0), None, (100.0, 110.0)).count == [2, 1]
+    assert tier.lane(0, 0, SliceGrid(10, 2, 10.0), None, (100.0, 110.0)).count == [2, 1]
 
 
 def test_a_row_holds_the_newest_of_its_slices() -> None:
@@ -92,8 +92,8 @@ def test_a_tier_whose_clock_was_set_back_forgets_what_begins_later() -> None:
 
 def test_slices_finer_than_those_of_the_tier_end_with_the_samples() -> None:
     tier = tier_of([(100.0, row(0.5)), (107.0, row(0.5))])
-    assert tier.lane(0, 0, Grid(19, 4, 5.0), None, (100.0, 107.0)).count == [0, 2, 2, 0]
-    assert tier.lane(0, 0, Grid(19, 4, 5.0), None, (100.0, 104.0)).count == [0, 2, 0, 0]
+    assert tier.lane(0, 0, SliceGrid(19, 4, 5.0), None, (100.0, 107.0)).count == [0, 2, 2, 0]
+    assert tier.lane(0, 0, SliceGrid(19, 4, 5.0), None, (100.0, 104.0)).count == [0, 2, 0, 0]
 
 
 @pytest.mark.parametrize(("slice_s", "divides"), [(10.0, True), (30.0, True), (25.0, False), (5.0, False)])

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gputop.telemetry.slow_rank import Limits, RankActivity, SlowRank, slow_rank
+from gputop.telemetry.slow_rank import DelayLimits, RankActivity, RankDelay, slow_rank
 
-LIMITS = Limits(gap=0.1, slices=0.9, alike=0.1)
+LIMITS = DelayLimits(gap=0.1, slices=0.9, alike=0.1)
 SLICES, CLOCK_HZ = 30, 1.98e9
 WAIT_SM = 0.12  # SMs that a kernel of NCCL keeps
 Each = Callable[[int, int, random.Random], float]  # by slice and rank
@@ -51,9 +51,9 @@ class Job:
         return [RankActivity(*(list(column) for column in zip(*own, strict=True))) for own in rows]
 
 
-def found(job: Job) -> SlowRank:
+def found(job: Job) -> RankDelay:
     outcome = slow_rank(job.activity(), LIMITS)
-    assert isinstance(outcome, SlowRank), outcome
+    assert isinstance(outcome, RankDelay), outcome
     return outcome
 
 

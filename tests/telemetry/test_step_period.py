@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gputop.core.live_steps import SURE, is_undersampled, steps_per_period
 from gputop.core.samples import GpuSample, Reading
-from gputop.simulation.loop import TrainingLoop
-from gputop.simulation.node import Node
+from gputop.simulation.loop import SimulatedLoop
+from gputop.simulation.node import SimulatedNode
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.telemetry import step_period
 from gputop.telemetry.autocorrelation import MIN_SAMPLES
@@ -146,8 +146,8 @@ def test_a_step_made_of_alike_parts_is_the_whole_step() -> None:
 
 def _watch(scenario: str, interval_s: float, seconds: float, gpus: int) -> tuple[StepPeriodEstimate, float]:
     """What is found in a demo scenario, and how long its training steps really are."""
-    loop = TrainingLoop(SCENARIOS[scenario])
-    node, history = Node(loop), History()
+    loop = SimulatedLoop(SCENARIOS[scenario])
+    node, history = SimulatedNode(loop), History()
     begin_ns = loop.epoch_start(1) + 10**9
     for i in range(round(seconds / interval_s)):
         start_ns = begin_ns + round(i * interval_s * 1e9)

@@ -10,7 +10,7 @@ from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.build import build
 from gputop.timeline.idle_gaps import LIMIT, rank_idle_gaps
 from gputop.timeline.model import KINDS, IdleGap, Range
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.model import Trace
 
 FIRST = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host")

@@ -13,12 +13,12 @@ import pytest
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.device_time import gpu_number, timelines
 from gputop.analysis.steps.judged import detect_steps
-from gputop.core.counters import CounterLane, GpuCounters
+from gputop.core.captured_samples import CounterLane, GpuCounters
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_with_steps
 from gputop.timeline.build import RowsWritten, build
 from gputop.timeline.model import KINDS, Range
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.intervals import coverage
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gputop.timeline.coverage import Coverage, column_edges
-from gputop.timeline.layout import Description
+from gputop.timeline.file_layout import Description
 from gputop.timeline.model import KINDS
 
 COMPUTE, H2D = KINDS.index("compute"), KINDS.index("h2d")

@@ -10,7 +10,7 @@ import pytest
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.what_if.replay import replay_window
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.loop import SimulatedLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
@@ -143,7 +143,7 @@ def test_a_thread_that_is_kept_from_launching_shows_no_event():
 
 
 def scenario(name: str) -> Trace:
-    loop = TrainingLoop(find_scenario(name))
+    loop = SimulatedLoop(find_scenario(name))
     begin = 20_000_000_000
     data = build_xspace(loop, begin, begin + 1_200_000_000, 1_700_000_000_000_000_000, "node")
     return read_xspaces([("node.xplane.pb", "node", data)])

@@ -13,8 +13,8 @@ from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.build import build
-from gputop.timeline.layout import VERSION, Description, Writer, mapped
-from gputop.timeline.reader import Timeline
+from gputop.timeline.file_layout import VERSION, Description, Writer, mapped
+from gputop.timeline.read_timeline import Timeline
 from tests.trace.build import Builder
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from gputop.timeline.model import KINDS
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.model import Kind, Trace
 from tests.timeline.make import Plain, timeline_of
 from tests.trace.build import Builder

@@ -9,8 +9,8 @@ import pytest
 
 from gputop.cli import main
 from gputop.diagnosis.diagnose import analyze_to_facts
+from gputop.timeline.idle_gap_report import IdleGapRow, text_of
 from gputop.timeline.idle_gaps import rank_idle_gaps
-from gputop.timeline.report import IdleGapRow, text_of
 from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from tests.advice.trace.traces import healthy, input_bound, job
 from tests.analysis.host.stack_samples import sampled

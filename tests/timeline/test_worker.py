@@ -12,8 +12,8 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import WorkerTask, analyze_in_worker, run_in_worker
-from gputop.timeline import worker
-from gputop.timeline.worker import timeline_in_worker
+from gputop.timeline import timeline_worker as worker
+from gputop.timeline.timeline_worker import timeline_in_worker
 from tests.diagnosis.real_capture import CAPTURE
 from tests.timeline.make import timeline_of
 
@@ -71,6 +71,6 @@ def test_no_place_for_the_file(monkeypatch):
 def test_a_full_disk_is_said_by_the_worker():
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(  # noqa: PTH123
             GputopError, match="No space left on device") as caught:
-        run_in_worker(WorkerTask("gputop.timeline.worker", (str(full.fileno()), "", str(CAPTURE)), "timeline",
+        run_in_worker(WorkerTask("gputop.timeline.timeline_worker", (str(full.fileno()), "", str(CAPTURE)), "timeline",
                                  pass_fds=(full.fileno(),)), dict)
     assert "TMPDIR" in caught.value.fix

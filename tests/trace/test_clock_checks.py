@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.clock_checks import clock_notes
+from gputop.trace.complete_part import up_to_last_gpu_event
 from gputop.trace.model import Kind, Trace
-from gputop.trace.recorded import up_to_last_gpu_event
 from tests.trace.build import Builder
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -16,8 +16,8 @@ from typing import Any
 from msgspec import structs
 from textual.widgets import DataTable
 
-from gputop.advice.fleet.report import Report
-from gputop.cluster.view import View
+from gputop.advice.fleet.report import FleetReport
+from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.profiler.capture.choose_workers import choose_workers
@@ -25,9 +25,9 @@ from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_user, ask_workers
 from gputop.ranks.stacks import ProcessStacks
 from gputop.tui.app import GputopApp
-from gputop.tui.cluster.app import ClusterApp
-from gputop.tui.cluster.rows import State, commands_for
-from gputop.tui.cluster.screen import ClusterScreen, FleetTable, OpenNode
+from gputop.tui.cluster.cluster_app import ClusterApp
+from gputop.tui.cluster.cluster_screen import ClusterScreen, FleetTable, OpenNode
+from gputop.tui.cluster.fleet_rows import State, commands_for
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
@@ -46,7 +46,7 @@ from gputop.tui.screens.workers import WorkersQuestion
 from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
-from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.timeline_screen import TimelineScreen
 from tests.cluster.fleets import StillAsker, fleet, job, node
 from tests.ranks.rank_stacks import LOADS, WAITS, rank
 from tests.records import replace
@@ -417,7 +417,7 @@ class StillCluster(ClusterApp):
     def __init__(self, session: Any) -> None:
         jobs = [job(id=str(i), each=(node(0.9, "n1"), node(0.5, "n2"))) for i in range(3)]
         self.session, self.trace = session, None
-        self.state = State(View(), Report(fleet(*jobs), (), ()))
+        self.state = State(FleetView(), FleetReport(fleet(*jobs), (), ()))
         super().__init__(self.state, StillAsker(), commands_for, Path())  # type: ignore[arg-type]
 
 

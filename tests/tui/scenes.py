@@ -19,14 +19,14 @@ from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.replay.player import Player
-from gputop.replay.snapshot import Snapshot, read
+from gputop.replay.read_snapshot import Snapshot, read
 from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.session.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
 from gputop.sources.nvml.status import LIBRARY_NOT_FOUND, open_error
 from gputop.sources.simulated import SimulatedSource
 from gputop.timeline.build import build
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
 from gputop.tui.screens.details import capture_text
 from gputop.tui.timeline.trace_file import TraceFile

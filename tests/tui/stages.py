@@ -12,7 +12,7 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from gputop.launch.job import Job
+from gputop.launch.job import StartedJob
 from gputop.tui.run_app import RunApp
 from gputop.tui.timeline.trace_file import TraceFile
 from tests.tui.key_effects import Stage
@@ -34,7 +34,7 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
     session._job_restarted_s = None  # a test before may have restarted the job of the demo
     if session.results.captures:
         session.open_capture(session.results.captures[-1])  # a test before may have opened another one
-    started = Job(["sleep", "600"], os.environ, folder / "output.log") if stage.app is RunApp else None
+    started = StartedJob(["sleep", "600"], os.environ, folder / "output.log") if stage.app is RunApp else None
     app = stage.app(session, started) if started is not None else stage.app(session)
     app.ends = False
 

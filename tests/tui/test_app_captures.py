@@ -29,7 +29,7 @@ from gputop.tui.screens.choose_job import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
 from gputop.tui.screens.dialogs import Ask, Confirm
 from gputop.tui.screens.workers import WorkersQuestion
-from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis

@@ -23,7 +23,7 @@ from gputop.core.codec import from_document
 from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.profiler.capture.request import ask_workers
-from gputop.ranks.model import Report
+from gputop.ranks.model import RasReport
 from gputop.tui import open_screens
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
@@ -127,7 +127,7 @@ def hanging() -> Scene:
     assert scene.rank_watch is not None and scene._simulated_ranks is not None
     answer = replace(scene._simulated_ranks.ask((), frozenset()), time_s=scene.now_s)
     first = replace(answer, time_s=scene.now_s - 90.0)
-    scene.rank_watch.report = Report(first, answer, hosts=scene._simulated_ranks.hosts())
+    scene.rank_watch.report = RasReport(first, answer, hosts=scene._simulated_ranks.hosts())
     scene.advance()
     return scene
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from gputop.launch.job import Job
+from gputop.launch.job import StartedJob
 from gputop.profiler.capture.records import Server
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
@@ -23,14 +23,14 @@ _PATIENT = "trap 'echo asked; exit 5' TERM; trap 'echo USR1' USR1; echo up; whil
 
 @pytest.fixture
 def job(tmp_path):
-    started = Job(["bash", "-c", _PATIENT], os.environ, tmp_path / "run.log")
+    started = StartedJob(["bash", "-c", _PATIENT], os.environ, tmp_path / "run.log")
     _wait_for(started, "up")
     yield started
     started.send(signal.SIGTERM)
     started._process.wait()
 
 
-def _wait_for(job: Job, text: str) -> None:
+def _wait_for(job: StartedJob, text: str) -> None:
     subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)
 
 
@@ -121,7 +121,7 @@ async def test_quitting_asks_what_is_to_become_of_the_job(job, keys, ended):
 
 
 def test_what_comes_from_outside_is_made_safe(tmp_path):
-    started = Job(["true", "\x1b[31m[bold]"], os.environ, tmp_path / "log")
+    started = StartedJob(["true", "\x1b[31m[bold]"], os.environ, tmp_path / "log")
     assert started.ended.wait(60)
     text = "".join(part for part, _ in job_line(started, 120))
     assert "\x1b" not in text and "[bold]" in text and "ended with status 0" in text
@@ -132,8 +132,8 @@ _SHOWS = ("trap 'exit 3' TERM; echo $0 $1 $PWD $GPUTOP_TEST $(cat /proc/self/oom
 
 
 async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path, monkeypatch):
-    started = Job(["bash", "-c", _SHOWS, "name", "an argument"], {**os.environ, "GPUTOP_TEST": "x"},
-                  tmp_path / "run.log")
+    started = StartedJob(["bash", "-c", _SHOWS, "name", "an argument"], {**os.environ, "GPUTOP_TEST": "x"},
+                         tmp_path / "run.log")
     app, captures = RunApp(StillSession(), started), []
     monkeypatch.setattr(app.session, "start_capture", captures.append)
     monkeypatch.setattr(app.session.control, "start_server", lambda *_: None)
@@ -173,8 +173,8 @@ async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path,
 
 
 async def test_a_job_that_does_not_end_can_be_killed(tmp_path):
-    started = Job(["bash", "-c", "trap 'echo no' TERM; echo up; while :; do sleep 0.01; done"], os.environ,
-                  tmp_path / "run.log")
+    started = StartedJob(["bash", "-c", "trap 'echo no' TERM; echo up; while :; do sleep 0.01; done"], os.environ,
+                         tmp_path / "run.log")
     app = RunApp(StillSession(), started)
     try:
         async with app.run_test(size=(160, 40)) as pilot:

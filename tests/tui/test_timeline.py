@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gputop.core.findings import TraceNote
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline.viewport import View
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget

@@ -14,11 +14,11 @@ from textual.pilot import Pilot
 from gputop.core.findings import Finding, Gain
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.timeline.build import RowsWritten, build
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.model import Kind, Trace
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
-from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget

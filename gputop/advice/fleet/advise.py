@@ -10,7 +10,7 @@ from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.registry import limit
 from gputop.advice.verdict import Missing, finding
 from gputop.cluster.model import Fleet, Job
-from gputop.cluster.view import Limits
+from gputop.cluster.view import FleetLimits
 from gputop.core.codec import document_of
 from gputop.core.findings import Abstained, Finding, ranked
 
@@ -37,10 +37,10 @@ class FleetFinding(Finding, frozen=True, kw_only=True):
     gpu_hours_lost: float | None = None
 
 
-def asked_limits() -> Limits:
+def asked_limits() -> FleetLimits:
     """Limits that a Prometheus has to be asked for, so that the rules can judge."""
-    return Limits(limit("held_idle.activity"), limit("held_idle.window_s"), limit("straggler_gpu.below"),
-                  limit("low_clock_gpu.busy"), limit("low_clock_gpu.clock"))
+    return FleetLimits(limit("held_idle.activity"), limit("held_idle.window_s"), limit("straggler_gpu.below"),
+                       limit("low_clock_gpu.busy"), limit("low_clock_gpu.clock"))
 
 
 def fleet_advice(fleet: Fleet) -> tuple[tuple[FleetFinding, ...], tuple[Abstained, ...]]:

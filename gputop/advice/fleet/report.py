@@ -11,7 +11,7 @@ from gputop.core.errors import NoDataError
 from gputop.core.findings import Abstained
 
 
-class Report(Struct, frozen=True):
+class FleetReport(Struct, frozen=True):
     """A fleet, and what the rules say of it."""
 
     fleet: Fleet
@@ -30,7 +30,7 @@ class ClusterDocument(Fleet, frozen=True, kw_only=True, tag_field="schema", tag=
     abstained: tuple[Abstained, ...]
 
 
-def report_of(fleet: Fleet, job: str) -> Report:
+def report_of(fleet: Fleet, job: str) -> FleetReport:
     """Report of all jobs, or of the one that is named. Raises NoDataError where no such job is known."""
     if job:
         jobs = tuple(each for each in fleet.jobs if each.is_named(job))
@@ -38,4 +38,4 @@ def report_of(fleet: Fleet, job: str) -> Report:
             raise NoDataError(f"job {job} has no GPU with metrics among the {len(fleet.jobs)} known jobs",
                               "gputop cluster --job all shows them.")
         fleet = replace(fleet, jobs=jobs, free=None, free_nodes=(), gpus=sum(each.gpus for each in jobs))
-    return Report(fleet, *fleet_advice(fleet))
+    return FleetReport(fleet, *fleet_advice(fleet))

@@ -20,7 +20,7 @@ from gputop.advice.rule import Rule
 from gputop.advice.verdict import Missing, finding
 from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.core.samples import OK, GpuSample, NodeSample
-from gputop.ranks.model import Report
+from gputop.ranks.model import RasReport
 from gputop.telemetry.history import History
 from gputop.text.units import percent
 
@@ -31,7 +31,7 @@ MISSING: Mapping[str, Callable[[NodeView], Missing | None]] = {
 
 
 def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, ...] = (),
-                ranks: Report | None = None, held: HeldConditions | None = None,
+                ranks: RasReport | None = None, held: HeldConditions | None = None,
                 unprotected: tuple[int, ...] | None = None) -> Advice:
     """Judge the last minutes. ``sample`` is the newest in ``history``; ``previous`` are the findings shown until now,
     which stay until their signal is clearly gone. ``ranks`` and ``unprotected``: see :class:`NodeView`. ``held`` is

@@ -15,7 +15,7 @@ from gputop.advice.registry import limit, rule_of
 from gputop.advice.verdict import Missing
 from gputop.core.findings import Finding, Severity
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
-from gputop.ranks.model import Report
+from gputop.ranks.model import RasReport
 from gputop.telemetry.history import History, HostHistoryPoint, Series
 from gputop.text.commands import program_name
 from gputop.text.units import ranges
@@ -78,7 +78,7 @@ class NodeView:
     """One sample's view of the node for all live rules. It asks the history once for each metric and window."""
 
     def __init__(self, history: History, sample: NodeSample, previous: tuple[Finding, ...],
-                 ranks: Report | None = None, unprotected: tuple[int, ...] | None = None) -> None:
+                 ranks: RasReport | None = None, unprotected: tuple[int, ...] | None = None) -> None:
         """``ranks``: what NCCL tells of the job; None: it was not asked. ``unprotected``: PIDs of jobs whose profiler
         any local user can command; None: nobody looked."""
         self.ranks = ranks

@@ -6,8 +6,8 @@ from gputop.advice.live.node_view import NodeView, gpus_text, is_inference_serve
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample, ProcessSample
-from gputop.telemetry.slow_rank import SLICE_S, Limits, RankActivity, slow_rank
-from gputop.telemetry.slow_rank import SlowRank as Rank
+from gputop.telemetry.slow_rank import SLICE_S, DelayLimits, RankActivity, slow_rank
+from gputop.telemetry.slow_rank import RankDelay as Rank
 from gputop.text.units import percent
 
 _SLOWER = 0.97  # of the others' SM clock: below it the clock is named
@@ -69,7 +69,7 @@ def _slow(view: NodeView, gpus: list[GpuSample], window_s: float) -> Rank | str 
     ranks = [RankActivity(*(means[metric][view.column(gpu)] for metric in means)) for gpu in gpus]
     shown = view.shown("slow_rank") & {gpu.info.index for gpu in gpus}
     edge = "leave" if shown else "enter"
-    return slow_rank(ranks, Limits(*(limit(f"slow_rank.{name}_{edge}") for name in ("gap", "slices", "alike"))))
+    return slow_rank(ranks, DelayLimits(*(limit(f"slow_rank.{name}_{edge}") for name in ("gap", "slices", "alike"))))
 
 
 def _verdict(view: NodeView, gpus: list[GpuSample], rank: Rank, window_s: float) -> SlowRank:

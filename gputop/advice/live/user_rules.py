@@ -15,7 +15,7 @@ from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import GpuSample, Reading
 from gputop.rules.check import Reference
-from gputop.rules.expression import Outcome, Value
+from gputop.rules.expression import ConditionOutcome, Value
 from gputop.rules.rule_file import RuleText
 
 KEPT_S = 5.0  # a finding stays so long after its condition last held: a figure near a limit does not make it flicker
@@ -130,7 +130,7 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
     return Abstained(rule.id, "a GPU that can be read") if not outcomes else None
 
 
-def _update(rule: RuleText, outcome: Outcome, held: HeldConditions, key: tuple[str, int | None],
+def _update(rule: RuleText, outcome: ConditionOutcome, held: HeldConditions, key: tuple[str, int | None],
             now_s: float) -> Held | None:
     """Update what is kept of a condition by this sample; ``shown``: it has held for long enough, and does or just
     did."""

@@ -14,7 +14,7 @@ from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.analysis.results import Analysis, KernelRow, LayerRow
 from gputop.core.findings import Abstained, Advice, Finding, ranked
 from gputop.rules.check import Reference
-from gputop.rules.expression import Condition, Outcome, Value
+from gputop.rules.expression import Condition, ConditionOutcome, Value
 from gputop.rules.rule_file import Budget, RuleText
 from gputop.text.units import percent
 
@@ -117,7 +117,7 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
+def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[int | None, ConditionOutcome]]:
     """Judge a condition: for any GPU where it is per GPU. None: not known."""
     values = TraceValues(analysis)
     outcomes = condition.judge(values)
@@ -151,12 +151,12 @@ def user_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | No
     return None if holds is False else Abstained(rule.id, missing(outcomes))
 
 
-def missing(outcomes: dict[int | None, Outcome]) -> str:
+def missing(outcomes: dict[int | None, ConditionOutcome]) -> str:
     """Figures that would be needed to judge."""
     return in_words(text for outcome in outcomes.values() for text in outcome.missing) or "GPUs in the trace"
 
 
-def over_budget(budget: Budget, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
+def over_budget(budget: Budget, analysis: Analysis) -> tuple[bool | None, dict[int | None, ConditionOutcome]]:
     """Judge a budget: exceeded by any GPU where it is per GPU. None: not known."""
     _, outcomes = judged(budget.condition, analysis)
     verdicts = [outcome.holds for outcome in outcomes.values()]

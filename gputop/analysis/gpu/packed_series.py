@@ -14,7 +14,7 @@ from gputop.core.findings import Finding
 
 
 class PackedSeries(Struct, frozen=True):
-    """A :class:`~gputop.analysis.gpu.step_series.StepSeries` whose arrays are the bytes of 64-bit floats: they hold
+    """A :class:`~gputop.analysis.gpu.step_series.StepArrays` whose arrays are the bytes of 64-bit floats: they hold
     NaN, which JSON has not."""
 
     step_s: bytes

@@ -20,7 +20,7 @@ from gputop.trace.lookups import numbered
 from gputop.trace.model import F64, I64, Kind, Trace
 
 
-class StepSeries(Struct, frozen=True):
+class StepArrays(Struct, frozen=True):
     """One value per step, arrays of shape (steps,).
 
     ``parts`` are seconds by part of the breakdown. ``gpus`` holds by GPU (numbered as in
@@ -45,7 +45,7 @@ class StepSeries(Struct, frozen=True):
             None if self.waiting is None else self.waiting.tobytes())
 
     @classmethod
-    def unpacked(cls, packed: PackedSeries) -> StepSeries:
+    def unpacked(cls, packed: PackedSeries) -> StepArrays:
         """Raises ValueError where the lengths do not fit together."""
         count = len(np.frombuffer(packed.step_s, np.float64))
 
@@ -63,13 +63,13 @@ class StepSeries(Struct, frozen=True):
 
 def step_series(
     trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu | None,
-) -> StepSeries:
+) -> StepArrays:
     """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty.
 
     ``by_gpu``: :func:`~gputop.analysis.gpu.breakdown.parts_by_gpu` of the steps, where that is known."""
     start, end = steps.edges_ns.T
     readable = bool(gpu_timelines) or not trace.gpus
-    return StepSeries(
+    return StepArrays(
         step_s=(end - start) / 1e9,
         parts=breakdown_by_step(trace, gpu_timelines, steps.bounds_ns, by_gpu) if readable else {},
         gpus={gpu_number(trace, timeline.gpu): _of_gpu(trace, timeline, steps) for timeline in gpu_timelines},

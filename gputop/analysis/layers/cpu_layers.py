@@ -25,7 +25,7 @@ from gputop.analysis.layers.tree import (
     COMPILED,
     EAGER,
     NO_OP_RUNS,
-    Node,
+    ScopeSums,
     no_layers,
     place_of,
     put,
@@ -72,16 +72,16 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
     time_ns, active_ns = _shared(trace, ops, within)
     count, many = (steps.count if steps is not None else 1), len(trace.hlo_ops)
     inside = contains(within, start)
-    root, training = Node(), _training(trace)
+    root, training = ScopeSums(), _training(trace)
     for key, unnamed, time, runs in _by_op(ops, time_ns, inside):
-        node = Node(time, 0.0, runs)
+        node = ScopeSums(time, 0.0, runs)
         hlo = trace.hlo_ops[key] if key < many and not ops.scopes else None
         if hlo is not None:
             node.ran(hlo, runs)
         put(root, *_place(trace, ops, key, unnamed, training), node, hlo.source if hlo is not None else "")
     if not root.device_ns:
         return None
-    put(root, NO_OP_RUNS, (), Node(wait_ns=float(within.total - active_ns)))
+    put(root, NO_OP_RUNS, (), ScopeSums(wait_ns=float(within.total - active_ns)))
     how = no_layers(root, framework(trace, bool(ops.scopes)))
     return Layers(basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=0,
                   rows=tuple(table_rows(root, count, how)), sources=source_lines(root, count))

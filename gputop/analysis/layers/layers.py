@@ -20,7 +20,7 @@ from gputop.analysis.layers.tree import (
     MAYBE_IN_GRAPHS,
     NO_CALL,
     NO_OP,
-    Node,
+    ScopeSums,
     no_layers,
     place_of,
     put,
@@ -80,13 +80,13 @@ def layer_times(
     device_ns, wait_ns, kernels = (sum(column) for column in zip(*columns, strict=True))
     unit = len(shares) * count
     executions, kernel_of = _executions(trace, shares, many)
-    root, ops = Node(), []
+    root, ops = ScopeSums(), []
     modules, eager = _modules(trace, shares, many), eager_types(trace)
     training = {module for i, module in enumerate(modules) if differentiates(trace.hlo_ops[i].op_name)}
     used = np.flatnonzero((device_ns + wait_ns + kernels) > 0)
     for key in used.tolist():
         what, op = divmod(key, size)
-        node = Node(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
+        node = ScopeSums(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
         hlo = trace.hlo_ops[op] if op < many else None
         if calls is not None:
             phase, path = calls.scopes[op] if op < size - 2 else Scope(NO_CALL, ())
@@ -105,7 +105,7 @@ def layer_times(
         put(root, phase, path, node, hlo.source if hlo is not None else "")
     rest = float(sum(share.rest_ns for share in shares))
     if rest:
-        put(root, AFTER, (), Node(wait_ns=rest))
+        put(root, AFTER, (), ScopeSums(wait_ns=rest))
     no_op = IN_GRAPHS if trace.cuda_graphs else MAYBE_IN_GRAPHS if trace.hlo_ops else {}
     reasons = {**no_op, **no_layers(root, framework(trace, calls is not None))}
     table = Layers(

@@ -51,7 +51,7 @@ _FOLDED_BELOW = 0.005  # share of the whole: one row for all of them
 _MAX_DEPTH, _MAX_ROWS, _MAX_SOURCES = 12, 400, 30
 
 
-class Node(Struct):
+class ScopeSums(Struct):
     """Sums of a scope and all below it. ``known_ns`` is the device time of the ops whose FLOPs are known, ``own`` what
     belongs to no part of it: an op whose name is also a scope of others."""
 
@@ -61,9 +61,9 @@ class Node(Struct):
     flops: float = 0.0
     known_ns: float = 0.0
     bytes: float = 0.0
-    children: dict[str, Node] = field(default_factory=dict)
+    children: dict[str, ScopeSums] = field(default_factory=dict)
     sources: dict[str, float] = field(default_factory=dict)
-    own: Node | None = None
+    own: ScopeSums | None = None
 
     def ran(self, op: HloOp, times: float) -> None:
         """Take over the bytes and FLOPs of an op that ran so many times, and nothing else in this time."""
@@ -71,7 +71,7 @@ class Node(Struct):
         if op.flops is not None:
             self.known_ns, self.flops = self.device_ns, times * sum(number for _, number in op.flops)
 
-    def add(self, other: Node) -> None:
+    def add(self, other: ScopeSums) -> None:
         self.device_ns += other.device_ns
         self.wait_ns += other.wait_ns
         self.kernels += other.kernels
@@ -90,21 +90,21 @@ def place_of(name: str, has_program: bool, training: bool) -> tuple[str, tuple[s
     return (scope.phase, scope.path) if scope.path else (NO_SCOPE, (name,) if name else ())
 
 
-def put(root: Node, phase: str, path: tuple[str, ...], node: Node, source: str = "") -> None:
+def put(root: ScopeSums, phase: str, path: tuple[str, ...], node: ScopeSums, source: str = "") -> None:
     """Add an op's figures to all scopes around it, the ``phase`` first."""
     scope = root
     scope.add(node)
     for part in (phase, *path[:_MAX_DEPTH]):
-        scope = scope.children.setdefault(part, Node())
+        scope = scope.children.setdefault(part, ScopeSums())
         scope.add(node)
-    scope.own = scope.own or Node()
+    scope.own = scope.own or ScopeSums()
     scope.own.add(node)
     if source:
         for whose in (root, scope):
             whose.sources[source] = whose.sources.get(source, 0.0) + node.device_ns
 
 
-def no_layers(root: Node, how: str) -> dict[str, str]:
+def no_layers(root: ScopeSums, how: str) -> dict[str, str]:
     """Argument of :func:`table_rows`: ``how``, a key of :data:`NO_LAYERS`, where ops of the forward pass are in no
     layer."""
     forward = root.children.get("forward")
@@ -114,7 +114,7 @@ def no_layers(root: Node, how: str) -> dict[str, str]:
     return {"forward": NO_LAYERS[how]} if inside < _FEW_LAYERS * (forward.device_ns + forward.wait_ns) else {}
 
 
-def table_rows(root: Node, unit: int, reasons: Mapping[str, str]) -> list[LayerRow]:
+def table_rows(root: ScopeSums, unit: int, reasons: Mapping[str, str]) -> list[LayerRow]:
     """The tree in order, parents before children, siblings by falling time; what costs little is one row.
 
     ``reasons``: in place of those of :data:`REASONS`.
@@ -123,7 +123,7 @@ def table_rows(root: Node, unit: int, reasons: Mapping[str, str]) -> list[LayerR
     whole = root.device_ns + root.wait_ns
     least = _FOLDED_BELOW * whole
 
-    def row(name: str, parent: int | None, node: Node) -> None:
+    def row(name: str, parent: int | None, node: ScopeSums) -> None:
         rows.append(LayerRow(
             name=name, parent=parent, device_s=node.device_ns / unit / 1e9, wait_s=node.wait_ns / unit / 1e9,
             share=(node.device_ns + node.wait_ns) / whole if whole else 0.0, kernels=node.kernels / unit,
@@ -133,7 +133,7 @@ def table_rows(root: Node, unit: int, reasons: Mapping[str, str]) -> list[LayerR
             source=max(node.sources, key=lambda s: node.sources[s], default=""),
             reason=reasons.get(name, REASONS.get(name, "")) if parent is None else ""))
 
-    def visit(name: str, node: Node, parent: int | None) -> None:
+    def visit(name: str, node: ScopeSums, parent: int | None) -> None:
         while len(node.children) == 1:  # a scope that holds nothing but one other
             (inner, child), = node.children.items()
             if parent is None or child.kernels != node.kernels or child.wait_ns != node.wait_ns:
@@ -142,7 +142,7 @@ def table_rows(root: Node, unit: int, reasons: Mapping[str, str]) -> list[LayerR
         row(name, parent, node)
         below(node, len(rows) - 1)
 
-    def below(node: Node, parent: int) -> None:
+    def below(node: ScopeSums, parent: int) -> None:
         parts = dict(node.children)
         if parts and node.own is not None:
             parts[ITSELF if rows[parent].parent is not None else NO_OP] = node.own
@@ -156,7 +156,7 @@ def table_rows(root: Node, unit: int, reasons: Mapping[str, str]) -> list[LayerR
         if shown and len(others) == 1:
             visit(*others.pop(), parent)
         if shown and others:
-            rest = Node()
+            rest = ScopeSums()
             for _, child in others:
                 rest.add(child)
             row(f"{len(others)} more", parent, rest)
@@ -167,7 +167,7 @@ def table_rows(root: Node, unit: int, reasons: Mapping[str, str]) -> list[LayerR
     return rows
 
 
-def source_lines(root: Node, unit: int) -> tuple[SourceLine, ...] | None:
+def source_lines(root: ScopeSums, unit: int) -> tuple[SourceLine, ...] | None:
     """Lines of source by device time; None where the programs name none."""
     if not root.sources:
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.findings import TraceNote
+from gputop.trace.complete_part import longest_recording, up_to_last_gpu_event
 from gputop.trace.model import Trace
-from gputop.trace.recorded import longest_recording, up_to_last_gpu_event
 
 
 def detect_steps(trace: Trace) -> tuple[Trace, Steps | None]:

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
 from gputop.text.units import seconds
+from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
-from gputop.trace.recorded import part_of
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"

@@ -26,7 +26,7 @@ NEG_INF, POS_INF = -(1 << 60), 1 << 60  # instants before and after all others
 Flags = npt.NDArray[np.bool_]
 
 
-class Events(Struct, frozen=True):
+class ReplayEvents(Struct, frozen=True):
     """The device events that are replayed, ordered by stream and begin. An event's index is its index here.
 
     Columns have the shape (events,), times are ns of the trace's clock. ``row`` is the row in ``Trace.device``, where
@@ -65,7 +65,7 @@ class HostLanes(Struct, frozen=True):
         return [gpu for gpu, number in self.of_gpu.items() if number == lane]
 
 
-class Launches(Struct, frozen=True):
+class EventLaunches(Struct, frozen=True):
     """The launch of each event, shape (events,): its host lane (-1: unknown), and when its call begins and ends
     (NEG_INF: unknown). ``usual_call_ns`` is the median length of a kernel's call, ``by_lane`` the begins of all
     launches of each lane, sorted."""
@@ -109,7 +109,7 @@ def line_order(trace: Trace) -> I64:
     return rank
 
 
-def events_between(trace: Trace, lo: int, hi: int, line_rank: I64) -> Events | None:
+def events_between(trace: Trace, lo: int, hi: int, line_rank: I64) -> ReplayEvents | None:
     """The device events that run between two instants (ns); None: there are none.
 
     1. Sort by stream, begin and end; what begins and ends at one instant by launch and name.
@@ -132,11 +132,11 @@ def events_between(trace: Trace, lo: int, hi: int, line_rank: I64) -> Events | N
     end = np.maximum.accumulate(end + apart) - apart
     previous_end = np.where(first, NEG_INF, np.roll(end, 1))
     start = np.maximum(start, previous_end)
-    return Events(rows, stream, device.gpu[rows], device.kind[rows], device.name[rows], first, start, end,
-                  previous_end, end - start, of_row)
+    return ReplayEvents(rows, stream, device.gpu[rows], device.kind[rows], device.name[rows], first, start, end,
+                        previous_end, end - start, of_row)
 
 
-def host_lanes(trace: Trace, events: Events, line_rank: I64) -> HostLanes:
+def host_lanes(trace: Trace, events: ReplayEvents, line_rank: I64) -> HostLanes:
     """Group the threads that launch the events.
 
     1. Take the distinct pairs of launching thread and GPU.
@@ -161,7 +161,7 @@ def host_lanes(trace: Trace, events: Events, line_rank: I64) -> HostLanes:
     return HostLanes(len(number), of_line, {-1 - key: number[value] for key, value in group.items() if key < 0})
 
 
-def recorded_launches(trace: Trace, events: Events, lanes: HostLanes) -> Launches:
+def recorded_launches(trace: Trace, events: ReplayEvents, lanes: HostLanes) -> EventLaunches:
     """The launches as the trace has them. A launch begins no later than its event."""
     device = trace.device
     line = device.launch_line[events.row].astype(np.int64)
@@ -173,11 +173,12 @@ def recorded_launches(trace: Trace, events: Events, lanes: HostLanes) -> Launche
                      lanes.size)
 
 
-def _launches(lane: I64, begin: I64, end: I64, usual_call_ns: int, lanes: int) -> Launches:
-    return Launches(lane, begin, end, usual_call_ns, tuple(np.sort(begin[lane == number]) for number in range(lanes)))
+def _launches(lane: I64, begin: I64, end: I64, usual_call_ns: int, lanes: int) -> EventLaunches:
+    by_lane = tuple(np.sort(begin[lane == number]) for number in range(lanes))
+    return EventLaunches(lane, begin, end, usual_call_ns, by_lane)
 
 
-def find_delays(events: Events, lanes: HostLanes, launches: Launches) -> tuple[Launches, Delays]:
+def find_delays(events: ReplayEvents, lanes: HostLanes, launches: EventLaunches) -> tuple[EventLaunches, Delays]:
     """Find what each event waited for, and the launches, with those that the trace does not have.
 
     1. The usual latency is the mean time from launch to begin where the stream was free, and the usual pause that from
@@ -231,7 +232,7 @@ def find_delays(events: Events, lanes: HostLanes, launches: Launches) -> tuple[L
         unexplained=np.where(unknown & by_launch, rest, 0), fixed=just_before & (lane < 0))
 
 
-def _other_streams(events: Events, late: I64, within: I64) -> tuple[I64, I64]:
+def _other_streams(events: ReplayEvents, late: I64, within: I64) -> tuple[I64, I64]:
     """Event of another stream of the same GPU that ended last before each event of ``late`` began, and the time since;
     -1 where none ended ``within`` so many ns (by event). Both have the shape (events,)."""
     source, since = np.full(len(events.row), -1, np.int64), np.zeros(len(events.row), np.int64)

@@ -19,9 +19,9 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.analysis.what_if.dependencies import (
     Delays,
-    Events,
+    EventLaunches,
     HostLanes,
-    Launches,
+    ReplayEvents,
     events_between,
     find_delays,
     host_lanes,
@@ -35,7 +35,7 @@ from gputop.trace.model import I64, Trace
 MAX_EVENTS = 100_000  # device events that are replayed: so many whole steps stand for the window
 
 
-class Collectives(Struct, frozen=True):
+class Matched(Struct, frozen=True):
     """Collectives matched across GPUs. ``of_event`` is the collective of each event (-1: none) and ``transfer`` the
     time that the event lasts once all GPUs have come (ns), both (events,); ``begun`` is when the last GPU came to each
     collective (ns), shape (collectives,)."""
@@ -86,15 +86,15 @@ class Graph(NamedTuple):
     trace: Trace
     spans: Spans
     marks: StepMarks
-    events: Events
+    events: ReplayEvents
     lanes: HostLanes
-    launches: Launches
+    launches: EventLaunches
     delays: Delays
     loops: list[TrainingLoop]
     waits: Waits
     fetches: LaneTimes
     ambiguous_ns: int
-    collectives: Collectives
+    collectives: Matched
     boundaries: Boundaries
     pieces: Pieces
 
@@ -163,7 +163,7 @@ def _replayed_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: S
     return union(edges[:, 0], edges[:, 1])
 
 
-def _find_collectives(trace: Trace, events: Events, gpu_timelines: Sequence[GpuTimeline]) -> Collectives:
+def _find_collectives(trace: Trace, events: ReplayEvents, gpu_timelines: Sequence[GpuTimeline]) -> Matched:
     """Matched collectives of which all GPUs' events are replayed."""
     of_event, transfer = np.full(len(events.row), -1, np.int64), events.work.copy()
     begun = [np.empty(0, np.int64)]
@@ -183,10 +183,10 @@ def _find_collectives(trace: Trace, events: Events, gpu_timelines: Sequence[GpuT
         transfer[members] = np.maximum(events.end[members] - last_start[:, None], 0)
         begun.append(last_start)
         count += len(members)
-    return Collectives(of_event, transfer, np.concatenate(begun))
+    return Matched(of_event, transfer, np.concatenate(begun))
 
 
-def _boundaries(spans: Spans, events: Events) -> Boundaries:
+def _boundaries(spans: Spans, events: ReplayEvents) -> Boundaries:
     edges = np.stack((spans.start, spans.end), axis=1).ravel()
     last = np.full((len(edges), events.streams), -1, np.int64)
     firsts = np.append(np.flatnonzero(events.first), len(events.row))
@@ -197,7 +197,7 @@ def _boundaries(spans: Spans, events: Events) -> Boundaries:
     return Boundaries(edges, last)
 
 
-def split_into_pieces(events: Events, launches: Launches, delays: Delays, waits: Waits, collectives: Collectives,
+def split_into_pieces(events: ReplayEvents, launches: EventLaunches, delays: Delays, waits: Waits, collectives: Matched,
                       boundaries: Boundaries) -> Pieces:
     """Cut the streams where they, or host lanes, wait for each other.
 

@@ -14,10 +14,10 @@ from gputop.analysis.what_if.dependencies import (
     LATENCY_NS,
     NEG_INF,
     POS_INF,
-    Events,
+    EventLaunches,
     Flags,
     HostLanes,
-    Launches,
+    ReplayEvents,
 )
 from gputop.analysis.what_if.host_waits import SYNCHRONIZE, waits_for_copy
 from gputop.trace.intervals import EMPTY, Spans, merge, union
@@ -71,8 +71,9 @@ class LaneTimes(NamedTuple):
         return Spans(self.begin[self.lane == lane], self.end[self.lane == lane])
 
 
-def find_waits(trace: Trace, events: Events, lanes: HostLanes, launches: Launches, loops: Sequence[TrainingLoop],
-               marks: StepMarks, *, ambiguous: bool = False) -> tuple[Waits, LaneTimes, Spans]:
+def find_waits(trace: Trace, events: ReplayEvents, lanes: HostLanes, launches: EventLaunches,
+               loops: Sequence[TrainingLoop], marks: StepMarks, *,
+               ambiguous: bool = False) -> tuple[Waits, LaneTimes, Spans]:
     """Find the waits of host lanes, their fetches, which are waits for a batch that is made when it is asked for, and
     the time of pauses that look the same whether the host waits for the GPUs or is busy. ``ambiguous``: they are waits.
 
@@ -111,7 +112,7 @@ def _synchronizations(trace: Trace, lanes: HostLanes) -> LaneTimes:
     return LaneTimes(lanes.of_line[host.line[syncs]], host.start_ns[syncs], host.end_ns[syncs])
 
 
-def _held_launches(events: Events, launches: Launches) -> LaneTimes:
+def _held_launches(events: ReplayEvents, launches: EventLaunches) -> LaneTimes:
     """Launching calls that may have waited. One whose kernel ran meanwhile did not wait for room in the queue, it was
     slow by itself; one that copies from or to the host may wait for the copy."""
     slow = (events.end <= launches.end) & ~_with_host(events)
@@ -119,7 +120,7 @@ def _held_launches(events: Events, launches: Launches) -> LaneTimes:
     return LaneTimes(launches.lane[held], launches.begin[held], launches.end[held])
 
 
-def _held_at_end(trace: Trace, lanes: HostLanes, launches: Launches) -> LaneTimes:
+def _held_at_end(trace: Trace, lanes: HostLanes, launches: EventLaunches) -> LaneTimes:
     """Launching calls that may have waited and whose event is not in the trace: with a full queue, those of its last
     stretch."""
     host = trace.host
@@ -130,24 +131,24 @@ def _held_at_end(trace: Trace, lanes: HostLanes, launches: Launches) -> LaneTime
     return LaneTimes(lane[held], host.start_ns[calls][held], host.end_ns[calls][held])
 
 
-def _held_copies(events: Events, launches: Launches) -> Waits:
+def _held_copies(events: ReplayEvents, launches: EventLaunches) -> Waits:
     """Calls that return when their own copy from or to the host has ended, as those with pageable memory do."""
     held = np.flatnonzero(_held(launches) & _lasts_as_its_copy(events, launches))
     return Waits(launches.lane[held], launches.begin[held], launches.end[held], held)
 
 
-def _held(launches: Launches) -> Flags:
+def _held(launches: EventLaunches) -> Flags:
     return (launches.lane >= 0) & (launches.end - launches.begin >= HELD_NS)
 
 
-def _lasts_as_its_copy(events: Events, launches: Launches) -> Flags:
+def _lasts_as_its_copy(events: ReplayEvents, launches: EventLaunches) -> Flags:
     """Mask of the copies with the host whose call ends while they run, and waits for them
     (:func:`~gputop.analysis.what_if.host_waits.waits_for_copy`)."""
     return _with_host(events) & (events.end > launches.end) & waits_for_copy(
         launches.begin, launches.end, events.start, events.end)
 
 
-def _with_host(events: Events) -> Flags:
+def _with_host(events: ReplayEvents) -> Flags:
     return (events.kind == Kind.H2D) | (events.kind == Kind.D2H)
 
 
@@ -164,8 +165,8 @@ def _batch_waits(trace: Trace, lanes: HostLanes, loops: Sequence[TrainingLoop], 
     return LaneTimes(*(np.concatenate([np.empty(0, np.int64), *(part[i] for part in parts)]) for i in range(3)))
 
 
-def _pauses(lane: int, events: Events, lanes: HostLanes, launches: Launches, marks: StepMarks, *, ambiguous: bool,
-            ) -> tuple[LaneTimes, Spans]:
+def _pauses(lane: int, events: ReplayEvents, lanes: HostLanes, launches: EventLaunches, marks: StepMarks, *,
+            ambiguous: bool) -> tuple[LaneTimes, Spans]:
     """Pauses in which a lane waits in calls that are not recorded; and those that may be such (ns).
 
     1. A lane that launches nothing until all its GPUs' work is done has *drained* them; a wait for a copy may return
@@ -206,7 +207,7 @@ def _pauses(lane: int, events: Events, lanes: HostLanes, launches: Launches, mar
             union(called[unsure], work_end[unsure]))
 
 
-def _kernel_pairs(events: Events, launched: I64, drained: I64) -> I64:
+def _kernel_pairs(events: ReplayEvents, launched: I64, drained: I64) -> I64:
     """A number for each pair of kernels before and after a pause; shape (drained,)."""
     if not len(drained):
         return drained
@@ -235,7 +236,7 @@ def _spread(group: I64, value: I64) -> I64:
     return out
 
 
-def _ended_last(calls: LaneTimes, events: Events, lanes: HostLanes, launches: Launches) -> I64:
+def _ended_last(calls: LaneTimes, events: ReplayEvents, lanes: HostLanes, launches: EventLaunches) -> I64:
     """Event of the lane's GPUs that ended last in each call, and was launched before it; else the copy with the host
     that a call of :data:`HELD_NS` and more waited for, though by the clocks it still ran; -1: none."""
     out = np.full(len(calls.lane), -1, np.int64)
@@ -259,7 +260,7 @@ def _ended_last(calls: LaneTimes, events: Events, lanes: HostLanes, launches: La
     return out
 
 
-def _in_turn(waits: Waits, events: Events, lanes: HostLanes, launches: Launches) -> Waits:
+def _in_turn(waits: Waits, events: ReplayEvents, lanes: HostLanes, launches: EventLaunches) -> Waits:
     """Waits by lane and end; of each what lies after the one before it, and after the last launch in it. What ended
     before the lane itself began to wait was not waited for."""
     order = np.lexsort((waits.end, waits.lane))

@@ -129,7 +129,7 @@ class _WaitTimes(NamedTuple):
     input_ready: list[int]
 
 
-class Run(Struct, frozen=True):
+class ReplayRun(Struct, frozen=True):
     """A replay, in ns. ``ends`` is when each piece ends, ``earlier`` by how much earlier than ``durations.by_launch``
     its events were launched, ``ahead`` by how much a host lane is ahead of the recording after each wait, and
     ``gained`` what it gains in addition by collectives before its next wait."""
@@ -142,7 +142,7 @@ class Run(Struct, frozen=True):
     gained: I64
 
 
-def run_replay(graph: Graph, cure: Cure, *, exact: bool = True) -> Run:
+def run_replay(graph: Graph, cure: Cure, *, exact: bool = True) -> ReplayRun:
     """Go through the graph with a cure. ``exact``: with the recorded latencies, else with the usual ones.
 
     1. Scale the events' durations, remove the host's time, cancel its calls.
@@ -168,7 +168,7 @@ def run_replay(graph: Graph, cure: Cure, *, exact: bool = True) -> Run:
                     _scaled(graph.collectives.transfer, ratio)[head].tolist()),
         _WaitTimes(begin.tolist(), end.tolist(), returns.tolist(), canceled.tolist(), _input_ready(graph, cure)),
         together=cure.together))
-    return Run(durations, removed, ends, launched - by_launches, ahead, gained)
+    return ReplayRun(durations, removed, ends, launched - by_launches, ahead, gained)
 
 
 def _durations(graph: Graph, cure: Cure, ratio: npt.NDArray[np.float64] | None, removed: _Removed, exact: bool,
@@ -191,7 +191,7 @@ def _durations(graph: Graph, cure: Cure, ratio: npt.NDArray[np.float64] | None, 
 def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: bool,
            ) -> tuple[list[int], list[int], list[int], list[int]]:
     """Go through waits, pieces and collectives in the order of their recorded times. Returns the ends of the pieces,
-    their ends by their launches alone, and ``ahead`` and ``gained`` of :class:`Run`.
+    their ends by their launches alone, and ``ahead`` and ``gained`` of :class:`ReplayRun`.
 
     1. A wait: the lane goes on when what it waits for is ready, no sooner than it came to the wait. What it then has
        gained on the recording is how much it is ahead.
@@ -257,7 +257,7 @@ def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: boo
     return ends, launched, ahead, gained
 
 
-def steps_time_ns(graph: Graph, run: Run) -> int:
+def steps_time_ns(graph: Graph, run: ReplayRun) -> int:
     """The time from boundary to boundary of the steps: there the GPUs have done what they had begun by then and, where
     calls of the host mark the steps, the host has come."""
     boundary_ns, last_event = graph.boundaries

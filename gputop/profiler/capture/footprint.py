@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from gputop.core.job_limits import LimitFacts, read_limits
-from gputop.core.memory import control_groups, left_in
+from gputop.core.own_memory import control_groups, left_in
 from gputop.profiler.addresses import is_local, listening_pid, process_of
 from gputop.profiler.capture.plan import FreeResources
 from gputop.profiler.discovery import is_training

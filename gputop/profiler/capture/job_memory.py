@@ -9,7 +9,7 @@ from collections.abc import Callable
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from gputop.core.memory import resident_bytes
+from gputop.core.own_memory import resident_bytes
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan
 from gputop.profiler.recording import Progress
 from gputop.text.units import size

@@ -23,15 +23,15 @@ from gputop.core.errors import GputopError
 from gputop.profiler.addresses import machine_name, split_address, unix_name
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import JobMemory, MemoryGuard, Watch, with_more
-from gputop.profiler.capture.limits import check_limits
 from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
 from gputop.profiler.capture.overview import also, record_overview
 from gputop.profiler.capture.plan import FreeResources, MemoryLimits, Plan, Probe, memory_limits, needs_probe, plan
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.capture.requirements import check_limits
 from gputop.profiler.capture.safe_capture import full_length, keep_probe, probe_job, probe_logdir
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 from gputop.profiler.discovery import is_training
-from gputop.profiler.recording import CaptureResult, Progress, Recorder, Recording
+from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecordingOrder
 from gputop.profiler.storage import RunFolder
 from gputop.trace.readers.clock_file import write_clocks
 
@@ -82,7 +82,7 @@ class _Worker:
     def watch(self, stop: threading.Event) -> Watch:
         return Watch(self.memory, self.limits, self.free, stop)
 
-    def record(self, recording: Recording, start_s: float, guard: MemoryGuard, stop: threading.Event) -> None:
+    def record(self, recording: RecordingOrder, start_s: float, guard: MemoryGuard, stop: threading.Event) -> None:
         """Record from ``start_s`` on, Unix time by our clock, as far as the server's clock is known."""
         self.guard, start_ns = guard, None
         if self.bounds is not None and self.bounds.width_s <= _MAX_START_WAIT_S:
@@ -148,7 +148,7 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
         if any(w.error is None for w in workers):
             on_plan(chosen)
         halt = threading.Event()  # of all: what one job does not bear ends it for the others, too
-        recording = Recording(chosen.chosen_s, logdir, run=run.path.name, shapes=chosen.shapes)
+        recording = RecordingOrder(chosen.chosen_s, logdir, run=run.path.name, shapes=chosen.shapes)
         label = with_more if chosen.overview_s else None
         _run_phase(threads, workers, lambda w: w.record(
             recording, start_s, MemoryGuard(w.watch(stop), halt, label=label), stop))

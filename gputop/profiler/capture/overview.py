@@ -18,7 +18,7 @@ from gputop.core.files import write_file
 from gputop.profiler.capture import plan
 from gputop.profiler.capture.job_memory import MemoryGuard, Watch
 from gputop.profiler.capture.plan import Plan
-from gputop.profiler.recording import JoinsOverviews, Progress, Recorder, Recording
+from gputop.profiler.recording import JoinsOverviews, Progress, Recorder, RecordingOrder
 from gputop.profiler.storage import TRACE, RunFolder
 from gputop.trace.readers.capture_file import OVERVIEW
 
@@ -81,7 +81,7 @@ def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watc
             return
         part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
         guard = MemoryGuard(watch, threading.Event(), label=as_overview)
-        result = recorder.record(Recording(part_s, scratch, overview=True), guard, guard.halt)
+        result = recorder.record(RecordingOrder(part_s, scratch, overview=True), guard, guard.halt)
         if not result.path.is_relative_to(scratch):
             shutil.rmtree(result.path.parents[3], ignore_errors=True)
             raise GputopError("the disk of the logdir is full", "Free some space.")

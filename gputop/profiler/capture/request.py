@@ -47,7 +47,7 @@ class CaptureRequest(Struct, frozen=True):
     process_started: int | None = None  # field 22 of /proc/PID/stat
 
 
-class Answer(Struct, frozen=True):
+class CaptureAnswer(Struct, frozen=True):
     """One answer to a question: its key, how it is called, and the request that it makes."""
 
     key: str
@@ -68,7 +68,7 @@ class CaptureQuestion(Struct, frozen=True):
     details: str
     problem: str
     fix: str
-    answers: tuple[Answer, ...]
+    answers: tuple[CaptureAnswer, ...]
     servers: tuple[Server, ...] = ()
     choice: Choice | None = None
 
@@ -98,7 +98,7 @@ def ask_job(request: CaptureRequest, servers: Sequence[Server], ended: Server | 
         f"several jobs can be captured: {listed}" if ended is None else
         f"the job at {ended.address} has ended; others can be captured: {listed}",
         f"Name the one that you mean: gputop capture {servers[0].address.removeprefix('pid:')}",
-        tuple(Answer(server.address, server.description, replace(request, job=server)) for server in servers),
+        tuple(CaptureAnswer(server.address, server.description, replace(request, job=server)) for server in servers),
         tuple(servers))
 
 
@@ -108,7 +108,7 @@ def ask_other_user(request: CaptureRequest, server: Server) -> CaptureQuestion:
         "other user", f"This server belongs to user {server.owner}. Capture from it?", HARM,
         f"the profiler server at {server.address} belongs to user {server.owner}, and you did not name it",
         f"A capture slows that job down and copies its activity. If you want this: --attach {server.address}",
-        (Answer("y", "Capture from it", replace(request, job=server, allowed=server)),), (server,))
+        (CaptureAnswer("y", "Capture from it", replace(request, job=server, allowed=server)),), (server,))
 
 
 def ask_other_job(request: CaptureRequest, server: Server, before: Server) -> CaptureQuestion:
@@ -119,7 +119,7 @@ def ask_other_job(request: CaptureRequest, server: Server, before: Server) -> Ca
         "other job", f"Another job now answers at {server.address}. Capture from it?", whose + HARM,
         f"the job at {before.address} has ended, and another one now answers there",
         f"If you want this, start gputop again: --attach {server.address}",
-        (Answer("y", "Capture from it", replace(request, allowed=server)),), (server, before))
+        (CaptureAnswer("y", "Capture from it", replace(request, allowed=server)),), (server, before))
 
 
 def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choice) -> CaptureQuestion:
@@ -129,8 +129,8 @@ def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choi
     return CaptureQuestion(
         "workers", "Which workers?", "",
         f"there are {choice.of} workers, and a capture slows each of them down", f"Proposed are {choice.text()}.",
-        (Answer("few", choice.text(), few), Answer("all", "all of them", every),
-         Answer("ask", "ask their nodes first", replace(request, ask_nodes="ssh"))), choice=choice)
+        (CaptureAnswer("few", choice.text(), few), CaptureAnswer("all", "all of them", every),
+         CaptureAnswer("ask", "ask their nodes first", replace(request, ask_nodes="ssh"))), choice=choice)
 
 
 def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:
@@ -138,11 +138,11 @@ def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:
     return CaptureQuestion(
         "risk", "This capture may end the job. Capture anyway?", risk, f"a capture may end the job: {risk}",
         "gputop capture --accept-risk captures anyway.",
-        (Answer("y", "Capture anyway", replace(request, accept_risk=True)),))
+        (CaptureAnswer("y", "Capture anyway", replace(request, accept_risk=True)),))
 
 
 def ask_hold(request: CaptureRequest, pid: int, problem: GputopError) -> CaptureQuestion:
     """Ask whether torch.profiler may hold a job that nothing else can record."""
     return CaptureQuestion(
         "hold", "The capture pauses this job at its end. Capture anyway?", problem.message, problem.message,
-        problem.fix, (Answer("y", "Capture anyway", replace(request, hold=True, process=pid)),))
+        problem.fix, (CaptureAnswer("y", "Capture anyway", replace(request, hold=True, process=pid)),))

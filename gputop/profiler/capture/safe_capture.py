@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGuard, Watch, with_more
-from gputop.profiler.capture.limits import check_limits
 from gputop.profiler.capture.overview import record_overview
 from gputop.profiler.capture.plan import (
     PROBE_S,
@@ -31,7 +30,8 @@ from gputop.profiler.capture.plan import (
     second_probe_s,
 )
 from gputop.profiler.capture.request import CaptureRequest
-from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, Recording, TraceLost
+from gputop.profiler.capture.requirements import check_limits
+from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, RecordingOrder, TraceLost
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import size
@@ -52,7 +52,7 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
     if request.force or not needs_probe(seconds, recorder.limits):
         chosen = full_length(request)
         on_plan(chosen)
-        result = recorder.record(Recording(seconds, logdir), memory, stop)
+        result = recorder.record(RecordingOrder(seconds, logdir), memory, stop)
         return result, chosen, memory.cost(result.took_s, seconds)
     with probe_logdir(logdir) as folder:
         probed, probe = probe_job(recorder, folder, memory, stop, seconds)
@@ -70,7 +70,7 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         watch = Watch(memory, memory_limits(probe, before, recorder.limits), free, stop)
         guard = MemoryGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
         try:
-            result = recorder.record(Recording(chosen.chosen_s, logdir, shapes=chosen.shapes), guard, guard.halt)
+            result = recorder.record(RecordingOrder(chosen.chosen_s, logdir, shapes=chosen.shapes), guard, guard.halt)
         except TraceLost as error:
             if probed is None:
                 raise
@@ -115,7 +115,7 @@ def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threa
         memory(replace(progress, phase="probing"))
 
     try:
-        result = recorder.record(Recording(probe_s, logdir, shapes=False), report, stop)
+        result = recorder.record(RecordingOrder(probe_s, logdir, shapes=False), report, stop)
     except EmptyTrace as empty:
         return None, Probe(probe_s, empty.took_s, 0, 0, 0)
     if not result.path.is_relative_to(logdir):

@@ -23,7 +23,7 @@ _ABSTRACT = "\0"
 _MAX_OF_USER = 64  # processes: each costs a look at all that it and its parent have open
 
 
-class Client(Struct, frozen=True):
+class DaemonClient(Struct, frozen=True):
     """A process in daemon mode. ``own_pid`` is its PID as it sees it; ``folder``, as it sees it, is that of its socket,
     None where its name is abstract: then whoever binds the daemon's name first commands it. ``holds``: torch.profiler
     records it, which holds the job at its end (:mod:`gputop.launch.inside.gputop_kineto`)."""
@@ -36,7 +36,7 @@ class Client(Struct, frozen=True):
     started: int  # field 22 of /proc/PID/stat: with the PID, the process's identity
 
 
-def client_of(pid: int, proc: Path = _PROC) -> Client | None:
+def client_of(pid: int, proc: Path = _PROC) -> DaemonClient | None:
     """The client that a process is; None where it is none, has ended, or may not be read."""
     try:
         return _client(pid, proc, _client_sockets(pid, proc))
@@ -44,7 +44,7 @@ def client_of(pid: int, proc: Path = _PROC) -> Client | None:
         return None
 
 
-def find_clients(proc: Path = _PROC) -> list[Client]:
+def find_clients(proc: Path = _PROC) -> list[DaemonClient]:
     """The clients of this machine that may be seen, by PID, of each user at most 64; a few files read where there are
     none."""
     networks, _ = sockets.networks(proc, sorted(process_ids(proc)))
@@ -61,7 +61,7 @@ def find_clients(proc: Path = _PROC) -> list[Client]:
             names = bound.get(sockets.network_namespace(proc, pids[0]), {}) if pids else {}
             if inode in names:
                 candidates[pids[0]] = names
-    clients: dict[int, Client] = {}
+    clients: dict[int, DaemonClient] = {}
     tried: Counter[int] = Counter()
     for pid in sorted(candidates):
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def find_clients(proc: Path = _PROC) -> list[Client]:
     return list(clients.values())
 
 
-def _client(pid: int, proc: Path, bound: dict[int, str]) -> Client | None:
+def _client(pid: int, proc: Path, bound: dict[int, str]) -> DaemonClient | None:
     """The client that a process is; ``bound``: the sockets with a client's name. Raises OSError.
 
     A forked child has its parent's socket open, too, and is no client: kineto's thread is not in it.
@@ -91,10 +91,10 @@ def _client(pid: int, proc: Path, bound: dict[int, str]) -> Client | None:
         return None
     named = [path for path in paths if not path.startswith(_ABSTRACT)]
     folder = PurePosixPath(named[0]).parent if len(named) == len(paths) else None
-    return Client(pid, own_pid, uid, folder, all(HOLDING_PREFIX in path for path in paths), stat.start)
+    return DaemonClient(pid, own_pid, uid, folder, all(HOLDING_PREFIX in path for path in paths), stat.start)
 
 
-def is_same(client: Client) -> bool:
+def is_same(client: DaemonClient) -> bool:
     """Return whether the process still is the one that was found."""
     with contextlib.suppress(OSError):
         return lives(client.pid, client.started)

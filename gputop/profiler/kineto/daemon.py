@@ -39,7 +39,7 @@ _CLOSE_PERIOD_S = 0.1
 _LEAST_LEAD_MS = 1000  # kineto looks at its requests once a second
 
 
-class Event(Struct, frozen=True):
+class DaemonEvent(Struct, frozen=True):
     """Message of a process: a poll, or the ``report`` of gputop's code in it. ``configured``: the poll was answered
     with the config that was registered."""
 
@@ -56,14 +56,14 @@ class Daemon:
         self.folder, self._socket = folder, socket_
         self.users = 1  # blocks of :func:`serving`
         self._configs: dict[int, RecordingConfig] = {}
-        self._listeners: dict[int, queue.SimpleQueue[Event]] = {}
+        self._listeners: dict[int, queue.SimpleQueue[DaemonEvent]] = {}
         self._turns: dict[int, threading.Lock] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="gputop-kineto", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
-    def events_of(self, pid: int) -> Iterator[queue.SimpleQueue[Event]]:
+    def events_of(self, pid: int) -> Iterator[queue.SimpleQueue[DaemonEvent]]:
         """Yield what the process sends during the block; waits for another thread's block for it."""
         with self._turns.setdefault(pid, threading.Lock()):
             events = self._listeners[pid] = queue.SimpleQueue()
@@ -101,7 +101,7 @@ class Daemon:
         """Send to another socket in the folder; returns whether it went. Never blocks."""
         return self.folder.send(self._socket, name, datagram)
 
-    def receive(self) -> list[Event]:
+    def receive(self) -> list[DaemonEvent]:
         """Answer and return what has come; never blocks."""
         events = []
         for _ in range(_DATAGRAMS_AT_ONCE):
@@ -115,7 +115,7 @@ class Daemon:
                 events.append(event)
         return events
 
-    def _handle(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], address: object) -> Event | None:
+    def _handle(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], address: object) -> DaemonEvent | None:
         senders = [_CREDENTIALS.unpack(value)[:2] for level, kind, value in ancillary
                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(value) == _CREDENTIALS.size]
         message = decode(data)
@@ -125,7 +125,7 @@ class Daemon:
         if pid <= 0 or uid not in (self.folder.uid, 0):
             return None
         if message.type == GPUTOP:
-            return Event(pid, report=message.body)
+            return DaemonEvent(pid, report=message.body)
         ready = takes_config(message)
         name = address.rpartition("/")[2] if isinstance(address, str) else ""
         if ready is None or not is_client_name(name):
@@ -138,11 +138,11 @@ class Daemon:
             # follow by a poll, for good. Clients that gputop has not made complain of polls without an answer.
             if not is_of_gputop(self.folder.path):
                 self.folder.send(self._socket, name, encode_config(""))
-            return Event(pid, ready)
+            return DaemonEvent(pid, ready)
         configured = self.folder.send(self._socket, name, encode_config(config.text()))
         if not configured and kept is not None:
             self._configs[pid] = kept
-        return Event(pid, ready, configured)
+        return DaemonEvent(pid, ready, configured)
 
 
 _served: dict[tuple[int, int], Daemon] = {}  # by device and inode of the folder

@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from gputop.core.codec import encode, parse
 from gputop.core.errors import GputopError
-from gputop.profiler.kineto.clients import Client
-from gputop.profiler.kineto.daemon import Daemon, Event
+from gputop.profiler.kineto.clients import DaemonClient
+from gputop.profiler.kineto.daemon import Daemon, DaemonEvent
 from gputop.profiler.kineto.folder import SocketFolder
 from gputop.text.units import printable
 
@@ -52,12 +52,12 @@ class GuardRequest(Struct, frozen=True):
     rest_s: float
 
 
-def guard_of(client: Client) -> str:
+def guard_of(client: DaemonClient) -> str:
     """The name of the guard's socket of a process."""
     return f"{_PREFIX}{client.own_pid}"
 
 
-def is_guarded(client: Client) -> bool:
+def is_guarded(client: DaemonClient) -> bool:
     """Return whether a guard runs in a process."""
     if client.folder is None:
         return False
@@ -82,7 +82,8 @@ def when_idle(call: Callable[[], T]) -> T:
     return call()
 
 
-def ask_guard(daemon: Daemon, client: Client, request: GuardRequest, events: queue.SimpleQueue[Event]) -> None:
+def ask_guard(daemon: Daemon, client: DaemonClient, request: GuardRequest,
+              events: queue.SimpleQueue[DaemonEvent]) -> None:
     """Have the guard of a process follow a recording that is about to be asked for. Blocks until it is ready, for 10 s
     at most. Raises GputopError with the reason why the process cannot be recorded now; nothing has begun then."""
     pid = client.pid
@@ -104,7 +105,7 @@ def ask_guard(daemon: Daemon, client: Client, request: GuardRequest, events: que
                       f"dump --pid {pid} shows where.")
 
 
-def let_go(daemon: Daemon, client: Client) -> None:
+def let_go(daemon: Daemon, client: DaemonClient) -> None:
     """Tell the guard that its recording has been fetched, or will not come."""
     daemon.send(guard_of(client), b"{}")
 

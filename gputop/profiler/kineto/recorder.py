@@ -20,8 +20,8 @@ from gputop.core.errors import GputopError
 from gputop.core.files import UnsafeFile, open_regular
 from gputop.core.proc import environ_of
 from gputop.profiler.discovery import rank_of
-from gputop.profiler.kineto.clients import Client, client_of, is_same
-from gputop.profiler.kineto.daemon import Daemon, Event, serving
+from gputop.profiler.kineto.clients import DaemonClient, client_of, is_same
+from gputop.profiler.kineto.daemon import Daemon, DaemonEvent, serving
 from gputop.profiler.kineto.folder import TRACE_PREFIX, SocketFolder, is_of_gputop
 from gputop.profiler.kineto.guard import (
     PASTE,
@@ -40,7 +40,7 @@ from gputop.profiler.recording import (
     Phase,
     Progress,
     RecorderLimits,
-    Recording,
+    RecordingOrder,
     TraceLost,
     end_of_recorded,
     pidfd_of,
@@ -100,7 +100,7 @@ class KinetoRecorder:
         self._client()
         return 0.0
 
-    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+    def record(self, recording: RecordingOrder, on_progress: Callable[[Progress], None],
                stop: threading.Event) -> CaptureResult:
         """``stop`` ends the wait for the job, and the copy; a recording that has begun is waited for."""
         client = self._client()
@@ -130,7 +130,7 @@ class KinetoRecorder:
             return None
         return window and (window[0], max(window[0] + 1, window[1] - round(1e9 * self._rest_s)))
 
-    def _client(self) -> Client:
+    def _client(self) -> DaemonClient:
         """Raises GputopError where the process cannot be recorded now."""
         client = client_of(self.pid)
         if client is None:
@@ -152,12 +152,12 @@ def unsafe(pid: int) -> GputopError:
 class _Take(Struct):
     """One recording of one process."""
 
-    client: Client
+    client: DaemonClient
     daemon: Daemon
-    recording: Recording
+    recording: RecordingOrder
     on_progress: Callable[[Progress], None]
     stop: threading.Event
-    events: queue.SimpleQueue[Event]
+    events: queue.SimpleQueue[DaemonEvent]
     rest_s: float
     pidfd: int  # of the process, -1: none
     token: str = field(default_factory=lambda: os.urandom(16).hex())  # in what the guard reports of this recording

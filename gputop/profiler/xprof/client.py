@@ -24,7 +24,7 @@ from gputop.profiler.recording import (
     EmptyTrace,
     Progress,
     RecorderLimits,
-    Recording,
+    RecordingOrder,
     TraceLost,
     end_of_recorded,
     pidfd_of,
@@ -63,7 +63,7 @@ class XProfRecorder(Struct, frozen=True):
     def round_trip_s(self) -> float:
         return probe(self.address).round_trip_s
 
-    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+    def record(self, recording: RecordingOrder, on_progress: Callable[[Progress], None],
                stop: threading.Event) -> CaptureResult:
         """A trace that a server wrote to its disk before it went away is not lost."""
         seconds, start_ns = recording.seconds, recording.start_ns
@@ -95,7 +95,7 @@ class XProfRecorder(Struct, frozen=True):
         return join_recordings([read_regular(part, MAX_COPY_BYTES) for part in reversed(parts)])
 
 
-def _request(run: RunFolder, disk: ServerDisk, recording: Recording) -> Any:
+def _request(run: RunFolder, disk: ServerDisk, recording: RecordingOrder) -> Any:
     duration_ms = max(1, round(recording.seconds * 1000))
     request = messages.ProfileRequest(
         duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gputop.core.files import open_regular
 from gputop.trace import limits
-from gputop.trace.readers.xspace.wire import LENGTH, Fields, Steps, read_fields, tag
+from gputop.trace.readers.xspace.wire import LENGTH, Fields, Quota, read_fields, tag
 from gputop.trace.readers.xspace.xplane import plane_stats
 
 # Field numbers as in gputop.profiler.xprof.messages.
@@ -39,7 +39,7 @@ def outline(data: bytes) -> Outline:
     This runs in the process that captures: it takes memory for some thousand places in the trace, and time for a
     bounded number of fields, whatever a server has answered.
     """
-    steps = Steps(limits.OUTLINE_FIELDS)
+    steps = Quota(limits.OUTLINE_FIELDS)
     space = read_fields(data, 0, len(data), {_PLANES, _ERRORS, _WARNINGS}, _AT_MOST, steps=steps)
 
     def texts(field: int) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
     Of several that were joined, when the first began and the last ended.
     """
     windows = []
-    steps = Steps(limits.OUTLINE_FIELDS)
+    steps = Quota(limits.OUTLINE_FIELDS)
     for begin, end in _spans(read_fields(data, 0, len(data), {_PLANES}, _AT_MOST, steps=steps), _PLANES):
         plane = read_fields(data, begin, end, {_PLANE_NAME}, {_PLANE_NAME: 1}, steps=steps, enough=True)
         name = plane.last(_PLANE_NAME)
@@ -95,7 +95,7 @@ def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
     return (min(start for start, _ in windows), max(stop for _, stop in windows)) if windows else None
 
 
-def _plane_has_events(data: bytes, begin: int, end: int, steps: Steps) -> bool:
+def _plane_has_events(data: bytes, begin: int, end: int, steps: Quota) -> bool:
     plane = read_fields(data, begin, end, {_LINES}, _AT_MOST, steps=steps, enough=True)
     return any(
         len(read_fields(data, b, e, {_EVENTS}, _AT_MOST, steps=steps, enough=True).spans[_EVENTS]) > 0
@@ -109,7 +109,7 @@ def count_events(data: bytes) -> tuple[int, int]:
     Of a trace with more parts than a profiler writes those at its beginning count.
     """
     host = devices = 0
-    steps = Steps(limits.OUTLINE_FIELDS)
+    steps = Quota(limits.OUTLINE_FIELDS)
     for begin, end in _spans(read_fields(data, 0, len(data), {_PLANES}, _COUNTED, steps=steps), _PLANES):
         plane = read_fields(data, begin, end, {_PLANE_NAME, _LINES}, _COUNTED, steps=steps)
         name = plane.last(_PLANE_NAME)

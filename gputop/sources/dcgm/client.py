@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gputop.core.errors import GputopError
 from gputop.sources.dcgm.bindings import InstalledBindings
 from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError
-from gputop.sources.dcgm.engine_reader import EngineReader, Snapshot
+from gputop.sources.dcgm.engine_reader import EngineAnswer, EngineReader
 from gputop.sources.dcgm.fields import FUNCTION_NOT_FOUND
 from gputop.sources.dcgm.staleness import clock_text
 from gputop.sources.dcgm.watches import Subscription
@@ -154,7 +154,7 @@ class DcgmClient:
         self._requests = UpdateRequests()
         self._thread: threading.Thread | None = None
         self._step_began: tuple[float, float] | None = None  # the step under way: monotonic and Unix time
-        self._snapshot = Snapshot()
+        self._snapshot = EngineAnswer()
         # Below: used by the thread only.
         self._bindings = InstalledBindings(root, os.environ if env is None else env, bindings)
         self._backoff = Backoff()
@@ -191,7 +191,7 @@ class DcgmClient:
         """Wait for the last request's answer; False if that takes longer than ``timeout_s`` from the request on."""
         return self._requests.wait(timeout_s)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> EngineAnswer:
         """The newest answer; an error instead where it is too old to be shown."""
         snapshot, began, now_s = self._snapshot, self._step_began, self._clock()
         if began is not None and now_s - began[0] > HANG_TIMEOUT_S:
@@ -221,7 +221,7 @@ class DcgmClient:
             try:
                 self.step()
             except Exception as error:  # noqa: BLE001  thread boundary: otherwise DCGM would stop without a message
-                self._snapshot = Snapshot(f"gputop failed in its DCGM part: {error!r}", "Please report it.")
+                self._snapshot = EngineAnswer(f"gputop failed in its DCGM part: {error!r}", "Please report it.")
                 self._disconnect()
             self._requests.answer(request)
         self._disconnect()
@@ -245,7 +245,7 @@ class DcgmClient:
 
     def _on_connection_lost(self, reason: str, fix: str) -> None:
         self._disconnect()
-        self._snapshot = Snapshot(reason, fix)
+        self._snapshot = EngineAnswer(reason, fix)
         self._backoff.failed(self._clock())
 
     def _disconnect(self) -> None:

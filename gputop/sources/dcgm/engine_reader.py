@@ -18,7 +18,7 @@ from gputop.sources.dcgm.watches import Subscription, Watches
 _NO_ANSWER = FieldValue(None, "the host engine gave no answer for it", 0, fields.NO_DATA)
 
 
-class Snapshot(Struct, frozen=True):
+class EngineAnswer(Struct, frozen=True):
     """The engine's last answer. ``values`` by GPU UUID and field; a stale one is a reason, not a value."""
 
     error: str | None = "not asked yet"  # why there are no values
@@ -51,7 +51,7 @@ class EngineReader:
     def close(self) -> None:
         self._engine.close()
 
-    def read(self, wanted: Subscription, interval_s: float, now_s: float, wall_s: float) -> Snapshot:
+    def read(self, wanted: Subscription, interval_s: float, now_s: float, wall_s: float) -> EngineAnswer:
         """Set the watches that are wanted and read. ``interval_s`` is that of the reads, ``now_s`` monotonic and
         ``wall_s`` Unix time. Raises EngineError; the connection is then to be closed."""
         engine, uuids = self._engine, wanted.uuids
@@ -70,8 +70,8 @@ class EngineReader:
             if (code := self._lost.code(gpu, now_s)) is not None:
                 of_gpu = _without_values(of_gpu, code)
             values[gpu.uuid] = of_gpu
-        return Snapshot(None, "", engine.version, self._local, engine.gpus, engine.instances,
-                        frozenset(gpu.uuid for gpu in devices), values, sources, now_s, wall_s)
+        return EngineAnswer(None, "", engine.version, self._local, engine.gpus, engine.instances,
+                            frozenset(gpu.uuid for gpu in devices), values, sources, now_s, wall_s)
 
     def _watch(self, gpus: Sequence[EngineGpu], wanted: Subscription, interval_s: float, now_s: float) -> None:
         if self._lost.recheck(self._engine, now_s):

@@ -21,7 +21,7 @@ from gputop.sources.dcgm.readings import dcgm_reading, engine_name
 
 if TYPE_CHECKING:
     from gputop.sources.dcgm.client import DcgmClient
-    from gputop.sources.dcgm.engine_reader import Snapshot
+    from gputop.sources.dcgm.engine_reader import EngineAnswer
 
 TICKS_BEFORE_DCGM = 3  # GPM has no value at its first ticks, and may miss one at any time
 _PROFILING_METRICS = frozenset(field.metric for field in PROFILING)
@@ -127,7 +127,7 @@ class _GpuWithDcgmFallback:
     def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
         return self._probe.xids()
 
-    def _filled(self, snapshot: Snapshot, sample: GpuSample, lacking: Mapping[str, Reading]) -> dict[str, Reading]:
+    def _filled(self, snapshot: EngineAnswer, sample: GpuSample, lacking: Mapping[str, Reading]) -> dict[str, Reading]:
         # DCGM knows an instance only by numbers, which mean nothing on another machine.
         readings, key = dict(sample.readings), self._key() if snapshot.local else self.info.uuid
         for metric, reading in lacking.items():

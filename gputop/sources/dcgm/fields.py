@@ -102,7 +102,7 @@ def meaning(code: int) -> str:
     return f"{_MEANINGS.get(code, 'error')} (DCGM {code})"
 
 
-class Field(Struct, frozen=True):
+class DcgmField(Struct, frozen=True):
     """One DCGM field: its value times ``factor`` is the metric's."""
 
     id: int
@@ -112,49 +112,49 @@ class Field(Struct, frozen=True):
 
 
 # Ratios of time, and rates in bytes/s. "TX" is from the GPU, as everywhere in gputop.
-PROFILING: tuple[Field, ...] = (
-    Field(1001, "gr_active"),
-    Field(1002, "sm_active"),
-    Field(1003, "sm_occupancy"),
-    Field(1004, "tensor_active"),
-    Field(1005, "dram_active"),
-    Field(1006, "fp64_active"),
-    Field(1007, "fp32_active"),
-    Field(1008, "fp16_active"),
-    Field(1009, "pcie_tx_bytes_per_s"),
-    Field(1010, "pcie_rx_bytes_per_s"),
-    Field(1011, "nvlink_tx_bytes_per_s"),
-    Field(1012, "nvlink_rx_bytes_per_s"),
+PROFILING: tuple[DcgmField, ...] = (
+    DcgmField(1001, "gr_active"),
+    DcgmField(1002, "sm_active"),
+    DcgmField(1003, "sm_occupancy"),
+    DcgmField(1004, "tensor_active"),
+    DcgmField(1005, "dram_active"),
+    DcgmField(1006, "fp64_active"),
+    DcgmField(1007, "fp32_active"),
+    DcgmField(1008, "fp16_active"),
+    DcgmField(1009, "pcie_tx_bytes_per_s"),
+    DcgmField(1010, "pcie_rx_bytes_per_s"),
+    DcgmField(1011, "nvlink_tx_bytes_per_s"),
+    DcgmField(1012, "nvlink_rx_bytes_per_s"),
 )
-FAST: tuple[Field, ...] = (
-    Field(100, "sm_clock_hz", 1e6),
-    Field(101, "memory_clock_hz", 1e6),
-    Field(150, "temperature_c"),
-    Field(155, "power_w"),
-    Field(203, "gpu_util", 0.01, coarse=True),
-    Field(252, "memory_used_bytes", _MIB),
-    Field(253, "memory_reserved_bytes", _MIB),
+FAST: tuple[DcgmField, ...] = (
+    DcgmField(100, "sm_clock_hz", 1e6),
+    DcgmField(101, "memory_clock_hz", 1e6),
+    DcgmField(150, "temperature_c"),
+    DcgmField(155, "power_w"),
+    DcgmField(203, "gpu_util", 0.01, coarse=True),
+    DcgmField(252, "memory_used_bytes", _MIB),
+    DcgmField(253, "memory_reserved_bytes", _MIB),
 )
-LINK: tuple[Field, ...] = (
-    Field(206, "encoder_util", 0.01),
-    Field(207, "decoder_util", 0.01),
-    Field(237, "pcie_gen"),
-    Field(238, "pcie_width"),
+LINK: tuple[DcgmField, ...] = (
+    DcgmField(206, "encoder_util", 0.01),
+    DcgmField(207, "decoder_util", 0.01),
+    DcgmField(237, "pcie_gen"),
+    DcgmField(238, "pcie_width"),
 )
-SLOW: tuple[Field, ...] = (
-    Field(113, "sm_clock_max_hz", 1e6),
-    Field(114, "memory_clock_max_hz", 1e6),
-    Field(140, "memory_temperature_c"),
-    Field(158, "temperature_slowdown_c"),
-    Field(164, "power_limit_w"),
-    Field(250, "memory_total_bytes", _MIB),
-    Field(310, "ecc_corrected"),
-    Field(311, "ecc_uncorrected"),
-    Field(313, "ecc_uncorrected_lifetime"),
-    Field(393, "rows_remapped"),  # for uncorrectable errors;
-    Field(394, "rows_remapped"),  # for correctable ones: the metric is their sum
-    Field(395, "row_remap_failed"),
-    Field(396, "row_remap_pending"),
+SLOW: tuple[DcgmField, ...] = (
+    DcgmField(113, "sm_clock_max_hz", 1e6),
+    DcgmField(114, "memory_clock_max_hz", 1e6),
+    DcgmField(140, "memory_temperature_c"),
+    DcgmField(158, "temperature_slowdown_c"),
+    DcgmField(164, "power_limit_w"),
+    DcgmField(250, "memory_total_bytes", _MIB),
+    DcgmField(310, "ecc_corrected"),
+    DcgmField(311, "ecc_uncorrected"),
+    DcgmField(313, "ecc_uncorrected_lifetime"),
+    DcgmField(393, "rows_remapped"),  # for uncorrectable errors;
+    DcgmField(394, "rows_remapped"),  # for correctable ones: the metric is their sum
+    DcgmField(395, "row_remap_failed"),
+    DcgmField(396, "row_remap_pending"),
 )
 PROFILING_IDS: tuple[int, ...] = tuple(field.id for field in PROFILING)
 FAST_METRIC_IDS: tuple[int, ...] = tuple(field.id for field in FAST)
@@ -171,7 +171,7 @@ INSTANCE_METRICS = frozenset(
     if field.id in INSTANCE_IDS and GPU_METRICS[field.metric].unit in (RATIO, BYTES))
 
 _FIELDS = (*PROFILING, *FAST, *LINK, *SLOW)
-BY_METRIC: dict[str, tuple[Field, ...]] = {
+BY_METRIC: dict[str, tuple[DcgmField, ...]] = {
     metric: tuple(field for field in _FIELDS if field.metric == metric)
     for metric in dict.fromkeys(field.metric for field in _FIELDS)
 }

@@ -12,13 +12,13 @@ from gputop.sources.dcgm.fields import BY_METRIC, FieldValue
 from gputop.sources.nvml.plausibility import plausible_reading
 
 if TYPE_CHECKING:
-    from gputop.sources.dcgm.engine_reader import Snapshot
+    from gputop.sources.dcgm.engine_reader import EngineAnswer
 
 _GPM_DRIVER = 520  # the first driver with GPM
 WATCH_HINT = "start gputop with --dcgm-watch, or dcgm-exporter"
 
 
-def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
+def dcgm_reading(snapshot: EngineAnswer, uuid: str, metric: str) -> Reading:
     """One metric of the GPU ``uuid`` from DCGM, or why it has none."""
     unit = GPU_METRICS[metric].unit
     if snapshot.error is not None:
@@ -48,7 +48,7 @@ def missing_reason(field_id: int, value: FieldValue | None) -> str:
     return value.reason if value.reason.startswith("field ") else f"field {field_id}: {value.reason}"
 
 
-def engine_name(snapshot: Snapshot) -> str:
+def engine_name(snapshot: EngineAnswer) -> str:
     """The host engine's name for a header: "DCGM 4.2 host engine"."""
     version = ".".join(snapshot.version.split(".")[:2])
     return f"DCGM {version} host engine" if version else "DCGM host engine"

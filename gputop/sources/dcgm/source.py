@@ -34,7 +34,7 @@ from gputop.sources.base import HostProbe
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient
 from gputop.sources.dcgm.connection import EngineGpu
-from gputop.sources.dcgm.engine_reader import Snapshot
+from gputop.sources.dcgm.engine_reader import EngineAnswer
 from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason, reads_through_gpm
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.mig import divided_reason
@@ -112,7 +112,7 @@ class DcgmSource:
         self._local = snapshot.local and (bool(client.address.path) or _is_of_this_machine(snapshot.gpus, self._root))
         self._host = self._host_probe()
 
-    def _follow_gpm(self, snapshot: Snapshot) -> None:
+    def _follow_gpm(self, snapshot: EngineAnswer) -> None:
         """Have the profiling fields of GPUs watched that have shown only now that the engine reads them through GPM:
         one that was lost when gputop started, and has come back."""
         wanted = [gpu.key for gpu in self.gpus]
@@ -152,7 +152,7 @@ class _DcgmGpu:
     """One GPU of the host engine. All of them are served by one answer per tick."""
 
     def __init__(self, client: DcgmClient, info: GpuInfo, key: str, divided: str, xid: fields.FieldValue | None,
-                 on_answer: Callable[[Snapshot], None]) -> None:
+                 on_answer: Callable[[EngineAnswer], None]) -> None:
         """``key`` is the device's in the client's values, ``divided`` why a GPU in MIG mode has no activity."""
         self.info = info
         self.key = key
@@ -204,7 +204,7 @@ class _DcgmGpu:
         return GpuSample(self.info, readings, (), _NO_PROCESSES, events, events_reason, xids=self._xids,
                          xids_reason=self._xids_reason)
 
-    def _instance_sample(self, snapshot: Snapshot) -> GpuSample:
+    def _instance_sample(self, snapshot: EngineAnswer) -> GpuSample:
         board = f"of the whole GPU: see GPU {self.info.index}"
         readings = {
             metric: dcgm_reading(snapshot, self.key, metric) if metric in fields.INSTANCE_METRICS
@@ -242,7 +242,7 @@ class _RemoteHost:
         return ()
 
 
-def _infos(snapshot: Snapshot) -> dict[GpuInfo, str]:
+def _infos(snapshot: EngineAnswer) -> dict[GpuInfo, str]:
     """The engine's GPUs and MIG instances with NVML's numbers, no number twice, and their keys in the snapshot.
 
     A detached or lost GPU keeps the last one that NVML gave it, which may be another's now; it then gets one
@@ -289,7 +289,7 @@ def _divided_reason(info: GpuInfo, infos: Sequence[GpuInfo]) -> str:
     return divided_reason([one.label for one in infos if one.index == info.index and one.mig is not None])
 
 
-def _read_through_gpm(snapshot: Snapshot, keys: Sequence[str]) -> list[str]:
+def _read_through_gpm(snapshot: EngineAnswer, keys: Sequence[str]) -> list[str]:
     """The GPUs and instances whose profiling fields the engine reads through GPM. One that is lost has no capability;
     it takes nothing from the others."""
     driver = next((gpu.driver for gpu in snapshot.gpus if gpu.driver), "")  # one that is lost names none
@@ -298,7 +298,7 @@ def _read_through_gpm(snapshot: Snapshot, keys: Sequence[str]) -> list[str]:
     return [gpu.uuid for gpu in (*snapshot.gpus, *snapshot.instances) if gpu.uuid in keys and gpu.gpu in capable]
 
 
-def _xid(snapshot: Snapshot, key: str) -> fields.FieldValue | None:
+def _xid(snapshot: EngineAnswer, key: str) -> fields.FieldValue | None:
     return snapshot.values.get(key, {}).get(fields.XID)
 
 

@@ -38,7 +38,7 @@ _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; never 185, the average: 3.3 ms
 
 
-class Field(Struct, frozen=True):
+class NvmlField(Struct, frozen=True):
     """One NVML call and the metrics it fills.
 
     ``build`` makes the call for one handle; it and the call raise NVMLError. ``cost_us`` is what
@@ -54,7 +54,7 @@ class Field(Struct, frozen=True):
     period_s: float = 0.0
     source: str = "NVML"
     coarse: bool = False
-    fallback: Field | None = None
+    fallback: NvmlField | None = None
     unsupported: str | None = None
 
 
@@ -192,9 +192,9 @@ def _remapped_rows(rows: tuple[int, int, int, int]) -> Values:
     return float(corrected + uncorrected), float(pending), float(failed)
 
 
-def _ecc(metric: str, kind: int, lifetime: int) -> Field:
+def _ecc(metric: str, kind: int, lifetime: int) -> NvmlField:
     """``kind``: 0 corrected, 1 uncorrected (nvmlMemoryErrorType_t); ``lifetime``: nvmlEccCounterType_t."""
-    return Field(
+    return NvmlField(
         "nvmlDeviceGetTotalEccErrors",
         (metric,),
         _number("nvmlDeviceGetTotalEccErrors", 1.0, kind, lifetime),
@@ -203,8 +203,8 @@ def _ecc(metric: str, kind: int, lifetime: int) -> Field:
     )
 
 
-def _slow(call: str, metric: str, factor: float, *args: int, period_s: float = LIMIT_PERIOD_S) -> Field:
-    return Field(call, (metric,), _number(call, factor, *args), 1.0, period_s)
+def _slow(call: str, metric: str, factor: float, *args: int, period_s: float = LIMIT_PERIOD_S) -> NvmlField:
+    return NvmlField(call, (metric,), _number(call, factor, *args), 1.0, period_s)
 
 
 _MEMORY_METRICS = ("memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes")
@@ -212,42 +212,43 @@ _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _CORE, _SLOWDOWN = 0, 1  # nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t
 _MEMORY_V2 = 2 << 24 | 40  # nvmlMemory_v2: NVML_STRUCT_VERSION of a structure of 40 bytes
 
-FIELDS: tuple[Field, ...] = (
-    Field("nvmlDeviceGetUtilizationRates", ("gpu_util",),
-          _answer("nvmlDeviceGetUtilizationRates", lambda rates: (rates.gpu / 100,)), 1.0, coarse=True),
-    Field(
+FIELDS: tuple[NvmlField, ...] = (
+    NvmlField("nvmlDeviceGetUtilizationRates", ("gpu_util",),
+              _answer("nvmlDeviceGetUtilizationRates", lambda rates: (rates.gpu / 100,)), 1.0, coarse=True),
+    NvmlField(
         "nvmlDeviceGetMemoryInfo_v2", _MEMORY_METRICS,
         _answer("nvmlDeviceGetMemoryInfo", lambda info: (float(info.used), float(info.reserved), float(info.total)),
                 _MEMORY_V2), 3.0,
-        fallback=Field(
+        fallback=NvmlField(
             "nvmlDeviceGetMemoryInfo", _MEMORY_METRICS,
             _answer("nvmlDeviceGetMemoryInfo", lambda info: (float(info.used), None, float(info.total))), 3.0,
             source="NVML, used with the driver's reserve",
         ),
     ),
-    Field(
+    NvmlField(
         f"field value {_POWER_INSTANT}", ("power_w",), _field_value(_POWER_INSTANT, 1e-3), 3.0,
         source="NVML, instant",
-        fallback=Field(
+        fallback=NvmlField(
             "nvmlDeviceGetPowerUsage", ("power_w",), _number("nvmlDeviceGetPowerUsage", 1e-3), 1.0,
             source="NVML, 1 s average since Ampere",
         ),
     ),
-    Field(
+    NvmlField(
         "nvmlDeviceGetTemperature", ("temperature_c",), _number("nvmlDeviceGetTemperature", 1.0, _CORE), 1.0,
         # CUDA 14 is to remove the one; older drivers do not have the other.
-        fallback=Field("nvmlDeviceGetTemperatureV", ("temperature_c",), _answer(
+        fallback=NvmlField("nvmlDeviceGetTemperatureV", ("temperature_c",), _answer(
             "nvmlDeviceGetTemperatureV",
             lambda celsius: (float(celsius) if celsius != -1 else float(0xFFFFFFFF),), _CORE), 1.0),  # all bits set
     ),
-    Field("nvmlDeviceGetClockInfo(SM)", ("sm_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _SM), 1.0),
-    Field("nvmlDeviceGetClockInfo(memory)", ("memory_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _MEMORY), 1.0),
+    NvmlField("nvmlDeviceGetClockInfo(SM)", ("sm_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _SM), 1.0),
+    NvmlField("nvmlDeviceGetClockInfo(memory)", ("memory_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _MEMORY),
+              1.0),
     _slow("nvmlDeviceGetCurrPcieLinkGeneration", "pcie_gen", 1.0, period_s=_LINK_PERIOD_S),
     _slow("nvmlDeviceGetCurrPcieLinkWidth", "pcie_width", 1.0, period_s=_LINK_PERIOD_S),
-    Field("nvmlDeviceGetEncoderUtilization", ("encoder_util",),
-          _answer("nvmlDeviceGetEncoderUtilization", lambda answer: (answer[0] / 100,)), 1.0, _ENGINE_PERIOD_S),
-    Field("nvmlDeviceGetDecoderUtilization", ("decoder_util",), _decoders, 2.0, _ENGINE_PERIOD_S),
-    Field(
+    NvmlField("nvmlDeviceGetEncoderUtilization", ("encoder_util",),
+              _answer("nvmlDeviceGetEncoderUtilization", lambda answer: (answer[0] / 100,)), 1.0, _ENGINE_PERIOD_S),
+    NvmlField("nvmlDeviceGetDecoderUtilization", ("decoder_util",), _decoders, 2.0, _ENGINE_PERIOD_S),
+    NvmlField(
         f"field value {_MEMORY_TEMPERATURE}", ("memory_temperature_c",), _field_value(_MEMORY_TEMPERATURE, 1.0),
         1200.0, _MEMORY_TEMPERATURE_PERIOD_S,
     ),
@@ -258,7 +259,7 @@ FIELDS: tuple[Field, ...] = (
     _ecc("ecc_corrected", 0, 0),
     _ecc("ecc_uncorrected", 1, 0),
     _ecc("ecc_uncorrected_lifetime", 1, 1),
-    Field(
+    NvmlField(
         "nvmlDeviceGetRemappedRows", ("rows_remapped", "row_remap_pending", "row_remap_failed"),
         _answer("nvmlDeviceGetRemappedRows", _remapped_rows),
         period_s=_HEALTH_PERIOD_S, unsupported=_NO_REMAPPING,
@@ -274,7 +275,7 @@ class _FieldState:
 
     __slots__ = ("code", "due_s", "failures", "field", "query", "values")
 
-    def __init__(self, field: Field, due_s: float) -> None:
+    def __init__(self, field: NvmlField, due_s: float) -> None:
         self.field = field
         self.due_s = due_s
         self.query: Query | None = None  # built at the first read, because that can fail like the call
@@ -287,7 +288,8 @@ class FieldReader:
     """The fields of one GPU, used by one thread. ``readings`` are the newest of all fields."""
 
     def __init__(
-        self, nvml: Any, handle: Any, now_s: float, phase: int = 0, mig: bool = False, fields: Sequence[Field] = FIELDS
+        self, nvml: Any, handle: Any, now_s: float, phase: int = 0, mig: bool = False,
+        fields: Sequence[NvmlField] = FIELDS,
     ) -> None:
         """``phase`` differs between GPUs, so that their slow calls come at different ticks."""
         self._nvml = nvml
@@ -332,7 +334,7 @@ class FieldReader:
             self._store(state.field, values)
             state.values, state.code, state.failures = values, None, None
 
-    def _store(self, field: Field, values: Values) -> None:
+    def _store(self, field: NvmlField, values: Values) -> None:
         for metric, value in zip(field.metrics, values, strict=True):
             if value is None:
                 self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, _RESERVE_UNKNOWN, field.source)

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field, structs
 
+from gputop.core.captured_samples import GpuCounters
 from gputop.core.codec import convert, encode, parse
-from gputop.core.counters import GpuCounters
 from gputop.core.files import read_regular, replacing
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from gputop.core import memory
+from gputop.core import own_memory as memory
 from gputop.core.errors import GputopError
 from gputop.core.files import open_regular
 from gputop.trace.parallel import pool

@@ -11,7 +11,7 @@ from msgspec import Struct
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import TraceNote
 from gputop.trace.readers.content import read_prefix, unreadable
-from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
+from gputop.trace.readers.formats import ACCEPTED, FORMATS, Format
 
 # The profiler writes <logdir>/plugins/profile/<run>; Keras' TensorBoard callback puts <logdir>/train before it, and
 # experiments lie in folders of folders.

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gputop.core.counters import GpuCounters, joined
+from gputop.core.captured_samples import GpuCounters, joined
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import TraceNote
 from gputop.text.commands import command_of
 from gputop.text.units import printable
 from gputop.trace import limits
+from gputop.trace.complete_part import up_to_end_mark
 from gputop.trace.model import Trace
 from gputop.trace.quality import leave_out_lost_kernels
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
+from gputop.trace.readers.formats import ACCEPTED, FORMATS, OTHER_FILES, Format
 from gputop.trace.readers.overview_file import overviews_of
-from gputop.trace.readers.registry import ACCEPTED, FORMATS, OTHER_FILES, Format
 from gputop.trace.readers.stacks_file import stacks_of
-from gputop.trace.recorded import up_to_end_mark
 
 
 def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:

@@ -45,7 +45,7 @@ class TimeView(Struct, frozen=True):
     end_s: float | None = None
 
 
-class Window(Struct, frozen=True):
+class LaneWindow(Struct, frozen=True):
     """The slices on screen: column 0 is slice ``first``, which starts at ``first * slice_s`` (Unix time)."""
 
     first: int
@@ -53,7 +53,7 @@ class Window(Struct, frozen=True):
     slice_s: float
 
     @classmethod
-    def of(cls, view: TimeView, newest_s: float, columns: int) -> Window:
+    def of(cls, view: TimeView, newest_s: float, columns: int) -> LaneWindow:
         end_s = view.end_s if view.end_s is not None else newest_s
         return cls(int(end_s // view.slice_s) - columns + 1, columns, view.slice_s)
 

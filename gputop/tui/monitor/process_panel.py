@@ -103,7 +103,7 @@ def run_time(duration_s: float) -> str:
     return f"{hours}h{minutes:02}" if not days else f"{days}d{rest:02}h" if days < 100 else f"{days}d"
 
 
-class Columns(Struct, frozen=True):
+class ProcessColumns(Struct, frozen=True):
     """The cells of each column of the table; 0: it is not shown."""
 
     pid: int
@@ -116,7 +116,7 @@ class Columns(Struct, frozen=True):
     labeled: bool  # without a heading: each figure says what it is
 
 
-def _headings(columns: Columns) -> str:
+def _headings(columns: ProcessColumns) -> str:
     """The line above the rows."""
     on_gpus = f"{'GPU':<{columns.gpu}} {'mem':>5} {'':{columns.bar}}{'sm':>4}" if columns.gpu else f"{'RAM':>5}"
     return (f" {'pid':>{columns.pid}} {'user':<9}"[:columns.pid + 2 + columns.user] + on_gpus
@@ -202,20 +202,20 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
             self._titles = (title, subtitle)
             self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
 
-    def _columns(self, processes: Sequence[ProcessSample], *, on_gpus: bool) -> Columns:
+    def _columns(self, processes: Sequence[ProcessSample], *, on_gpus: bool) -> ProcessColumns:
         """The columns that have room. The command is what tells processes apart: the others take what they need and no
         more."""
         width, labeled = self.size.width, not self._heads
         names = [container_name(p, _CONTAINER_WIDTH) for p in processes] if width >= _CONTAINER_FROM else []
         time_from = _LABELED_TIME_FROM if labeled else _TIME_FROM
-        return Columns(
+        return ProcessColumns(
             pid=max([5, *(len(str(p.pid)) for p in processes)]), user=9 if width >= 60 else 0,
             gpu=max([3, *(len(devices(p)) for p in processes)]) if on_gpus else 0,
             bar=_BAR_WIDTH if on_gpus and width >= _BAR_FROM else 0, io=_IO_WIDTH if width >= _IO_FROM else 0,
             time=_TIME_WIDTH if width >= time_from and any(p.started_s is not None for p in processes) else 0,
             container=min(_CONTAINER_WIDTH, max([9, *map(len, names)])) if any(names) else 0, labeled=labeled)
 
-    def _shown_rows(self, columns: Columns) -> Iterator[list[StyledText]]:
+    def _shown_rows(self, columns: ProcessColumns) -> Iterator[list[StyledText]]:
         """The rows that have room, the selected one among them."""
         rows, chosen, room = self._rows, self.selected, self.size.height - self._heads
         index = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
@@ -230,7 +230,7 @@ class ProcessPanel(WheelMoves, DrawnLines, can_focus=True):
             yield [*self._row(b, self.size.width - len(more), columns, b.process is chosen and self.has_focus),
                    (more, DIM)]
 
-    def _row(self, branch: Branch, width: int, columns: Columns, here: bool) -> list[StyledText]:
+    def _row(self, branch: Branch, width: int, columns: ProcessColumns, here: bool) -> list[StyledText]:
         p = branch.process
         if p is None:
             text = f" {branch.parent_pid:>{columns.pid}} parent of these" + ", uses no GPU" * bool(columns.gpu)

@@ -15,7 +15,7 @@ from gputop.render.styled_text import StyledText
 from gputop.session.event_log import EventLog, Kind, LoggedEvent
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.monitor.columns import ACTIVITY
-from gputop.tui.monitor.lanes import Window, merged
+from gputop.tui.monitor.lanes import LaneWindow, merged
 from gputop.tui.monitor.visible_time import Slice, VisibleTime
 
 # Of each kind of event: the letter where it begins, the line for as long as it lasts, the style, the name in the
@@ -80,7 +80,7 @@ class AxisLine:
         return True
 
 
-def axis(window: Window, marks: Iterable[LoggedEvent], following: bool, cursor_s: float | None) -> list[StyledText]:
+def axis(window: LaneWindow, marks: Iterable[LoggedEvent], following: bool, cursor_s: float | None) -> list[StyledText]:
     """The axis of the main lane, ``window.columns`` cells.
 
     Ticks count back from now where the picture follows it, so that they stand still; else they are
@@ -114,7 +114,7 @@ def axis(window: Window, marks: Iterable[LoggedEvent], following: bool, cursor_s
     return merged(cells)
 
 
-def _ticks(window: Window, following: bool) -> list[tuple[int, str]]:
+def _ticks(window: LaneWindow, following: bool) -> list[tuple[int, str]]:
     tick_s = next((t for t in _TICKS_S if t >= _TICK_COLUMNS * window.slice_s), _TICKS_S[-1])
     out = []
     if following:

@@ -14,7 +14,7 @@ from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.render.time_slices import slice_for
 from gputop.session.event_log import EventLog, LoggedEvent
-from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, TimeView, Window
+from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneWindow, TimeView
 from gputop.tui.terminal.escape_codes import MAX_SHIFT_COLUMNS
 
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ class TimeCursor:
         self.slice: Slice | None = None
         self._past: dict[str, GpuSample] = {}
 
-    def put(self, window: Window, column: int) -> None:
+    def put(self, window: LaneWindow, column: int) -> None:
         self.time_s = window.begin_s(column) + window.slice_s / 2
 
-    def move(self, by: int, window: Window, oldest_s: float, newest_s: float) -> None:
+    def move(self, by: int, window: LaneWindow, oldest_s: float, newest_s: float) -> None:
         """Move by so many slices; without a cursor yet, from the newest whole slice."""
         column = window.columns - 2 if self.time_s is None else window.column(self.time_s)
         self.put(window, min(max(column + by, window.column(oldest_s)), window.column(newest_s)))
 
-    def keep_on_screen(self, window: Window, newest_s: float) -> float | None:
+    def keep_on_screen(self, window: LaneWindow, newest_s: float) -> float | None:
         """End of the picture for which the cursor is in it, ``newest_s`` for one that follows now.
 
         None: it may end where it does. A recording that went back to before the cursor takes it away.
@@ -107,7 +107,7 @@ class TimeCursor:
         last = column + window.first + (window.columns - 1 if column < 0 else 0)
         return newest_s if last >= newest_s // window.slice_s else (last + 0.5) * window.slice_s
 
-    def update(self, window: Window | None, history: History | None, marks: EventLog | None,
+    def update(self, window: LaneWindow | None, history: History | None, marks: EventLog | None,
              gpus: Sequence[GpuSample]) -> bool:
         """Read the slice under the cursor again; returns whether it is another slice than before."""
         before = self.slice
@@ -181,12 +181,12 @@ class VisibleTime:
         """View of a lane of so many columns: a narrow lane shows the same time as the main one, in longer slices."""
         return self.view if columns == self.columns else TimeView(slice_for(self.shown_s, columns), self.end_s)
 
-    def window_of(self, columns: int) -> Window | None:
+    def window_of(self, columns: int) -> LaneWindow | None:
         """Window of a lane of so many columns; None before there is anything."""
-        return None if self.lanes_end_s is None else Window.of(self.view_of(columns), self.lanes_end_s, columns)
+        return None if self.lanes_end_s is None else LaneWindow.of(self.view_of(columns), self.lanes_end_s, columns)
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> LaneWindow | None:
         """Window of the main lane."""
         return self.window_of(self.columns)
 

@@ -32,7 +32,7 @@ from gputop.tui.widgets.cached_lines import ChoiceList
 from gputop.tui.widgets.dialog_frame import Dialog, DialogFrame, WrappedText
 
 if TYPE_CHECKING:
-    from gputop.comparison.report import Line
+    from gputop.comparison.report_lines import ReportLine
     from gputop.comparison.sides import Side
 
 REPORT_WIDTH = 88
@@ -77,7 +77,7 @@ def two_jobs(a: CaptureRecord, b: CaptureRecord) -> str:
     return f"Two jobs: A is of {_job(a)}, B of {_job(b)}. No change of one of them made what differs."
 
 
-def colored(lines: list[Line]) -> Text:
+def colored(lines: list[ReportLine]) -> Text:
     """The lines of a comparison; its verdict is bold, in the color of what it says."""
     out = Text()
     verdict = bool(lines)
@@ -425,8 +425,8 @@ class Shown(Struct, frozen=True):
     """The comparison in lines, folded and with everything, or why there is none; then as Markdown, and its values as
     the rows of a table, both empty."""
 
-    folded: list[Line]
-    everything: list[Line]
+    folded: list[ReportLine]
+    everything: list[ReportLine]
     markdown: str = ""
     rows: Sequence[Sequence[str | float | None]] = ()
     simulated: bool = False
@@ -438,17 +438,17 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
     ``records``: A and B, then ``again_a`` further captures of A's job, then those of B's. ``unread`` says of A and B,
     where their traces could not be read, why.
     """
+    from gputop.comparison.caveats import Note
     from gputop.comparison.compare import compare_sides
-    from gputop.comparison.job import Note
     from gputop.comparison.markdown import markdown
-    from gputop.comparison.report import Line, layout
+    from gputop.comparison.report_lines import ReportLine, layout
 
     try:
         a, b, *others = map(side_of, records)
         comparison = compare_sides(replace(a, repeats=tuple(others[:again_a])),
                                    replace(b, repeats=tuple(others[again_a:])))
     except GputopError as error:
-        lines = [Line(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
+        lines = [ReportLine(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
         return Shown(lines, lines)
     if warning := two_jobs(*records[:2]):
         comparison = comparison.with_note(Note("other_job", warning))

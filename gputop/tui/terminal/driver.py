@@ -3,8 +3,8 @@
 Textual's own driver writes through a thread with a queue of 30 writes. When a terminal stops reading, the queue
 fills and the event loop blocks: no samples are shown, and no key is answered, not even q. Here drawing never waits for
 the terminal. Frames go into a grid of cells (:mod:`gputop.tui.terminal.cell_grid`). What differs from the screen is
-sent once the terminal has taken the update before (:mod:`gputop.tui.terminal.writer`): on a slow link frames are left
-out, on a stalled one all of them, and the newest is drawn when the link drains.
+sent once the terminal has taken the update before (:mod:`gputop.tui.terminal.terminal_writer`): on a slow link frames
+are left out, on a stalled one all of them, and the newest is drawn when the link drains.
 
 What the kernel or an SSH connection has buffered counts as written. So an update ends with a query for the cursor's
 position (DSR 6), which every terminal answers, and until the answer arrives the update counts as on its way. The
@@ -32,8 +32,8 @@ from textual.message import Message
 
 from gputop.core.signal_handlers import FATAL_SIGNALS, EndBySignal, fatal_handlers
 from gputop.tui.terminal.cell_grid import CellGrid
+from gputop.tui.terminal.terminal_writer import SlowLinkDetector, TerminalWriter
 from gputop.tui.terminal.textual_private import OpenLinuxDriver
-from gputop.tui.terminal.writer import SlowLinkDetector, TerminalWriter
 
 if TYPE_CHECKING:
     from textual.app import App

@@ -45,14 +45,14 @@ def _glyph(left: int, right: int) -> str:
 _GLYPHS = np.array([_glyph(left, right) for left in range(9) for right in range(9)])
 
 
-class Line(Struct):
+class CellLine(Struct):
     """One line of cells: a glyph each (two cells wide: the next is empty) and the code of its style."""
 
     glyphs: list[str]
     codes: Codes
 
-    def copy(self) -> Line:
-        return Line(self.glyphs, self.codes.copy())  # glyphs are not changed once a lane is done
+    def copy(self) -> CellLine:
+        return CellLine(self.glyphs, self.codes.copy())  # glyphs are not changed once a lane is done
 
     def put(self, begin: int, text: Sequence[str], code: int) -> None:
         """Draw over the cells from ``begin`` on; text beyond the ends of the line is cut off."""
@@ -76,7 +76,7 @@ class Line(Struct):
 
 
 def draw_lines(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int], causes: npt.NDArray[np.uint8],
-               rules: Bools, full: int = FULL) -> list[list[Line]]:
+               rules: Bools, full: int = FULL) -> list[list[CellLine]]:
     """The coverage of rows as cells: for each row its lines from the top. Draws all rows at once, for speed.
 
     ``cover`` 0-1 and ``kinds`` (indices into :data:`~gputop.timeline.model.KINDS`) are of shape (rows, 2 × cells),
@@ -103,7 +103,7 @@ def draw_lines(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int]
     codes = np.where(index > 0, kind[row], 0) | causes.astype(np.int32)[row] << styles.CAUSE_SHIFT
     glyphs[rules & (index == 0)] = "│"
     codes[:, rules] |= styles.RULED
-    drawn = [Line(*line) for line in zip(glyphs.tolist(), codes, strict=True)]
+    drawn = [CellLine(*line) for line in zip(glyphs.tolist(), codes, strict=True)]
     ends = np.cumsum(many).tolist()
     return [drawn[end - count:end] for end, count in zip(ends, many.tolist(), strict=True)]
 
@@ -145,7 +145,7 @@ def spread_out(text: str) -> list[str]:
     return out
 
 
-def put_bar(lines: Sequence[Line], first: int, last: int, name: str, code: int) -> None:
+def put_bar(lines: Sequence[CellLine], first: int, last: int, name: str, code: int) -> None:
     """Draw a bar over these cells, with a thin left edge that separates it from a neighbor of the same kind. Where
     there is no room for its name, the coverage that is drawn already stays.
 

@@ -14,7 +14,7 @@ from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText, justify
 from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.timeline.model import IdleGap, IdleTotal, Range, Row, cause_text
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline.header import legend, step_at, visible_steps
 from gputop.tui.timeline.styles import KIND_STYLE
 from gputop.tui.timeline.viewport import View, moment

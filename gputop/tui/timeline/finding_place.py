@@ -12,7 +12,7 @@ from gputop.core.findings import Culprit, Finding
 from gputop.timeline.model import Range
 
 if TYPE_CHECKING:
-    from gputop.timeline.reader import Timeline
+    from gputop.timeline.read_timeline import Timeline
 
 _MAX_RANGES = 2_000  # ranges of a row that are searched
 _LATE_LAUNCHES = "launch_bound"

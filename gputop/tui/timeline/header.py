@@ -11,7 +11,7 @@ from gputop.render.step_parts import PART_IDS
 from gputop.render.styled_text import StyledText
 from gputop.text.units import seconds
 from gputop.timeline.model import KINDS
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline.styles import PART_OF, STEP, STEP_HERE
 from gputop.tui.timeline.viewport import View, base_ns, every, ticks, unit_of
 

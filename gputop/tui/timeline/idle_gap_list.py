@@ -14,7 +14,7 @@ from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.timeline.model import PER, IdleGap, cause_text
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.tui.keys import key
 from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from gputop.tui.timeline.header import step_at

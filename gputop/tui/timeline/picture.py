@@ -18,12 +18,12 @@ from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
 from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, fit_middle, portion
 from gputop.timeline.model import Range
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
 from gputop.tui.timeline.cells import FULL, touched_cells
-from gputop.tui.timeline.lanes import IdleGapParts, Lane, Lanes, draw_lanes
-from gputop.tui.timeline.rows import (
+from gputop.tui.timeline.drawn_places import DrawnPlace, IdleGapParts, Lanes, draw_lanes
+from gputop.tui.timeline.row_layout import (
     ABOVE,
     MAX_DEPTH,
     WITHIN,
@@ -40,7 +40,8 @@ _EMPTY = View(0, 1, (0, 1))
 
 
 class TimelinePicture(CachedLinesWidget):
-    """Draws a :class:`~gputop.timeline.reader.Timeline`: a view of it, the place one is on, and what is selected."""
+    """Draws a :class:`~gputop.timeline.read_timeline.Timeline`: a view of it, the place one is on, and the
+    selection."""
 
     def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
         """``moved`` is called at once when the view, the place or the selection changes. With a message, what
@@ -238,7 +239,7 @@ class TimelinePicture(CachedLinesWidget):
             return Strip(segments, used).crop(0, self.columns)
         return Strip([*segments, Segment(" " * (self.columns - used), on(ground, None))], self.columns)
 
-    def _lane(self, place: Place) -> Lane:
+    def _lane(self, place: Place) -> DrawnPlace:
         """The lane of a place; the missing lanes of all places on the screen are drawn together."""
         if place.key not in self._lanes:
             assert self.timeline is not None

@@ -16,7 +16,7 @@ from gputop.text.units import printable
 if TYPE_CHECKING:
     from gputop.diagnosis.worker import Diagnosis
     from gputop.profiler.capture.records import CaptureRecord
-    from gputop.timeline.reader import Timeline
+    from gputop.timeline.read_timeline import Timeline
 
 OnRows = Callable[["Timeline"], None]
 OnDiagnosis = Callable[["Diagnosis"], None]
@@ -25,7 +25,7 @@ Open = Callable[[Sequence[str], threading.Event, OnRows, "OnDiagnosis | None"], 
 
 def _in_worker(paths: Sequence[str], stop: threading.Event, on_rows: OnRows,
                on_diagnosis: OnDiagnosis | None) -> Timeline:
-    from gputop.timeline.worker import timeline_in_worker
+    from gputop.timeline.timeline_worker import timeline_in_worker
 
     return timeline_in_worker(paths, stop, on_rows=on_rows, on_diagnosis=on_diagnosis)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
-from gputop.simulation.job import Job
-from gputop.simulation.timeline import MS, Timeline, lead_steps, simulate
+from gputop.simulation.job import SimulatedJob
+from gputop.simulation.timeline import MS, JobTimeline, lead_steps, simulate
 from gputop.simulation.xspace import write_xspace
 from tests.advice.labeled.truth import capture_window
 
@@ -22,7 +22,7 @@ _WORTH_NAMING = 0.03
 FUSED = 3.2  # XLA's fusions take a third of the time of the element-wise ops that they replace
 
 
-def mean_call_ms(timeline: Timeline) -> float:
+def mean_call_ms(timeline: JobTimeline) -> float:
     """Mean time from one call of the step function to the next, without the warm-up and the last step."""
     starts = [s.start for s in timeline.steps if s.first]
     begin = lead_steps(timeline.job) or min(2 if len(starts) > 6 else 1, len(starts) - 2)
@@ -30,7 +30,7 @@ def mean_call_ms(timeline: Timeline) -> float:
 
 
 @cache
-def call_ms(job: Job) -> float:
+def call_ms(job: SimulatedJob) -> float:
     """The same of a job."""
     return mean_call_ms(simulate(job))
 
@@ -48,9 +48,9 @@ class Case:
 
     name: str
     kind: str  # fault, pair, healthy, missing
-    job: Job
-    fixed: Mapping[str, Job] = field(default_factory=dict)
-    partly_fixed: Mapping[str, Job] = field(default_factory=dict)
+    job: SimulatedJob
+    fixed: Mapping[str, SimulatedJob] = field(default_factory=dict)
+    partly_fixed: Mapping[str, SimulatedJob] = field(default_factory=dict)
     windows: Mapping[str, Window] = field(default_factory=dict)
     main: tuple[str, ...] = ()
     consequences: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ class Case:
     params: int | None = None
 
     @cached_property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> JobTimeline:
         return simulate(self.job)
 
     def bytes(self) -> bytes:
@@ -100,7 +100,7 @@ def _severity(share: float) -> str:
     return HIGH if share >= 0.15 else MEDIUM if share >= 0.05 else LOW
 
 
-def ambient_fixes(job: Job) -> dict[str, Job]:
+def ambient_fixes(job: SimulatedJob) -> dict[str, SimulatedJob]:
     """The job without each of the faults of which any job has a little."""
     out = {
         "input_bound": job.replace(produce_ms=0.05, prefetch=max(job.input.prefetch, 2)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gputop.simulation.job import Job
+from gputop.simulation.job import SimulatedJob
 from tests.advice.labeled.case import Window, call_ms
 from tests.advice.labeled.jobs import random_job
 
@@ -17,17 +17,17 @@ PRECISION = ("tensor_cores_unused", "fp16_fallback", "dims_unaligned", "loss_sca
 class Fault:
     """A job with the fault and without. The other fields are those of :class:`~tests.advice.labeled.case.Case`."""
 
-    job: Job
-    fixed: Job
+    job: SimulatedJob
+    fixed: SimulatedJob
     consequences: tuple[str, ...] = ()
     must_not: tuple[str, ...] = ()
     window: Window | None = None  # of severities, where they do not follow from the cost
     params: int | None = None
-    partly_fixed: Job | None = None
+    partly_fixed: SimulatedJob | None = None
     main: tuple[str, ...] = ()  # ids that may come first, besides the fault's own
 
 
-def step_ms(job: Job) -> float:
+def step_ms(job: SimulatedJob) -> float:
     """Length of one iteration, in milliseconds."""
     return call_ms(job) / job.iterations
 
@@ -44,7 +44,7 @@ def loop_style(seed: int, *styles: str) -> dict[str, object]:
     return {"style": style, "version": _VERSIONS[style][seed // len(styles) % len(_VERSIONS[style])]}
 
 
-def multi_gpu_job(seed: int, **wanted: object) -> Job:
+def multi_gpu_job(seed: int, **wanted: object) -> SimulatedJob:
     """A healthy job on several GPUs. Collectives that are not overlapped are short."""
     job = random_job(seed, **{"gpus": (2, 4, 8, 8, 4)[seed % 5], "idle_gpus": 0, "warm_up": 0.0, **wanted})
     return job if job.across.comm_overlap or "comm_ms" in wanted else job.replace(comm_ms=0.02 * job.work.compute_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.simulation.job import Job
+from gputop.simulation.job import SimulatedJob
 from tests.advice.labeled.case import HIGH, MEDIUM
 from tests.advice.labeled.fault import IMBALANCE, Fault, loop_style, multi_gpu_job, step_ms
 from tests.advice.labeled.jobs import random_job
@@ -11,7 +11,7 @@ from tests.advice.labeled.jobs import random_job
 _GB_PER_S = {"V100": 75.0, "A100": 130.0, "H100": 230.0}
 
 
-def _params(job: Job, gb_per_s: float) -> int:
+def _params(job: SimulatedJob, gb_per_s: float) -> int:
     return int(job.across.comm_ms / 1000 * gb_per_s * 1e9 / 4)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gputop.simulation.job import GPUS, Job
+from gputop.simulation.job import GPUS, SimulatedJob
 from tests.advice.labeled.matrix_kernels import CONV, GEMM, kernel_names
 
 _ARCHITECTURES = {"V100": "volta", "T4": "turing", "A100": "ampere", "RTX3090": "ampere", "A10": "ampere", "L4": "ada",
@@ -19,7 +19,7 @@ _STYLES = (
 _EVENTS = 22_000  # device events of a trace
 
 
-class LabeledJob(Job):
+class LabeledJob(SimulatedJob):
     """A job of any model and number type on any GPU; the demo's has one of each. ``matmul_names`` may be unaligned,
     unaligned_bf16 or fp16_scudnn."""
 
@@ -32,7 +32,7 @@ class LabeledJob(Job):
         return kernel_names(GEMM if kind == "gemm" else CONV, names, self.architecture)
 
 
-def random_job(seed: int, **wanted: object) -> Job:
+def random_job(seed: int, **wanted: object) -> SimulatedJob:
     """A job with nothing wrong: launches well ahead of the GPUs, batches ready, gradients moved behind the compute."""
     rng = np.random.default_rng([seed, 77])
     style, version = _STYLES[int(rng.integers(len(_STYLES)))]

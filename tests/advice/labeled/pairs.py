@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.simulation.job import Copy, Job, MidStepWork
+from gputop.simulation.job import Copy, MidStepWork, SimulatedJob
 from tests.advice.labeled.case import HIGH, LOW, Case, Window, call_ms
 from tests.advice.labeled.jobs import random_job
 from tests.records import replace
@@ -22,12 +22,13 @@ _CONSEQUENCES = {
 _BALANCE = ("replica_imbalance", "gpu0_oversubscribed")
 
 
-def _value(job: Job, name: str) -> object:
+def _value(job: SimulatedJob, name: str) -> object:
     """The job's parameter, whichever group has it."""
     return next(getattr(part, name) for part in (job, job.work, job.host, job.input, job.across) if hasattr(part, name))
 
 
-def _pair(name: str, job: Job, faults: dict[str, dict[str, object]], windows: dict[str, Window] | None = None) -> Case:
+def _pair(name: str, job: SimulatedJob, faults: dict[str, dict[str, object]],
+          windows: dict[str, Window] | None = None) -> Case:
     """``faults`` maps each id to the parameters that make it; without them the fault is fixed."""
     both = job.replace(**{key: value for own in faults.values() for key, value in own.items()})
     fixed = {id_: both.replace(**{key: _value(job, key) for key in own}) for id_, own in faults.items()}

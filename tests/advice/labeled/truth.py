@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.simulation.program import I64, KERNEL_KINDS
-from gputop.simulation.timeline import MS, Timeline, lead_steps
+from gputop.simulation.timeline import MS, JobTimeline, lead_steps
 
 _MATMULS = [KERNEL_KINDS.index(kind) for kind in ("gemm", "conv")]
 
@@ -41,7 +41,7 @@ class Truth:
     collectives_per_step: float
 
 
-def capture_window(timeline: Timeline) -> tuple[int, int]:
+def capture_window(timeline: JobTimeline) -> tuple[int, int]:
     """The capture's begin and end: anywhere within the first and the last step, as of a user's key press."""
     job, steps = timeline.job, timeline.steps
     if not job.recorded.clip:
@@ -55,7 +55,7 @@ def capture_window(timeline: Timeline) -> tuple[int, int]:
     return begin, end
 
 
-def truth(t: Timeline) -> Truth:
+def truth(t: JobTimeline) -> Truth:
     begin, end = capture_window(t)
     starts = [anchor for anchor in _anchors(t) if begin <= anchor[0] and anchor[1] <= end]
     edges = [a for a, _ in starts]
@@ -71,7 +71,7 @@ def truth(t: Timeline) -> Truth:
                  t.job.across.comm_count * t.job.iterations if t.job.gpus > 1 and t.job.across.comm_ms else 0)
 
 
-def _anchors(t: Timeline) -> Spans:
+def _anchors(t: JobTimeline) -> Spans:
     """Begin and end of what marks each step: the call, or the marker around it."""
     own = t.job.style in ("custom", "jax_pjit")
     out: Spans = []
@@ -83,7 +83,7 @@ def _anchors(t: Timeline) -> Spans:
     return out
 
 
-def _gpu(t: Timeline, gpu: int, begin: int, end: int) -> GpuTruth:
+def _gpu(t: JobTimeline, gpu: int, begin: int, end: int) -> GpuTruth:
     kernels, collectives = ([ops.select((ops.start >= begin) & (ops.end <= end)) for ops in (
         t.compute[gpu], t.collectives[gpu])])
     copies = [c for c in t.copies[gpu] if c.start >= begin and c.end <= end]
@@ -108,7 +108,7 @@ def _gpu(t: Timeline, gpu: int, begin: int, end: int) -> GpuTruth:
     )
 
 
-def _waiting(t: Timeline, begin: int, end: int) -> float | None:
+def _waiting(t: JobTimeline, begin: int, end: int) -> float | None:
     """1 - transfer / summed time of the collectives that all GPUs have in the window."""
     if not len(t.collectives[0].row):
         return None

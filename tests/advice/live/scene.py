@@ -21,7 +21,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
-from gputop.ranks.model import Report
+from gputop.ranks.model import RasReport
 from gputop.telemetry.history import History
 from tests.fakes import cgroup_sample
 from tests.records import replace
@@ -153,14 +153,14 @@ def play(scene: Scene, seconds: float, history: History | None = None, start: fl
     return history, out
 
 
-def after(scene: Scene, seconds: float, ranks: Report | None = None,
+def after(scene: Scene, seconds: float, ranks: RasReport | None = None,
           unprotected: tuple[int, ...] | None = None) -> Advice:
     """The advice at the end alone, from nothing shown."""
     history, samples = recorded(scene, seconds)
     return live_advice(history, samples[-1], ranks=ranks, unprotected=unprotected)
 
 
-def verdict(scene: Scene, seconds: float, id_: str, ranks: Report | None = None) -> Any:
+def verdict(scene: Scene, seconds: float, id_: str, ranks: RasReport | None = None) -> Any:
     """What a rule computes at the end, before it is put into words."""
     history, samples = recorded(scene, seconds)
     view = NodeView(history, samples[-1], (), ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.core.findings import Advice
-from gputop.ranks.model import Report
+from gputop.ranks.model import RasReport
 from gputop.ranks.ras_answers import read_json, read_text
 from tests.advice.live.scene import Job, Scene, abstained, after, get, ids, verdict
 from tests.advice.live.stuck_jobs import STUCK
@@ -16,12 +16,12 @@ RANKS = Scene(dict.fromkeys(range(8), 0.15) | {5: 0.0}, other=STUCK,
               jobs=[Job(100 + i, [i], f"python train.py --rank {i}") for i in range(8)])
 
 
-def report(job: ras_double.Job = LATE, span_s: float = 90.0, last: ras_double.Job | None = None) -> Report:
-    return Report(read_json(ras_double.as_json(job), 0.0), read_json(ras_double.as_json(last or job), span_s),
-                  hosts=frozenset({"10.0.0.1"}))
+def report(job: ras_double.Job = LATE, span_s: float = 90.0, last: ras_double.Job | None = None) -> RasReport:
+    return RasReport(read_json(ras_double.as_json(job), 0.0), read_json(ras_double.as_json(last or job), span_s),
+                     hosts=frozenset({"10.0.0.1"}))
 
 
-def stuck(ranks: Report | None) -> Advice:
+def stuck(ranks: RasReport | None) -> Advice:
     return after(RANKS, 200, ranks)
 
 
@@ -42,7 +42,7 @@ def test_ordinary_states_are_no_hang() -> None:
 
 
 def test_without_an_answer_it_says_why() -> None:
-    advice = stuck(Report(problem="nothing listens"))
+    advice = stuck(RasReport(problem="nothing listens"))
     assert abstained(advice)["collective_hang"] == "nothing listens" and "spinning" in ids(advice)
 
 
@@ -57,6 +57,6 @@ def test_a_rank_of_another_node_is_looked_at_there() -> None:
 
 def test_text_that_names_no_rank_still_counts_them() -> None:
     halves = read_text(ras_double.as_text(ras_double.Job((100,) * 4 + (99,) * 4, version="2.27.7")), 0.0)
-    seen = verdict(RANKS, 200, "collective_hang", Report(halves, replace(halves, time_s=80.0)))
+    seen = verdict(RANKS, 200, "collective_hang", RasReport(halves, replace(halves, time_s=80.0)))
     assert seen.absence.absent_count == 4 and seen.pids == ()
 

@@ -14,7 +14,7 @@ from gputop.advice.live.advise import live_advice
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import GpuSample
 from gputop.session.idle_wait import expected_idle
-from gputop.simulation.loop import StepKind, TrainingLoop
+from gputop.simulation.loop import SimulatedLoop, StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource
 from gputop.telemetry.history import History
@@ -221,7 +221,7 @@ def test_gpu_0_is_the_one_cause() -> None:
 
 
 def test_idle_time_that_returns_is_told_with_its_period_and_a_capture_can_wait_for_it() -> None:
-    loop, last = TrainingLoop(SCENARIOS["slow-checkpoint"]), simulated("slow-checkpoint", 599, 1.0)[-1]
+    loop, last = SimulatedLoop(SCENARIOS["slow-checkpoint"]), simulated("slow-checkpoint", 599, 1.0)[-1]
     finding = last.findings[0]
     assert finding.id == "recurring_idle" and finding.severity == "medium" and finding.gpus == tuple(range(8))
     checkpoints = [s for s in loop.steps(0, 600 * 10**9) if s.kind is StepKind.CHECKPOINT]

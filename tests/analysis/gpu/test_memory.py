@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.analysis.gpu.memory import POINTS, downsample, memory
+from gputop.analysis.gpu.allocators import POINTS, downsample, memory
 from gputop.analysis.results import Holder
 from gputop.core.codec import to_document
 from gputop.trace import limits

@@ -12,7 +12,7 @@ from gputop.analysis.results import Replicas
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.findings import TraceNote
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.loop import SimulatedLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.model import Kind, TraceGpu
@@ -212,7 +212,7 @@ def test_the_order_of_events_lines_and_names_does_not_matter(events, seed):
 
 @pytest.mark.parametrize(("scenario", "uneven"), [("gpu0-oversubscribed", True), ("healthy", False)])
 def test_simulated_jobs(scenario, uneven):
-    begin, loop = 20_000_000_000, TrainingLoop(find_scenario(scenario))
+    begin, loop = 20_000_000_000, SimulatedLoop(find_scenario(scenario))
     data = build_xspace(loop, begin, begin + 2_500_000_000, 1_700_000_000 * 10**9, "node")
     trace = read_xspaces([("node.xplane.pb", "node", data)])
     r = replicas(trace, timelines(trace), find_steps(trace))

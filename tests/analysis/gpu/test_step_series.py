@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputop.analysis.gpu.step_series import StepSeries, step_series
+from gputop.analysis.gpu.step_series import StepArrays, step_series
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze_to_facts
-from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.loop import SimulatedLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.model import Kind, Trace
@@ -20,7 +20,7 @@ from tests.trace.build import Builder, keras_steps
 KERAS = Path(__file__).resolve().parents[2] / "data" / "keras3_slow_input.xplane.pb.gz"
 
 
-def both(trace: Trace) -> tuple[Analysis, StepSeries]:
+def both(trace: Trace) -> tuple[Analysis, StepArrays]:
     facts = analyze_to_facts(trace)
     assert facts.steps is not None
     return facts.analysis, step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts)
@@ -29,7 +29,7 @@ def both(trace: Trace) -> tuple[Analysis, StepSeries]:
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "node.xplane.pb"
-    loop = TrainingLoop(find_scenario("gpu0-oversubscribed"))
+    loop = SimulatedLoop(find_scenario("gpu0-oversubscribed"))
     path.write_bytes(build_xspace(loop, 20 * 10**9, 22 * 10**9, 1_700_000_000 * 10**9, "node"))
     return path
 

@@ -19,8 +19,8 @@ from gputop.analysis.results import Analysis, GapLines
 from gputop.core.host_stacks import StackFrame
 from gputop.diagnosis.diagnose import analyze_to_facts, analyze_trace
 from gputop.diagnosis.report import text_report
+from gputop.timeline.idle_gap_report import IdleGapRow, text_of
 from gputop.timeline.idle_gaps import rank_idle_gaps
-from gputop.timeline.report import IdleGapRow, text_of
 from gputop.trace.model import Trace
 from gputop.trace.readers.load import load
 from tests.analysis.host.stack_samples import sampled

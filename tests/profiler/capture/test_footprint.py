@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.memory import control_groups, left_in, resident_bytes
+from gputop.core.own_memory import control_groups, left_in, resident_bytes
 from gputop.profiler.capture import footprint
 from gputop.profiler.capture.footprint import free_disk_bytes, free_resources, job_pid
 

@@ -12,8 +12,8 @@ import pytest
 from gputop.core import job_limits
 from gputop.core.errors import GputopError
 from gputop.core.job_limits import LimitFacts, read_limits
-from gputop.profiler.capture import limits
-from gputop.profiler.capture.limits import Need, check_limits, need_of, shortage
+from gputop.profiler.capture import requirements as limits
+from gputop.profiler.capture.requirements import Need, check_limits, need_of, shortage
 
 MIB = 1 << 20
 NEED = Need(6, 64 * MIB, 16)

@@ -15,7 +15,7 @@ from gputop.profiler.capture import job_memory
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.capture.safe_capture import capture_with_probe
-from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecorderLimits, Recording
+from gputop.profiler.recording import CaptureResult, Progress, Recorder, RecorderLimits, RecordingOrder
 from gputop.profiler.storage import RunFolder
 
 ENDING = ".pt.trace.json"
@@ -30,12 +30,12 @@ class FileRecorder:
 
     def __init__(self, address: str) -> None:
         self.address, self.pid = address, os.getpid()
-        self.recorded: list[Recording] = []
+        self.recorded: list[RecordingOrder] = []
 
     def round_trip_s(self) -> float:
         return 0.0
 
-    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+    def record(self, recording: RecordingOrder, on_progress: Callable[[Progress], None],
                stop: threading.Event) -> CaptureResult:
         self.recorded.append(recording)
         folder = RunFolder.create(recording.logdir, recording.host_name or "node", recording.run, ENDING)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gputop.profiler.kineto.clients import Client, client_of
+from gputop.profiler.kineto.clients import DaemonClient, client_of
 
 _FAKE = Path(__file__).with_name("fake_client.py")
 
@@ -25,7 +25,7 @@ def fake_job(folder: Path, mode: str = "good", **environ: str) -> Iterator[subpr
             process.kill()
 
 
-def found(process: subprocess.Popen[str]) -> Client:
+def found(process: subprocess.Popen[str]) -> DaemonClient:
     """The client that it is."""
     client = client_of(process.pid)
     assert client is not None

@@ -21,10 +21,10 @@ from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.kineto import daemon, guard, jobs, recorder
-from gputop.profiler.kineto.clients import Client
+from gputop.profiler.kineto.clients import DaemonClient
 from gputop.profiler.kineto.folder import SocketFolder
 from gputop.profiler.kineto.recorder import KinetoRecorder
-from gputop.profiler.recording import Progress, Recording, TraceLost
+from gputop.profiler.recording import Progress, RecordingOrder, TraceLost
 from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
 from tests.profiler.kineto.jobs import fake_job
@@ -53,7 +53,7 @@ def _ignore(_: object) -> None:
 
 
 def _record(process, logdir: Path, seconds: float = 0.2, on_progress=_ignore, stop=None):
-    return KinetoRecorder(process.pid).record(Recording(seconds, logdir), on_progress, stop or threading.Event())
+    return KinetoRecorder(process.pid).record(RecordingOrder(seconds, logdir), on_progress, stop or threading.Event())
 
 
 def test_a_trace_lies_in_the_logdir_and_nothing_is_left_with_the_job(folder, tmp_path):
@@ -147,12 +147,13 @@ def test_the_copy_of_a_large_trace_can_be_stopped(folder, tmp_path, monkeypatch)
 
 def test_a_clock_that_is_set_back_does_not_prolong_the_wait(folder, tmp_path, monkeypatch):
     """The start that ranks have in common is a time of day."""
-    client = Client(os.getpid(), os.getpid(), os.geteuid(), PurePosixPath(folder), False, read_stat(os.getpid()).start)
+    client = DaemonClient(os.getpid(), os.getpid(), os.geteuid(), PurePosixPath(folder), False,
+                          read_stat(os.getpid()).start)
     with (SocketFolder.open(os.getpid(), PurePosixPath(folder), os.geteuid()) as opened,
           daemon.serving(opened) as serves):
-        take = recorder._Take(client, serves, Recording(1.0, tmp_path, start_ns=time.time_ns()), _ignore,
+        take = recorder._Take(client, serves, RecordingOrder(1.0, tmp_path, start_ns=time.time_ns()), _ignore,
                               threading.Event(), queue.SimpleQueue(), 0.25, -1)
-        take.events.put(daemon.Event(os.getpid(), True, True))
+        take.events.put(daemon.DaemonEvent(os.getpid(), True, True))
         take._step(0.0)
         take._check_written("trace")
         now_s, day_s = time.time(), 86400.0

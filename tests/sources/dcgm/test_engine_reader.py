@@ -9,7 +9,7 @@ import pytest
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.bindings import find_installed, load
 from gputop.sources.dcgm.connection import Engine, parse_address
-from gputop.sources.dcgm.engine_reader import EngineReader, Snapshot
+from gputop.sources.dcgm.engine_reader import EngineAnswer, EngineReader
 from gputop.sources.dcgm.watches import Subscription
 from tests.dcgm_double.scene import Scene
 
@@ -28,7 +28,7 @@ class Connected:
         bindings = load(find_installed(self.scene.root, {})[0])
         return EngineReader(Engine(bindings, parse_address(self.scene.engine.address)), local=True)
 
-    def read(self, wanted: Subscription = ALL, interval_s: float = 1.0) -> Snapshot:
+    def read(self, wanted: Subscription = ALL, interval_s: float = 1.0) -> EngineAnswer:
         self.scene.now_s += interval_s
         self.scene.engine.update()
         return self.reader.read(wanted, interval_s, self.scene.now_s, self.scene.now_s)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gputop.core.captured_samples import CounterLane, GpuCounters, joined
 from gputop.core.codec import convert
-from gputop.core.counters import CounterLane, GpuCounters, joined
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps

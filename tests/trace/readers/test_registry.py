@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.trace.readers.registry import ACCEPTED, ACCEPTED_BRIEF, FORMATS
+from gputop.trace.readers.formats import ACCEPTED, ACCEPTED_BRIEF, FORMATS
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: format_.id)
@@ -37,5 +37,5 @@ def test_a_file_is_recognized_by_name_and_content(name, begin, id_):
 
 
 def test_the_list_of_formats_needs_no_numpy():
-    code = "import sys, gputop.trace.readers.registry; sys.exit('numpy' in sys.modules)"
+    code = "import sys, gputop.trace.readers.formats; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

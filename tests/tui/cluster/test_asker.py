@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from gputop.advice.fleet.report import Report
+from gputop.advice.fleet.report import FleetReport
 from gputop.cluster.model import Fleet
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
-from gputop.tui.cluster import app
+from gputop.tui.cluster import cluster_app as app
 from tests.cluster.fleets import fleet
 
 
@@ -23,7 +23,7 @@ class _Collector:
         self.go_on = threading.Event()
         self._outcomes = iter([GputopError("not there", "wait"), OverflowError("int too large"), KeyError("x")])
 
-    def refresh(self, view: View) -> Fleet:
+    def refresh(self, view: FleetView) -> Fleet:
         self.go_on.wait()
         if (outcome := next(self._outcomes, None)) is not None:
             raise outcome
@@ -33,16 +33,16 @@ class _Collector:
 def test_an_answer_that_cannot_be_used_is_told_and_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread ended without a word, and the screen showed the same for ever."""
     monkeypatch.setattr(app, "SOON_S", 0.0)
-    told: list[Report | GputopError] = []
+    told: list[FleetReport | GputopError] = []
     there = threading.Event()
 
-    def listen(answer: Report | GputopError) -> None:
+    def listen(answer: FleetReport | GputopError) -> None:
         told.append(answer)
-        if isinstance(answer, Report):
+        if isinstance(answer, FleetReport):
             there.set()
 
     collector = _Collector()
-    asker = app.Asker(collector, lambda own: Report(own, (), ()), View(), 0.0)  # type: ignore[arg-type]
+    asker = app.Asker(collector, lambda own: FleetReport(own, (), ()), FleetView(), 0.0)  # type: ignore[arg-type]
     try:
         asker.listen(listen)
         collector.go_on.set()

@@ -10,22 +10,23 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.advice.fleet.report import Report
+from gputop.advice.fleet.report import FleetReport
 from gputop.cluster.model import NO_JOB, together
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.core.errors import GputopError
 from gputop.core.findings import Problem
 from gputop.core.own_program import gputop_command
 from gputop.export.cluster import to_html, to_text
-from gputop.tui.cluster import app, rows
-from gputop.tui.cluster.app import ClusterApp
-from gputop.tui.cluster.rows import ORDERS, State
+from gputop.tui.cluster import cluster_app as app
+from gputop.tui.cluster import fleet_rows as rows
+from gputop.tui.cluster.cluster_app import ClusterApp
+from gputop.tui.cluster.fleet_rows import ORDERS, State
 from tests.cluster.fleets import NOW, StillAsker, fleet, gpu, job, node, past
 from tests.records import replace
 from tests.tui.textual_private import draw_when_settled
 
 
-def report(**changes: object) -> Report:
+def report(**changes: object) -> FleetReport:
     slow = gpu(0.55, "n4:3", past((178, 0.55)), sm_clock_hz=1.1e9)
     nodes = (replace(node(0.9, "n1"), history=past((178, 0.9))), replace(node(0.86, "n4"), each=(slow,)))
     jobs = (job(id="1", user="ada", power_w=100.0),
@@ -33,11 +34,11 @@ def report(**changes: object) -> Report:
                 history=past((136, 0.9), (42, 0.0))),
             job(id="3", low_gpus=(slow,), each=nodes, node_names=("n1", "n4")))
     own = replace(fleet(*jobs), **changes)
-    return Report(own, *fleet_advice(own))
+    return FleetReport(own, *fleet_advice(own))
 
 
 def state(**changes: object) -> State:
-    return State(View(), report(**changes))
+    return State(FleetView(), report(**changes))
 
 
 def plain(line: list[tuple[str, object]]) -> str:
@@ -58,16 +59,16 @@ def test_jobs_with_the_worst_findings_stand_first() -> None:
 def test_rows_keep_their_order_under_the_finger_until_they_are_sorted() -> None:
     own = state()
     idle = report()
-    own.report = Report(idle.fleet, (), idle.abstained)  # the first answer: nothing is judged yet
+    own.report = FleetReport(idle.fleet, (), idle.abstained)  # the first answer: nothing is judged yet
     assert ids(own) == ["1", "2", "3"] and "finding ▾" in plain(rows.heading(own, 120))
     own.report = idle
     assert ids(own) == ["2", "3", "1"]  # nobody has moved yet
     own.hold()
-    own.report = Report(idle.fleet, (), idle.abstained)
+    own.report = FleetReport(idle.fleet, (), idle.abstained)
     assert ids(own) == ["2", "3", "1"] and "finding (o: sort)" in plain(rows.heading(own, 120))
     own.report = replace(idle, fleet=fleet(*idle.fleet.jobs, job(id="9")))
     assert ids(own) == ["2", "3", "1", "9"] and own.is_sorted  # a new one comes last, where it belongs by its findings
-    own.report = Report(idle.fleet, (), idle.abstained)
+    own.report = FleetReport(idle.fleet, (), idle.abstained)
     own.sort()
     assert ids(own) == ["1", "2", "3"] and own.order == "finding"
     own.sort()
@@ -76,13 +77,13 @@ def test_rows_keep_their_order_under_the_finger_until_they_are_sorted() -> None:
 
 def test_a_young_prometheus_has_lanes_of_what_it_knows() -> None:
     young = replace(fleet(job(id="1", history=past((172, None), (8, 0.9))), job(id="2", history=past((180, None)))))
-    own = State(View(), Report(young, (), ()))
+    own = State(FleetView(), FleetReport(young, (), ()))
     assert "last 10 min" in plain(rows.heading(own, 120)) and own.span_s == 600.0
     text = plain(rows.line(own, own.rows()[0], 120, False))
     assert text.count("·") < rows.history_columns(own, 120) / 2
-    assert "last 10 min" in to_text(Report(young, (), ()), 120)
-    assert "last 10 min" in to_html(Report(young, (), ()))
-    old = State(View(), report())
+    assert "last 10 min" in to_text(FleetReport(young, (), ()), 120)
+    assert "last 10 min" in to_html(FleetReport(young, (), ()))
+    old = State(FleetView(), report())
     assert "last 3 h" in plain(rows.heading(old, 120)) and old.span_s == 3 * 3600.0
 
 
@@ -215,8 +216,8 @@ def test_a_job_whose_past_is_not_known_is_not_called_healthy() -> None:
 
 
 def test_jobs_are_sorted_by_the_numbers_in_their_names() -> None:
-    own = State(View(), Report(fleet(*(job(id=name) for name in ("10001", "9999", "ml/b-10", "ml/b-9"))), (), ()),
-                order="job")
+    jobs = (job(id=name) for name in ("10001", "9999", "ml/b-10", "ml/b-9"))
+    own = State(FleetView(), FleetReport(fleet(*jobs), (), ()), order="job")
     assert ids(own) == ["9999", "10001", "ml/b-9", "ml/b-10"]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from gputop.session.event_log import LoggedEvent
 from gputop.tui.monitor.columns import ACTIVITY
-from gputop.tui.monitor.lanes import TimeView, Window
+from gputop.tui.monitor.lanes import LaneWindow, TimeView
 from gputop.tui.monitor.time_axis import (
     SIGNS,
     append_notes,
@@ -18,7 +18,7 @@ from gputop.tui.monitor.time_axis import (
 from tests.fakes import START_S, gpu_sample
 from tests.records import replace
 
-WINDOW = Window.of(TimeView(5.0), START_S + 299, 60)  # 300 s, the newest slice from 295 s on
+WINDOW = LaneWindow.of(TimeView(5.0), START_S + 299, 60)  # 300 s, the newest slice from 295 s on
 
 
 def text(runs: list[tuple[str, object]]) -> str:
@@ -32,21 +32,21 @@ def mark(kind: str, begin: float, end: float | None = None, what: str = "it", gp
 def test_a_window_knows_its_columns() -> None:
     assert WINDOW.column(START_S) == 0 and WINDOW.column(START_S + 299.9) == 59 and WINDOW.column(START_S - 0.1) == -1
     assert WINDOW.begin_s(59) == START_S + 295
-    assert Window.of(TimeView(5.0, START_S + 100), START_S + 299, 20).begin_s(19) == START_S + 100
+    assert LaneWindow.of(TimeView(5.0, START_S + 100), START_S + 299, 20).begin_s(19) == START_S + 100
 
 
 def test_ticks_count_back_from_now_and_do_not_move() -> None:
     shown = text(axis(WINDOW, (), True, None))
     assert len(shown) == 60
     assert [shown.index(label) for label in ("┊-4m", "┊-3m", "┊-2m", "┊-1m")] == [11, 23, 35, 47]
-    later = Window.of(TimeView(5.0), START_S + 304, 60)
+    later = LaneWindow.of(TimeView(5.0), START_S + 304, 60)
     assert text(axis(later, (), True, None)) == shown
 
 
 def test_scrolled_back_ticks_are_times_of_day() -> None:
     shown = text(axis(WINDOW, (), False, None))
     assert "┊08:01" in shown and shown.index("┊08:01") == WINDOW.column(START_S + 60)
-    fine = Window.of(TimeView(0.5, START_S + 59), START_S + 299, 80)
+    fine = LaneWindow.of(TimeView(0.5, START_S + 59), START_S + 299, 80)
     assert "┊08:00:40" in text(axis(fine, (), False, None))
 
 

@@ -8,7 +8,7 @@ from gputop.telemetry.history import History
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
 from gputop.tui.monitor.gpu_table import GpuTable
-from gputop.tui.monitor.lanes import TimeView, Window
+from gputop.tui.monitor.lanes import LaneWindow, TimeView
 from gputop.tui.monitor.visible_time import UNMEASURED, Slice, TimeCursor, gpu_in_slice
 from gputop.tui.screens.dialogs import Popup
 from tests.fakes import GIB, START_S, StillSession, node_sample
@@ -78,7 +78,7 @@ def test_where_history_is_coarser_than_the_slice_the_mean_says_so() -> None:
 
 
 def test_it_moves_within_what_is_kept_and_stays_on_screen() -> None:
-    window, newest = Window.of(TimeView(5.0), START_S + 299, 20), START_S + 299
+    window, newest = LaneWindow.of(TimeView(5.0), START_S + 299, 20), START_S + 299
     cursor = TimeCursor()
     assert cursor.keep_on_screen(window, newest) is None
     cursor.move(0, window, START_S, newest)
@@ -89,11 +89,11 @@ def test_it_moves_within_what_is_kept_and_stays_on_screen() -> None:
     assert cursor.time_s == START_S + 2.5, "the oldest"
     end_s = cursor.keep_on_screen(window, newest)
     assert end_s is not None
-    assert Window.of(TimeView(5.0, end_s), newest, 20).column(cursor.time_s) == 0
+    assert LaneWindow.of(TimeView(5.0, end_s), newest, 20).column(cursor.time_s) == 0
     cursor.time_s = START_S + 290
-    early = Window.of(TimeView(5.0, START_S + 100), newest, 20)
+    early = LaneWindow.of(TimeView(5.0, START_S + 100), newest, 20)
     end_s = cursor.keep_on_screen(early, newest)
-    assert Window.of(TimeView(5.0, end_s), newest, 20).column(cursor.time_s) == 19
+    assert LaneWindow.of(TimeView(5.0, end_s), newest, 20).column(cursor.time_s) == 19
     assert cursor.keep_on_screen(window, START_S + 100) is None and cursor.time_s is None, "a recording went back"
 
 

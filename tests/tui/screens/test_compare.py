@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.gpu.packed_series import ComparedTrace
-from gputop.comparison.report import Line
+from gputop.comparison.report_lines import ReportLine
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis import worker
@@ -304,7 +304,8 @@ async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
 
 
 def test_verdicts_are_colored_and_said_in_words() -> None:
-    text = colored([Line("FASTER: shorter.", "good"), Line("mean worse", "bad"), Line("median noise")])
+    lines = (("FASTER: shorter.", "good"), ("mean worse", "bad"), ("median noise", ""))
+    text = colored([ReportLine(text, tone) for text, tone in lines])
     styles = {str(text)[s.start:s.end].strip().split()[-1]: str(s.style) for s in text.spans}
     assert styles["worse"] != styles["shorter."] != styles["noise"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gputop.tui.terminal.writer import RETRY_S, SLOW_UPDATES, SlowLinkDetector
+from gputop.tui.terminal.terminal_writer import RETRY_S, SLOW_UPDATES, SlowLinkDetector
 from tests.tui.terminals import PATIENCE_S, Terminal, terminal
 
 # gputop over the simulated node, telling on a pipe about each sample what only its inside knows.

@@ -9,7 +9,16 @@ from rich.cells import cell_len
 
 from gputop.timeline.model import KINDS
 from gputop.tui.timeline import styles
-from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, draw_lines, least_bar_ns, put_bar, touched_cells
+from gputop.tui.timeline.cells import (
+    BAR_CELLS,
+    FULL,
+    CellLine,
+    bar_cells,
+    draw_lines,
+    least_bar_ns,
+    put_bar,
+    touched_cells,
+)
 from gputop.tui.timeline.viewport import View
 
 
@@ -22,7 +31,7 @@ def kinds(n: int, name: str = "compute") -> np.ndarray:
 
 
 def lane(cover: np.ndarray, of: np.ndarray, lines: int = 1, causes: np.ndarray | None = None,
-         rules: np.ndarray | None = None, full: int = FULL) -> list[Line]:
+         rules: np.ndarray | None = None, full: int = FULL) -> list[CellLine]:
     cells = len(cover) // 2
     causes = np.zeros((1, cells), np.uint8) if causes is None else causes[None]
     [drawn] = draw_lines(cover[None], of[None], [lines], causes, np.zeros(cells, np.bool_) if rules is None else rules,
@@ -82,7 +91,7 @@ def test_rows_of_different_heights_are_drawn_at_once_as_alone() -> None:
 def test_segments_are_runs_of_one_style() -> None:
     line = lane(np.repeat(shares(1, 1, 0, 1), 2), kinds(8))[0]
     assert [s.text for s in line.segments()] == ["▇▇", " ", "▇"]
-    assert Line([], np.empty(0, np.int32)).segments() == []
+    assert CellLine([], np.empty(0, np.int32)).segments() == []
 
 
 @given(st.integers(-2000, 12_000), st.integers(0, 14_000), st.integers(1, 220))
@@ -101,8 +110,8 @@ def test_cells_of_a_range(start: int, length: int, cells: int) -> None:
         assert 0 <= low < high <= cells, "even the shortest is to be seen"
 
 
-def blank(cells: int, lines: int = 1) -> list[Line]:
-    return [Line([" "] * cells, np.zeros(cells, np.int32)) for _ in range(lines)]
+def blank(cells: int, lines: int = 1) -> list[CellLine]:
+    return [CellLine([" "] * cells, np.zeros(cells, np.int32)) for _ in range(lines)]
 
 
 def test_a_bar_has_its_name_as_far_as_it_fits() -> None:

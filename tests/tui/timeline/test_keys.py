@@ -9,7 +9,7 @@ from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
-from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.timeline_screen import TimelineScreen
 from tests.records import replace
 from tests.tui.found import box_text
 from tests.tui.timelines import (

@@ -14,14 +14,14 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import Culprit
 from gputop.diagnosis.diagnose import analyze_to_facts
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.readers.load import load
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.finding_place import place_of, place_of_row
-from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.timeline_screen import TimelineScreen
 from gputop.tui.timeline.trace_file import OnRows, TraceFile, trace_of
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
@@ -109,7 +109,7 @@ async def test_what_cannot_be_read_says_why() -> None:
 
 
 async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: Path) -> None:
-    from gputop.simulation.loop import TrainingLoop
+    from gputop.simulation.loop import SimulatedLoop
     from gputop.simulation.scenarios import find_scenario
     from gputop.simulation.xspace import build_xspace
 
@@ -117,7 +117,7 @@ async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: 
     app = TimelineApp(TraceFile((str(path),), path.name))
     async with app.run_test() as pilot:
         await refused(pilot)
-    path.write_bytes(build_xspace(TrainingLoop(find_scenario("input-bound")), 3_000_000_000, 3_400_000_000, 0, "node"))
+    path.write_bytes(build_xspace(SimulatedLoop(find_scenario("input-bound")), 3_000_000_000, 3_400_000_000, 0, "node"))
     trace = TraceFile((str(path),), path.name)
     app = TimelineApp(trace)
     async with app.run_test(size=(120, 40)) as pilot:

@@ -19,10 +19,10 @@ from gputop.trace.occupancy import sm_count
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
 from gputop.trace.readers.xspace.hlo_indices import HloIndices
 from gputop.trace.readers.xspace.host_events import HostCalls
-from gputop.trace.readers.xspace.recordings import Recording
+from gputop.trace.readers.xspace.recordings import FileRecording
 from gputop.trace.readers.xspace.space import Space, ordinal
 from gputop.trace.readers.xspace.stats import indices_in, integers, lookups, op_names, set_copies, strings
-from gputop.trace.readers.xspace.xplane import Chunk, Source, XLine, XPlane, event_count
+from gputop.trace.readers.xspace.xplane import Chunk, PlaneLines, XLine, XPlane, event_count
 
 _DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", "annotation", "hlo_op",
                  "hlo_module", "program_id", "cuda_graph_id")
@@ -35,7 +35,7 @@ class _Gpu(Struct, frozen=True):
     number: int
     references: IntMap
     shape_of: LazyTable
-    source: Source
+    source: PlaneLines
 
 
 class Gpus:
@@ -54,7 +54,7 @@ class Gpus:
             builder.gpus.append(self._described(plane))
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[number].compute_capability if stats.get("device_vendor") == "Nvidia" else None
-        source = Source(plane, self._streams(plane), names, _DEVICE_STATS, together=together)
+        source = PlaneLines(plane, self._streams(plane), names, _DEVICE_STATS, together=together)
         return _Gpu(number, references, self._shapes_of(nvidia), source)
 
     def _described(self, plane: XPlane) -> TraceGpu:
@@ -94,7 +94,7 @@ class DeviceReader:
         self._kind_of = LazyTable(lambda name: kernel_names.classify(builder.names.list[name]).kind)
         self._together = space.many_lines
 
-    def read(self, recording: Recording, calls: HostCalls, threads: ThreadPoolExecutor) -> list[int]:
+    def read(self, recording: FileRecording, calls: HostCalls, threads: ThreadPoolExecutor) -> list[int]:
         """Read the events of a recording, which these ``calls`` launched; returns how many each plane of a GPU has."""
         planes = sorted((plane for plane in recording.planes if ordinal(plane) is not None),
                         key=lambda plane: ordinal(plane) or 0)

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.trace.builder import TraceBuilder
 from gputop.trace.model import I64, Line
 from gputop.trace.readers.content import Data, MemoryWatch
-from gputop.trace.readers.xspace.xplane import Decoded, Losses, Source, XLine, XPlane, read_events
+from gputop.trace.readers.xspace.xplane import Decoded, Losses, PlaneLines, XLine, XPlane, read_events
 
 
 class EventReader:
@@ -20,7 +20,7 @@ class EventReader:
         self._path, self._data, self._watch, self._decoders = path, data, watch, decoders
         self._losses = losses
 
-    def read(self, sources: Sequence[Source], base_ns: int) -> Iterator[Decoded]:
+    def read(self, sources: Sequence[PlaneLines], base_ns: int) -> Iterator[Decoded]:
         """The events of these sources in chunks; ``base_ns`` is added to their times. Counts those that are lost."""
         for decoded in read_events(self._data, sources, self._decoders):
             self._watch.check(self._path)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gputop.trace.limits import cut_text
 from gputop.trace.readers.content import Data
-from gputop.trace.readers.xspace.wire import LENGTH, VARINT, Fields, Steps, read_fields, signed, tag
+from gputop.trace.readers.xspace.wire import LENGTH, VARINT, Fields, Quota, read_fields, signed, tag
 
 _MODULE, _COMPUTATION, _STACK_FRAMES = tag(1, LENGTH), tag(3, LENGTH), tag(17, LENGTH)
 _INSTRUCTION, _COMPUTATION_ID, _ROOT_ID = tag(2, LENGTH), tag(5, VARINT), tag(6, VARINT)
@@ -82,7 +82,7 @@ class Instruction(Struct, frozen=True):
     span: tuple[int, int]  # in the data
 
 
-class Window(Struct, frozen=True):
+class SpatialWindow(Struct, frozen=True):
     """One spatial dimension of a convolution (``xla.WindowDimension``)."""
 
     size: int
@@ -103,7 +103,7 @@ class ConvolutionDimensions(Struct, frozen=True):
     output_spatial: tuple[int, ...]
 
 
-def find_programs(data: Data, begin: int, end: int, steps: Steps) -> dict[tuple[str, int], tuple[int, int]]:
+def find_programs(data: Data, begin: int, end: int, steps: Quota) -> dict[tuple[str, int], tuple[int, int]]:
     """The programs in a plane ``/host:metadata``, by name and id: where each HloProto lies. Their events are called
     ``name(id)`` and have one stat of bytes."""
     out = {}
@@ -125,7 +125,7 @@ def find_programs(data: Data, begin: int, end: int, steps: Steps) -> dict[tuple[
 class Program:
     """A HloProto at ``begin`` … ``end`` of ``data``. ``steps`` bounds the work, of several programs if shared."""
 
-    def __init__(self, data: Data, begin: int, end: int, steps: Steps) -> None:
+    def __init__(self, data: Data, begin: int, end: int, steps: Quota) -> None:
         self._data, self.steps = data, steps
         self._instructions: dict[int, Instruction] = {}
         self.ids: dict[str, int] = {}  # of instructions, by what kernels call them
@@ -208,7 +208,7 @@ class Program:
         values = self._fields(*instruction.span, (_GROUPS, _BATCH_GROUPS)).values
         return max(signed(values.get(_GROUPS, 1)), 1), max(signed(values.get(_BATCH_GROUPS, 1)), 1)
 
-    def convolution(self, instruction: Instruction) -> tuple[ConvolutionDimensions, tuple[Window, ...]] | None:
+    def convolution(self, instruction: Instruction) -> tuple[ConvolutionDimensions, tuple[SpatialWindow, ...]] | None:
         """The dimensions of a convolution and its windows; None where not told."""
         window, dimensions = self._part(instruction, _WINDOW), self._part(instruction, _CONVOLUTION)
         if dimensions is None:
@@ -222,7 +222,7 @@ class Program:
             values = self._fields(*span, tuple(tag(n, VARINT) for n in (1, 2, 3, 5, 6))).values
             size, stride, low, dilation, base = (signed(values.get(tag(n, VARINT), d))
                                                  for n, d in ((1, 0), (2, 1), (3, 0), (5, 1), (6, 1)))
-            windows.append(Window(size, max(stride, 1), low, max(dilation, 1), max(base, 1)))
+            windows.append(SpatialWindow(size, max(stride, 1), low, max(dilation, 1), max(base, 1)))
         return (ConvolutionDimensions(number[7], number[8], number[10], spatial[11], spatial[6], spatial[12]),
                 tuple(windows))
 

@@ -12,7 +12,7 @@ from gputop.trace.model import I32, I64
 from gputop.trace.readers.content import Data
 from gputop.trace.readers.xspace.hlo import Program, find_programs
 from gputop.trace.readers.xspace.hlo_work import hlo_op
-from gputop.trace.readers.xspace.wire import Steps
+from gputop.trace.readers.xspace.wire import Quota
 from gputop.trace.readers.xspace.xplane import XPlane
 
 METADATA_PLANE = "/host:metadata"
@@ -26,7 +26,7 @@ class HloIndices:
 
     def __init__(self, data: Data, planes: Sequence[XPlane], builder: TraceBuilder) -> None:
         self._data, self._builder = data, builder
-        self._steps = Steps(limits.MAX_HLO_FIELDS)
+        self._steps = Quota(limits.MAX_HLO_FIELDS)
         self._spans = {key: span for plane in planes if plane.name == METADATA_PLANE
                        for key, span in find_programs(data, *plane.span, self._steps).items()}
         self._programs: dict[tuple[str, int], Program] = {}

@@ -14,7 +14,7 @@ import numpy as np
 
 from gputop.core.codec import parse
 from gputop.trace.model import HloOp
-from gputop.trace.readers.xspace.hlo import Instruction, Program, Shape, Window
+from gputop.trace.readers.xspace.hlo import Instruction, Program, Shape, SpatialWindow
 
 # Ops that are no kernel of their own: what they call is.
 _CONTAINERS = frozenset({"while", "conditional", "async-start", "async-done", "async-update"})
@@ -144,7 +144,7 @@ def _within(axes: Sequence[int], shape: Shape) -> bool:
     return all(0 <= i < len(shape.dimensions) for i in axes)
 
 
-def _pairs(window: Window, inputs: int, outputs: int) -> int | None:
+def _pairs(window: SpatialWindow, inputs: int, outputs: int) -> int | None:
     """Number of times, along one dimension, that a position of the window meets an element of the input."""
     if not 0 < window.size * outputs <= _MAX_PAIRS:
         return None

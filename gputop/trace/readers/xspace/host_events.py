@@ -13,10 +13,10 @@ from gputop.trace.int_map import IntMap
 from gputop.trace.model import I32, I64, TEXT_STATS, AllocatorEvents, HostEvents
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
 from gputop.trace.readers.xspace.hlo_indices import METADATA_PLANE, HloIndices
-from gputop.trace.readers.xspace.recordings import Recording
+from gputop.trace.readers.xspace.recordings import FileRecording
 from gputop.trace.readers.xspace.space import Space
 from gputop.trace.readers.xspace.stats import floats, indices_in, integers, lookups, strings, whole_numbers
-from gputop.trace.readers.xspace.xplane import Chunk, Source, XLine, XPlane, event_count
+from gputop.trace.readers.xspace.xplane import Chunk, PlaneLines, XLine, XPlane, event_count
 
 _ALLOCATOR = ("MemoryAllocation", "MemoryDeallocation")
 _INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements",
@@ -50,7 +50,7 @@ class HostCalls(Struct):
         return cls(wide, wide, wide, wide, narrow, narrow, narrow)
 
 
-class HostReader:
+class HostPlanesReader:
     """Reads the hosts' planes of one file, recording by recording, into the builder."""
 
     def __init__(self, builder: TraceBuilder, host: str, space: Space, events: EventReader, lines: LineNumbers,
@@ -60,7 +60,7 @@ class HostReader:
         self._stats = _HOST_STATS if space.has_gpus else (*_HOST_STATS, *_CPU_STATS)
         self._together = space.many_lines
 
-    def read(self, recording: Recording) -> HostCalls:
+    def read(self, recording: FileRecording) -> HostCalls:
         """Read the events of a recording; returns those that may have launched something."""
         planes = [plane for plane in recording.planes
                   if plane.name.startswith("/host:") and plane.name != METADATA_PLANE]
@@ -100,7 +100,7 @@ class HostReader:
         skip = IntMap(noise, 0) if noise else None
         collected = Collected(HostEvents.empty(), event_count(lines))
         parts: list[HostEvents] = []
-        for decoded in self._events.read([Source(plane, lines, names, self._stats, skip, self._together)], base_ns):
+        for decoded in self._events.read([PlaneLines(plane, lines, names, self._stats, skip, self._together)], base_ns):
             chunk, line = decoded.chunk, self._lines.of(decoded)
             is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])
             if is_allocator.any():

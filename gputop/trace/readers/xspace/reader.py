@@ -30,7 +30,7 @@ from gputop.trace.readers.content import Data, MemoryWatch, memory_limit, read_a
 from gputop.trace.readers.xspace.device_events import DeviceReader, Gpus
 from gputop.trace.readers.xspace.events import EventReader, LineNumbers
 from gputop.trace.readers.xspace.hlo_indices import HloIndices
-from gputop.trace.readers.xspace.host_events import HostReader
+from gputop.trace.readers.xspace.host_events import HostPlanesReader
 from gputop.trace.readers.xspace.recordings import read_recordings
 from gputop.trace.readers.xspace.space import read_space
 from gputop.trace.readers.xspace.xplane import Losses
@@ -192,7 +192,7 @@ class _XSpace:
         self.recordings = read_recordings(space.planes, self.clock)
         events = EventReader(path, data, losses, watch, pools.decoders)
         self._lines, hlo = LineNumbers(builder, self.host, rank), HloIndices(data, space.planes, builder)
-        self._host_reader = HostReader(builder, self.host, space, events, self._lines, hlo)
+        self._host_reader = HostPlanesReader(builder, self.host, space, events, self._lines, hlo)
         self._device_reader = DeviceReader(builder, Gpus(builder, self.host, rank), space, events, self._lines, hlo)
 
     def read(self) -> None:

@@ -19,7 +19,7 @@ _NAME = PLANE.encode()
 _SEPARATOR = bytes((0x0A, len(_NAME) + 2, 0x12, len(_NAME))) + _NAME  # XSpace.planes { XPlane.name }
 
 
-class Recording(Struct, frozen=True):
+class FileRecording(Struct, frozen=True):
     """One recording of a file, and its clock."""
 
     planes: Sequence[XPlane]
@@ -31,7 +31,7 @@ class Recording(Struct, frozen=True):
 class Recordings(Struct, frozen=True):
     """The recordings of a file, in the file's order: one at least."""
 
-    each: Sequence[Recording]
+    each: Sequence[FileRecording]
 
     @property
     def wall_clock(self) -> bool:
@@ -60,7 +60,7 @@ def read_recordings(planes: Sequence[XPlane], clock: HostClock | None) -> Record
     return Recordings([_with_clock(recording, clock) for recording in split_recordings(planes)])
 
 
-def _with_clock(planes: Sequence[XPlane], clock: HostClock | None) -> Recording:
+def _with_clock(planes: Sequence[XPlane], clock: HostClock | None) -> FileRecording:
     """See "Clocks" in docs/contributing/trace-notes.md."""
     stats = next((plane.stats for plane in planes if plane.name == "Task Environment"), {})
     start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
@@ -70,10 +70,10 @@ def _with_clock(planes: Sequence[XPlane], clock: HostClock | None) -> Recording:
     if not isinstance(start, int) or not 0 < start < 1 << 61:
         began = clock.began_ns if clock is not None else None
         if not absolute and began is not None:
-            return Recording(planes, began, True, None)
-        return Recording(planes, -ahead if absolute else 0, absolute, None)
+            return FileRecording(planes, began, True, None)
+        return FileRecording(planes, -ahead if absolute else 0, absolute, None)
     window = (start - ahead, stop - ahead) if isinstance(stop, int) and start <= stop < 1 << 61 else None
-    return Recording(planes, (0 if absolute else start) - ahead, True, window)
+    return FileRecording(planes, (0 if absolute else start) - ahead, True, window)
 
 
 def join_recordings(recordings: Sequence[bytes]) -> bytes:

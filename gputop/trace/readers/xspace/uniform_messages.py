@@ -33,7 +33,7 @@ _MORE = 0x80  # bit of a number's byte: another one follows
 _ALL_BITS = (1 << 64) - 1
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """Position of a value in each event of a layout; ``tag`` is that of its field."""
 
     tag: int
@@ -47,8 +47,8 @@ class _Layout(Struct, frozen=True):
 
     mask: U64
     bits: U64
-    numbers: tuple[Place, ...]  # of the events themselves
-    stats: tuple[Place, ...]
+    numbers: tuple[ValuePlace, ...]  # of the events themselves
+    stats: tuple[ValuePlace, ...]
 
 
 class UniformMessages(Struct, frozen=True):
@@ -65,13 +65,13 @@ class UniformMessages(Struct, frozen=True):
         """Tag and values of each field of the events themselves."""
         return ((field.tag, self._bits(field).view(np.int64)) for field in self.layout.numbers)
 
-    def value(self, stat: Place) -> U64:
+    def value(self, stat: ValuePlace) -> U64:
         """The bits of a stat's values; of texts the length."""
         if stat.tag & 7 == LENGTH:
             return np.full(len(self.begin), stat.length, np.uint64)
         return self._bits(stat)
 
-    def _bits(self, field: Place) -> U64:
+    def _bits(self, field: ValuePlace) -> U64:
         word, before = divmod(field.begin, _WORD)
         bits = self.words[word] >> np.uint64(8 * before)
         if before + field.length > _WORD:
@@ -152,7 +152,7 @@ def _layout(raw: bytes) -> _Layout | None:
     while pos < len(raw):
         if raw[pos] in _NUMBERS:
             stop = _number_end(raw, pos + 1, len(raw))
-            numbers.append(Place(raw[pos], pos + 1, stop - pos - 1))
+            numbers.append(ValuePlace(raw[pos], pos + 1, stop - pos - 1))
             mask[pos + 1:stop] = bytes([_MORE]) * (stop - pos - 1)
         elif raw[pos] == EVENT_STAT and pos + 1 < len(raw) and raw[pos + 1] < _MORE:
             stop = pos + 2 + raw[pos + 1]
@@ -171,7 +171,7 @@ def _layout(raw: bytes) -> _Layout | None:
     return _Layout(shared := np.frombuffer(bytes(mask) + end, "<u8"), bits & shared, tuple(numbers), tuple(stats))
 
 
-def _stat(raw: bytes, pos: int, stop: int) -> Place | None:
+def _stat(raw: bytes, pos: int, stop: int) -> ValuePlace | None:
     """The place of the value of a stat that has an id and a value, in this order, and nothing else."""
     value = _number_end(raw, pos + 1, stop) if pos < stop and raw[pos] == STAT_METADATA_ID else 0
     if not 0 < value < stop - 1 or raw[value] not in STAT_VALUES:
@@ -185,7 +185,7 @@ def _stat(raw: bytes, pos: int, stop: int) -> Place | None:
     else:
         end = begin + 1 + raw[begin] if raw[begin] < _MORE else 0
         begin += 1
-    return Place(tag, begin, end - begin, stat_id) if end == stop else None
+    return ValuePlace(tag, begin, end - begin, stat_id) if end == stop else None
 
 
 def _number_end(raw: bytes, pos: int, stop: int) -> int:

@@ -48,7 +48,7 @@ def tag(number: int, wire_type: int) -> int:
     return number << 3 | wire_type
 
 
-class Steps(Struct):
+class Quota(Struct):
     """Number of further fields that may be walked one by one, in one message or in several; of a run many count as
     one."""
 
@@ -83,7 +83,7 @@ class Fields(Struct):
 
 
 def read_fields(data: Data, begin: int, end: int, wanted: Collection[int],
-                at_most: Mapping[int, int] = _NO_LIMIT, *, steps: Steps | None = None, enough: bool = False) -> Fields:
+                at_most: Mapping[int, int] = _NO_LIMIT, *, steps: Quota | None = None, enough: bool = False) -> Fields:
     """Walk one message from ``begin`` to ``end`` and note where its wanted fields lie.
 
     ``at_most`` holds the largest number of fields with a tag; more are skipped and counted, or, with ``enough``,

@@ -53,7 +53,7 @@ from gputop.trace.readers.xspace.wire import (
     Block,
     Bools,
     FieldColumn,
-    Steps,
+    Quota,
     read_fields,
     signed,
 )
@@ -167,7 +167,7 @@ class Losses(Struct):
         self.unnamed += more.unnamed
 
 
-class Source(NamedTuple):
+class PlaneLines(NamedTuple):
     """Lines of a plane whose events are read.
 
     ``names`` maps metadata ids to indices of names; events without a name are left out and counted, as are malformed
@@ -187,7 +187,7 @@ class Decoded(Struct, frozen=True):
     """Events of a source and what was lost of them; ``lines`` are those that the chunk's column ``line`` refers to, one
     where it has none."""
 
-    source: Source
+    source: PlaneLines
     lines: Sequence[XLine]
     chunk: Chunk
     lost: Losses
@@ -220,7 +220,7 @@ def event_count(lines: Iterable[XLine]) -> int:
 def plane_stats(data: Data, begin: int, end: int) -> dict[str, int | float | str]:
     """Stats alone of the plane at this place of the data."""
     fields = read_fields(data, begin, end, (PLANE_STAT_METADATA, PLANE_STAT), _STATS_ONLY,
-                         steps=Steps(limits.OUTLINE_FIELDS))
+                         steps=Quota(limits.OUTLINE_FIELDS))
     names, _ = _read_table(data, *fields.pairs(PLANE_STAT_METADATA, whole=True))
     return _read_stats(data, *fields.pairs(PLANE_STAT, whole=True), names)
 
@@ -285,13 +285,13 @@ def _read_stats(data: Data, begin: I64, end: I64, stat_names: dict[int, str]) ->
     return stats
 
 
-def read_events(data: Data, sources: Iterable[Source], threads: ThreadPoolExecutor) -> Iterator[Decoded]:
+def read_events(data: Data, sources: Iterable[PlaneLines], threads: ThreadPoolExecutor) -> Iterator[Decoded]:
     """The events of these sources in their order, in chunks that ``threads`` decode ahead."""
     return (decoded for decoded in map_ordered(threads, chain.from_iterable(
         _decodings(data, source) for source in sources)) if decoded is not None)
 
 
-def _decodings(data: Data, source: Source) -> Iterator[Callable[[], Decoded | None]]:
+def _decodings(data: Data, source: PlaneLines) -> Iterator[Callable[[], Decoded | None]]:
     skip = source.skip
     codes = {name: code for code, name in enumerate(source.stats)}
     wanted = IntMap({i: codes[name] for i, name in source.plane.stat_names.items() if name in codes})
@@ -348,7 +348,7 @@ class _EventBytes(NamedTuple):
     line: I64 | None  # the lines' numbers, if there are several
 
 
-def _decode_events(block: Block, events: _EventBytes, source: Source, wanted: IntMap, losses: Losses) -> Chunk:
+def _decode_events(block: Block, events: _EventBytes, source: PlaneLines, wanted: IntMap, losses: Losses) -> Chunk:
     """Decode the events of a chunk. ``wanted`` maps a stat's id to its number in the source's ``stats``."""
     begin, end, timestamp_ns, line = events
     n = len(begin)

@@ -8,7 +8,7 @@ from gputop.trace.builder import TraceBuilder
 from gputop.trace.int_map import IntMap
 from gputop.trace.model import I64
 from gputop.trace.readers.xspace.events import LineNumbers
-from gputop.trace.readers.xspace.xplane import Chunk, Decoded, Losses, Source, XLine, XPlane
+from gputop.trace.readers.xspace.xplane import Chunk, Decoded, Losses, PlaneLines, XLine, XPlane
 
 EMPTY = np.empty(0, np.int64)
 PLANE = XPlane("/device:GPU:0", {}, {}, {}, [], False)
@@ -19,7 +19,7 @@ def line(number: int, whole: XLine | None = None) -> XLine:
 
 
 def decoded(lines: list[XLine], column: I64 | None = None) -> Decoded:
-    source = Source(PLANE, lines, IntMap({}), ())
+    source = PlaneLines(PLANE, lines, IntMap({}), ())
     return Decoded(source, lines, Chunk(EMPTY, EMPTY, EMPTY, line=column), Losses())
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from gputop.diagnosis.diagnose import analyze
-from gputop.trace.readers.xspace.hlo import ConvolutionDimensions, Instruction, Program, Shape, Window
+from gputop.trace.readers.xspace.hlo import ConvolutionDimensions, Instruction, Program, Shape, SpatialWindow
 from gputop.trace.readers.xspace.hlo_work import _attention, _convolution, _flops, _integers, _json, hlo_op
 from gputop.trace.readers.xspace.reader import read_xspaces
-from gputop.trace.readers.xspace.wire import Steps
+from gputop.trace.readers.xspace.wire import Quota
 from tests.trace.readers.xspace.reference import Builder
 
 # The training step of a transformer block whose forward pass is computed again (benchmarks/hlo_flops.py --write).
@@ -30,7 +30,7 @@ PRODUCT = 2 * BATCH * TOKENS * MODEL * MODEL
 
 
 def program(data: bytes = PROGRAM, steps: int = 1 << 23) -> Program:
-    return Program(data, 0, len(data), Steps(steps))
+    return Program(data, 0, len(data), Quota(steps))
 
 
 def test_flops_scopes_and_lines_of_a_real_program() -> None:
@@ -66,7 +66,7 @@ def dims(shape: Shape, kernel: Shape) -> ConvolutionDimensions:
 class Convolution:
     """Stands for a program with one convolution."""
 
-    def __init__(self, result: Shape, windows: tuple[Window, ...], groups: int = 1) -> None:
+    def __init__(self, result: Shape, windows: tuple[SpatialWindow, ...], groups: int = 1) -> None:
         self._result, self._windows, self._groups = result, windows, groups
 
     def shape(self, _: int) -> Shape:
@@ -99,7 +99,7 @@ class Calls:
                                     "__cudnn$convBackwardFilter"])
 def test_the_three_convolutions_of_a_layer_take_the_same_flops(target: str) -> None:
     image, kernel, out = Shape(16, (4, 9, 9, 6)), Shape(16, (3, 3, 6, 10)), Shape(16, (4, 5, 5, 10))
-    window = Window(3, 2, 1, 1, 1)
+    window = SpatialWindow(3, 2, 1, 1, 1)
     result = {"__cudnn$convBackwardInput": image, "__cudnn$convBackwardFilter": kernel}.get(target, out)
     operands = {"__cudnn$convBackwardInput": [out, kernel],
                 "__cudnn$convBackwardFilter": [image, out]}.get(target, [image, kernel])
@@ -207,7 +207,7 @@ def test_a_loop_counts_as_often_as_its_body_ran() -> None:
 
 
 def test_what_a_custom_call_does_is_not_known() -> None:
-    assert hlo_op(Program(b"", 0, 0, Steps(8)), "x") is None
+    assert hlo_op(Program(b"", 0, 0, Quota(8)), "x") is None
     calls = Calls({1: Instruction(1, "custom-call", (), (), 0, (0, 0))}, "my_kernel")
     assert _flops(calls, calls.ops[1], 0) is None  # type: ignore[arg-type]
     assert _flops(Calls(calls.ops, "__cub$DeviceRadixSort"), calls.ops[1], 0) == {}  # type: ignore[arg-type]

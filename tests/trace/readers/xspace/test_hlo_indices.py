@@ -14,7 +14,7 @@ from gputop.trace.readers.xspace.hlo import Program
 from gputop.trace.readers.xspace.hlo_indices import HloIndices
 from gputop.trace.readers.xspace.hlo_work import hlo_op
 from gputop.trace.readers.xspace.space import read_space
-from gputop.trace.readers.xspace.wire import Steps
+from gputop.trace.readers.xspace.wire import Quota
 from tests.trace.readers.xspace.reference import Builder
 
 PROGRAM = gzip.decompress((Path(__file__).parents[3] / "data" / "training_step.hlo.gz").read_bytes())
@@ -22,7 +22,7 @@ PROGRAM = gzip.decompress((Path(__file__).parents[3] / "data" / "training_step.h
 
 def ops() -> list[str]:
     """The first two ops of the program that are known."""
-    program = Program(PROGRAM, 0, len(PROGRAM), Steps(1 << 23))
+    program = Program(PROGRAM, 0, len(PROGRAM), Quota(1 << 23))
     return [name for name in program.ids if hlo_op(program, name) is not None][:2]
 
 

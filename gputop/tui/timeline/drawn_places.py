@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from gputop.text.units import NA, compact
 from gputop.timeline.model import KINDS, IdleGap, Range
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.trace.kernel_names import short_kernel
-from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, draw_lines, least_bar_ns, put_bar
+from gputop.tui.timeline.cells import BAR_CELLS, FULL, CellLine, bar_cells, draw_lines, least_bar_ns, put_bar
 from gputop.tui.timeline.header import rules
-from gputop.tui.timeline.rows import NESTED, Place
+from gputop.tui.timeline.row_layout import NESTED, Place
 from gputop.tui.timeline.styles import cause_code
 from gputop.tui.timeline.viewport import View
 
@@ -24,10 +24,10 @@ _LEAST_LEVEL = 1e-6
 _MAX_NESTED_RANGES = 1_000  # of one unfolded thread, the longest ones
 
 
-class Lane(Struct):
+class DrawnPlace(Struct):
     """A place as drawn: its lines from the top, without the selection, and the share of the view that is covered."""
 
-    lines: list[Line]
+    lines: list[CellLine]
     share: float | None  # None: not known
     figure: str = ""  # in its place: the mean of a counter
 
@@ -53,7 +53,7 @@ class IdleGapParts:
         return np.where(in_gap, parts[index], 0).astype(np.uint8)
 
 
-Lanes = dict[tuple[int, int, int], Lane]  # by the key of the place
+Lanes = dict[tuple[int, int, int], DrawnPlace]  # by the key of the place
 
 
 def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], view: View, cells: int,
@@ -81,24 +81,25 @@ def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], v
             row = place.rows[0]
             if row.kind == "counter":
                 mean = float(timeline.columns.levels(row.key, view.start_ns, view.end_ns, 1)[0])
-                out[place.key] = Lane(lines, share, NA if mean != mean else compact(mean * row.full_scale, row.unit))
+                text = NA if mean != mean else compact(mean * row.full_scale, row.unit)
+                out[place.key] = DrawnPlace(lines, share, text)
                 continue
             if row.kind == "path" and timeline.pending:
-                out[place.key] = Lane(lines, None)
+                out[place.key] = DrawnPlace(lines, None)
                 continue
             named = place.depth is None and len(place.rows) == 1
             if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _MAX_RANGES_NAMED:
                 ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS,
                                          least_bar_ns(view, cells))
                 _put_names(lines, [r for r in ranges if not (r.depth and row.kind in NESTED)], view, cells)
-            out[place.key] = Lane(lines, share)
+            out[place.key] = DrawnPlace(lines, share)
     for key in {p.rows[0].key for p in shown if p.depth is not None}:
         levels = [p for p in shown if p.depth is not None and p.rows[0].key == key]
         out |= _nested(timeline, levels, view, cells, out, ruled)
     return out
 
 
-def _put_names(lines: list[Line], ranges: Iterable[Range], view: View, cells: int) -> None:
+def _put_names(lines: list[CellLine], ranges: Iterable[Range], view: View, cells: int) -> None:
     for r in ranges:
         first, last = bar_cells(view, cells, r.start_ns, r.end_ns)
         if last - first >= BAR_CELLS:
@@ -133,7 +134,7 @@ def _nested(timeline: Timeline, levels: Sequence[Place], view: View, cells: int,
         kinds = np.full(cover.shape, _KIND[ranges[0].kind] if ranges else 0, np.uint8)
         lines = draw_lines(cover, kinds, [1] * len(deeper), np.zeros((len(deeper), cells), np.uint8), ruled)
         shares = cover.mean(axis=1).tolist()
-        out |= {p.key: Lane(lane_lines, share if complete else None)
+        out |= {p.key: DrawnPlace(lane_lines, share if complete else None)
                 for p, lane_lines, share in zip(deeper, lines, shares, strict=True)}
     for place in levels:
         _put_names(out[place.key].lines, by_level.get(place.depth or 0, []), view, cells)

@@ -1,6 +1,6 @@
 """Finds out which metrics of GPUs a Prometheus has, by one list of names and two queries.
 
-1. List the names of all metrics, and take those that an exporter of :mod:`gputop.cluster.schemas` writes.
+1. List the names of all metrics, and take those that an exporter of :mod:`gputop.sources.exporters` writes.
 2. Count the series of those that show how much a GPU works, by name and scrape job.
 3. Count which of the labels these have: those that name a job, a node, a cluster, a MIG instance, and the mark of
    simulated figures; and find out whether a GPU is scraped twice, and how often targets are.
@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from gputop.cluster.prometheus import LARGEST, Client
 from gputop.cluster.promql import FIGURE, all_of, any_name, by_figure, either, grouped, has, lacks, matchers, regex
-from gputop.cluster.schemas import (
+from gputop.core.errors import EXIT_NO_DATA, GputopError
+from gputop.sources.exporters import (
     ACTIVITY,
     CLUSTER_LABEL,
     FOREIGN,
@@ -27,10 +28,9 @@ from gputop.cluster.schemas import (
     POD_LABELS,
     SCHEMAS,
     UUID_LABELS,
-    Name,
+    MetricName,
     Schema,
 )
-from gputop.core.errors import EXIT_NO_DATA, GputopError
 from gputop.text.units import printable
 
 _COUNTED = (*ACTIVITY, "memory_used_bytes")  # of a GPU without activity, memory says that it is there
@@ -101,7 +101,7 @@ class AvailableMetrics(Struct, frozen=True):
         present = [s for s in SCHEMAS if any(self.series[n.name] for kind in ACTIVITY for n in self.spellings(s, kind))]
         return tuple(sorted(present, key=lambda schema: schema.jobs not in self.series))
 
-    def spellings(self, schema: Schema, figure: str) -> tuple[Name, ...]:
+    def spellings(self, schema: Schema, figure: str) -> tuple[MetricName, ...]:
         """The names that a figure has here."""
         return tuple(name for name in schema.figures.get(figure, ()) if name.name in self.series)
 

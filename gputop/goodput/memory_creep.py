@@ -44,12 +44,12 @@ class Trend(Struct, frozen=True):
     span_s: float
 
 
-class Slice(Struct, frozen=True):
+class MemorySlice(Struct, frozen=True):
     low: float
     high: float
 
 
-class Series:
+class MemorySeries:
     """The lowest and highest value of each slice of time, in at most :data:`MAX_POINTS` slices, which widen as it
     grows."""
 
@@ -57,7 +57,7 @@ class Series:
         self.begin_s = self.end_s = 0.0
         self.first = self.last = 0.0
         self._width_s = _FIRST_WIDTH_S
-        self._slices: dict[int, Slice] = {}
+        self._slices: dict[int, MemorySlice] = {}
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -67,16 +67,16 @@ class Series:
             self.begin_s, self.first = time_s, value
         self.end_s, self.last = time_s, value
         number = int(time_s // self._width_s)
-        extremes = self._slices.get(number, Slice(value, value))
-        self._slices[number] = Slice(min(value, extremes.low), max(value, extremes.high))
+        extremes = self._slices.get(number, MemorySlice(value, value))
+        self._slices[number] = MemorySlice(min(value, extremes.low), max(value, extremes.high))
         if len(self._slices) > MAX_POINTS:
             self._widen()
 
     def _widen(self) -> None:
-        slices: dict[int, Slice] = {}
+        slices: dict[int, MemorySlice] = {}
         for number, extremes in self._slices.items():
             other = slices.get(number // 2, extremes)
-            slices[number // 2] = Slice(min(extremes.low, other.low), max(extremes.high, other.high))
+            slices[number // 2] = MemorySlice(min(extremes.low, other.low), max(extremes.high, other.high))
         self._slices, self._width_s = slices, 2 * self._width_s
 
     def peak(self, bytes_per_s: float) -> float:
@@ -131,7 +131,7 @@ class _Process(Struct):
     name: str
     pid: int
     group: str | None  # its control group with a memory limit
-    series: Series = field(default_factory=Series)
+    series: MemorySeries = field(default_factory=MemorySeries)
 
 
 class Memory:
@@ -140,8 +140,8 @@ class Memory:
     def __init__(self, job_name: Callable[[ProcessSample], str]) -> None:
         self._job_name = job_name
         self._processes: dict[tuple[int, float | None], _Process] = {}
-        self._groups: dict[str, Series] = {}
-        self._node = Series()
+        self._groups: dict[str, MemorySeries] = {}
+        self._node = MemorySeries()
         self._last: dict[str | None, _Use] = {}  # by group; None: the node
         self._end_s = self._interval_s = 0.0
 
@@ -168,7 +168,7 @@ class Memory:
         if name not in seen:
             seen.add(name)
             self._last[name] = _Use(used, limit)
-            _bounded(self._groups, name, Series, len).add(time_s, used)
+            _bounded(self._groups, name, MemorySeries, len).add(time_s, used)
         return name
 
     def _process(self, process: ProcessSample, group: str | None) -> _Process:
@@ -194,7 +194,7 @@ class Memory:
             creeps.append(self._creep("node", "all processes", None, self._node, trend, None))
         yield from sorted(creeps, key=lambda creep: -creep.bytes_per_s)
 
-    def _trend(self, series: Series, group: str | None) -> Trend | None:
+    def _trend(self, series: MemorySeries, group: str | None) -> Trend | None:
         """Trend over hours whatever its end; over minutes where it has come half the way to the limit."""
         trend = series.trend(self._use(group).limit)
         if trend is None or trend.span_s >= MIN_SPAN_S:
@@ -205,14 +205,14 @@ class Memory:
     def _use(self, group: str | None) -> _Use:
         return self._last.get(group, _Use(None, None))
 
-    def _left_bytes(self, series: Series, group: str | None, bytes_per_s: float) -> float | None:
+    def _left_bytes(self, series: MemorySeries, group: str | None, bytes_per_s: float) -> float | None:
         """Bytes left of the limit at the end; None where there is none, or the series had ended."""
         use, whole = self._use(group), self._node if group is None else self._groups.get(group)
         if use.used is None or use.limit is None or self._end_s - series.end_s > _MISSED * self._interval_s:
             return None
         return max(0.0, use.limit - max(use.used, whole.peak(bytes_per_s) if whole is not None else 0.0))
 
-    def _creep(self, what: Literal["process", "cgroup", "node"], name: str, pid: int | None, series: Series,
+    def _creep(self, what: Literal["process", "cgroup", "node"], name: str, pid: int | None, series: MemorySeries,
                trend: Trend, group: str | None) -> Creep:
         use, whole = self._use(group), self._node if group is None else self._groups.get(group)
         # What fills the limit is all that is under it; the process alone where that has no trend of its own.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gputop.advice.user_registry import UserRules
 from gputop.advice.user_rules import install
-from gputop.rules.files import RulePath, load_rules
+from gputop.rules.read_files import RulePath, load_rules
 
 
 def use_rules(paths: Sequence[RulePath]) -> list[str]:

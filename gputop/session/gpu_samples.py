@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from gputop.core.counters import MAX_VALUES, CounterLane, GpuCounters
+from gputop.core.captured_samples import MAX_VALUES, CounterLane, GpuCounters
 from gputop.core.errors import GputopError
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import NodeSample

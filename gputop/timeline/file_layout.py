@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<8sIIQQ")  # magic, version, CRC-32 of the description, i
 _ALIGN = 8
 
 
-class Place(NamedTuple):
+class Extent(NamedTuple):
     """Position of a description in the file, and its CRC-32."""
 
     offset: int
@@ -97,10 +97,10 @@ class Writer:
         self._columns[name] = offset, kind, count + len(piece)
         self._room[name] -= len(piece)
 
-    def describe(self, about: object) -> Place:
+    def describe(self, about: object) -> Extent:
         """Write a description of what is there by now, for one who is told its place (:func:`mapped`)."""
         text = json.dumps({**to_document(about), "columns": self._columns}, allow_nan=False).encode()
-        section = Place(self._at, len(text), zlib.crc32(text))
+        section = Extent(self._at, len(text), zlib.crc32(text))
         self._put(text)
         self._file.flush()
         return section
@@ -124,7 +124,7 @@ class Writer:
         return size
 
 
-def mapped(file: BinaryIO, section: Place | None = None) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
+def mapped(file: BinaryIO, section: Extent | None = None) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
     """The columns, mapped read-only, and the description: that at ``section`` in a file that is still being written.
 
     Does not move the file's position, which whoever writes it may share. Raises GputopError for an incomplete or other

@@ -23,7 +23,7 @@ from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.text.units import counted, printable, seconds, size
 from gputop.timeline.model import IdleGap, Range
-from gputop.timeline.reader import Timeline
+from gputop.timeline.read_timeline import Timeline
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
 from gputop.tui.screens.dialogs import Ask, Popup

@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.results import GpuUse
+from gputop.comparison.caveats import is_damaged, other_functions, same_phase, work_ratio
 from gputop.comparison.drift import drift_of, live_steps_s
-from gputop.comparison.job import is_damaged, other_functions, same_phase, work_ratio
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Drift, Interval, difference, ratio
 from gputop.comparison.wall import ENOUGH_PAUSES, Walls, wall_difference
@@ -23,7 +23,7 @@ from gputop.text.units import percent
 from gputop.trace.model import F64
 
 if TYPE_CHECKING:
-    from gputop.analysis.gpu.step_series import StepSeries
+    from gputop.analysis.gpu.step_series import StepArrays
 
 Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
 Group = Literal["steps", "breakdown", "gpus", "collectives", "memory", "live"]
@@ -59,7 +59,7 @@ _OTHER_FUNCTIONS = "the steps of A are calls of {}, those of B of {}: one may be
 _TOO_FEW_STEPS = f"too few steps: each side needs {MIN_STEPS}"
 
 
-class Row(Struct, frozen=True):
+class ComparedRow(Struct, frozen=True):
     """One figure of A and B in base units, ``low`` and ``high`` bounding the change where it was tested.
 
     The change is ``b_alike`` - a: where a step of B is ``work`` times the work of one of A (a larger batch), times are
@@ -110,7 +110,7 @@ class _Test(Struct, frozen=True):
     reason: str | None = None
 
 
-def _row(figure: _Figure, a: float | None, b: float | None, test: _Test, work: float = 1.0) -> Row:
+def _row(figure: _Figure, a: float | None, b: float | None, test: _Test, work: float = 1.0) -> ComparedRow:
     """Judge one pair of figures."""
     per_step, b = b, None if b is None else b / work
     interval, reason = test.interval, test.reason
@@ -128,10 +128,10 @@ def _row(figure: _Figure, a: float | None, b: float | None, test: _Test, work: f
             verdict = "changed" if wish == 0 else "better" if (b > a) == (wish > 0) else "worse"
         else:
             verdict, reason = "noise", SMALL if beyond else None
-    return Row(figure.group, figure.id, figure.unit, a, per_step, verdict, figure.gpu, low, high, reason, work)
+    return ComparedRow(figure.group, figure.id, figure.unit, a, per_step, verdict, figure.gpu, low, high, reason, work)
 
 
-def step_rows(a: Side, b: Side) -> list[Row]:
+def step_rows(a: Side, b: Side) -> list[ComparedRow]:
     """Median and mean time of a step, wall time and live time of one; of one iteration where a side packs several into
     its step."""
     both = [_Steps.of(side) for side in (a, b)]
@@ -178,7 +178,7 @@ def _step_time(id_: str) -> _Figure:
     return _Figure("steps", id_, SECONDS, -1)
 
 
-def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
+def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> ComparedRow | None:
     """Wall time per training step, with what lies between the steps; per iteration where a side packs several into its
     step. None where a side does not know it. ``unlikely_s``: what the live step period rules out of the change."""
     one, other = Walls.of(a), Walls.of(b)
@@ -201,7 +201,7 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
     return _with_reason(row, minimum, _WITHIN_PAUSES if of_pauses else _WITHIN_RERUNS)
 
 
-def _with_reason(row: Row, minimum: float, within: str) -> Row:
+def _with_reason(row: ComparedRow, minimum: float, within: str) -> ComparedRow:
     """The row with the reason why a difference is noise: ``within`` some variation, or less than ``minimum``."""
     change = percent_change(row)
     if row.verdict != "noise" or row.reason is not None or change is None:
@@ -216,7 +216,7 @@ def _not_alike(a: Side, b: Side) -> str | None:
             _OTHER_FUNCTIONS.format(*functions) if functions is not None else None)
 
 
-def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
+def _live_row(a: Side, b: Side, minimum: float, work: float) -> ComparedRow | None:
     """The step time in the minutes before each capture, where both are known."""
     first, second = live_steps_s(a, b), live_steps_s(b, a)
     if first is None or second is None:
@@ -226,7 +226,7 @@ def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
     return _row(_step_time("live_s"), float(first.mean()), float(second.mean()), _Test(minimum, interval), work)
 
 
-def _contradicts(live: Row, change: float | None) -> bool:
+def _contradicts(live: ComparedRow, change: float | None) -> bool:
     """Return whether the live step times rule out a change of the captured ones (share of A): it lies beyond their
     interval, and they changed by less than half as much, or the other way."""
     live_change = percent_change(live)
@@ -261,7 +261,7 @@ def step_scale(a: Side, b: Side) -> float:
     return sum(means) / len(means) if means else 0.0
 
 
-def breakdown_rows(a: Side, b: Side) -> list[Row]:
+def breakdown_rows(a: Side, b: Side) -> list[ComparedRow]:
     """Each part of the mean step: in seconds per iteration or, where the steps are other work, as a share of it."""
     if _not_alike(a, b) is not None:
         return _part_shares(a, b)
@@ -283,7 +283,7 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
     return rows
 
 
-def _part_shares(a: Side, b: Side) -> list[Row]:
+def _part_shares(a: Side, b: Side) -> list[ComparedRow]:
     pairs = {name: _pair(a, b, partial(_part_share, name=name)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs)
     return [_row(_Figure("breakdown", name, RATIO, -1), float(pair[0].mean()), float(pair[1].mean()),
@@ -291,15 +291,15 @@ def _part_shares(a: Side, b: Side) -> list[Row]:
             for name, pair in pairs.items() if pair is not None]
 
 
-def _part(series: StepSeries, name: str) -> F64 | None:
+def _part(series: StepArrays, name: str) -> F64 | None:
     return series.parts.get(name)
 
 
-def _part_share(series: StepSeries, name: str) -> F64 | None:
+def _part_share(series: StepArrays, name: str) -> F64 | None:
     return series.parts[name] / series.step_s if name in series.parts else None
 
 
-def gpu_rows(a: Side, b: Side) -> list[Row]:
+def gpu_rows(a: Side, b: Side) -> list[ComparedRow]:
     """Shares of the step, launch delay, kernels per iteration and tensor-core time of each GPU that both have."""
     gpus = [{gpu.gpu: gpu for gpu in side.analysis.gpus} if side.analysis is not None else {} for side in (a, b)]
     shared = sorted(gpus[0].keys() & gpus[1].keys())
@@ -323,7 +323,7 @@ def gpu_rows(a: Side, b: Side) -> list[Row]:
     return rows
 
 
-def _of_gpu(series: StepSeries, gpu: int, figure: str) -> F64 | None:
+def _of_gpu(series: StepArrays, gpu: int, figure: str) -> F64 | None:
     return _known(series.gpus.get(gpu, {}).get(figure))
 
 
@@ -344,7 +344,7 @@ def _gpu_value(side: Side, gpu: GpuUse, figure: str) -> float | None:
     return value
 
 
-def collective_rows(a: Side, b: Side) -> list[Row]:
+def collective_rows(a: Side, b: Side) -> list[ComparedRow]:
     """The share of collectives spent waiting, and their number per step, which is counted."""
     collectives = [side.analysis.collectives if side.analysis is not None else None for side in (a, b)]
     waiting = [None if one is None else one.waiting for one in collectives]
@@ -363,7 +363,7 @@ def collective_rows(a: Side, b: Side) -> list[Row]:
     return rows
 
 
-def memory_rows(a: Side, b: Side) -> list[Row]:
+def memory_rows(a: Side, b: Side) -> list[ComparedRow]:
     """The peak of each allocator that both sides name: counted, so without spread."""
     peaks = [{use.allocator: use.peak_bytes for use in side.analysis.memory} if side.analysis is not None else {}
              for side in (a, b)]
@@ -375,7 +375,7 @@ def memory_rows(a: Side, b: Side) -> list[Row]:
     return rows
 
 
-def live_rows(a: Side, b: Side) -> list[Row]:
+def live_rows(a: Side, b: Side) -> list[ComparedRow]:
     """Means over the minutes that two snapshots hold, of every lane and GPU that both have, matched by index."""
     if a.live is None or b.live is None:
         return []
@@ -395,7 +395,7 @@ def live_rows(a: Side, b: Side) -> list[Row]:
     return rows
 
 
-def _pair(a: Side, b: Side, of: Callable[[StepSeries], F64 | None], per: tuple[float, float] = (1.0, 1.0),
+def _pair(a: Side, b: Side, of: Callable[[StepArrays], F64 | None], per: tuple[float, float] = (1.0, 1.0),
           ) -> tuple[F64, F64] | None:
     """The series of both sides per iteration, or None where one lacks it."""
     first, second = (None if side.series is None else of(side.series) for side in (a, b))
@@ -428,20 +428,20 @@ def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None], *, ti
     return changes, _NO_SERIES.format(" and ".join(bare)) if bare else _TOO_FEW_STEPS
 
 
-def all_rows(a: Side, b: Side) -> list[Row]:
+def all_rows(a: Side, b: Side) -> list[ComparedRow]:
     """Every figure that both sides can have."""
-    rows: list[Row] = []
+    rows: list[ComparedRow] = []
     if a.analysis is not None and b.analysis is not None:
         for table in (step_rows, breakdown_rows, gpu_rows, collective_rows, memory_rows):
             rows += table(a, b)
     return rows + live_rows(a, b)
 
 
-def of_group(rows: Iterable[Row], group: Group) -> Iterator[Row]:
+def of_group(rows: Iterable[ComparedRow], group: Group) -> Iterator[ComparedRow]:
     return (row for row in rows if row.group == group)
 
 
-def percent_change(row: Row) -> float | None:
+def percent_change(row: ComparedRow) -> float | None:
     """The change as a share of A, None where that has no meaning."""
     if not row.a or row.change is None or not math.isfinite(row.change / row.a):
         return None

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from gputop.advice.fleet.report import Report
+from gputop.advice.fleet.report import FleetReport
 from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, brief, fields_of
-from gputop.cluster.view import View
+from gputop.cluster.view import FleetView
 from gputop.export.cluster import (
     cells,
     figures,
@@ -38,7 +38,7 @@ Commands = Callable[[str], dict[str, list[str]]]  # what opens a node, by the ke
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-class Row(Struct, frozen=True):
+class FleetRow(Struct, frozen=True):
     """A job; or, below it, one of its nodes; or, below that, a GPU."""
 
     job: Job
@@ -51,7 +51,7 @@ class Row(Struct, frozen=True):
                 self.gpu.uuid if self.gpu is not None else "")
 
 
-def _by_finding(job: Job, report: Report) -> Any:
+def _by_finding(job: Job, report: FleetReport) -> Any:
     """Jobs with the worst findings first."""
     order = {"high": 0, "medium": 1, "low": 2}
     findings = report.of_job(job.id)
@@ -66,7 +66,7 @@ def _natural(name: str) -> Any:
             for part in re.split(r"(\d+)", name) if part]
 
 
-ORDERS: Mapping[str, Callable[[Job, Report], Any]] = {
+ORDERS: Mapping[str, Callable[[Job, FleetReport], Any]] = {
     "finding": _by_finding,
     "job": lambda job, _: _natural(job.id),
     "user": lambda job, _: (job.user is None, job.user or "", job.id),
@@ -79,8 +79,8 @@ ORDERS: Mapping[str, Callable[[Job, Report], Any]] = {
 class State(Struct):
     """Choices of the user; they outlive the screen, which ends while another program has the terminal."""
 
-    view: View
-    report: Report
+    view: FleetView
+    report: FleetReport
     order: str = "finding"
     pattern: str = ""
     at: Key = ("", "", "")
@@ -88,13 +88,13 @@ class State(Struct):
     open_nodes: set[tuple[str, str]] = field(default_factory=set)
     cursor: int | None = None  # a column of the history, counted from the newest
     held: tuple[str, ...] = ()  # jobs in the order in which they stay; none: sorted anew with each answer
-    span_of: tuple[Report | None, float] = (None, 0.0)  # that of the lanes, and of which report
-    layout_of: tuple[Report | None, int, Layout] = (None, 0, {})  # and of which width of the screen
+    span_of: tuple[FleetReport | None, float] = (None, 0.0)  # that of the lanes, and of which report
+    layout_of: tuple[FleetReport | None, int, Layout] = (None, 0, {})  # and of which width of the screen
     late_s: float = 0.0  # for how long the next answer has been due
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[FleetRow]:
         """Rows that match, in order, with what is unfolded."""
-        out: list[Row] = []
+        out: list[FleetRow] = []
         pattern, fleet = self.pattern.lower(), self.report.fleet
         jobs = self._sorted_jobs()
         if self.held:
@@ -107,10 +107,10 @@ class State(Struct):
             texts = (job.id, job.number, job.name, job.user or "", *job.node_names, label(self.report.of_job(job.id)))
             if not any(pattern in text.lower() for text in texts):
                 continue
-            out.append(Row(job))
+            out.append(FleetRow(job))
             for node in job.each if job.id in self.open_jobs else ():
-                out.append(Row(job, node))
-                out += [Row(job, node, gpu) for gpu in node.each if (job.id, node.name) in self.open_nodes]
+                out.append(FleetRow(job, node))
+                out += [FleetRow(job, node, gpu) for gpu in node.each if (job.id, node.name) in self.open_nodes]
         return out
 
     def _sorted_jobs(self) -> list[Job]:
@@ -142,7 +142,7 @@ class State(Struct):
             self.span_of = self.report, shown_span_s(self.report.fleet.jobs) or self.view.span_s
         return self.span_of[1]
 
-    def place(self, rows: Sequence[Row]) -> int:
+    def place(self, rows: Sequence[FleetRow]) -> int:
         """Index of the cursor: on its row, else on the row above it, else at the top."""
         for key in (self.at, (*self.at[:2], ""), (self.at[0], "", "")):
             for i, row in enumerate(rows):
@@ -150,7 +150,7 @@ class State(Struct):
                     return i
         return 0
 
-    def unfold(self, row: Row, wanted: bool | None = None) -> None:
+    def unfold(self, row: FleetRow, wanted: bool | None = None) -> None:
         """Show or hide what is below a row; None: the other way round."""
         if row.gpu is not None:
             return
@@ -160,11 +160,11 @@ class State(Struct):
             wanted = key not in opened
         (opened.add if wanted else opened.discard)(key)
 
-    def asked(self, shown: Sequence[Row]) -> View:
+    def asked(self, shown: Sequence[FleetRow]) -> FleetView:
         """View to be asked for, so that these rows have their figures."""
         view = self.view
-        return View(view.span_s, view.step_s, tuple(dict.fromkeys(row.job.id for row in shown)),
-                    tuple(sorted(self.open_jobs)), tuple(sorted(self.open_nodes)))
+        return FleetView(view.span_s, view.step_s, tuple(dict.fromkeys(row.job.id for row in shown)),
+                         tuple(sorted(self.open_jobs)), tuple(sorted(self.open_nodes)))
 
 
 # -- lines ------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _layout(state: State, width: int) -> Layout:
     if report is not state.report or of_width != width:  # each row asks
         jobs = state.report.fleet.jobs
         columns = fleet_columns(jobs)
-        rows: list[dict[str, Value]] = [_values(state, Row(job))[0] for job in jobs]
+        rows: list[dict[str, Value]] = [_values(state, FleetRow(job))[0] for job in jobs]
         rows += [{"job": f"  ▸ {brief(node)}"} for job in jobs for node in job.node_names]
         table = fleet_table(columns, rows)
         names, sizes = [*columns], widths(table, table.rows, max(0, width - 1))
@@ -220,7 +220,7 @@ def history_columns(state: State, width: int) -> int:
     return _layout(state, width)["history"][1]
 
 
-def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]:
+def line(state: State, row: FleetRow, width: int, selected: bool) -> list[StyledText]:
     """A row, exactly ``width`` cells."""
     shown = _layout(state, width)
     history = shown["history"][1]
@@ -244,7 +244,7 @@ def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]
     return runs
 
 
-def _values(state: State, row: Row) -> tuple[dict[str, Value], History | None]:
+def _values(state: State, row: FleetRow) -> tuple[dict[str, Value], History | None]:
     now_s = state.report.fleet.time_s
     if row.gpu is not None:
         return {"job": f"    {row.gpu.gpu}", **gpu_cells(row.gpu)}, row.gpu.history
@@ -265,7 +265,7 @@ def _lane(values: Sequence[float | None], cursor_column: int | None) -> list[Sty
     return merged(cells)
 
 
-def _found_cell(state: State, row: Row) -> StyledText:
+def _found_cell(state: State, row: FleetRow) -> StyledText:
     findings = state.report.of_job(row.job.id)
     if row.node is not None:
         name = row.gpu.name if row.gpu is not None else row.node.name
@@ -275,7 +275,7 @@ def _found_cell(state: State, row: Row) -> StyledText:
     return (label(findings), SEVERITY_STYLE[findings[0].severity]) if findings else (remark(row.job), DIM)
 
 
-def details(state: State, row: Row | None, width: int, lines: int) -> list[list[StyledText]]:
+def details(state: State, row: FleetRow | None, width: int, lines: int) -> list[list[StyledText]]:
     """Below the table: what was found of the selected job, and what to do."""
     if row is None:
         nothing = "No job matches the filter: / changes it." if state.pattern else "gputop sees no job."
@@ -304,7 +304,7 @@ def details(state: State, row: Row | None, width: int, lines: int) -> list[list[
     return out[:lines]
 
 
-def problems(report: Report) -> list[StyledText]:
+def problems(report: FleetReport) -> list[StyledText]:
     """All of them, with their cures, for a box."""
     out: list[StyledText] = []
     for problem in report.fleet.problems:

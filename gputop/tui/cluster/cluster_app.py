@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from textual.binding import BindingType
 from textual.message import Message
 
-from gputop.advice.fleet.report import Report
+from gputop.advice.fleet.report import FleetReport
 from gputop.cluster.model import Fleet
-from gputop.cluster.view import FleetCollector, View
+from gputop.cluster.view import FleetCollector, FleetView
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.core.files import write_new_files
 from gputop.core.findings import Problem
@@ -25,32 +25,32 @@ from gputop.core.own_program import gputop_command
 from gputop.export.cluster import render
 from gputop.text.console import note, say
 from gputop.text.programs import NO_SUCH_PROGRAM
-from gputop.tui.cluster.rows import Commands, State
-from gputop.tui.cluster.screen import ClusterScreen, FleetTable
+from gputop.tui.cluster.cluster_screen import ClusterScreen, FleetTable
+from gputop.tui.cluster.fleet_rows import Commands, State
 from gputop.tui.keys import key
 from gputop.tui.screens.help import help_box
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
 
 SOON_S = 0.3  # between two refreshes while something is still wanted
-MakeReport = Callable[[Fleet], Report]
+MakeReport = Callable[[Fleet], FleetReport]
 
 
 class Asker:
     """Refreshes in a thread of its own, every ``period_s`` and where other rows are wanted."""
 
-    def __init__(self, collector: FleetCollector, make: MakeReport, view: View, period_s: float) -> None:
+    def __init__(self, collector: FleetCollector, make: MakeReport, view: FleetView, period_s: float) -> None:
         self.view = view
         self._collector, self._make, self._period_s = collector, make, period_s
         self._wake, self._ended = threading.Event(), threading.Event()
-        self._listener: Callable[[Report | GputopError], None] = lambda _: None
+        self._listener: Callable[[FleetReport | GputopError], None] = lambda _: None
         threading.Thread(target=self._run, name="gputop-cluster", daemon=True).start()
 
-    def listen(self, listener: Callable[[Report | GputopError], None]) -> None:
+    def listen(self, listener: Callable[[FleetReport | GputopError], None]) -> None:
         self._listener = listener
         self._wake.set()  # what is known may be old: another program had the terminal
 
-    def want(self, view: View) -> None:
+    def want(self, view: FleetView) -> None:
         if view != self.view:
             self.view = view
             self._wake.set()
@@ -85,7 +85,7 @@ class ClusterApp(TerminalApp):
     ]
 
     class Answered(Message):
-        def __init__(self, answer: Report | GputopError) -> None:
+        def __init__(self, answer: FleetReport | GputopError) -> None:
             super().__init__()
             self.answer = answer
 
@@ -106,7 +106,7 @@ class ClusterApp(TerminalApp):
         self._asker.listen(self._post)
         self.show_preference_warnings()
 
-    def _post(self, answer: Report | GputopError) -> None:
+    def _post(self, answer: FleetReport | GputopError) -> None:
         self.post_message(self.Answered(answer))
 
     def on_cluster_app_answered(self, message: Answered) -> None:
@@ -159,7 +159,7 @@ def run_program(command: list[str]) -> None:
         input()
 
 
-def run(collector: FleetCollector, make: MakeReport, view: View, period_s: float, commands: Commands, folder: Path,
+def run(collector: FleetCollector, make: MakeReport, view: FleetView, period_s: float, commands: Commands, folder: Path,
         preferences: Preferences) -> int:
     """Show the cluster until the user leaves it; raises the GputopError of the first refresh."""
     state = State(view, make(collector.refresh(view)))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gputop.core.codec import convert
 from gputop.timeline.coverage import Coverage, blocks
-from gputop.timeline.layout import Description, Place, damaged, mapped
+from gputop.timeline.file_layout import Description, Extent, damaged, mapped
 from gputop.timeline.model import Range
 from gputop.timeline.range_columns import RangeColumns, Texts
 from gputop.trace.model import I64
@@ -44,7 +44,7 @@ class Timeline:
         self._streams = description.streams  # of the row of a GPU: those of its streams
 
     @classmethod
-    def open(cls, file: str | Path | BinaryIO, section: Place | None = None) -> Timeline:
+    def open(cls, file: str | Path | BinaryIO, section: Extent | None = None) -> Timeline:
         """Open a timeline from a path or an open file, which may be closed afterwards. ``section``: where the rows lie
         in one that is still being written. Raises GputopError for a file that is no timeline."""
         try:

@@ -17,8 +17,8 @@ from textual.widgets import Footer
 from gputop.render.palette import ACCENT, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import printable
-from gputop.tui.cluster import rows
-from gputop.tui.cluster.rows import Commands, Row, State
+from gputop.tui.cluster import fleet_rows as rows
+from gputop.tui.cluster.fleet_rows import Commands, FleetRow, State
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Popup, ask_text
 from gputop.tui.widgets.cached_lines import DrawnLines, LinesWidget
@@ -61,8 +61,8 @@ class FleetTable(DrawnLines, can_focus=True):
     def __init__(self, state: State) -> None:
         super().__init__(id="fleet")
         self.state = state
-        self.rows: list[Row] = []
-        self.shown: list[Row] = []
+        self.rows: list[FleetRow] = []
+        self.shown: list[FleetRow] = []
         self._top = 0
 
     def draw(self) -> None:
@@ -110,7 +110,7 @@ class FleetTable(DrawnLines, can_focus=True):
         self.state.at = row.key
         if wanted is False and row.node is not None and (row.gpu is not None or
                                                          (row.job.id, row.node.name) not in self.state.open_nodes):
-            row = Row(row.job, row.node) if row.gpu is not None else Row(row.job)
+            row = FleetRow(row.job, row.node) if row.gpu is not None else FleetRow(row.job)
             self.state.at = row.key
         self.state.unfold(row, wanted)
         self.changed()

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gputop.comparison.advice import FollowedAdvice
 from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, signed
-from gputop.comparison.rows import SECONDS, Group, Row, of_group
+from gputop.comparison.figures import SECONDS, ComparedRow, Group, of_group
 from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.render.step_parts import PARTS
@@ -46,7 +46,7 @@ Tone = Literal["", "head", "good", "bad", "warn", "dim"]
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
 
-class Line(Struct, frozen=True):
+class ReportLine(Struct, frozen=True):
     """A line of the report and what its color is to say; the words are clear without it."""
 
     text: str
@@ -59,7 +59,7 @@ def text_report(comparison: Comparison, width: int = 80, *, everything: bool = F
     return "\n".join(line.text for line in lines) + "\n"
 
 
-def layout(comparison: Comparison, width: int = 80, *, everything: bool, unfold: str, again: str) -> list[Line]:
+def layout(comparison: Comparison, width: int = 80, *, everything: bool, unfold: str, again: str) -> list[ReportLine]:
     """Lay out what a comparison says, in lines of at most ``width`` columns (tables of 80 at least, and paths,
     excepted).
 
@@ -68,20 +68,20 @@ def layout(comparison: Comparison, width: int = 80, *, everything: bool, unfold:
     """
     prose, width = max(width, _LEAST_WIDTH), max(width, 80)
     shown = list(comparison.rows) if everything else [row for row in comparison.rows if _is_shown(row, comparison)]
-    out: list[Line] = []
+    out: list[ReportLine] = []
     for section in (_summary(comparison, again, prose), _notes(comparison, prose), _advice(comparison, prose),
                     *_tables(comparison, shown, width, everything), _folded(comparison, shown, unfold, prose),
                     _sides(comparison, width), _wrapped(METHOD, prose, tone="dim") if everything else ()):
-        part = [Line(line.text.rstrip(), line.tone) for line in section]
-        out += [Line(""), *part] if out and part else part
+        part = [ReportLine(line.text.rstrip(), line.tone) for line in section]
+        out += [ReportLine(""), *part] if out and part else part
     return out
 
 
-def _wrapped(text: str, width: int, begin: str = "", tone: Tone = "") -> Iterator[Line]:
-    return (Line(line, tone) for line in wrap(text, width, begin))
+def _wrapped(text: str, width: int, begin: str = "", tone: Tone = "") -> Iterator[ReportLine]:
+    return (ReportLine(line, tone) for line in wrap(text, width, begin))
 
 
-def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
+def _summary(c: Comparison, again: str, width: int) -> Iterator[ReportLine]:
     row = c.decisive
     if row is None:
         return
@@ -113,17 +113,17 @@ def _how_often(c: Comparison) -> str:
     return f"{count} captures of each would decide."
 
 
-def _notes(c: Comparison, width: int) -> Iterator[Line]:
+def _notes(c: Comparison, width: int) -> Iterator[ReportLine]:
     for note in c.notes:
         yield from _wrapped(note.message, width, "!  ", "warn")
 
 
-def _sides(c: Comparison, width: int) -> Iterator[Line]:
+def _sides(c: Comparison, width: int) -> Iterator[ReportLine]:
     for name, side in (("A", c.a), ("B", c.b)):
-        yield Line(f"{name}  {printable(side.path)}", "dim")
+        yield ReportLine(f"{name}  {printable(side.path)}", "dim")
         yield from _wrapped(_about(side), width, "   ", "dim")
         for repeat in side.repeats:
-            yield Line(f"   and {printable(repeat.path)}", "dim")
+            yield ReportLine(f"   and {printable(repeat.path)}", "dim")
 
 
 def _about(side: Side) -> str:
@@ -136,19 +136,19 @@ def _about(side: Side) -> str:
     return text
 
 
-def _tables(c: Comparison, rows: list[Row], width: int, everything: bool) -> Iterator[Iterable[Line]]:
+def _tables(c: Comparison, rows: list[ComparedRow], width: int, everything: bool) -> Iterator[Iterable[ReportLine]]:
     yield _steps(c, rows, width, everything)
     for group, title in _GROUPS:
         yield _gpus(c, rows, width) if group == "gpus" else _group(c, group, title, rows, width)
 
 
-def _is_shown(row: Row, c: Comparison) -> bool:
+def _is_shown(row: ComparedRow, c: Comparison) -> bool:
     """Return whether a figure changed, or seems to by so much that nobody would call it unchanged. The wall time per
     training step stands beside the step's where they differ."""
     return row.verdict in _CHANGED or _is_unsure(row, c) or (c.wall is not None and row.id in ("mean_s", "wall_s"))
 
 
-def _is_unsure(row: Row, c: Comparison) -> bool:
+def _is_unsure(row: ComparedRow, c: Comparison) -> bool:
     if row.verdict != "noise" or row.change is None or row.group not in ("steps", "breakdown"):
         return False
     step = next((one.a for one in c.rows if one.id == "mean_s" and one.a), None)
@@ -156,7 +156,7 @@ def _is_unsure(row: Row, c: Comparison) -> bool:
     return abs(row.change) >= least
 
 
-def _folded(c: Comparison, shown: list[Row], unfold: str, width: int) -> Iterator[Line]:
+def _folded(c: Comparison, shown: list[ComparedRow], unfold: str, width: int) -> Iterator[ReportLine]:
     folded = [row for row in c.rows if row not in shown]
     untold = sum(row.verdict == "cannot be told" for row in folded)
     which = [f"did not change beyond noise ({len(folded) - untold})" if len(folded) > untold else "",
@@ -166,7 +166,7 @@ def _folded(c: Comparison, shown: list[Row], unfold: str, width: int) -> Iterato
                             "method.", width, tone="dim")
 
 
-def _steps(c: Comparison, shown: list[Row], width: int, everything: bool) -> Iterator[Line]:
+def _steps(c: Comparison, shown: list[ComparedRow], width: int, everything: bool) -> Iterator[ReportLine]:
     rows = list(of_group(shown, "steps"))
     if not rows:
         return
@@ -174,27 +174,27 @@ def _steps(c: Comparison, shown: list[Row], width: int, everything: bool) -> Ite
     if not everything:
         return
     tails = [side.steps.p95_s / side.iterations if side.steps is not None else None for side in (c.a, c.b)]
-    yield Line(f"  {fit('95th percentile', _LABEL - 2)}{_figure(tails[0], 's'):>10}{_figure(tails[1], 's'):>10}")
+    yield ReportLine(f"  {fit('95th percentile', _LABEL - 2)}{_figure(tails[0], 's'):>10}{_figure(tails[1], 's'):>10}")
     within = [f"{_LABELS[row.id]} {bounds[0]} to {bounds[1]}" for row in rows if (bounds := _bounds(row)) is not None]
     if within:
         yield from _wrapped(f"The change lies within: {', '.join(within)}.", width, "  ")
 
 
-def _group(c: Comparison, group: Group, title: str, shown: list[Row], width: int) -> Iterator[Line]:
+def _group(c: Comparison, group: Group, title: str, shown: list[ComparedRow], width: int) -> Iterator[ReportLine]:
     rows = [row for row in of_group(shown, group) if group != "breakdown" or max(row.a or 0, row.b or 0) > 0]
     if rows:
         yield from _table(title, rows, width, c)
 
 
-def _table(title: str, rows: list[Row], width: int, c: Comparison) -> Iterator[Line]:
+def _table(title: str, rows: list[ComparedRow], width: int, c: Comparison) -> Iterator[ReportLine]:
     """A, B, change and verdict, one row a line; GPUs or allocators that say the same are one, reasons below.
 
     Of B's figures it shows those for the same work.
     """
     per_sample = any(row.work != 1.0 for row in rows)
     title += ", for A's samples" if per_sample else ""
-    yield Line(f"{fit(title, _LABEL)}{'A':>10}{'B':>10}{'change':>9}  verdict", "head")
-    alike: dict[tuple[str, ...], list[Row]] = {}
+    yield ReportLine(f"{fit(title, _LABEL)}{'A':>10}{'B':>10}{'change':>9}  verdict", "head")
+    alike: dict[tuple[str, ...], list[ComparedRow]] = {}
     for row in rows:
         key: tuple[str, ...] = (row.id, row.verdict)
         if row.group == "memory":
@@ -203,18 +203,18 @@ def _table(title: str, rows: list[Row], width: int, c: Comparison) -> Iterator[L
     for same in alike.values():
         one = same[0]
         a, b = (_mean([getattr(row, side) for row in same]) for side in ("a", "b_alike"))
-        yield Line(f"  {fit(_label(same), _LABEL - 2)}{_figure(a, one.unit):>10}{_figure(b, one.unit):>10}"
-                   f"{_change(a, b, one.unit):>9}  {one.verdict}",
-                   "warn" if _is_unsure(one, c) else _TONES.get(one.verdict, ""))
+        yield ReportLine(f"  {fit(_label(same), _LABEL - 2)}{_figure(a, one.unit):>10}{_figure(b, one.unit):>10}"
+                         f"{_change(a, b, one.unit):>9}  {one.verdict}",
+                         "warn" if _is_unsure(one, c) else _TONES.get(one.verdict, ""))
     yield from _reasons(rows, width, "  ")
 
 
-def _reasons(rows: Iterable[Row], width: int, begin: str = "") -> Iterator[Line]:
+def _reasons(rows: Iterable[ComparedRow], width: int, begin: str = "") -> Iterator[ReportLine]:
     for reason in dict.fromkeys(row.reason for row in rows if row.verdict == "cannot be told" and row.reason):
         yield from _wrapped(f"cannot be told: {reason}.", width, begin)
 
 
-def _label(rows: list[Row]) -> str:
+def _label(rows: list[ComparedRow]) -> str:
     one = rows[0]
     if one.group == "live":
         gpus = ranges(row.gpu for row in rows if row.gpu is not None)
@@ -251,13 +251,13 @@ def _figure(value: float | None, unit: str) -> str:
     return formats.get(unit, lambda v: f"{v:.4g}")(value)
 
 
-def _gpus(c: Comparison, shown: list[Row], width: int) -> Iterator[Line]:
+def _gpus(c: Comparison, shown: list[ComparedRow], width: int) -> Iterator[ReportLine]:
     """The GPUs of which a figure is shown, with all their figures; those that read the same are one line."""
     gpus = sorted({row.gpu for row in of_group(shown, "gpus") if row.gpu is not None})
     if not gpus:
         return
     rows = {(row.gpu, row.id): row for row in of_group(c.rows, "gpus")}
-    yield Line("GPUs, A→B, % of the step      (+ better, - worse, * changed, ? cannot be told)", "head")
+    yield ReportLine("GPUs, A→B, % of the step      (+ better, - worse, * changed, ? cannot be told)", "head")
     yield from _by_gpu(rows, gpus, _SHARES, 12)
     rest = {id_: label for id_, label in _REST.items() if any((gpu, id_) in rows for gpu in gpus)}
     if rest:
@@ -269,18 +269,18 @@ def _gpus(c: Comparison, shown: list[Row], width: int) -> Iterator[Line]:
                             "step. Compare the parts in seconds above.", width)
 
 
-def _by_gpu(rows: dict[tuple[int | None, str], Row], gpus: list[int], columns: dict[str, str], width: int,
-            ) -> Iterator[Line]:
-    yield Line(f"{'GPU':<5}" + "".join(f"{label:>{width}}" for label in columns.values()))
+def _by_gpu(rows: dict[tuple[int | None, str], ComparedRow], gpus: list[int], columns: dict[str, str], width: int,
+            ) -> Iterator[ReportLine]:
+    yield ReportLine(f"{'GPU':<5}" + "".join(f"{label:>{width}}" for label in columns.values()))
     alike: dict[str, list[int]] = {}
     for gpu in gpus:
         cells = "".join(f"{_cell(rows.get((gpu, id_)), width - 1):>{width}}" for id_ in columns)
         alike.setdefault(cells, []).append(gpu)
     for cells, same in alike.items():
-        yield Line(f"{fit(ranges(same), 5):<5}{cells}")
+        yield ReportLine(f"{fit(ranges(same), 5):<5}{cells}")
 
 
-def _cell(row: Row | None, width: int) -> str:
+def _cell(row: ComparedRow | None, width: int) -> str:
     if row is None:
         return ""
     if row.unit == RATIO:
@@ -290,11 +290,12 @@ def _cell(row: Row | None, width: int) -> str:
     return f"{a}→{b} {_MARKS[row.verdict]}"[:width + 1]
 
 
-def _advice(c: Comparison, width: int) -> Iterator[Line]:
+def _advice(c: Comparison, width: int) -> Iterator[ReportLine]:
     if not c.advice:
-        yield Line("Advice: neither side has a finding.")
+        yield ReportLine("Advice: neither side has a finding.")
         return
-    yield Line("Advice of A and what became of it" if any(e.status != "new" for e in c.advice) else "Advice", "head")
+    followed = any(e.status != "new" for e in c.advice)
+    yield ReportLine("Advice of A and what became of it" if followed else "Advice", "head")
     for entry in c.advice:
         yield from _entry(entry, width)
 
@@ -306,7 +307,7 @@ _FULFILLED = {"kept": "REACHED", "partly kept": "PARTLY REACHED", "broken": "NOT
 _FULFILLED_TONES: dict[str | None, Tone] = {"kept": "good", "partly kept": "warn", "broken": "bad"}
 
 
-def _entry(e: FollowedAdvice, width: int) -> Iterator[Line]:
+def _entry(e: FollowedAdvice, width: int) -> Iterator[ReportLine]:
     on = f" · GPU {ranges(e.gpus)}" if e.gpus else ""
     severity = " → ".join(dict.fromkeys(filter(None, (e.severity_a, e.severity_b))))
     yield from _wrapped(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ",
@@ -337,7 +338,7 @@ def _entry(e: FollowedAdvice, width: int) -> Iterator[Line]:
         yield from _wrapped(text, width, "    ", _FULFILLED_TONES.get(e.fulfilled, ""))
 
 
-def _bounds(row: Row) -> tuple[str, str] | None:
+def _bounds(row: ComparedRow) -> tuple[str, str] | None:
     """Return between which shares the change of a time lies, where it was tested. No step takes less than no time."""
     if not row.a or row.low is None or row.high is None:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 
-class Name(Struct, frozen=True):
+class MetricName(Struct, frozen=True):
     """A metric, and what its value is multiplied by to have the base unit."""
 
     name: str
@@ -23,8 +23,8 @@ class Name(Struct, frozen=True):
 _MIB, _MHZ, _PERCENT = 2.0**20, 1e6, 0.01
 
 
-def _either(*names: str, factor: float = 1.0) -> tuple[Name, ...]:
-    return tuple(Name(name, factor) for name in names)
+def _either(*names: str, factor: float = 1.0) -> tuple[MetricName, ...]:
+    return tuple(MetricName(name, factor) for name in names)
 
 
 class Schema(Struct, frozen=True):
@@ -33,7 +33,7 @@ class Schema(Struct, frozen=True):
 
     id: str
     title: str
-    figures: Mapping[str, tuple[Name, ...]]
+    figures: Mapping[str, tuple[MetricName, ...]]
     model: str
     gpu_labels: tuple[str, ...]  # that tell the GPUs of a node apart
     mig_labels: tuple[str, ...] = ()  # and the MIG instances of a GPU
@@ -53,16 +53,17 @@ SCHEMAS: tuple[Schema, ...] = (
     Schema("dcgm", "dcgm-exporter", model="modelName", gpu_labels=("UUID", "gpu"), mig_labels=("GPU_I_ID",), figures={
         "sm_active": _either("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"),
         "gr_active": _either("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
-        "util": (Name("DCGM_FI_DEV_GPU_UTIL", _PERCENT), Name("DCGM_FI_DEV_GPU_UTIL_RATIO")),
+        "util": (MetricName("DCGM_FI_DEV_GPU_UTIL", _PERCENT), MetricName("DCGM_FI_DEV_GPU_UTIL_RATIO")),
         "tensor_active": _either("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"),
-        "memory_used_bytes": (Name("DCGM_FI_DEV_FB_USED", _MIB), Name("DCGM_FI_DEV_FB_USED_BYTES")),
-        "memory_free_bytes": (Name("DCGM_FI_DEV_FB_FREE", _MIB), Name("DCGM_FI_DEV_FB_FREE_BYTES")),
-        "memory_reserved_bytes": (Name("DCGM_FI_DEV_FB_RESERVED", _MIB), Name("DCGM_FI_DEV_FB_RESERVED_BYTES")),
+        "memory_used_bytes": (MetricName("DCGM_FI_DEV_FB_USED", _MIB), MetricName("DCGM_FI_DEV_FB_USED_BYTES")),
+        "memory_free_bytes": (MetricName("DCGM_FI_DEV_FB_FREE", _MIB), MetricName("DCGM_FI_DEV_FB_FREE_BYTES")),
+        "memory_reserved_bytes": (MetricName("DCGM_FI_DEV_FB_RESERVED", _MIB),
+                                  MetricName("DCGM_FI_DEV_FB_RESERVED_BYTES")),
         "power_w": _either("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS"),
         "power_limit_w": _either("DCGM_FI_DEV_POWER_MGMT_LIMIT", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
                                  "DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS",
                                  "DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"),
-        "sm_clock_hz": (Name("DCGM_FI_DEV_SM_CLOCK", _MHZ), Name("DCGM_FI_DEV_SM_CLOCK_HERTZ")),
+        "sm_clock_hz": (MetricName("DCGM_FI_DEV_SM_CLOCK", _MHZ), MetricName("DCGM_FI_DEV_SM_CLOCK_HERTZ")),
         "temperature_c": _either("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"),
         "memory_temperature_c": _either("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS"),
         "pcie_width": _either("DCGM_FI_DEV_PCIE_LINK_WIDTH"),

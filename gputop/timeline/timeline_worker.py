@@ -15,8 +15,8 @@ import msgspec
 
 from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import TIMEOUT_S, Diagnosis, WorkerTask, answer, diagnosis_of, print_line, run_in_worker
-from gputop.timeline.layout import Place
-from gputop.timeline.reader import Timeline
+from gputop.timeline.file_layout import Extent
+from gputop.timeline.read_timeline import Timeline
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -38,11 +38,11 @@ def timeline_in_worker(
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
             def show_rows(line: bytes) -> None:
                 if on_rows is not None:
-                    on_rows(Timeline.open(file, Place(*map(int, line.split()))))
+                    on_rows(Timeline.open(file, Extent(*map(int, line.split()))))
 
             asked = "diagnosis" if on_diagnosis is not None else ""
-            task = WorkerTask("gputop.timeline.worker", (str(file.fileno()), asked, *map(str, paths)), "timeline",
-                              pass_fds=(file.fileno(),))
+            task = WorkerTask("gputop.timeline.timeline_worker", (str(file.fileno()), asked, *map(str, paths)),
+                              "timeline", pass_fds=(file.fileno(),))
             made = run_in_worker(task, _Made, stop, timeout_s, show_rows)
             if on_diagnosis is not None and made.diagnosis is not None:
                 on_diagnosis(made.diagnosis)
