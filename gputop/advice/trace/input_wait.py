@@ -80,8 +80,8 @@ def _odd_batch(facts: TraceFacts) -> Missing | None:
     if facts.steps is None or facts.steps.count < MIN_STEPS:
         return None
     waits = intersect(waits_for_input(facts), facts.analyzed_spans)
-    others = waits.total - int((waits.end - waits.start).max(initial=0))
-    if others >= limit("input_bound.share") * facts.analyzed_spans.total:
+    longest, least = int((waits.end - waits.start).max(initial=0)), limit("input_bound.share")
+    if not waits.total - longest < least * facts.analyzed_spans.total <= waits.total:
         return None
     return Missing("a second long wait for a batch, because one can be chance: capture longer")
 
