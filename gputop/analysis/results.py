@@ -235,10 +235,6 @@ class WallTime(Struct, frozen=True):
         pause lies between two steps it is not."""
         return self.per_step_s is not None and self.per_step_s > 1.02 * mean_step_s
 
-    def share(self, *ids: str) -> float:
-        """The parts of these ids as a share of the recorded time."""
-        return sum(part.time_s for part in self.parts if part.id in ids) / self.recorded_s if self.recorded_s else 0.0
-
 
 class Breakdown(Struct, frozen=True):
     """Mean step, exclusive: the eight parts sum to the mean step time. Seconds.

@@ -12,7 +12,7 @@ from gputop.text.units import percent, printable, ranges, seconds
 PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"
 NOTHING_FOUND = "No findings."
 BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
-_SHOWN_CULPRITS, _MIN_NAME, _BRIEFEST = 3, 16, 3
+_SHOWN_CULPRITS = 3
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")
 _CLAIMS = {"measured": "", "at most": "up to ", "at least": "at least ", "about": "about "}
 _BOUNDS = {"at most": "an upper bound", "at least": "a lower bound", "about": "a usual value"}
@@ -97,28 +97,28 @@ def gain_sentence(finding: Finding) -> str:
     return f"Saving not estimated: {reason}" if nothing == reason else f"Saves nothing: {nothing}"
 
 
-def culprits_text(finding: Finding, width: int | None = None) -> str:
+def culprits_text(finding: Finding) -> str:
     """Culprits of the finding by name: "Only on GPU 0: teacher/* 159 ms, compute_metrics/* 27 ms per step, and 14 more
-    ops"; empty where no name is known, or where the finding's own words say all of it. ``width``: fewer names, one
-    without what else is told of it, and of that its end, so that it fits."""
+    ops"; empty where no name is known, or where the finding's own words say all of it."""
     named = [culprit for culprit in finding.culprits if culprit.name]
     if not named or named[0].kind == "stage" or finding.id in _NAMED_BY_WHY:
         return ""
-    most = min(_SHOWN_CULPRITS, len(named))
-    text = ""
-    for shown in range(most, 0, -1):
-        scope, brief = _within(named[:shown])
-        for within in dict.fromkeys((scope, f"…/{scope.rsplit('/', 1)[-1]}" if "/" in scope else scope)):
-            text = _culprits(finding, brief, within)
-            if width is None or len(text) <= width:
-                return text
-    for less in range(1, _BRIEFEST + 1):
-        text = _culprits(finding, named[:1], "", less)
-        if width is None or len(text) <= width:
-            return text
-    name = printable(named[0].name)
-    room = max(len(name) - (len(text) - (width or 0)), _MIN_NAME)
-    return _culprits(finding, [replace(named[0], name="…" + name[1 - room:])], "", _BRIEFEST)[:width]
+    scope, shown = _within(named[:_SHOWN_CULPRITS])
+    first = shown[0]
+    by_gpu: dict[tuple[int, ...], list[str]] = {}
+    for culprit in shown:
+        by_gpu.setdefault(culprit.only_on or first.only_on, []).append(_name_and_time(culprit))
+    text = _where(finding, shown) + (f" in {scope}" if scope else "") + f": {', '.join(by_gpu.pop(first.only_on))}"
+    for gpus, parts in by_gpu.items():
+        text += f"; only on GPU {ranges(gpus)}: {', '.join(parts)}"
+    if first.time_s is not None:
+        text += " in the window" if first.per == "window" else f" per {printable(first.per)}"
+    more = sum(culprit.names for culprit in finding.culprits[len(shown):])
+    if more:
+        text += f", and {more} more"
+        if first.kind in ("layer", "op"):
+            text += " op" if more == 1 else " ops"
+    return text
 
 
 def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
@@ -132,28 +132,7 @@ def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
         replace(culprit, name="/".join(scopes[same:])) for culprit, scopes in zip(several, parts, strict=True)]
 
 
-def _culprits(finding: Finding, shown: Sequence[Culprit], within: str, brief: int = 0) -> str:
-    """``brief`` leaves out: from 1 on their sources, from 2 on how many more there are, from 3 on what their times are
-    of."""
-    first = shown[0]
-    by_gpu: dict[tuple[int, ...], list[str]] = {}
-    for culprit in shown:
-        by_gpu.setdefault(culprit.only_on or first.only_on, []).append(_name_and_time(culprit, source=not brief))
-    text = _where(finding, shown, name_tracer=not brief) + (f" in {within}" if within else "")
-    text += f": {', '.join(by_gpu.pop(first.only_on))}"
-    for gpus, parts in by_gpu.items():
-        text += f"; only on GPU {ranges(gpus)}: {', '.join(parts)}"
-    if brief < 3 and first.time_s is not None:
-        text += " in the window" if first.per == "window" else f" per {printable(first.per)}"
-    more = sum(culprit.names for culprit in finding.culprits[len(shown):])
-    if brief < 2 and more:
-        text += f", and {more} more"
-        if first.kind in ("layer", "op"):
-            text += " op" if more == 1 else " ops"
-    return text
-
-
-def _where(finding: Finding, shown: Sequence[Culprit], *, name_tracer: bool) -> str:
+def _where(finding: Finding, shown: Sequence[Culprit]) -> str:
     """Location or kind of the culprits: "Only on GPU 0", "On the host", "Layers and ops"."""
     first = shown[0]
     if first.only_on:
@@ -163,13 +142,13 @@ def _where(finding: Finding, shown: Sequence[Culprit], *, name_tracer: bool) -> 
     if first.kind == "host":
         return "On the host"
     if first.kind == "line":
-        return "In Python" + (BY_TRACER if first.traced and name_tracer else "")
+        return "In Python" + (BY_TRACER if first.traced else "")
     kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
     return _LEADS[finding.id] + kinds if finding.id in _LEADS else kinds.capitalize()
 
 
-def _name_and_time(culprit: Culprit, *, source: bool) -> str:
+def _name_and_time(culprit: Culprit) -> str:
     text = printable(culprit.name)
     if culprit.time_s is not None:
         text += f" {'+' if culprit.more_on else ''}{seconds(culprit.time_s)}"
-    return text + (f" ({printable(culprit.source)})" if culprit.source and source else "")
+    return text + (f" ({printable(culprit.source)})" if culprit.source else "")

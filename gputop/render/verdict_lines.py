@@ -56,9 +56,9 @@ def verdict_of(finding: Finding, *more: VerdictRow) -> VerdictLines:
                         tuple(row for row in rows if row.text))
 
 
-def where_rows(finding: Finding, width: int | None = None) -> list[VerdictRow]:
-    """The row of the lines, ops or layers that the finding is about; ``width``: see :func:`culprits_text`."""
-    text = culprits_text(finding, width)
+def where_rows(finding: Finding) -> list[VerdictRow]:
+    """The row of the lines, ops or layers that the finding is about."""
+    text = culprits_text(finding)
     if text.startswith(_IN_PYTHON):
         return [VerdictRow("Line", text.removeprefix(_IN_PYTHON))]
     return [VerdictRow("Where", text)] if text else []

@@ -112,7 +112,7 @@ def test_a_busy_gpu_at_a_low_clock_is_found_among_gpus_of_its_model() -> None:
     asked = collector(cluster, ["n1", "n2", "n3"])
     assert not fleet_advice(watch(cluster, asked, 360))[0]  # its mean is still that of before
     found, = fleet_advice(watch(cluster, asked, 540))[0]
-    assert found.id == "low_clock_gpu" and found.places == ("n2:3",) and "1200 MHz" in found.why
+    assert found.id == "low_clock_gpu" and found.places == ("n2:3",) and "1,200 MHz" in found.why
     assert found.since_s == pytest.approx(NOW + 300, abs=60) and found.since_exact
     cluster.model = lambda node: "NVIDIA A100" if node == "n2" else "NVIDIA H100"
     cluster.clock_hz = lambda node, gpu, at_s: 1.41e9 if node == "n2" else 1.98e9

@@ -73,7 +73,7 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
     started = f", {v.children:.2g} of them by processes that the job started" if mostly_children else ""
     why = (f"{who} used {v.programs:.2g} of the {v.allowed:.3g} CPUs that the job may use{started}. The job itself "
            f"got {v.used:.2g}, and no CPU was idle.")
-    if v.held_up is not None:
+    if v.held_up is not None and v.held_up >= 0.01:
         why += f" For {percent(v.held_up)} of the time its main thread was ready to run and had no CPU."
     named = [f"{printable(user.name)[:_NAME_CHARS]} (PID {user.pid}{', started by the job' if user.child else ''}) "
              f"{user.cpus:.2g}" for user in v.busiest[:_NAMED]]

@@ -151,7 +151,9 @@ def host_causes(
         dispatch_s=parts["dispatch"] / unit,
         stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
         placement=_by_op(trace, placed, of_hosts, steps_seen),
-        gap_main=main, gap_executor=executor, gap_silent_s=silent,
+        gap_main=main, gap_executor=executor,
+        # Of the gaps of any process; ``gap_s`` is their mean.
+        gap_silent_s=None if silent is None else silent * gap_s / max(gap_s, gaps.total / len(bounds) / 1e9, 1e-9),
         gap_host=slow[0] if slow is not None else None, gap_rank=slow[1] if slow is not None else None,
         input_together=together, input_threads=threads,
         input_shared_threads=shared,

@@ -74,15 +74,17 @@ def finding_lines(finding: Finding, width: int, room: int, view: FindingView,
     columns = width - _INDENT - 1
     do, reason = _do_and_why(finding, view)
     do_lines = whole_sentences(do, columns, room - 1) if room > 1 else []
-    where = where_rows(finding, columns) if room > len(do_lines) + 2 else []
+    where: list[list[StyledText]] = []
+    for row in where_rows(finding) if room > len(do_lines) + 2 else ():
+        most = 2 if room > len(do_lines) + _WHY_LINES + 2 else 1
+        where = _labeled(row.label, wrap(row.text, columns, most), PLAIN)
     reason_lines = min(reason_lines, room - 1 - len(do_lines) - len(where))
     lines += _labeled(DO, do_lines, PLAIN)
     if code:
         lines += [[(" " * (_INDENT + 2), PLAIN), (printable(text), ACCENT)]
                   for text in (finding.snippet or "").splitlines()]
     lines += _labeled(WHY, wrap_sentences(reason, columns, reason_lines) if reason_lines > 0 and reason else [], DIM)
-    for row in where:
-        lines += _labeled(row.label, [row.text], PLAIN)
+    lines += where
     return _dimmed(lines) if view.earlier else lines
 
 
