@@ -122,7 +122,7 @@ class BatchMaking(Struct, frozen=True):
 
 
 class SeveralGpus(Struct, frozen=True):
-    """Collectives of several GPUs, and unevenness between them."""
+    """Work that several GPUs do together, and unevenly."""
 
     comm_ms: float = 0.0  # transfer time of all gradients of a step
     comm_count: int = 8
@@ -200,9 +200,9 @@ class SimulatedJob(Struct, frozen=True):
         """The job with other values of these parameters, whichever group has them."""
         for name in _GROUPS:
             group = getattr(self, name)
-            values = {field: changes.pop(field) for field in group.__struct_fields__ if field in changes}
-            if values:
-                changes[name] = replace(group, **values)
+            changed = {field: changes.pop(field) for field in group.__struct_fields__ if field in changes}
+            if changed:
+                changes[name] = replace(group, **changed)
         return replace(self, **changes)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.core.findings import Culprit
-from gputop.render.verdict_lines import Row, VerdictLines, plain_lines, verdict_of
+from gputop.render.verdict_lines import VerdictLines, VerdictRow, plain_lines, verdict_of
 from tests.records import replace
 from tests.tui.found import HEAVY
 
@@ -28,7 +28,7 @@ def test_names_units_and_shares_are_not_in_capitals() -> None:
 def test_what_to_do_is_whole_where_a_reason_is_cut_by_sentences() -> None:
     long = "One thing is so. " * 20
     rows = [*plain_lines(VerdictLines("NO VERDICT", "4 steps seen, 20 needed", rows=(
-        Row("Do", long), Row("Why", long))), 60, most=2)]
+        VerdictRow("Do", long), VerdictRow("Why", long))), 60, most=2)]
     text = "\n".join(rows)
     assert rows[0] == "NO VERDICT  4 steps seen, 20 needed" and all(len(row) <= 60 for row in rows)
     do, _, why = text.partition("  Why   ")
