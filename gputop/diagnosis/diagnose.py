@@ -18,7 +18,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, gpu_use, ti
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
-from gputop.analysis.layers.limit_ladder import limits
+from gputop.analysis.layers.step_limits import limits
 from gputop.analysis.results import Analysis, TraceSummary
 from gputop.analysis.steps.accumulation import accumulation_note
 from gputop.analysis.steps.judged import detect_steps
@@ -67,7 +67,7 @@ def analyze(
     ``paths``: an ``.xplane.pb``, a run folder or TensorBoard logdir, Chrome/kineto JSON files
     (several are the ranks of one job), or an Nsight Systems ``.sqlite``. ``params``: number of
     the model's trainable parameters, for rules on AllReduce. ``flops_per_step``: FLOPs of one
-    step on all GPUs of the trace together, for the limit ladder. Raises
+    step on all GPUs of the trace together, for the limits. Raises
     :class:`gputop.core.errors.GputopError`; NoDataError where the trace holds no event.
     """
     several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
