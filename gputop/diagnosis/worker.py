@@ -245,4 +245,4 @@ def diagnosis_of(facts: TraceFacts) -> Diagnosis:
 
     analysis = facts.analysis
     return Diagnosis(analysis, text_report(analysis, REPORT_WIDTH),
-                     f"{limit_of(analysis)} {not_judged(analysis)}".rstrip(), compared_trace(facts))
+                     f"{limit_of(analysis)}\n{not_judged(analysis)}".rstrip(), compared_trace(facts))

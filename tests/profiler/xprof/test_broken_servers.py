@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.profiler import recording
 from gputop.profiler.recording import TraceLost
 from gputop.profiler.xprof import client, server_disk
 from tests.profiler.broken_servers import announcing, cutting
@@ -30,6 +31,7 @@ def unprobed(monkeypatch):
 
 def test_a_server_that_dies_at_each_byte_of_its_answer(logdir, unprobed, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: None)  # takes as long as all the rest
+    monkeypatch.setattr(recording, "_EXIT_S", 0.0)  # the job goes on
     runs, kept = logdir / "plugins" / "profile", []
     runs.mkdir(parents=True)
     with serve() as server, cutting(server.address) as proxy:
