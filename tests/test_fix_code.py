@@ -23,7 +23,7 @@ RUNNER = Path(__file__).with_name("fix_jobs.py")
 # Not without a GPU, or not with one process; what they name is looked up all the same (test_framework_code).
 _NEEDS = re.compile(
     r"torch\.cuda\.|pin_memory\(\)|[(]['\"]cuda['\"], non_blocking|host\.copy_|Join\(|fully_shard|GPU:0|"
-    r"DistributedDataParallel|list_physical_devices|'cudnn'|"
+    r"DistributedDataParallel|loss_parallel|list_physical_devices|'cudnn'|"
     r"(?:cross_device_op|communication_option)s=|make_mesh\(\(8")
 # What stands for arguments that the job has already.
 _GIVEN = {"grain.DataLoader(...,": "grain.DataLoader(data_source=[1, 2], sampler=grain.SequentialSampler(2),",

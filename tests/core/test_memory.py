@@ -47,11 +47,11 @@ def test_own_limits_count():
 
 def test_an_analysis_goes_before_the_monitor_and_a_job_keeps_its_place():
     code = ("from gputop.core.own_memory import *\nimport subprocess, tempfile, pathlib, os\n"
-            "from gputop.launch.job import Job\n"
+            "from gputop.launch.job import StartedJob\n"
             "own = lambda: int(open('/proc/self/oom_score_adj').read())\n"
             "before = own()\n"
             "log = pathlib.Path(tempfile.mkdtemp(), 'log')\n"
-            "job = Job(['cat', '/proc/self/oom_score_adj'], dict(os.environ), log)\n"
+            "job = StartedJob(['cat', '/proc/self/oom_score_adj'], dict(os.environ), log)\n"
             "job.ended.wait(20)\n"
             "assert int(log.read_text()) == before and own() == max(before, 500), (log.read_text(), own())\n"
             "offer_to_oom_killer(ANALYSIS_SCORE); offer_to_oom_killer(MONITOR_SCORE)\n"

@@ -46,9 +46,10 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     assert facts.shares is not None
     steps, share, wall = facts.steps, facts.shares["input"], facts.analysis.wall_time
     open_s = sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
-    if (odd := _odd_batch(facts)) is not None:
-        return odd
-    if wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s:
+    is_open = wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s
+    if _is_odd_batch(facts, is_open=is_open):
+        return Missing("a second long wait for a batch, because one can be chance: capture longer")
+    if wall is not None and is_open:
         return _open_wait(facts, wall, open_s)
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
     if steps is not None and steps.times.anchor != SESSION_RUN and max(
@@ -74,16 +75,15 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         cure=Cure(input_left=left, assumes=assumes))
 
 
-def _odd_batch(facts: TraceFacts) -> Missing | None:
-    """The loop waits long for one batch of many alone: such a step is long_steps', and one that did not end is
-    unfinished_step's."""
+def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
+    """Return whether the loop waits long for one batch of many alone: such a step is long_steps', and one that did not
+    end, whose wait ``is_open``, is unfinished_step's."""
     if facts.steps is None or facts.steps.count < MIN_STEPS:
-        return None
+        return False
     waits = intersect(waits_for_input(facts), facts.analyzed_spans)
-    longest, least = int((waits.end - waits.start).max(initial=0)), limit("input_bound.share")
-    if not waits.total - longest < least * facts.analyzed_spans.total <= waits.total:
-        return None
-    return Missing("a second long wait for a batch, because one can be chance: capture longer")
+    longest, least_ns = int((waits.end - waits.start).max(initial=0)), limit(
+        "input_bound.share") * facts.analyzed_spans.total
+    return waits.total - longest < least_ns and (is_open or waits.total >= least_ns)
 
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
