@@ -315,7 +315,8 @@ def _cpu_clause(job: JobCpus | None) -> str:
     if job is None:
         return "; the trace does not show whether CPUs are free for that, so this is an upper bound"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
-    text = f", on the {job.free:.3g} CPUs that the job can have{quota}"
+    cpus = "one CPU" if f"{job.free:.3g}" == "1" else f"{job.free:.3g} CPUs"
+    text = f", on the {cpus} that the job can have{quota}"
     if job.used is not None and job.others is not None:
         text += (f" (during the capture the job used {job.used:.2g} and all other programs {job.others:.2g} of "
                  f"{job.allowed:.3g} CPUs)")
