@@ -291,6 +291,18 @@ async def test_a_resized_terminal_is_laid_out_like_a_fresh_one() -> None:
             assert size == (20, 5) or layout(app) == fresh[size], size
 
 
+async def test_a_high_terminal_of_few_columns_gets_wide() -> None:
+    """For a moment the columns are those of the one size and the lanes those of the other."""
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(20, 60)) as pilot:
+        for size in ((20, 60), (200, 60), (1, 1), (240, 70), (20, 60), (120, 40)):
+            await pilot.resize_terminal(*size)
+        await pilot.pause()
+        assert app.query_one(GpuTable).rows.per_gpu >= 1
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
 async def test_sixteen_gpus_scroll() -> None:
     app = GputopApp(StillSession(gpus=16))
     async with app.run_test(size=(80, 24)) as pilot:

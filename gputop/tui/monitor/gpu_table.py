@@ -258,10 +258,10 @@ class GpuTable(DrawnOnce, can_focus=True):
                 memory["note"] = fit(next((text for text in notes if len(text) <= width), ""), width), DIM
             return figures
         figures = {(MAIN, 0): figures_of(gpu, self.metric, self._fields)}
+        named = [field for key, field in self._fields.items() if key in ("bar", "now")][:1]  # none in a few columns
         for lane, _ in rows.lanes[1:] if gpu.state == OK else ():
-            field = "bar" if "bar" in self._fields else "now"
-            figures[lane, 0] = {field: (f" {stacked_lanes.name_of(lane, self.metric, gpu)}".ljust(
-                self._fields[field].width), DIM)}
+            name = f" {stacked_lanes.name_of(lane, self.metric, gpu)}"
+            figures[lane, 0] = {field.key: (name.ljust(field.width), DIM) for field in named}
         if rows.per_gpu > 1:
             figures[MAIN, 1] = second = second_line(gpu, self._lanes.mean(uuid, MAIN), self.metric, scales.get(MAIN))
             if note and "memory" in figures[MAIN, 0]:
