@@ -218,7 +218,7 @@ def test_a_user_s_many_open_files_hold_no_search_up(tmp_path, monkeypatch):
     real = os.readlink
 
     def readlink(path):
-        asked.append(path)
+        asked.extend([path] * str(path).startswith(str(tmp_path)))  # threads of other tests ask, too
         return real(path)
 
     for pid, uid in ((7, 1000), (8, 1000), (9, 1000), (10, 1001)):
