@@ -474,7 +474,9 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
-        needs=("eager_ops",), shared_limits=("launch_bound.recording_s",), follows_from=(Cause("anomaly_mode"),),
+        needs=("eager_ops",), shared_limits=("launch_bound.recording_s",),
+        # It keeps a traceback for each op, which makes all of them slow: what is left shows once it is off.
+        follows_from=(Cause("anomaly_mode", wholly=True),),
         parts=("host", "launch"), idle_gaps={"eager": 1, "dispatch": 3},
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10%"),
