@@ -13,7 +13,7 @@ import pytest
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
 from gputop.profiler.capture import safe_capture
-from gputop.profiler.capture.plan import MemoryLimits
+from gputop.profiler.capture.plan import MIN_CAPTURE_S, MemoryLimits
 from gputop.profiler.capture.plan import plan as plan_capture
 from gputop.profiler.discovery import Finder
 from gputop.profiler.recording import SERVER_MULTIPLE
@@ -127,8 +127,11 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
     assert plan.probe is not None and plan.probe.device_events == 0
     assert plan.probe.events_per_s > most_events / asked_s
     assert plan.chosen_s < asked_s / 2 and "this job makes " in plan.why
-    # Its rate may change while other work shares the machine; its order of magnitude does not.
-    assert most_events / 10 < sum(count_events(result.path.read_bytes())) < most_events * 5
+    # A fast machine makes more than these in the shortest recording, a second. The rate may change while other work
+    # shares the machine; its order of magnitude does not.
+    planned = plan.probe.events_per_s * plan.chosen_s
+    assert plan.chosen_s == MIN_CAPTURE_S or planned <= most_events
+    assert planned / 10 < sum(count_events(result.path.read_bytes())) < planned * 5
     assert cost.memory_before_bytes is not None and cost.growth_bytes is not None
     assert cost.growth_bytes < SERVER_MULTIPLE * result.bytes * 2, "what the refusal for want of memory rests on"
     assert list(tmp_path.rglob("*.xplane.pb")) == [result.path]
