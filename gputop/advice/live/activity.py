@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 def _judge_each(view: NodeView, rule: str, window_s: float,
                 judge: Callable[[GpuSample], T | str | None]) -> list[T] | Missing | None:
-    """What ``judge`` finds on the GPUs that are at work and that the rule does not leave out, or else why nothing can
+    """Findings of ``judge`` on the GPUs that are at work and that the rule does not leave out, or else why nothing can
     be said; None: nothing is wrong.
 
     ``judge`` returns None for a GPU that is well, and for one that it cannot judge what is missing: "" if it only has
@@ -37,10 +37,10 @@ def _judge_each(view: NodeView, rule: str, window_s: float,
     """
     outcomes = {gpu.info.index: judge(gpu) for gpu in view.warmed_up_gpus}
     left_out = view.gpus_left_out(rule)
-    found = [outcome for index, outcome in outcomes.items()
+    wrong = [outcome for index, outcome in outcomes.items()
              if outcome is not None and not isinstance(outcome, str) and index not in left_out]
-    if found:
-        return found
+    if wrong:
+        return wrong
     missing = [outcome for outcome in outcomes.values() if isinstance(outcome, str)]
     if reason := next(filter(None, missing), ""):
         return Missing(reason)
@@ -324,7 +324,7 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
 # -- dram_bound and tensor_idle ---------------------------------------------------------------------
 
 class _Busy(Struct, frozen=True):
-    """What is busy on a GPU whose tensor cores are not: a metric, and how the rule's limits of it begin.
+    """Unit of a GPU that is busy while its tensor cores are not: a metric, and how the rule's limits of it begin.
 
     ``unless``: a metric that says now that tensor cores are not wanted.
     """
@@ -373,11 +373,11 @@ def _spare(view: NodeView, rule: str) -> TensorSpare | Missing | None:
             rule, f"{unit.unless}_", index)
         return _Pipes(index, busy, tensor) if wanted and tensor <= view.limit(rule, "tensor_", index) else None
 
-    found = _judge_each(view, rule, window_s, pipes)
-    if not isinstance(found, list):
-        return found
-    return TensorSpare(gpus=tuple(sorted(pipes.gpu for pipes in found)), severity="low", window_s=window_s,
-                       worst=max(found, key=lambda pipes: pipes.busy))
+    spare = _judge_each(view, rule, window_s, pipes)
+    if not isinstance(spare, list):
+        return spare
+    return TensorSpare(gpus=tuple(sorted(pipes.gpu for pipes in spare)), severity="low", window_s=window_s,
+                       worst=max(spare, key=lambda pipes: pipes.busy))
 
 
 def describe_dram_bound(v: TensorSpare) -> Explanation:
