@@ -94,7 +94,7 @@ COMMANDS: Mapping[str, Command] = {
                       "Start a profiler server in a running TensorFlow or JAX process. gputop asks first.",
                       "gputop attach 41231"),
     "stacks": Command("show where the ranks of a job are: which rank the others wait for",
-                      "Ask NCCL, PyTorch's flight recorder and its debug server which rank is missing. Read the stacks "
+                      "Ask NCCL and PyTorch's flight recorder which rank is missing. Read the stacks "
                       f"of this node's ranks with py-spy ({install_command('stacks')}).",
                       "gputop stacks"),
     "xprof": Command("open a captured trace with XProf in the browser",
