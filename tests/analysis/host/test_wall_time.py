@@ -142,6 +142,15 @@ def test_reading_many_variables_in_silence_is_a_checkpoint():
     assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
 
 
+def test_a_loop_of_ops_without_steps_that_reads_its_variables_saves_no_checkpoint():
+    b = Builder(gpus=0)
+    for i in range(40):
+        b.host("TFE_Py_FastPathExecute_C", i * 100 * MS, 300).host("ReadVariableOp", i * 100 * MS + 300, 50)
+        b.host("MatMul", i * 100 * MS + 400, 50).host("Mul", i * 100 * MS + 500, 50)
+    assert {part.id for part in divided(b).parts} == {"no_steps"}
+    assert not {"checkpoint"} & {part.kind for part in divided(b).parts}
+
+
 def test_a_model_that_reads_its_variables_op_by_op_saves_no_checkpoint():
     """A loop without a function, one step of which takes long."""
     b, at = Builder(gpus=0), 0.0
