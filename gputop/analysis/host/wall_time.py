@@ -245,11 +245,9 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     numbers = sorted({int(of_line[line]) for line in np.unique(trace.host.line).tolist()} | set(of_gpu.values()))
     if gpu_timelines:  # a process without a GPU of its own (a launcher) is no rank
         numbers = [number for number in numbers if number in of_gpu.values()] or numbers
-    within = steps.spans if steps is not None else _spans((trace.window_ns,))
-    processes = process_lines(python, within, [complement(within, *trace.window_ns) if steps is not None else EMPTY])
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     out = []
-    for index, number in enumerate(numbers):
+    for number in numbers:
         lines = of_line == number
         hosts = {trace.lines[line].host for line in np.flatnonzero(lines).tolist()}
         busy = merge(EMPTY, *(timeline.busy for timeline in gpu_timelines if of_gpu[timeline.gpu] == number))
@@ -258,9 +256,12 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         out.append(_Rank(
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
-            _loop_lines(trace, lines, calls), waits,
-            _of_process(processes, index, len(numbers)), _reads_per_step(trace, lines, steps)))
-    return out
+            _loop_lines(trace, lines, calls), waits, (), _reads_per_step(trace, lines, steps)))
+    within = steps.spans if steps is not None else _spans((trace.window_ns,))
+    gaps = [complement(subtract(within, _long_pauses(steps, rank)[0]), *trace.window_ns) if steps is not None else EMPTY
+            for rank in out]
+    processes = process_lines(python, within, gaps) if gaps else []
+    return [structs.replace(rank, python=_of_process(processes, index, len(out))) for index, rank in enumerate(out)]
 
 
 def _reads_per_step(trace: Trace, lines: npt.NDArray[np.bool_], steps: Steps | None) -> float:
