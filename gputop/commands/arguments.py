@@ -69,7 +69,7 @@ COMMANDS: Mapping[str, Command] = {
     "record": Command("record telemetry into a file, until ctrl-c",
                       "Write what the monitor measures to a file, which gputop replay shows.",
                       "gputop record -o night.rec --interval 5"),
-    "replay": Command("open a recording or a snapshot in the monitor",
+    "replay": Command("open a recording in the monitor",
                       "Show a recording or a snapshot in the monitor. No GPU is needed.",
                       "gputop replay night.rec --speed 10"),
     "report": Command("summarize days of recordings: training, waiting and idle time, energy, worst hours, growing "
