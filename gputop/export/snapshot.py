@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from gputop.advice.registry import EXPLANATIONS
 from gputop.core.codec import document_of, to_document
 from gputop.core.errors import GputopError
@@ -30,6 +32,7 @@ from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, r
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
+    from gputop.export.sections import SnapshotPage
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.session import Session
     from gputop.telemetry.history import History
@@ -49,8 +52,13 @@ def document(session: Session) -> dict[str, Any]:
 
     Raises GputopError before the first sample.
     """
+    written: dict[str, Any] = to_document(_document(session), finite=True)  # a damaged recording may hold NaN
+    return written
+
+
+def _document(session: Session) -> form.Document:
     sample, record = _sample(session), session.results.last_capture
-    typed = document_of(
+    return document_of(
         form.Document, sample, gputop=__version__, interval_s=session.feed.interval_s, host=form.Host.of(sample.host),
         gpus=tuple(map(form.Gpu.of, sample.gpus)), processes=tuple(map(form.Process.of, sample.processes)),
         history=_history(session.feed.history, sample),
@@ -60,8 +68,18 @@ def document(session: Session) -> dict[str, Any]:
                       for s in session.watch.servers),
         capture=None if record is None else form.Capture.of(record),
         findings=session.results.findings, limit=session.results.live.limit, abstained=session.results.live.abstained)
-    written: dict[str, Any] = to_document(typed, finite=True)  # a damaged recording may hold NaN
-    return written
+
+
+def _page(session: Session) -> SnapshotPage:
+    from gputop.export.sections import SnapshotPage
+
+    sample, feed, results = _sample(session), session.feed, session.results
+    history, spectrogram = _history(feed.history, sample), _spectrogram(feed.history, sample, feed.interval_s)
+    return SnapshotPage(
+        sample, feed.interval_s, history.grid() if history is not None else None,
+        spectrogram.grid() if spectrogram is not None else None,
+        tuple(replace(s, description=redaction.command(s.description)) for s in session.watch.servers),
+        results.last_capture, results.findings, results.live)
 
 
 def _sample(session: Session) -> NodeSample:
@@ -268,43 +286,36 @@ def _process_lines(p: ProcessSample) -> list[str]:
     return out
 
 
-FORMATS = ("json", "text", "svg", "html")
+FORMATS = ("json", "text", "html")
 
 
 def render(session: Session, kind: str) -> str:
     """The snapshot in one of :data:`FORMATS`; raises GputopError before the first sample."""
     if kind == "text":
         return to_text(session)
-    return _drawn(document(session), kind)
-
-
-def _drawn(doc: dict[str, Any], kind: str) -> str:
-    if kind == "svg":
-        from gputop.export.svg import to_svg
-
-        return to_svg(doc)
     if kind == "html":
         from gputop.export.html import to_html
 
-        return to_html(doc)
-    return to_json(doc)
+        return to_html(_page(session))
+    return to_json(document(session))
 
 
 def format_of(path: Path) -> str:
     """The format by the suffix of a file's name; text for other names."""
-    return {".json": "json", ".svg": "svg", ".html": "html", ".htm": "html"}.get(path.suffix.lower(), "text")
+    return {".json": "json", ".html": "html", ".htm": "html"}.get(path.suffix.lower(), "text")
 
 
 def write_snapshot(session: Session, folder: Path) -> list[Path]:
-    """Write the snapshot as json, text, svg and html; returns the paths.
+    """Write the snapshot as json, text and html; returns the paths.
 
     Raises GputopError where the folder cannot be written, or where another user could exchange what root writes there.
     """
+    from gputop.export.html import to_html
+
     doc = document(session)
     host = re.sub(r"[^A-Za-z0-9.-]+", "_", doc["host"]["hostname"]) or "host"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(doc["time_s"]))
     mark = "-SIMULATED" if doc["simulated"] else ""
     stem = f"gputop-{host}{mark}-{stamp}"
-    contents = {".json": to_json(doc), ".txt": to_text(session), ".svg": _drawn(doc, "svg"),
-                ".html": _drawn(doc, "html")}
+    contents = {".json": to_json(doc), ".txt": to_text(session), ".html": to_html(_page(session))}
     return write_new_files(folder, stem, {suffix: content.encode() for suffix, content in contents.items()})

@@ -39,7 +39,7 @@ GROUPS: dict[str, list[Binding]] = {
         key("J", "open('captures')", "captures", "all captures: open, compare, delete"),
         key("A", "open('mark')", "mark as A", "mark as A, before a change"),
         key("B", "open('comparison')", "compare with A", "compare: what changed since A"),
-        key("s", "open('snapshot')", "snapshot", "export a snapshot for a ticket: html, svg, text"),
+        key("s", "open('snapshot')", "snapshot", "export a snapshot for a ticket: html, json, text"),
     ],
     "Time": [
         key("m", "metric(1)", "next metric", "next metric in the lanes"),
@@ -94,8 +94,6 @@ FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
              ("escape", "back to now"), ("v", "cursor"), ("m", "metric"), *_ALWAYS),
     "replay": (("p", "pause"), ("plus,minus", "speed"), ("comma,full_stop", "a minute"), ("left,right", "scroll"),
                ("v", "cursor"), ("m", "metric"), *_ALWAYS),
-    "snapshot": (("left,right", "scroll"), ("t", "its capture"), ("T", "tables"), ("v", "cursor"), ("m", "metric"),
-                 *_ALWAYS),
     "Processes": (("enter", "details"), ("K", "signal"), ("v", "tree"), ("o", "sort"), ("slash", "filter"),
                   ("tab", "next panel"), *_ALWAYS),
     "GPUs": (("enter", "details"), ("m", "metric"), ("v", "cursor"), ("left,right", "scroll"),

@@ -134,7 +134,7 @@ class CapturesScreen(ModalScreen[None]):
         self._own: tuple[object, ...] = ()  # what of the session is shown
         self._pattern = ""
         self._stop = threading.Event()
-        self._reading = session.replayed_snapshot is None
+        self._reading = True
 
     def compose(self) -> ComposeResult:
         keys = "enter: open", "a b: compare", "n: name", "/: filter", "d: delete", "↑↓ select", "esc: close"
@@ -145,8 +145,7 @@ class CapturesScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         self._list.focus()
         self.update_view()
-        if self._reading:
-            self._read_logdir()
+        self._read_logdir()
 
     def on_unmount(self) -> None:
         self._stop.set()
