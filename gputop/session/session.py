@@ -36,6 +36,7 @@ from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
     from gputop.ranks.stacks import ProcessStacks
+    from gputop.replay.read_snapshot import Snapshot
     from gputop.session.simulated_ranks import SimulatedRanks
 
 Change = Literal["sample", "servers", "capture", "failed"]
@@ -58,20 +59,28 @@ class Session:
     """Everything that is known about the node, kept up to date by background threads."""
 
     def __init__(self, source: Source | Player, options: Options | None = None,
-                 clock: Callable[[], float] = time.time, sampler: Sampler | None = None) -> None:
-        """``sampler``: one of this source that runs already and waits to be connected."""
+                 clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
+                 sampler: Sampler | None = None) -> None:
+        """``replayed_snapshot``: a snapshot to show; its findings and its capture take the place of own ones.
+
+        ``sampler``: one of this source that runs already and waits to be connected.
+        """
         options = options or Options()
+        self.replayed_snapshot = replayed_snapshot
         self.failure: GputopError | None = None
         self.ring: Callable[[str], None] | None = None  # how the terminal is reached, where there is a screen
         # The parts: samples, captures, profiler servers and their jobs, findings and finished captures.
-        self.feed = SampleFeed(source, options.interval_s, clock, sampler, self)
+        self.feed = SampleFeed(source, options.interval_s, clock, sampler, self,
+                               estimate_step_period=replayed_snapshot is None)
         self.control = CaptureControl(source, options, self._now_s, self)
         self.watch = self.control.watch
-        self.results = FindingStore(self._now_s)
+        self.results = FindingStore(self._now_s, replayed_snapshot)
         # Of a job of this node and of now.
         self._simulated_ranks = simulated = _simulated_ranks(source)
         self.rank_watch = RankWatch(simulated.ask, simulated.hosts, simulated.earlier) if simulated is not None else (
             None if isinstance(source, Player) or source.simulated else RankWatch())
+        if replayed_snapshot is not None:
+            self.watch.servers, self.watch.servers_known = replayed_snapshot.servers, True
         self.started_s = self.feed.clock()
         self._job_restarted_s: float | None = None  # the simulated one, by the user
         self._listeners: list[Callable[[Change], None]] = []
@@ -191,6 +200,8 @@ class Session:
 
         Raises GputopError where that cannot be.
         """
+        if self.replayed_snapshot is not None and record is not self.results.last_capture:
+            raise GputopError("a snapshot has no other capture", "Run gputop to open the capture.")
         if record.analysis is None:
             self.control.open_saved(record)
         else:
