@@ -52,7 +52,7 @@ _HIDE_ACTIVATIONS = (
     "NVLink and as small as the model allows, with data parallelism over the other GPUs. Keep logits sharded up to the "
     "loss: gathered, they are the largest.")
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
-_BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. The rest helps only against transfer. "
+_BOTH = "First analyze the traces of all ranks together, to separate waiting from transfer. The rest is for transfer. "
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
 _SILENT = 0.1  # share of the delay: so much without an event is said

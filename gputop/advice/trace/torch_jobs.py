@@ -145,7 +145,7 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
              f"The backward pass then adds to them{f', which takes {seconds(v.adding_s)}' if v.adding_s else ''}. With "
              "set_to_none it writes its results without either."),
         evidence={"zeroing_s": v.zeroing_s, "adding_zeros_s": v.adding_s, "share_ratio": v.share},
-        action="Drop the gradients instead, as PyTorch 2 does by default. That also frees their memory until the next backward pass.",
+        action="Drop the gradients instead, as PyTorch 2 does by default. That also frees their memory between steps.",
         snippet=code("gradients_zeroed", "pytorch"),
         gain="the time of both" if v.adding_s else "at most: the time of the zeros",
         source=source("gradients_zeroed.share"),
