@@ -122,14 +122,14 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     traced = "compiled" if job.framework in ("jax", "pytorch") else "traced"
     how = f"{v.function} was {traced} again {v.count} times in the window"
     if v.made and job.framework != "pytorch":
-        how = f"The program makes {v.function} anew, {v.made} times in the window, and each new function is traced"
+        how = f"The program creates {v.function} again, {v.made} times in the window, and traces each new function"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
     action, snippet = _SAME_SHAPES.get(job.framework, _SAME_SHAPES[""]), code("retracing", *job.keys)
     if v.made and job.framework not in _SAME_SHAPES:
         action, snippet = _MADE_ONCE, code("retracing", "once")
     return Explanation(
-        title=(f"{v.function} is made and traced anew in the loop" if v.made and job.framework != "pytorch" else
+        title=(f"{v.function} is created and traced again in the loop" if v.made and job.framework != "pytorch" else
                f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
         why=f"{how}. That takes {seconds(v.tracing_s)} of the "
             f"{'mean step' if job.basis == 'step' else job.basis}, {percent(v.share)}"

@@ -216,7 +216,7 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
         title=(f"One evaluation (validation) of {seconds(v.evaluation_s)} in this recording" if v.claim is None else
                f"Evaluation (validation) takes {percent(v.share)} of the time{often}"), why=why, evidence=evidence,
         action=action, snippet=code("evaluation_share", *job.keys),
-        gain=ONCE if v.claim is None else "all of the time that evaluates",
+        gain=ONCE if v.claim is None else "all of the evaluation time",
         per="recording", source=source("evaluation_share.share"))
 
 
@@ -260,7 +260,7 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
     action, snippet = _fix(part, job)
     return Explanation(
         title=f"No step ends for {seconds(part.longest_s)}, once in this recording: {what}",
-        why=(f"At an edge of the recording no step ends for {seconds(part.longest_s)}; a usual step takes "
+        why=(f"At the start or end of the recording, no step ends for {seconds(part.longest_s)}; a usual step takes "
              f"{seconds(v.usual_s)}. A step or a wait takes at least that long, and its start or its end was not "
              f"recorded. {meanwhile}"),
         evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
