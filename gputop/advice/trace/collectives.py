@@ -156,7 +156,7 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
 
 
 def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
-    """Those of these collectives that gather logits, and their exposed seconds per step and GPU.
+    """The collectives of these that gather logits, and their exposed seconds per step and GPU.
 
     DTensor launches them on the thread of the forward pass, behind its last matrix product: whatever follows, the
     backward pass, the next forward pass or nothing, comes before another product.
@@ -167,14 +167,14 @@ def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
     rows = rows[launched_in_calls(facts.trace, rows, _REDISTRIBUTES.replace("(?:Backward)?", ""))]
     products, others = host_rows(facts.trace, _PRODUCTS), host_rows(facts.trace, _NEXT_PASS)
     rank = np.array([line.rank for line in facts.trace.lines], np.int64)
-    found = np.zeros(len(rows), bool)
+    ends_pass = np.zeros(len(rows), bool)
     for line in distinct(device.launch_line[rows]).tolist():
         mine = np.flatnonzero(device.launch_line[rows] == line)
-        at = device.launch_ns[rows[mine]]
-        before, after = _around(host.start_ns[products[host.line[products] == line]], at)
-        other_before, other_after = _around(host.start_ns[others[rank[host.line[others]] == rank[line]]], at)
-        found[mine] = (before > other_before) & ((after == _NEVER) | (other_after < after))
-    rows = rows[found]
+        launch = device.launch_ns[rows[mine]]
+        before, after = _around(host.start_ns[products[host.line[products] == line]], launch)
+        other_before, other_after = _around(host.start_ns[others[rank[host.line[others]] == rank[line]]], launch)
+        ends_pass[mine] = (before > other_before) & ((after == _NEVER) | (other_after < after))
+    rows = rows[ends_pass]
     exposed_ns = 0
     for timeline in facts.gpu_timelines:
         on_gpu = rows[device.gpu[rows] == timeline.gpu]
@@ -183,10 +183,10 @@ def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
     return rows, exposed_ns / 1e9 / facts.steps_or_window / max(len(facts.active), 1)
 
 
-def _around(times: I64, at: I64) -> tuple[I64, I64]:
+def _around(times: I64, instants: I64) -> tuple[I64, I64]:
     """The last of these times (ns) before each instant, and the first after it."""
     times = np.concatenate(([-1], times, [_NEVER]))
-    after = np.searchsorted(times, at, side="right")
+    after = np.searchsorted(times, instants, side="right")
     return times[after - 1], times[after]
 
 
