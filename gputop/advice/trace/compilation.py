@@ -204,7 +204,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     ops = ops[coverage(spans, trace.host.start_ns[ops], trace.host.start_ns[ops] + 1) > 0]
     if len(ops) < EAGER_OPS * per:
         return None
-    every_start = trace.host.start_ns[main[trace.host.line]]
+    every_start = trace.host.start_ns[main.take(trace.host.line)]
     recorded = int((np.searchsorted(every_start, spans.end) - np.searchsorted(every_start, spans.start)).sum())
     recording_s = min(recorded / per * limit("launch_bound.recording_s"), host.eager_s)
     # The step is shorter without the profiler's own part; other programs hold up ops as much as the rest of the step,
@@ -350,7 +350,7 @@ def _sees_xla(trace: Trace, functions: Functions | None) -> bool:
     if functions is not None and (functions.xla_modules or functions.xla_runs or functions.xla_compilations
                                   or any(use.xla for use in functions.functions)):
         return True
-    return bool(name_mask(trace, _XLA_KERNEL)[trace.device.name].any())
+    return bool(name_mask(trace, _XLA_KERNEL).take(trace.device.name).any())
 
 
 def _elementwise(trace: Trace, kernels: I64) -> Mask:

@@ -277,7 +277,7 @@ def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans
     """Window from the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end,
     which is when it has stopped: a little later than it records."""
     host = trace.host
-    rows = rows_of(lines[host.line]) if len(host) else np.empty(0, np.int64)
+    rows = rows_of(lines.take(host.line)) if len(host) else np.empty(0, np.int64)
     start, end = host.start_ns[rows], host.end_ns[rows]
     edges = [*((int(start[0]), int(end.max())) if len(start) else ()),
              *((int(busy.start[0]), int(busy.end[-1])) if len(busy.start) else ()),
@@ -597,7 +597,7 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
     host = trace.host
 
     def covered(lines: npt.NDArray[np.bool_]) -> float:
-        rows = rows_of(lines[host.line])
+        rows = rows_of(lines.take(host.line))
         spans = joined(union(host.start_ns[rows], host.end_ns[rows]), 1)
         return float(coverage(spans, idle.start, idle.end).sum()) / idle.total
 
