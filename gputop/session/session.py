@@ -174,13 +174,12 @@ class Session:
         return tuple(p.local_pid or p.pid for p in self.feed.sample.processes) if self.feed.sample is not None else ()
 
     def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
-        """Read where these processes stand, by py-spy or else by PyTorch's debug servers. Blocks; raises GputopError
-        where nothing shows it, as py-spy is not installed."""
+        """Read where these processes stand, by py-spy. Blocks; raises GputopError where that is not installed."""
         if self._simulated_ranks is not None:
             return self._simulated_ranks.stacks(pids, native)
-        from gputop.ranks.debug_server import read_stacks
+        from gputop.ranks.stacks import read_all
 
-        return read_stacks(pids, native=native)
+        return read_all(pids, native=native)
 
     def read_flight_recorder(self, pids: Sequence[int]) -> tuple[str, ...]:
         """Read the dumps of PyTorch's flight recorder of these processes, as lines. Blocks."""
