@@ -202,8 +202,9 @@ def test_it_is_installed(minor: int, installer: str, kind: str, packed: dict[str
 
 
 def _resolved(requirements: tuple[str, ...], minor: int, *words: str | Path) -> str:
-    return _run(_program("uv"), "pip", "compile", "-q", "--python", sys.executable, "--no-python-downloads", "--no-header",
-                "--no-annotate", "--only-binary", ":all:", "--python-version", f"3.{minor}", "-", *words, stdin="\n".join(requirements))
+    return _run(_program("uv"), "pip", "compile", "-q", "--python", sys.executable, "--no-python-downloads",
+                "--no-header", "--no-annotate", "--only-binary", ":all:", "--python-version", f"3.{minor}", "-", *words,
+                stdin="\n".join(requirements))
 
 
 @cache

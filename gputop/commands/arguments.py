@@ -132,8 +132,7 @@ _GONE: Mapping[str, str] = {
     "version": "gputop --version prints it.",
     "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
-                    "gputop leaves out frames by itself where the connection is slow; gputop --interval 5 samples "
-                    "less."),
+                    "gputop leaves out frames by itself on a slow connection; gputop --interval 5 samples less."),
     "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }
 

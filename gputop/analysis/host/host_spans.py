@@ -126,7 +126,7 @@ def _torch_calls(trace: Trace, here: Mask, called: I64, ops: I64) -> tuple[Spans
 
 
 def _of_long(trace: Trace, rows: I64) -> I64:
-    """Those of these events that last long for an op."""
+    """Rows of these events that last long for an op."""
     return rows[trace.host.end_ns[rows] - trace.host.start_ns[rows] >= LONG_OP_NS]
 
 
