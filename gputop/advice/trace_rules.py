@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from gputop.advice.rule import OWN, Cause, Limit, Rule
+from gputop.advice.rule import OWN, Limit, Rule
 from gputop.render.step_parts import PART_IDS
 
-_UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
-# What delays launches, whatever else it costs.
-_DELAYS_LAUNCHES = tuple(map(Cause, ("thread_contention", "cpu_contention", "eager_execution", "retracing",
-                                     "host_placement", "sync_copies", "loss_scaling", "allocation_in_steps",
-                                     "graph_recapture")))
-# What the other ranks show while they wait for one that its host delays.
-_DELAYED_RANK = Cause("collective_waiting", "delayed_by_host")
 _COLLECTIVE = frozenset({"collective"})
 _COPIES = frozenset({"h2d", "d2h", "d2d", "p2p", "copy"})
 _COMPUTE = frozenset({"compute"})
@@ -21,7 +14,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
         needs=("batch_waits", "idle_gpus_in_waits"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=("input", "open"), idle_gaps={"input": 1}, events=frozenset({"input"}),
-        follows_from=(_DELAYED_RANK,),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
                   "XProf: input 5% of the step is moderate (20% high); PyTorch's TensorBoard plugin: loader > 5%"),
@@ -37,11 +29,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="launch_bound", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity", "launch_calls"), shared_limits=("copies_pageable.bytes",),
         parts=("launch", "collectives"), idle_gaps={"launching": 1},
-        # Short kernels and waiting for launches are one thing: the host's side of it, or the kernels'.
-        follows_from=(
-            Cause("serial_gpus"), Cause("staggered_launch"), Cause("small_kernels", "fast_launches"), *_DELAYS_LAUNCHES,
-            Cause("optimizer_unfused", "most_of_it", wholly=True),
-        ),
         limits=(
             Limit("launch_bound.share", 0.03, "ratio",
                   "XProf: kernel launch 3% of the step is moderate (15% high)"),
@@ -63,8 +50,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="small_kernels", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True,
         parts=("launch", "idle"), idle_gaps={"launching": 2},
-        follows_from=(Cause("launch_bound", "slow_launches", wholly=True), *_DELAYS_LAUNCHES,
-                      Cause("optimizer_unfused", "most_of_it", wholly=True)),
         limits=(
             Limit("small_kernels.kernel_s", 20e-6, "s",
                   "TensorFlow takes 20-40 µs for a launch: shorter kernels, one by one, cannot keep the GPU busy"),
@@ -78,7 +63,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="replica_imbalance", also=("gpu0_oversubscribed",), module="trace.multi_gpu", origin="trace",
         severity="by_share", needs=("gpu_activity",),
         parts=("collectives", "idle", "compute"), idle_gaps={"other_gpu": 3, "collective_wait": 2}, events=_COMPUTE,
-        follows_from=(Cause("serial_gpus"),),
         limits=(
             Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10% (critical at 20%)"),
             Limit("replica_imbalance.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
@@ -107,8 +91,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
         parts=("launch", "host", "idle", "collectives"),
         idle_gaps={"dispatch": 2, "other_gpu": 2, "collective_wait": 3},
-        # A late GPU is late because it has more to do; a serial job is late by design.
-        follows_from=(*(Cause(id_, "same_gpus") for id_ in _UNEVEN), Cause("serial_gpus", wholly=True)),
         limits=(
             Limit("staggered_launch.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("staggered_launch.turn", 0.5, "ratio",
@@ -123,8 +105,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="communication_exposed", module="trace.collectives", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("collectives.share",),
         parts=("collectives",), events=_COLLECTIVE,
-        # The transfer that nothing hides has a reason of its own.
-        follows_from=(Cause("accumulation_sync"), Cause("allreduce_slow"), Cause("allreduce_count")),
     ),
     Rule(
         id="allreduce_count", module="trace.collectives", origin="trace", severity="by_share_capped",
@@ -157,11 +137,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("collectives.share",),
         parts=("collectives", "idle", "host", "launch", "input", "compute"),
         idle_gaps={"collective_wait": 1, "held_up": 1}, events=_COLLECTIVE,
-        follows_from=(
-            *(Cause(id_, "same_gpus", wholly=True) for id_ in _UNEVEN), Cause("serial_gpus", wholly=True),
-            Cause("staggered_launch"), Cause("thread_contention", "late_by_host", wholly=True),
-            Cause("launch_bound", "late_by_host"),
-        ),
         limits=(
             Limit("collective_waiting.one", 2 / 3, "ratio",
                   f"{OWN}a single GPU is named only if it causes most of the wait"),
@@ -170,9 +145,6 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="copies_excessive", module="trace.copies", origin="trace", severity="by_share", needs=("busy_gpus",),
         parts=("h2d", "d2h", "compute"), events=_COPIES,
-        # How the copies are done, and what asks for them.
-        follows_from=tuple(Cause(id_, "copies_with_host") for id_ in (
-            "copies_pageable", "host_placement", "managed_memory", "default_stream")),
         limits=(
             Limit("copies_excessive.share", 0.05, "ratio",
                   "XProf: input (which holds H2D) and output 5% of the step are moderate (20% high)"),
@@ -197,7 +169,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="sync_copies", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
         parts=("host", "launch", "idle"), idle_gaps={"after_copy": 1}, events=_COPIES,
-        follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling"), _DELAYED_RANK),
         limits=(
             Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2% of the time and more"),
             Limit("sync_copies.one_by_one", 16, "count",
@@ -256,12 +227,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="batch_size_headroom", module="trace.batch_size", origin="trace", needs=("gpu_activity",),
         shared_limits=("input_bound.share",), training_only=True, needs_training=True,
         parts=("compute",),
-        # What has a cure that leaves the batch alone.
-        follows_from=(
-            *_DELAYS_LAUNCHES, Cause("launch_bound", "room_unknown"), Cause("small_kernels", "room_unknown"),
-            *map(Cause, ("serial_gpus", "step_gap_host", "communication_exposed", "allreduce_slow",
-                         "allreduce_count", "optimizer_unfused")),
-        ),
         limits=(
             Limit("batch_size_headroom.memory", 0.9, "ratio",
                   "PyTorch's TensorBoard plugin: memory above 90% is a risk; TraceML warns at 92%"),
@@ -362,8 +327,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
                                               "cpu_contention.full", "cpu_contention.others"),
         parts=("host",), idle_gaps={"gap": 1},
-        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "same_seconds"),
-                      Cause("time_outside_steps", "same_seconds"), _DELAYED_RANK),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3% of the step is moderate (15% high); {OWN}the time of Keras' own loop "
@@ -376,10 +339,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="long_steps", module="trace.long_steps", origin="trace", severity="by_share_capped",
         shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=PART_IDS, idle_gaps={"gap": 2},
-        # What makes them long has a name of its own.
-        follows_from=(Cause("retracing", "same_seconds"), Cause("input_bound", "same_seconds"),
-                      Cause("thread_contention", "same_seconds"), Cause("host_placement", "same_seconds"),
-                      Cause("collective_waiting", "same_seconds")),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
             Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
@@ -389,9 +348,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
         shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named"),
         parts=("between", "open", "no_steps"), idle_gaps={"gap": 3},
-        # Steps that hold the same work are long, and launches that are late leave the GPUs idle where no step is found.
-        follows_from=(Cause("long_steps", "same_seconds"), Cause("input_bound", "same_seconds"),
-                      Cause("launch_bound", "same_seconds"), Cause("eager_execution", "same_seconds")),
         limits=(
             Limit("time_outside_steps.share", 0.05, "ratio", f"gputop's severities: 5% is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),
@@ -412,8 +368,6 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="unfinished_step", module="trace.wall_time", origin="trace", parts=("open",),
         shared_limits=("time_outside_steps.share", "cpu_contention.full", "cpu_contention.others"),
-        follows_from=(Cause("long_steps", wholly=True), Cause("input_bound", wholly=True),
-                      Cause("time_outside_steps", wholly=True), Cause("retracing", "most_of_it", wholly=True)),
         limits=(
             Limit("unfinished_step.steps", 3, "count", f"{OWN}the usual step is known"),
             Limit("unfinished_step.medium", 0.5, "ratio",
@@ -475,8 +429,6 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
         needs=("eager_ops",), shared_limits=("launch_bound.recording_s",),
-        # It keeps a traceback for each op, which makes all of them slow: what is left shows once it is off.
-        follows_from=(Cause("anomaly_mode", wholly=True),),
         parts=("host", "launch"), idle_gaps={"eager": 1, "dispatch": 3},
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10%"),
@@ -535,7 +487,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="elementwise_unfused", module="trace.fusion", origin="trace", needs=("gpu_activity",),
         silent_for=("tensorflow", "jax"), training_only=True, shared_limits=("xla_off.chain",),
         parts=("compute",), events=_COMPUTE,
-        follows_from=(Cause("attention_unfused"),),
         limits=(
             Limit("elementwise_unfused.share", 0.05, "ratio",
                   f"{OWN}a saving that only a test can confirm is named only if it may be medium"),
@@ -545,8 +496,6 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="optimizer_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), silent_for=("jax",), training_only=True, needs_training=True,
         parts=("compute", "launch"), idle_gaps={"launching": 3},
-        follows_from=(*_DELAYS_LAUNCHES, *(Cause(id_, "part_of_it", wholly=True, keeps_cure=True) for id_ in (
-            "launch_bound", "small_kernels"))),
         limits=(
             Limit("optimizer_unfused.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("optimizer_unfused.count", 50, "count",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.causes import CONDITIONS
+from gputop.advice.causes import NARROWEST_FIRST
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live.advise import MISSING as LIVE_INPUTS
 from gputop.advice.live_rules import LIVE_RULES
@@ -55,11 +55,10 @@ def test_a_record_is_complete(rule: Rule) -> None:
     prefix = "trace_memory" if name(rule) == "trace-memory_pressure" else rule.id
     assert all(own.id.startswith(f"{prefix}.") for own in rule.limits)
     assert all(id_ in LIMITS for id_ in rule.shared_limits)
-    assert {cause.condition for cause in rule.follows_from} <= set(CONDITIONS)
     if rule.origin != "trace":
         assert not (rule.parts or rule.idle_gaps or rule.events or rule.training_only or rule.silent_for)
         return
-    assert not (rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
+    assert not (rule.follows_from or rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
     assert set(rule.parts) <= {*PART_BY_ID, *WALL_PARTS} and set(rule.idle_gaps) <= GAPS
     assert bool(rule.parts) == (rule.id not in {"memory_pressure", "memory_growth"})
     assert rule.idle_gaps or rule.events or rule.id in NO_PLACE, "its place on the timeline; none: NO_PLACE"
@@ -74,11 +73,15 @@ def test_a_record_names_its_functions_and_inputs(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=name)
 def test_a_record_names_rules(rule: Rule) -> None:
-    assert {cause.id for cause in rule.follows_from} <= TRACE_IDS - {rule.id}
+    assert set(rule.follows_from) <= TRACE_IDS
     assert set(rule.same_as) <= TRACE_IDS
     # Causes before their symptoms: what a live rule yields to has been asked before it.
     order = [other.id for other in (FLEET_RULES if rule.origin == "fleet" else LIVE_RULES)]
     assert all(order.index(id_) < order.index(rule.id) for id_ in rule.yields_to)
+
+
+def test_each_finding_that_can_claim_others_seconds_has_its_place_once() -> None:
+    assert len(set(NARROWEST_FIRST)) == len(NARROWEST_FIRST) and set(NARROWEST_FIRST) <= TRACE_IDS
 
 
 def test_ids_are_of_one_rule_each() -> None:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from gputop.advice.causes import fold_consequences
+from gputop.advice.causes import Claimed, fold_consequences
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
@@ -32,7 +32,7 @@ from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.analysis.steps.training_loops import BATCH_WAIT
-from gputop.analysis.what_if.cure import Cure, combined
+from gputop.analysis.what_if.cure import NO_ROWS, Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE
 from gputop.core.findings import (
     LARGE_SHARE,
@@ -46,6 +46,7 @@ from gputop.core.findings import (
     collect,
 )
 from gputop.text.units import percent, reads_zero
+from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import numbered
 from gputop.trace.model import Kind
 from gputop.trace.parallel import pool
@@ -63,7 +64,7 @@ def trace_advice(facts: TraceFacts) -> Advice:
     with pool(facts.trace.event_count) as threads:
         outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
     advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)
-    findings, what_if = cures.together(fold_consequences(advice.findings, cures.rest))
+    findings, what_if = cures.together(fold_consequences(advice.findings, cures.claimed))
     judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=advice.abstained)
     return with_user_rules(Advice(findings, advice.abstained, what_if=what_if), judged)
 
@@ -111,7 +112,23 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         made = replace(made, ncu=_ncu(verdict, facts))
     if replayed is not None and verdict.cure is not None:
         cures.by_finding[made.id] = verdict.cure
+    spans = _spans(verdict, facts)
+    claimed_ns = sum(claims.values()) * 1e9 * max(len(facts.parts), 1)
+    cures.claimed[made.id] = Claimed(
+        spans, min(claimed_ns / max(sum(of_gpu.total for of_gpu in spans.values()), 1), 1.0), verdict.others_wait)
     return made
+
+
+def _spans(verdict: Verdict, facts: TraceFacts) -> dict[int, Spans]:
+    """When the finding's seconds are, by GPU. Two fixes can each make the same kernels faster, so none claims these."""
+    device, several = facts.trace.device, [verdict.spans]
+    if verdict.cure is not None:
+        rows = np.concatenate([NO_ROWS, *(rows for rows, _ in verdict.cure.scaled)])
+        rows = rows[device.kind[rows] != Kind.COMPUTE]
+        several += [verdict.cure.host, {gpu: union(device.start_ns[of_gpu], device.end_ns[of_gpu])
+                    for gpu in facts.parts if len(of_gpu := rows[device.gpu[rows] == gpu])}]
+    return {gpu: merge(EMPTY, *(spans[gpu] for spans in several if gpu in spans))
+            for gpu in {gpu for spans in several for gpu in spans}}
 
 
 def _claims(rule: Rule, verdict: Verdict, words: Explanation, facts: TraceFacts) -> tuple[dict[str, float], float]:
@@ -220,6 +237,7 @@ class Cures:
         self._facts = facts
         self._replay = facts.replay
         self.by_finding: dict[str, Cure] = {}
+        self.claimed: dict[str, Claimed] = {}
         self._alone: dict[int, tuple[Cure, float]] = {}  # by identity, what was replayed of single ones
 
     def saved(self, verdict: Verdict) -> tuple[float | None, str]:
@@ -245,13 +263,6 @@ class Cures:
             return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
                           "that time does not belong to this finding.")
         return saved, ""
-
-    def rest(self, effect: str, cause: str) -> float | None:
-        """Remaining saving of one finding's fix once another's is done, as a share of today's step; None: not
-        replayed."""
-        if effect not in self.by_finding or cause not in self.by_finding:
-            return None
-        return self._saved_together((effect, cause)) - self._saved_together((cause,))
 
     def together(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[CombinedGain, ...]]:
         """The findings, each with what it saves together with those before it; and what sets of them save."""
