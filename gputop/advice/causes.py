@@ -25,6 +25,10 @@ class Claimed(Struct, frozen=True):
     part: float = 1.0
     others: Mapping[int, Spans] = {}
 
+    def along(self, gpu: int) -> Spans:
+        """Spans along this GPU, those of waits meanwhile included."""
+        return merge(self.spans.get(gpu, EMPTY), self.others.get(gpu, EMPTY))
+
 
 # Of two that claim the same seconds the first is the cause: a single kind of call or op, then a way to launch, then a
 # part of the step whatever is in it, then steps as a whole.
@@ -86,8 +90,7 @@ def _explained(effect: Finding, cause: Finding, claimed: Mapping[str, Claimed]) 
 
 def _covered(effect: Claimed, cause: Claimed) -> float:
     """The share of the effect's seconds that its cause claims, too."""
-    both = sum(intersect(spans, merge(cause.spans.get(gpu, EMPTY), cause.others.get(gpu, EMPTY))).total
-               for gpu, spans in effect.spans.items())
+    both = sum(intersect(spans, cause.along(gpu)).total for gpu, spans in effect.spans.items())
     return cause.part * both / sum(spans.total for spans in effect.spans.values()) if both else 0.0
 
 

@@ -7,12 +7,11 @@ rule's code: it names the module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 OWN = "gputop: chosen so that "  # begins the source of a limit that nobody else states
 
@@ -52,7 +51,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     # Parts of the account (of the step, or around the steps of the recording) that it can explain, that which it is
     # about first.
     parts: tuple[str, ...] = ()
-    idle_gaps: Mapping[str, int] = field(default_factory=dict)  # by cause of an idle gap: its place among the findings
+    # Kinds of gaps (gputop.analysis.host.stack_lines.GAPS) whose lines of Python are what it is about.
+    gaps: tuple[str, ...] = ()
     events: frozenset[str] = frozenset()  # kinds of events on the timeline that stand for it
     # -- of a live rule, or of one about a fleet
     follows_from: tuple[str, ...] = ()  # findings of a trace that explain it

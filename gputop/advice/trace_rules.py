@@ -13,7 +13,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
         needs=("batch_waits", "idle_gpus_in_waits"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
-        parts=("input", "open"), idle_gaps={"input": 1}, events=frozenset({"input"}),
+        parts=("input", "open"), gaps=("input",), events=frozenset({"input"}),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
                   "XProf: input 5% of the step is moderate (20% high); PyTorch's TensorBoard plugin: loader > 5%"),
@@ -28,7 +28,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="launch_bound", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity", "launch_calls"), shared_limits=("copies_pageable.bytes",),
-        parts=("launch", "collectives"), idle_gaps={"launching": 1},
+        parts=("launch", "collectives"), gaps=("dispatch",),
         limits=(
             Limit("launch_bound.share", 0.03, "ratio",
                   "XProf: kernel launch 3% of the step is moderate (15% high)"),
@@ -49,7 +49,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="small_kernels", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True,
-        parts=("launch", "idle"), idle_gaps={"launching": 2},
+        parts=("launch", "idle"),
         limits=(
             Limit("small_kernels.kernel_s", 20e-6, "s",
                   "TensorFlow takes 20-40 µs for a launch: shorter kernels, one by one, cannot keep the GPU busy"),
@@ -62,7 +62,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="replica_imbalance", also=("gpu0_oversubscribed",), module="trace.multi_gpu", origin="trace",
         severity="by_share", needs=("gpu_activity",),
-        parts=("collectives", "idle", "compute"), idle_gaps={"other_gpu": 3, "collective_wait": 2}, events=_COMPUTE,
+        parts=("collectives", "idle", "compute"), events=_COMPUTE,
         limits=(
             Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10% (critical at 20%)"),
             Limit("replica_imbalance.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
@@ -79,7 +79,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="serial_gpus", module="trace.multi_gpu", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
-        parts=("launch", "host", "idle"), idle_gaps={"other_gpu": 1, "collective_wait": 4},
+        parts=("launch", "host", "idle"),
         limits=(
             Limit("serial_gpus.overlap", 0.4, "ratio",
                   f"{OWN}GPUs work by turns only if they overlap far less than independent ones would"),
@@ -90,7 +90,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="staggered_launch", module="trace.multi_gpu", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
         parts=("launch", "host", "idle", "collectives"),
-        idle_gaps={"dispatch": 2, "other_gpu": 2, "collective_wait": 3},
+        gaps=("dispatch",),
         limits=(
             Limit("staggered_launch.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("staggered_launch.turn", 0.5, "ratio",
@@ -135,8 +135,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="collective_waiting", module="trace.collectives", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("collectives.share",),
-        parts=("collectives", "idle", "host", "launch", "input", "compute"),
-        idle_gaps={"collective_wait": 1, "held_up": 1}, events=_COLLECTIVE,
+        parts=("collectives", "idle", "host", "launch", "input", "compute"), events=_COLLECTIVE,
         limits=(
             Limit("collective_waiting.one", 2 / 3, "ratio",
                   f"{OWN}a single GPU is named only if it causes most of the wait"),
@@ -168,7 +167,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="sync_copies", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
-        parts=("host", "launch", "idle"), idle_gaps={"after_copy": 1}, events=_COPIES,
+        parts=("host", "launch", "idle"), events=_COPIES,
         limits=(
             Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2% of the time and more"),
             Limit("sync_copies.one_by_one", 16, "count",
@@ -217,7 +216,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
-        parts=("host", "launch", "idle", "compute"), idle_gaps={"after_copy": 2},
+        parts=("host", "launch", "idle", "compute"),
         limits=(
             Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, which takes about 0.1%, is not "
                                                        "reported"),
@@ -252,7 +251,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="anomaly_mode", module="trace.torch_jobs", origin="trace",
         silent_for=("tensorflow", "jax"),
-        parts=("host", "launch"), idle_gaps={"dispatch": 4},
+        parts=("host", "launch"), gaps=("dispatch",),
         limits=(
             Limit("anomaly_mode.checked", 0.5, "ratio",
                   f"{OWN}a loss function that looks for NaN itself is in few nodes of the backward pass"),
@@ -326,7 +325,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="step_gap_host", module="trace.host_work", origin="trace", severity="by_share_capped",
         needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
                                               "cpu_contention.full", "cpu_contention.others"),
-        parts=("host",), idle_gaps={"gap": 1},
+        parts=("host",), gaps=("gap",),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3% of the step is moderate (15% high); {OWN}the time of Keras' own loop "
@@ -338,7 +337,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="long_steps", module="trace.long_steps", origin="trace", severity="by_share_capped",
         shared_limits=("cpu_contention.full", "cpu_contention.others"),
-        parts=PART_IDS, idle_gaps={"gap": 2},
+        parts=PART_IDS, gaps=("gap",),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
             Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
@@ -347,7 +346,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
         shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others", "step_gap_host.named"),
-        parts=("between", "open", "no_steps"), idle_gaps={"gap": 3},
+        parts=("between", "open", "no_steps"),
         limits=(
             Limit("time_outside_steps.share", 0.05, "ratio", f"gputop's severities: 5% is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),
@@ -378,7 +377,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="thread_contention", module="trace.cpus", origin="trace", severity="by_share_capped",
         needs=("launch_threads",), silent_for=("pytorch",),
-        parts=("launch", "host", "collectives"), idle_gaps={"dispatch": 1},
+        parts=("launch", "host", "collectives"), gaps=("dispatch",),
         limits=(
             Limit("thread_contention.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("thread_contention.busy", 0.5, "ratio",
@@ -429,7 +428,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
         needs=("eager_ops",), shared_limits=("launch_bound.recording_s",),
-        parts=("host", "launch"), idle_gaps={"eager": 1, "dispatch": 3},
+        parts=("host", "launch"), gaps=("eager", "dispatch"),
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10%"),
             Limit("eager_execution.cost", 0.03, "ratio", "same as launch_bound.share"),
@@ -438,7 +437,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="retracing", module="trace.compilation", origin="trace", severity="by_share_capped",
         shared_limits=("host.steps",),
-        parts=("host", "launch"), idle_gaps={"tracing": 1},
+        parts=("host", "launch"), gaps=("tracing",),
         limits=(
             Limit("retracing.count", 2, "count",
                   f"{OWN}a function that is traced once for another shape, as the last batch of an epoch, is not "
@@ -495,7 +494,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="optimizer_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), silent_for=("jax",), training_only=True, needs_training=True,
-        parts=("compute", "launch"), idle_gaps={"launching": 3},
+        parts=("compute", "launch"),
         limits=(
             Limit("optimizer_unfused.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("optimizer_unfused.count", 50, "count",
@@ -520,7 +519,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="allocation_in_steps", module="trace.memory", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
-        parts=("host", "launch"), idle_gaps={"after_copy": 4},
+        parts=("host", "launch"),
         limits=(
             Limit("allocation_in_steps.share", 0.03, "ratio",
                   "same as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree synchronize implicitly"),
@@ -532,7 +531,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="graph_recapture", module="trace.launch", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",),
-        parts=("host", "launch"), idle_gaps={"launching": 4},
+        parts=("host", "launch"), gaps=("dispatch",),
         limits=(
             Limit("graph_recapture.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("graph_recapture.recurring", 0.5, "ratio",
@@ -562,7 +561,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
-        parts=("host", "launch"), idle_gaps={"placement": 1, "after_copy": 3},
+        parts=("host", "launch"), gaps=("placement",),
         limits=(
             Limit("host_placement.share", 0.03, "ratio", "XProf: any other part of 3% of the step is moderate"),
         ),

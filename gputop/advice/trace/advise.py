@@ -64,7 +64,7 @@ def trace_advice(facts: TraceFacts) -> Advice:
     with pool(facts.trace.event_count) as threads:
         outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
     advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)
-    findings, what_if = cures.together(fold_consequences(advice.findings, cures.claimed))
+    findings, what_if = cures.together(fold_consequences(advice.findings, facts.claimed))
     judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=advice.abstained)
     return with_user_rules(Advice(findings, advice.abstained, what_if=what_if), judged)
 
@@ -114,7 +114,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         cures.by_finding[made.id] = verdict.cure
     spans = _spans(verdict, facts)
     claimed_ns = sum(claims.values()) * 1e9 * max(len(facts.parts), 1)
-    cures.claimed[made.id] = Claimed(
+    facts.claimed[made.id] = Claimed(
         spans, min(claimed_ns / max(sum(of_gpu.total for of_gpu in spans.values()), 1), 1.0), verdict.others_wait)
     return made
 
@@ -181,8 +181,7 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
     """The lines of Python that ran in the gaps that the finding is about, where they take more of them than any event
     that the trace itself names."""
     stacks = facts.analysis.stacks
-    causes = {"dispatch" if cause == "launching" else cause for cause in rule.idle_gaps}
-    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in causes] if stacks is not None else []
+    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in rule.gaps] if stacks is not None else []
     if stacks is None or not of_causes or (verdict.events is not None and not getattr(verdict.events, "idle", False)):
         return ()
     most = max(of_causes, key=lambda gaps: gaps.s_per_step)
@@ -237,8 +236,6 @@ class Cures:
         self._facts = facts
         self._replay = facts.replay
         self.by_finding: dict[str, Cure] = {}
-        self.claimed: dict[str, Claimed] = {}
-        self._alone: dict[int, tuple[Cure, float]] = {}  # by identity, what was replayed of single ones
 
     def saved(self, verdict: Verdict) -> tuple[float | None, str]:
         """The share of the step that the verdict's cure saves; None with the reason, a sentence, where a replay cannot
@@ -250,9 +247,7 @@ class Cures:
             return None, (f"The saving is not from a replay: a replay of the unchanged {self._facts.basis} misses its "
                           f"time by {percent(self._replay.error)}, so the trace does not show everything that the GPUs "
                           "wait for.")
-        raw = self._replay.saved(verdict.cure)
-        self._alone[id(verdict.cure)] = verdict.cure, raw
-        saved = max(raw, 0.0)
+        saved = max(self._replay.saved(verdict.cure), 0.0)
         if_waiting = saved
         if self._replay.ambiguous_wait_ratio:
             if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0)
@@ -283,9 +278,8 @@ class Cures:
         not show what the host does in its pauses."""
         if self._replay is None:
             return 0.0
-        cures = [self.by_finding[id_] for id_ in ids]
-        cure = cures[0] if len(cures) == 1 else combined(cures)
-        _, saved = self._alone.get(id(cure)) or (cure, self._replay.saved(cure))
+        cure = combined(self.by_finding[id_] for id_ in ids)
+        saved = self._replay.saved(cure)
         if self._replay.ambiguous_wait_ratio:
             saved = min(saved, self._replay.saved_if_waiting(cure))
         return saved * self._facts.of_recorded

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import Struct, field
 
+from gputop.advice.causes import Claimed
 from gputop.advice.registry import limit
 from gputop.advice.rule import Rule
 from gputop.analysis.gpu.breakdown import PartsByGpu
@@ -61,6 +62,7 @@ class TraceFacts(Struct, frozen=True):
     parts: PartsByGpu = field(default_factory=dict)  # when each part of the step holds, of the GPUs that took part
     division: Division | None = None  # of the recorded time; None: the trace has none
     calls: CallScopes | None = None  # modules and calls around PyTorch's launches; None: another framework's
+    claimed: dict[str, Claimed] = field(default_factory=dict)  # by finding, once it is made
     # What several rules compute of the trace alone, by function; see :func:`once_per_trace`.
     cache: dict[Any, Any] = field(default_factory=dict)
 

@@ -78,6 +78,8 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
         return None
     ratios = {gpu: others / s if alone else sum(work.values()) / len(work) / s
               for gpu, s in work.items() if gpu == heavy or not alone}
+    worst = next(timeline for timeline in facts.gpu_timelines if gpu_number(facts.trace, timeline.gpu) == heavy)
+    waited = intersect(facts.analyzed_spans, subtract(worst.compute, _others_compute(facts, worst)))
     evened = tuple((timeline.computing, ratios[number]) for timeline in facts.gpu_timelines
                    if (number := gpu_number(facts.trace, timeline.gpu)) in ratios)
     rows = np.concatenate([timeline.computing for timeline in facts.gpu_timelines])
@@ -93,9 +95,8 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
                   f"GPU {heavy} has as little to do as the others." if has_own_work else
                   "The same work is spread evenly over the GPUs."),
         id="gpu0_oversubscribed" if heavy == 0 and not slower else "replica_imbalance", gpus=(heavy,), share=share,
-        spans={timeline.gpu: intersect(facts.analyzed_spans, subtract(
-            timeline.compute, _others_compute(facts, timeline))) for timeline in facts.gpu_timelines
-            if gpu_number(facts.trace, timeline.gpu) == heavy},
+        spans={worst.gpu: waited},
+        others_wait={timeline.gpu: waited for timeline in facts.gpu_timelines if timeline is not worst},
         heavy=heavy, compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=has_own_work,
     )
 
