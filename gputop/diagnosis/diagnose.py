@@ -123,7 +123,7 @@ def analyze_with_steps(
     facts = TraceFacts(
         trace, analysis, steps, shares, basis, total_s, detect_framework(trace), params=params,
         gpu_timelines=tuple(gpu_timelines), waits=results["waits"], replay=results["replay"], host=results["causes"],
-        parts=parts or {}, calls=layers.calls if layers else None)
+        parts=parts or {}, division=results["division"], calls=layers.calls if layers else None)
     advice = trace_advice(facts)
     wall = analysis.wall_time
     return replace(facts, analysis=msgspec.structs.replace(

@@ -341,16 +341,20 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes="The last GPU reaches each collective together with the others (their median).")
+    by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
+    others_wait = merge(EMPTY, *waits.waiting.values())
+    spans = {by_number[gpu]: subtract(others_wait, waits.waiting.get(gpu, EMPTY)) for gpu in gpus}
     if held_up is not None:
-        by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
         gpus = tuple(gpu for gpu in gpus if gpu in waits.held_up_s) or gpus
-        fix = Cure(host={by_number[gpu]: spans for gpu, spans in waits.held_up.items()},
-                   assumes="The late host launches as early as the others do.")
+        spans = {by_number[gpu]: spans for gpu, spans in waits.held_up.items()}
+        fix = Cure(host=spans, assumes="The late host launches as early as the others do.")
         # Each of the others has a step's work of its own: no step is shorter than that of the one that waits least.
         others = [waiting_s for gpu, waiting_s in waits.waiting_s.items() if gpu not in gpus]
         share = min(share, savings.removed(min(others, default=late), facts.period_s))
     return CollectiveWaiting(
-        gpus=gpus, share=share, late_s=late, waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
+        gpus=gpus, share=share, spans=spans, late_s=late,
+        others_wait={by_number[gpu]: waiting for gpu, waiting in waits.waiting.items()},
+        waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
         latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import Struct, field
 
+from gputop.advice.causes import Claimed
 from gputop.advice.registry import limit
 from gputop.advice.rule import Rule
 from gputop.analysis.gpu.breakdown import PartsByGpu
@@ -16,8 +17,9 @@ from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.host.host_causes import HostCauses
+from gputop.analysis.host.wall_time import Division
 from gputop.analysis.layers.pytorch import CallScopes
-from gputop.analysis.results import Analysis, GapWork, GpuUse
+from gputop.analysis.results import Analysis, GapWork, GpuUse, WallPart
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.pytorch_ops import workers_started_anew
 from gputop.analysis.steps.training_loops import SINGLE_PROCESS, training_loops
@@ -32,6 +34,7 @@ from gputop.trace.model import I64, Kind, Trace
 HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"
 TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTorch's
 
+NO_GPU = -1  # of spans by GPU: those of a job without one
 
 T = TypeVar("T")
 
@@ -57,7 +60,9 @@ class TraceFacts(Struct, frozen=True):
     replay: Replay | None = None  # None: no GPU ran
     host: HostCauses | None = None  # the host's part of the GPUs' idle time, by cause
     parts: PartsByGpu = field(default_factory=dict)  # when each part of the step holds, of the GPUs that took part
+    division: Division | None = None  # of the recorded time; None: the trace has none
     calls: CallScopes | None = None  # modules and calls around PyTorch's launches; None: another framework's
+    claimed: dict[str, Claimed] = field(default_factory=dict)  # by finding, once it is made
     # What several rules compute of the trace alone, by function; see :func:`once_per_trace`.
     cache: dict[Any, Any] = field(default_factory=dict)
 
@@ -232,6 +237,19 @@ def waits_for_input(facts: TraceFacts) -> Spans:
     return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.analyzed_spans)
 
 
+def input_spans(facts: TraceFacts) -> dict[int, Spans]:
+    """The same waits along each GPU; without one along the job."""
+    return {gpu: parts["input"] for gpu, parts in facts.parts.items()} or {NO_GPU: waits_for_input(facts)}
+
+
+def recorded_spans(facts: TraceFacts, parts: Iterable[WallPart]) -> dict[int, Spans]:
+    """When these parts of the recording are, along each GPU; without one along the job."""
+    wanted = {(part.id, part.kind, part.what) for part in parts}
+    spans = merge(EMPTY, *(spans for rank in (facts.division.ranks if facts.division else ())
+                           for part, spans in rank.parts if (part.id, part.kind, part.what) in wanted))
+    return dict.fromkeys(facts.parts or (NO_GPU,), spans)
+
+
 def idle_before(facts: TraceFacts, part: str) -> I64:
     """Idle time (ns) of the GPU before each device event in this part of the steps."""
     out = np.zeros(len(facts.trace.device), np.int64)
@@ -248,7 +266,9 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
 
 def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:
     """Spans by GPU (index into ``Trace.gpus``) in which it waits for its host for one of these causes: what a fix takes
-    from the host's threads."""
+    from the host's threads. Without a GPU those of the job."""
+    if not facts.gpu_timelines:
+        return {NO_GPU: waits_for_host(facts, *causes)}
     late = facts.host.late if facts.host is not None else {}
     return {gpu: merge(EMPTY, *(by_cause[cause] for cause in causes)) for gpu, by_cause in late.items()}
 

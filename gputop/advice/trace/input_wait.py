@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
+from gputop.advice.trace.facts import TraceFacts, input_spans, on_host, recorded_spans, waits_for_input
 from gputop.advice.trace.input_fixes import (
     MOST_TO_EXPECT,
     InputFix,
@@ -26,7 +26,7 @@ from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage, intersect
+from gputop.trace.intervals import coverage, intersect, merge
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
@@ -91,7 +91,9 @@ def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
     assert facts.shares is not None
     wait_s = facts.shares["input"] * facts.period_s * facts.steps_or_window + open_s
     verdict = _verdict(facts, input_fix(facts, wait_s), min(wait_s / wall.recorded_s, 1.0))
-    return replace(verdict, open_s=open_s, recorded_s=wall.recorded_s)
+    opened = recorded_spans(facts, [part for part in wall.parts if part.id == "open" and part.kind == "input"])
+    return replace(verdict, open_s=open_s, recorded_s=wall.recorded_s,
+                   spans={gpu: merge(spans, verdict.spans[gpu]) for gpu, spans in opened.items()})
 
 
 def _verdict(facts: TraceFacts, fix: InputFix, share: float) -> InputBound:
@@ -99,7 +101,7 @@ def _verdict(facts: TraceFacts, fix: InputFix, share: float) -> InputBound:
     assert waited is not None
     stage = slowest_by_name(waited.stages) if not fix.tells else None
     return InputBound(culprits=_culprits(facts, fix, stage), gpus=facts.active_numbers, share=share, fix=fix,
-                      wait_ratio=waited.wait_ratio,
+                      spans=input_spans(facts), wait_ratio=waited.wait_ratio,
                       slowest_stage=None if stage is None else (stage, waited.stages[stage]))
 
 

@@ -72,6 +72,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     most = round(min(passes, default=0))
     if most < 2:
         return None
+    spans = {gpu: parts["collectives"] for gpu, parts in facts.parts.items()}
     if facts.active:
         communication = (facts.shares or {}).get("collectives", 0.0)
     else:
@@ -82,7 +83,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     share = communication * (most - 1) / most
     if share < limit("accumulation_sync.share"):
         return None
-    return AccumulationSync(gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about"),
+    return AccumulationSync(gpus=facts.active_numbers, share=share, claim=facts.on_cpus("about"), spans=spans,
                             passes=most, reductions=float(np.mean(reductions)), communication=communication)
 
 
