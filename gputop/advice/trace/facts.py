@@ -241,8 +241,8 @@ def without_recorder(facts: TraceFacts, time_s: float, spans: Spans, held_up: fl
     ran_s = facts.period_s * (1 - held_up) - recorder_s(facts, facts.analyzed_spans)
     if ran_s <= 0:
         return 0.0, 0.0
-    own_s = recorder_s(facts, spans)
-    usual, least = (min(max(time_s - part * own_s, 0.0) / ran_s, 1.0) for part in (1.0, _DOUBT))
+    recorded_s = recorder_s(facts, spans)
+    usual, least = (min(max(time_s - part * recorded_s, 0.0) / ran_s, 1.0) for part in (1.0, _DOUBT))
     return usual, least
 
 
