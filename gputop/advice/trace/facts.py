@@ -170,7 +170,7 @@ def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:
     device = facts.trace.device
     wanted = set(names)
     chosen = np.array([name in wanted for name in facts.trace.names] + [False])
-    return np.flatnonzero(chosen[device.name] & (device.kind == Kind.COMPUTE))
+    return np.flatnonzero(chosen.take(device.name) & (device.kind == Kind.COMPUTE))
 
 
 def exposed_ns(facts: TraceFacts, rows: I64) -> I64:
@@ -229,7 +229,7 @@ def recorder_s(facts: TraceFacts, spans: Spans) -> float:
     """Seconds per step and process that PyTorch's profiler takes to record what the main threads begin in these
     spans."""
     host = facts.trace.host
-    begun = host.start_ns[lines_of(facts.trace, MAIN)[host.line]]
+    begun = host.start_ns[lines_of(facts.trace, MAIN).take(host.line)]
     events = int((np.searchsorted(begun, spans.end) - np.searchsorted(begun, spans.start)).sum())
     each_s = limit("launch_bound.recording_s") * (_WITH_SHAPES if len(host_stat(host, "elements")[0]) else 1.0)
     return events * each_s / facts.steps_or_window / max(len(facts.host.divided) if facts.host is not None else 1, 1)
