@@ -256,10 +256,12 @@ def _gradients(facts: TraceFacts) -> I64:
 
 
 def _claim(facts: TraceFacts, ops: I64) -> Claim:
-    """Claim of a rewrite of these small ops, which saves their share. Where the forward pass runs many for each parameter, it
-    loops over rows or parts of a tensor, which one op takes at once: what else the loop does goes as well. A step of a
-    recurrence waits for the one before, and of these only LSTM has an op that is faster on a CPU. Else the layers
-    themselves are small, or the loop is over parameters."""
+    """Claim of a rewrite of these small ops, which saves their share.
+
+    Where the forward pass runs many for each parameter, it loops over rows or parts of a tensor, which one op takes at
+    once, and what else the loop does goes as well. A step of a recurrence waits for the one before: of these only LSTM
+    has an op that is faster on a CPU. Else the layers themselves are small, or the loop is over parameters.
+    """
     host, parameters = facts.trace.host, len(_gradients(facts))
     forward = host.name[np.intersect1d(ops, host_stat(host, "sequence")[0])]
     if not parameters or len(forward) < _LOOP_OPS * parameters:
