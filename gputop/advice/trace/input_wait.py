@@ -37,6 +37,7 @@ from gputop.trace.intervals import coverage, intersect
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
+_CERTAIN = 0.95  # of a share, if the profiler's work is that little of it
 _ON_GPUS: Mapping[Claim, Claim] = {"at most": "at most", "about": "at most"}  # where freed CPUs save nothing
 
 
@@ -85,7 +86,7 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     return replace(
         _verdict(facts, fix, share), saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes),
         severest="low" if least < MEDIUM_SHARE else "high",
-        recording_s=recorder_s(facts, waits_for_input(facts)) if least < share else 0.0)
+        recording_s=recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0)
 
 
 def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
