@@ -142,7 +142,7 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     """Rows of calls that trace or compile their function, and of all calls, on threads of Python."""
     host = trace.host
     tf_rows, mode = host_stat(host, "tf_function_call")
-    keep = main[host.line[tf_rows]]
+    keep = main[host.line[tf_rows]] & ~name_mask(trace, "eager$")[mode]  # tf.config.run_functions_eagerly
     tf_rows, mode = tf_rows[keep], mode[keep]
     traces = name_mask(trace, "traced")[mode]
     functions, is_func = host_stat(host, "is_func")
