@@ -39,7 +39,6 @@ SAVES = {
     "gputop.export.write_tables": "for the first file",
     "gputop.export.analysis_page": "the analyses, in notebooks alone",
     "gputop.export.html": "NumPy and the analyses, 24 MB: for pages alone",
-    "gputop.export.sections": "the same",
     "gputop.export.pictures": "documents without pictures do without",
     "gputop.export.snapshot": "for the first snapshot: 3 MB, 110 ms",
     "gputop.launch": "for the first server that gputop starts in a job: 8 MB, 130 ms",

@@ -69,7 +69,7 @@ COMMANDS: Mapping[str, Command] = {
     "record": Command("record telemetry into a file, until ctrl-c",
                       "Write what the monitor measures to a file, which gputop replay shows.",
                       "gputop record -o night.rec --interval 5"),
-    "replay": Command("open a recording in the monitor",
+    "replay": Command("open a recording or a snapshot in the monitor",
                       "Show a recording or a snapshot in the monitor. No GPU is needed.",
                       "gputop replay night.rec --speed 10"),
     "report": Command("summarize days of recordings: training, waiting and idle time, energy, worst hours, growing "
@@ -129,7 +129,7 @@ _GONE: Mapping[str, str] = {
     "version": "gputop --version prints it.",
     "--dip-before": "gputop records nothing before a dip any more. --on-dip captures right after it.",
     **dict.fromkeys(("--low-bandwidth", "--no-low-bandwidth"),
-                    "gputop leaves out frames by itself where the connection is slow."),
+                    "gputop leaves out frames by itself on a slow connection; gputop --interval 5 samples less."),
     "xprof": "XProf shows the traces: xprof --logdir gputop-traces.",
     "serve": "gputop serves no pages any more. A web terminal shows the monitor: ttyd -W -i lo gputop.",
 }

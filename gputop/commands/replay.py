@@ -1,4 +1,4 @@
-"""``gputop replay``: open a recording in the monitor."""
+"""``gputop replay``: open a recording or a snapshot in the monitor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gputop.text.console import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "custom rules", "the screen")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a file of gputop record")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file of gputop record, or a snapshot (json or html)")
     parser.add_argument("--speed", type=replay_speed, default=1.0, metavar="X",
                         help="playback speed: a factor, or max (1)")
     parser.add_argument("--start", type=seconds_from_zero, default=0.0, metavar="S",
@@ -24,18 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.replay.player import Player
-    from gputop.replay.reader import Recording
+    from gputop.replay.snapshot_source import open_player
     from gputop.session.session import Session
 
-    recording = Recording(args.file)
-    for note in recording.notes:
-        say(note)
-    player = Player(recording, start_s=args.start, speed=args.speed)
+    player, snapshot = open_player(args.file, args.start, args.speed, say)
     unfit = unfit_terminal()
     if unfit:
         raise GputopError(f"replay needs a terminal: {unfit}", "Recordings are shown on a terminal only.", EXIT_USAGE)
-    with contextlib.closing(Session(player, options_of(args))) as session:
+    with contextlib.closing(Session(player, options_of(args), replayed_snapshot=snapshot)) as session:
         preferences = preferences_of(args)
         from gputop.tui import app
 

@@ -1,6 +1,6 @@
 """The snapshot as one page to attach to a ticket: no request leaves it, and it opens from a file.
 
-Styles and pictures are inside. A policy in its head forbids the browser
+Styles, pictures and the JSON document itself are inside. A policy in its head forbids the browser
 to load anything and to run any script but the page's own, which copies snippets and turns the icicle's boxes.
 """
 
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from gputop.core.findings import ids_by_missing
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
-from gputop.core.version import __version__
 from gputop.export import pictures, sections
 from gputop.export.analysis_page import what_to_do
-from gputop.export.page import BANNER, header, page
-from gputop.export.sections import SnapshotPage
+from gputop.export.page import BANNER, embedded, header, page
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
+from gputop.replay.read_snapshot import DATA_ID, Snapshot, from_document
 from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, moment, titled
 from gputop.text.units import percent, printable, reading
@@ -28,16 +29,19 @@ _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
 
 
-def to_html(s: SnapshotPage) -> str:
-    """The page of a snapshot."""
+def to_html(document: Mapping[str, Any]) -> str:
+    """The page of a snapshot's document. Raises GputopError for one of another version."""
+    s = from_document(document)
     title = f"gputop: {printable(s.sample.host.hostname)}, {moment(s.sample.time_s)}"
     parts = [_header(s), _activity(s), _findings(s), sections.step(s), sections.gpus(s), _lanes(s),
              sections.processes(s), sections.node(s)]
     return page(title, parts, (
-        f"<footer>Written by gputop {esc(__version__)}. Secrets in commands are hidden.</footer>",))
+        f"<footer>Written by gputop {esc(s.version)}. Secrets in commands are hidden. The page contains its document: "
+        "<code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
+        f'<script type="application/json" id="{DATA_ID}">{embedded(document)}</script>'))
 
 
-def _header(s: SnapshotPage) -> str:
+def _header(s: Snapshot) -> str:
     sample = s.sample
     source = sample.source.removeprefix("SIMULATED: ")  # the banner says it
     facts = [f"<b>{esc(gpu_kinds(sample) or 'no GPU')}</b>", esc(source), f"every {s.interval_s:g} s"]
@@ -47,7 +51,7 @@ def _header(s: SnapshotPage) -> str:
             + (BANNER if sample.simulated else ""))
 
 
-def _activity(s: SnapshotPage) -> str:
+def _activity(s: Snapshot) -> str:
     """The spectrogram of every GPU over the last minutes."""
     grid = s.spectrogram
     if grid is None or not s.sample.gpus:
@@ -90,7 +94,7 @@ def _xids(g: GpuSample, grid: Grid) -> str:
                    for event, x in places if 0 <= x < grid.slices)
 
 
-def _captured(s: SnapshotPage, grid: Grid) -> tuple[str, str]:
+def _captured(s: Snapshot, grid: Grid) -> tuple[str, str]:
     """A line under the lanes that shows when the last trace was captured, and the key to it."""
     if s.capture is None:
         return "", ""
@@ -120,7 +124,7 @@ def _span(grid: Grid) -> str:
     return f"{span_s / 60:.0f} min" if span_s >= 90 else f"{span_s:.0f} s"
 
 
-def _lanes(s: SnapshotPage) -> str:
+def _lanes(s: Snapshot) -> str:
     """All other lanes of the history, small: one block a metric, one strip a GPU."""
     grid = s.history
     if grid is None:
@@ -163,7 +167,7 @@ def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
             f'{titled(reading(now), now.reason or now.source, "now")}</div>')
 
 
-def _findings(s: SnapshotPage) -> str:
+def _findings(s: Snapshot) -> str:
     result = sections.analysis(s)
     missing = ids_by_missing((*s.live.abstained, *(result.abstained if result is not None else ())))
     return what_to_do(s.findings, s.capture.limit if s.capture is not None else s.live.limit, missing)

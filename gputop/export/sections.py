@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
-
 from gputop.analysis.results import Analysis
-from gputop.core.findings import Advice, Finding
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.export.analysis_page import step_of
-from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.gpu_columns import COLUMNS, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.table import html_none
-from gputop.replay.snapshot_document import Grid
+from gputop.replay.read_snapshot import Snapshot
 from gputop.text.commands import short_command, short_description
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, reading, seconds
@@ -32,20 +28,7 @@ def _cells() -> Iterator[tuple[str, str, str]]:
 _CELLS = tuple(_cells())
 
 
-class SnapshotPage(Struct, frozen=True):
-    """Values that the page of a snapshot shows. ``spectrogram`` has one track a GPU: its activity, with levels."""
-
-    sample: NodeSample
-    interval_s: float
-    history: Grid | None
-    spectrogram: Grid | None
-    servers: tuple[Server, ...]
-    capture: CaptureRecord | None
-    findings: tuple[Finding, ...]
-    live: Advice
-
-
-def analysis(s: SnapshotPage) -> Analysis | None:
+def analysis(s: Snapshot) -> Analysis | None:
     """Return what the trace of the last capture says."""
     return s.capture.analysis if s.capture is not None else None
 
@@ -53,7 +36,7 @@ def analysis(s: SnapshotPage) -> Analysis | None:
 # -- the step ------------------------------------------------------------------------------------
 
 
-def step(s: SnapshotPage) -> str:
+def step(s: Snapshot) -> str:
     """Show where the mean step's time goes, one step as it went, and the GPUs in the trace."""
     record, result = s.capture, analysis(s)
     if record is None:
@@ -66,7 +49,7 @@ def step(s: SnapshotPage) -> str:
     if result is not None:
         parts += step_of(result)
         notes = [note.message for note in result.trace.quality] + notes
-    parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *record.remarks)]
+    parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
     parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')
     if record.report:
         parts.append(f"<details><summary>The analysis as text</summary><pre>{esc_lines(record.report)}</pre></details>")
@@ -76,7 +59,7 @@ def step(s: SnapshotPage) -> str:
 # -- now -----------------------------------------------------------------------------------------
 
 
-def gpus(s: SnapshotPage) -> str:
+def gpus(s: Snapshot) -> str:
     """A row a GPU; below it every reading there is, or why there is none."""
     sample = s.sample
     if not sample.gpus:
@@ -126,7 +109,7 @@ def _metric_row(metric: str, sample: NodeSample) -> str:
     return f'<tr><td title="{esc(kind.help)}">{esc(kind.label)}</td>{cells}</tr>'
 
 
-def processes(s: SnapshotPage) -> str:
+def processes(s: Snapshot) -> str:
     if not s.sample.processes:
         reasons = sorted({g.processes_reason for g in s.sample.gpus if g.processes_reason})
         return (f'<section><h2>Processes</h2><p>{esc("; ".join(reasons)) or "No process holds a GPU."}</p></section>'
@@ -160,7 +143,7 @@ def _command(command: str) -> str:
     return titled(short_command(command), command)
 
 
-def node(s: SnapshotPage) -> str:
+def node(s: Snapshot) -> str:
     """The host and its profiler servers."""
     h = s.sample.host
     rows = []

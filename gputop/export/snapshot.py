@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from gputop.advice.registry import EXPLANATIONS
 from gputop.core.codec import document_of, to_document
 from gputop.core.errors import GputopError
@@ -32,7 +30,6 @@ from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, r
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
-    from gputop.export.sections import SnapshotPage
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.session import Session
     from gputop.telemetry.history import History
@@ -52,13 +49,8 @@ def document(session: Session) -> dict[str, Any]:
 
     Raises GputopError before the first sample.
     """
-    written: dict[str, Any] = to_document(_document(session), finite=True)  # a damaged recording may hold NaN
-    return written
-
-
-def _document(session: Session) -> form.Document:
     sample, record = _sample(session), session.results.last_capture
-    return document_of(
+    typed = document_of(
         form.Document, sample, gputop=__version__, interval_s=session.feed.interval_s, host=form.Host.of(sample.host),
         gpus=tuple(map(form.Gpu.of, sample.gpus)), processes=tuple(map(form.Process.of, sample.processes)),
         history=_history(session.feed.history, sample),
@@ -68,18 +60,8 @@ def _document(session: Session) -> form.Document:
                       for s in session.watch.servers),
         capture=None if record is None else form.Capture.of(record),
         findings=session.results.findings, limit=session.results.live.limit, abstained=session.results.live.abstained)
-
-
-def _page(session: Session) -> SnapshotPage:
-    from gputop.export.sections import SnapshotPage
-
-    sample, feed, results = _sample(session), session.feed, session.results
-    history, spectrogram = _history(feed.history, sample), _spectrogram(feed.history, sample, feed.interval_s)
-    return SnapshotPage(
-        sample, feed.interval_s, history.grid() if history is not None else None,
-        spectrogram.grid() if spectrogram is not None else None,
-        tuple(replace(s, description=redaction.command(s.description)) for s in session.watch.servers),
-        results.last_capture, results.findings, results.live)
+    written: dict[str, Any] = to_document(typed, finite=True)  # a damaged recording may hold NaN
+    return written
 
 
 def _sample(session: Session) -> NodeSample:
@@ -296,7 +278,7 @@ def render(session: Session, kind: str) -> str:
     if kind == "html":
         from gputop.export.html import to_html
 
-        return to_html(_page(session))
+        return to_html(document(session))
     return to_json(document(session))
 
 
@@ -317,5 +299,5 @@ def write_snapshot(session: Session, folder: Path) -> list[Path]:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(doc["time_s"]))
     mark = "-SIMULATED" if doc["simulated"] else ""
     stem = f"gputop-{host}{mark}-{stamp}"
-    contents = {".json": to_json(doc), ".txt": to_text(session), ".html": to_html(_page(session))}
+    contents = {".json": to_json(doc), ".txt": to_text(session), ".html": to_html(doc)}
     return write_new_files(folder, stem, {suffix: content.encode() for suffix, content in contents.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from gputop.comparison.sides import LiveFigures, Side, side_of_trace
 from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_to_facts, compared_trace
+from gputop.replay.read_snapshot import Snapshot, from_document
 from gputop.replay.snapshot_document import SCHEMA as SNAPSHOT
-from gputop.replay.snapshot_document import Document
 from gputop.trace.readers.content import read_all, read_prefix
 from gputop.trace.readers.load import load
 
@@ -68,32 +68,22 @@ def read_side(path: str | os.PathLike[str]) -> Side:
         return Side(text, "analysis", Analysis.from_json(saved, text))
     if schema != SNAPSHOT:
         raise GputopError(f"{text} is a document of {schema[:60]}, which cannot be compared.", _FIX)
-    return side_of_snapshot(saved, text)
-
-
-def side_of_snapshot(document: Mapping[str, Any], name: str) -> Side:
-    """Read the document of a snapshot. Raises GputopError where it is damaged; NoDataError where it compares nothing.
-    """
-    try:
-        snapshot = Document.read(document)
-        live = _live(snapshot)
-    except ValueError as error:
-        raise GputopError(f"{name} is damaged: {error}", "Copy it again, or take a new snapshot.") from error
+    snapshot = from_document(saved, text)
     analysis = snapshot.capture.analysis if snapshot.capture is not None else None
-    if analysis is None and not snapshot.gpus:
-        raise NoDataError(f"The snapshot {name} has neither a GPU nor a capture.", _FIX)
-    names = tuple(gpu.name for gpu in snapshot.gpus if gpu.name)
-    return Side(name, "snapshot", analysis, live, gpu_names=names)
+    if analysis is None and not snapshot.sample.gpus:
+        raise NoDataError(f"The snapshot {text} has neither a GPU nor a capture.", _FIX)
+    names = tuple(gpu.info.name for gpu in snapshot.sample.gpus if gpu.info.name)
+    return Side(text, "snapshot", analysis, _live(snapshot), gpu_names=names)
 
 
-def _live(snapshot: Document) -> LiveFigures:
-    history = snapshot.history.grid() if snapshot.history is not None else None
+def _live(snapshot: Snapshot) -> LiveFigures:
+    gpus, history = snapshot.sample.gpus, snapshot.history
     means: dict[tuple[int, str], tuple[float, ...]] = {}
-    for gpu in snapshot.gpus:
-        for track in history.gpus.get(gpu.uuid, ()) if history is not None else ():
+    for gpu in gpus:
+        for track in history.gpus.get(gpu.info.uuid, ()) if history is not None else ():
             if measured := tuple(value for value in track.mean if value is not None):
-                means.setdefault((gpu.index, track.metric), measured)
-    return LiveFigures(snapshot.simulated, len(snapshot.gpus), means, snapshot.findings, snapshot.abstained)
+                means.setdefault((gpu.info.index, track.metric), measured)
+    return LiveFigures(snapshot.sample.simulated, len(gpus), means, snapshot.findings, snapshot.live.abstained)
 
 
 def _from_trace(path: str) -> Side:

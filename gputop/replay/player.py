@@ -10,11 +10,11 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import NodeSample
-from gputop.replay.reader import Recording
 
 MAX_SPEED = math.inf
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, MAX_SPEED)
@@ -23,6 +23,21 @@ MAX_WAIT_S = 10.0  # recorded time in which nothing was sampled is passed over
 # The samples before the starting point fill the history: in these steps, not all of them.
 _FINE_HISTORY_S, _FINE_STEP_S = 600.0, 1.0
 _COARSE_HISTORY_S, _COARSE_STEP_S = 6 * 3600.0, 10.0
+
+
+class SampleSequence(Protocol):
+    """Sequence that is played: a :class:`gputop.replay.reader.Recording`, say."""
+
+    @property
+    def times_s(self) -> Sequence[float]: ...
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int) -> NodeSample: ...
+
+    def index_at(self, time_s: float) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class Player:
@@ -34,7 +49,9 @@ class Player:
     player's from now on. ``simulated`` and ``label`` are those of what was recorded.
     """
 
-    def __init__(self, recording: Recording, *, start_s: float = 0.0, speed: float = 1.0,
+    badge = "REPLAY"  # what the header calls it
+
+    def __init__(self, recording: SampleSequence, *, start_s: float = 0.0, speed: float = 1.0,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.recording = recording
         self.speed = speed

@@ -1,15 +1,17 @@
 """The types of the document ``gputop.snapshot/1``: it is written and read by these, so each key is said once.
 
 The fields stand in the order of the document. What differs from the values of a sample has a form of its own, with
-fields of the same names, which ``of()`` makes. What a type cannot say, that a grid is of some size, its ``grid()``
-checks. A field with a default may be missing in an older document.
+fields of the same names: ``of()`` makes it, and its ``sample()`` the value again, of a document that the codec has
+checked. What a type cannot say, that a grid is of some size, is checked there. A field with a default may be missing in
+an older document.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct, field, structs
 from msgspec.structs import replace
@@ -17,16 +19,25 @@ from msgspec.structs import replace
 from gputop.analysis.results import Analysis
 from gputop.core import samples
 from gputop.core.codec import convert, document_of
+from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Finding, Problem
-from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
+from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS, LEVELS
 from gputop.core.samples import LAST_TIME_S, MAX_GPUS, UnixTime
 from gputop.profiler.capture import records
 from gputop.profiler.capture.facts import CaptureFacts, facts_of
-from gputop.text.units import devices
+from gputop.text.markup import lines
+from gputop.text.units import devices, printable
 
 SCHEMA = "gputop.snapshot/1"
 _MAX_SLICES = 10_000
 _METRICS = GPU_METRICS.keys() | HOST_METRICS.keys() | CGROUP_METRICS.keys() | ADAPTER_METRICS.keys()
+S = TypeVar("S", bound=Struct)
+
+
+def _sample_of(kind: type[S], form: Struct, **other: Any) -> S:
+    """A value of ``kind``: the fields of ``form`` of the same names, but for ``other``; the rest has its defaults."""
+    names = [name for name in kind.__struct_fields__ if hasattr(form, name)]
+    return kind(**{**{name: getattr(form, name) for name in names}, **other})
 
 
 class Track(Struct, frozen=True):
@@ -77,6 +88,9 @@ class Gpu(Struct, frozen=True):
         return document_of(cls, g, **structs.asdict(g.info), label=g.info.label, message=g.message or None,
                            readings={metric: g[metric] for metric in GPU_METRICS})
 
+    def sample(self) -> samples.GpuSample:
+        return _sample_of(samples.GpuSample, self, info=_sample_of(samples.GpuInfo, self), message=self.message or "")
+
 
 class Host(Struct, frozen=True, kw_only=True):
     hostname: str
@@ -93,6 +107,9 @@ class Host(Struct, frozen=True, kw_only=True):
     def of(cls, h: samples.HostSample) -> Host:
         measured = all(map(math.isfinite, h.core_ratios))
         return document_of(cls, h, core_ratios=h.core_ratios if h.core_ratios and measured else None)
+
+    def sample(self) -> samples.HostSample:
+        return _sample_of(samples.HostSample, self, core_ratios=self.core_ratios or ())
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -124,6 +141,10 @@ class Process(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, p: samples.ProcessSample) -> Process:
         return document_of(cls, p, gpus=tuple(sorted(p.gpus)), devices=devices(p))
+
+    def sample(self, gpus: Sequence[samples.GpuSample]) -> samples.ProcessSample:
+        return _sample_of(samples.ProcessSample, self, gpus={
+            g.info.index: p for g in gpus for p in g.processes if p.pid == self.pid})
 
 
 class Lane(Struct, frozen=True, kw_only=True):
@@ -166,7 +187,12 @@ class LevelLane(Struct, frozen=True, kw_only=True):
     levels: tuple[tuple[Annotated[float, Meta(ge=0, le=1)], ...] | None, ...]
 
     def track(self, slices: int) -> Track:
-        return replace(_track(self.metric, self, slices), levels=self.levels)
+        track = _track(self.metric, self, slices)
+        if self.metric not in LANE_METRICS:
+            raise ValueError(f"{self.metric!r} where a metric belongs")
+        if len(self.levels) != slices or any(shares is not None and len(shares) != LEVELS for shares in self.levels):
+            raise ValueError(f"not the shares of {LEVELS} levels in {slices} slices")
+        return replace(track, levels=self.levels)
 
 
 class Spectrogram(Slices, frozen=True):
@@ -211,6 +237,12 @@ class Capture(CaptureFacts, frozen=True, kw_only=True):
         return document_of(cls, record, **structs.asdict(facts_of(record)),
                            problem=problem and Problem(problem.message, problem.fix))
 
+    def record(self) -> records.CaptureRecord:
+        problem = None if self.problem is None else GputopError(printable(self.problem.message),
+                                                                printable(self.problem.fix))
+        return records.CaptureRecord(self.address, Path(self.path), self.time_s, self.asked_s, self.took_s, self.notes,
+                                     self.analysis, lines(self.report), self.limit, problem)
+
 
 class Document(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
     """gputop snapshot --format json."""
@@ -239,6 +271,11 @@ class Document(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA
         a form of their own: they are passed over."""
         return convert({key: _known_metrics(value) if key in ("gpus", "host", "processes") else value
                         for key, value in document.items()}, cls)
+
+    def sample(self) -> samples.NodeSample:
+        gpus = tuple(g.sample() for g in self.gpus)
+        return _sample_of(samples.NodeSample, self, gpus=gpus, host=self.host.sample(),
+                         processes=tuple(p.sample(gpus) for p in self.processes))
 
 
 def _known_metrics(value: Any) -> Any:

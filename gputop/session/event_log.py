@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gputop.core.findings import Finding
 from gputop.core.metrics import FAULTS
 from gputop.core.samples import LOST, NOT_RESPONDING, GpuSample, NodeSample
-from gputop.profiler.capture.records import CaptureStatus
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 
 Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]
 
@@ -108,6 +108,12 @@ class EventLog:
             elif self._capture is not None:
                 self._ended.append(self._capture)
                 self._capture = None
+
+    def note_record(self, record: CaptureRecord) -> None:
+        """A capture of which only the end is known, and how long it took."""
+        with self._lock:
+            self._ended.append(LoggedEvent("capture", record.time_s - record.took_s, record.time_s,
+                                   f"capture of {record.address}"))
 
     # -- inside -------------------------------------------------------------------------------
 

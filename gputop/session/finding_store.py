@@ -23,6 +23,7 @@ from gputop.session.gpu_numbers import GpuNumbers, numbers_of, on_node, unknown
 if TYPE_CHECKING:
     from gputop.advice.live.user_rules import HeldConditions
     from gputop.ranks.model import RasReport
+    from gputop.replay.read_snapshot import Snapshot
     from gputop.telemetry.history import History
 
 LIVE_RULES_PERIOD_S = 2.0  # their windows are 10 s and longer
@@ -33,7 +34,8 @@ MAX_COMPARED = 20  # what a comparison needs of a trace takes up to some megabyt
 class FindingStore:
     """Live advice, captures and merged findings of one session."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], snapshot: Snapshot | None = None) -> None:
+        """``snapshot``: a replayed one; its findings and its capture stand in for those of this session."""
         self.live = Advice()
         self.findings: tuple[Finding, ...] = ()
         self.events = EventLog()
@@ -45,18 +47,24 @@ class FindingStore:
         self._compared: tuple[Path, ...] = ()  # captures whose traces need not be read for a comparison, newest last
         self._clock = clock
         self._numbers: dict[Path, GpuNumbers] = {}  # those of each capture of this session
+        self._frozen = snapshot is not None
         self._held: HeldConditions = {}  # by the user's own live rules
         self._opened = False  # the last capture was opened by the user, who wants to see it
         self._earlier = False  # the last capture is not of the job that runs now
         self.rules_ran_s = 0.0  # time of the sample on which the live rules ran last
         self._lock = threading.Lock()
+        if snapshot is not None:
+            self.live, self.findings, self.last_capture = snapshot.live, snapshot.findings, snapshot.capture
+            if snapshot.capture is not None:
+                self.captures = (snapshot.capture,)
+                self.events.note_record(snapshot.capture)
 
     def run_live_rules(self, history: History, sample: NodeSample, interval_s: float,
                        ranks: RasReport | None = None, unprotected: tuple[int, ...] | None = None) -> None:
-        """Update the live advice, every 2 s at most. ``unprotected``: see
-        :class:`~gputop.session.captures.FoundServers`."""
+        """Update the live advice, every 2 s at most; a replayed snapshot keeps its own. ``unprotected``: see
+        :class:`~gputop.session.capture.captures.FoundServers`."""
         wait_s = LIVE_RULES_PERIOD_S - 0.5 * min(1.0, interval_s)  # ticks jitter
-        if 0 <= sample.time_s - self.rules_ran_s < wait_s:
+        if self._frozen or 0 <= sample.time_s - self.rules_ran_s < wait_s:
             return
         from gputop.advice.live.advise import live_advice
 

@@ -46,7 +46,7 @@ class SampleFeed:
     """The newest sample, the history and the step period, kept up to date by a sampler or a player."""
 
     def __init__(self, source: Source | Player, interval_s: float, clock: Callable[[], float],
-                 sampler: Sampler | None, receiver: SampleReceiver) -> None:
+                 sampler: Sampler | None, receiver: SampleReceiver, *, estimate_step_period: bool) -> None:
         """``sampler``: one of this source that runs already and waits to be connected."""
         self.source = source
         self.player = source if isinstance(source, Player) else None
@@ -54,6 +54,7 @@ class SampleFeed:
         self.sample: NodeSample | None = None
         self.history: History | None = None
         self.step_period: StepPeriodEstimate | None = None  # None: not estimated yet
+        self._estimate_step_period = estimate_step_period
         self._period_checked_s = 0.0  # time of the sample at which the step period was estimated last
         self._backfill_expected = False
         self._pending: list[NodeSample] = []  # samples that arrived before the backfill
@@ -121,7 +122,7 @@ class SampleFeed:
 
     def _update_step_period(self, sample: NodeSample) -> None:
         """Estimate the step period every 10 to 30 s. It is on the screen with the next sample."""
-        if 0 <= sample.time_s - self._period_checked_s < STEP_PERIOD_UPDATE_S:
+        if not self._estimate_step_period or 0 <= sample.time_s - self._period_checked_s < STEP_PERIOD_UPDATE_S:
             return
         from gputop.telemetry.step_period import estimate_step_period, reach_s
 

@@ -2,7 +2,7 @@
 
 A :class:`Session` owns every thread that touches hardware, sockets or files, by its parts: a
 :class:`~gputop.session.sample_feed.SampleFeed` brings samples, a
-:class:`~gputop.session.capture_control.CaptureControl` finds servers and captures, a
+:class:`~gputop.session.capture.capture_control.CaptureControl` finds servers and captures, a
 :class:`~gputop.session.finding_store.FindingStore` keeps what was found out. Views read the attributes of these parts,
 which are replaced and never changed in place, and ask the session for actions. After each change it calls the
 listeners, from the thread on which the change was made.
@@ -23,19 +23,20 @@ from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
 from gputop.replay.player import Player
-from gputop.session.capture_control import CaptureControl
+from gputop.session.capture.capture_control import CaptureControl
+from gputop.session.capture.which_job import is_of_earlier_job
 from gputop.session.finding_store import FindingStore
 from gputop.session.options import Options
 from gputop.session.rank_watch import RankWatch
 from gputop.session.sample_feed import Arrival, SampleFeed
 from gputop.session.watched_node import WatchedNode
-from gputop.session.which_job import is_of_earlier_job
 from gputop.sources.base import Source
 from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
     from gputop.ranks.stacks import ProcessStacks
+    from gputop.replay.read_snapshot import Snapshot
     from gputop.session.simulated_ranks import SimulatedRanks
 
 Change = Literal["sample", "servers", "capture", "failed"]
@@ -58,20 +59,28 @@ class Session:
     """Everything that is known about the node, kept up to date by background threads."""
 
     def __init__(self, source: Source | Player, options: Options | None = None,
-                 clock: Callable[[], float] = time.time, sampler: Sampler | None = None) -> None:
-        """``sampler``: one of this source that runs already and waits to be connected."""
+                 clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
+                 sampler: Sampler | None = None) -> None:
+        """``replayed_snapshot``: a snapshot to show; its findings and its capture take the place of own ones.
+
+        ``sampler``: one of this source that runs already and waits to be connected.
+        """
         options = options or Options()
+        self.replayed_snapshot = replayed_snapshot
         self.failure: GputopError | None = None
         self.ring: Callable[[str], None] | None = None  # how the terminal is reached, where there is a screen
         # The parts: samples, captures, profiler servers and their jobs, findings and finished captures.
-        self.feed = SampleFeed(source, options.interval_s, clock, sampler, self)
+        self.feed = SampleFeed(source, options.interval_s, clock, sampler, self,
+                               estimate_step_period=replayed_snapshot is None)
         self.control = CaptureControl(source, options, self._now_s, self)
         self.watch = self.control.watch
-        self.results = FindingStore(self._now_s)
+        self.results = FindingStore(self._now_s, replayed_snapshot)
         # Of a job of this node and of now.
         self._simulated_ranks = simulated = _simulated_ranks(source)
         self.rank_watch = RankWatch(simulated.ask, simulated.hosts, simulated.earlier) if simulated is not None else (
             None if isinstance(source, Player) or source.simulated else RankWatch())
+        if replayed_snapshot is not None:
+            self.watch.servers, self.watch.servers_known = replayed_snapshot.servers, True
         self.started_s = self.feed.clock()
         self._job_restarted_s: float | None = None  # the simulated one, by the user
         self._listeners: list[Callable[[Change], None]] = []
@@ -191,6 +200,8 @@ class Session:
 
         Raises GputopError where that cannot be.
         """
+        if self.replayed_snapshot is not None and record is not self.results.last_capture:
+            raise GputopError("a snapshot has no other capture", "Run gputop to open the capture.")
         if record.analysis is None:
             self.control.open_saved(record)
         else:

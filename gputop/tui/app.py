@@ -214,7 +214,7 @@ class GputopApp(TerminalApp):
     def _refresh_all(self) -> None:
         session = self.session
         sample = session.feed.known_gpus
-        replay = session.feed.player.state() if session.feed.player is not None else None
+        replay = (session.feed.player.badge, session.feed.player.state()) if session.feed.player is not None else None
         width = self._terminal_size.width
         self._header.show([status_lines.header(sample, session.feed.interval_s, self.paused, width, replay)])
         self._refresh_job()
@@ -283,7 +283,7 @@ class GputopApp(TerminalApp):
         if self._table.time.end_s is not None:
             return "past"
         if session.feed.player is not None:
-            return "replay"
+            return "replay" if session.replayed_snapshot is None else "snapshot"
         if session.control.status is not None and session.control.status.running:
             return "capturing" if session.control.status.begun else "waiting"
         return "start" if session.results.last_capture is None else "captured"
@@ -296,8 +296,8 @@ class GputopApp(TerminalApp):
         session = self.session
         job = self._job
         if session.feed.player is not None:
-            job.show([status_lines.replay_line(self._terminal_size.width, session.feed.player.place_s,
-                                               session.feed.step_period)])
+            place_s = session.feed.player.place_s if session.replayed_snapshot is None else None
+            job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.feed.step_period)])
             return
         record = None if session.captured_before_restart else session.results.last_capture
         state = status_lines.JobState(

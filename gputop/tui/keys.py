@@ -94,6 +94,8 @@ FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
              ("escape", "back to now"), ("v", "cursor"), ("m", "metric"), *_ALWAYS),
     "replay": (("p", "pause"), ("plus,minus", "speed"), ("comma,full_stop", "a minute"), ("left,right", "scroll"),
                ("v", "cursor"), ("m", "metric"), *_ALWAYS),
+    "snapshot": (("left,right", "scroll"), ("t", "its capture"), ("T", "tables"), ("v", "cursor"), ("m", "metric"),
+                 *_ALWAYS),
     "Processes": (("enter", "details"), ("K", "signal"), ("v", "tree"), ("o", "sort"), ("slash", "filter"),
                   ("tab", "next panel"), *_ALWAYS),
     "GPUs": (("enter", "details"), ("m", "metric"), ("v", "cursor"), ("left,right", "scroll"),

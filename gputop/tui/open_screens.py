@@ -66,9 +66,10 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
         from_trace = next((f for f in record.findings if f.id in chosen.ids), chosen) if record is not None else chosen
         open_timeline(app, from_trace)
 
+    numbers = None if app.session.replayed_snapshot is not None else app.session.results.gpu_numbers
     record = app.session.results.last_capture
-    app.push_screen(FindingPopup(chosen, go, app.session.results.gpu_numbers,
-                                 simulated=app.session.feed.source.simulated, no_line=no_line(chosen, record)))
+    app.push_screen(FindingPopup(chosen, go, numbers, simulated=app.session.feed.source.simulated,
+                                 no_line=no_line(chosen, record)))
 
 
 def no_line(finding: Finding, record: CaptureRecord | None) -> str:
@@ -93,7 +94,7 @@ def open_timeline(
     record = app.session.results.last_capture
     if record is None:
         tell_no_capture(app, no_capture(app.session))
-    elif record.problem is not None:
+    elif app.session.replayed_snapshot is not None or record.problem is not None:
         from gputop.tui.screens.details import capture_text
         from gputop.tui.screens.dialogs import Popup
 

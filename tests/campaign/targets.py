@@ -37,9 +37,9 @@ from gputop.ranks.hang import find_absence
 from gputop.ranks.model import RasAnswer
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.ranks.stacks import ProcessStacks, read_dump
-from gputop.replay.player import Player
-from gputop.replay.reader import Recording
+from gputop.replay.read_snapshot import from_document
 from gputop.replay.rule_trials import over_samples, over_trace
+from gputop.replay.snapshot_source import SnapshotPlayer, open_player
 from gputop.replay.writer import RecordingWriter
 from gputop.rules.read_files import RulePath
 from gputop.session.session import Session
@@ -131,6 +131,8 @@ def _analysis(folder: Path, data: bytes) -> None:
 def _snapshot(folder: Path, data: bytes) -> None:
     path = folder / "snapshot.json"
     path.write_bytes(data)
+    _replay(path, len(data))
+    cli.main(["replay", str(path)])  # says that it needs a terminal
     other = folder / "b.json"
     other.write_bytes(_small_snapshot())
     cli.main(["compare", str(path), str(other)])
@@ -145,9 +147,9 @@ def _recording(folder: Path, data: bytes) -> None:
 
 def _replay(path: Path, choice: int) -> None:
     """Every sample through a session, and the whole of it as one of the exports."""
-    player = Player(Recording(path))
+    player, snapshot = open_player(path, 0.0, 1.0, console.say)
     try:
-        session = Session(player)
+        session = Session(player, replayed_snapshot=snapshot)
         samples = player.recording
         for index in range(min(len(samples), _SAMPLES)):
             session.feed.on_sample(samples.sample(index))
@@ -158,7 +160,10 @@ def _replay(path: Path, choice: int) -> None:
 
 
 def _written(session: Session, choice: int) -> None:
-    console.write_document(render(session, FORMATS[choice % len(FORMATS)]))
+    text = render(session, FORMATS[choice % len(FORMATS)])
+    console.write_document(text)
+    if choice % len(FORMATS) == 0 and text.startswith("{"):
+        SnapshotPlayer(from_document(json.loads(text)))
 
 
 @functools.cache

@@ -16,9 +16,11 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
 from gputop.diagnosis.tables import gpus_table
-from gputop.export.snapshot import format_of, render, to_text, write_snapshot
+from gputop.export.html import to_html
+from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
 from gputop.render.finding_text import NOTHING_FOUND
 from gputop.render.step_parts import PART_BY_ID
+from gputop.replay.read_snapshot import read
 from gputop.text.markup import esc
 from tests.analyses import make_analysis
 from tests.export.html_page import Page
@@ -38,7 +40,7 @@ def _harmless(text: str) -> bool:
 
 
 def test_the_page_shows_the_ops_below_the_roofs() -> None:
-    roofline = re.search(r'<svg xmlns[^>]*aria-label="roofline">.*?</svg>', render(session(), "html"))
+    roofline = re.search(r'<svg xmlns[^>]*aria-label="roofline">.*?</svg>', to_html(document(session())))
     assert roofline is not None
     root = ElementTree.fromstring(roofline[0])
     fast, slow = root.iter(f"{_SVG}circle")
@@ -52,7 +54,7 @@ def test_the_page_shows_the_ops_below_the_roofs() -> None:
 
 
 def test_the_page_names_the_ops_of_the_roofline_and_says_why_a_row_is_no_layer() -> None:
-    words = " ".join(Page(render(session(), "html")).texts)
+    words = " ".join(Page(to_html(document(session()))).texts)
     assert "1 Dense_0/dot_general: 400 TFLOP/s in bf16, 900 FLOP per byte" in words and "both logarithmic" in words
     ladder = words[words.index("From the mean step"):]
     assert "MFU unknown." in ladder and "0 s" not in ladder[:ladder.index("MFU unknown.")]
@@ -63,8 +65,8 @@ def test_the_page_names_the_ops_of_the_roofline_and_says_why_a_row_is_no_layer()
 
 
 def test_the_page_has_its_parts() -> None:
-    page = Page(render(session(), "html"))
-    headings = re.findall(r"<h2>([^<]*)", render(session(), "html"))
+    page = Page(to_html(document(session())))
+    headings = re.findall(r"<h2>([^<]*)", to_html(document(session())))
     assert headings == ["SM active", "What to do", "The step", "Now", "Other lanes", "Processes", "Host"]
     assert page.count("article", "finding") == 2 and page.count("article", "high") == 1
     assert page.count("div", "step") == 1 and page.count("div", "steps") == 1
@@ -80,19 +82,16 @@ def test_the_page_has_its_parts() -> None:
 
 
 def test_shares_of_the_step_fill_its_bar() -> None:
-    text = render(session(), "html")
+    text = to_html(document(session()))
     widths = [float(w) for w in re.findall(r'<span style="width:([\d.]+)%;background', text)]
     assert len(widths) == 6 and sum(widths) == pytest.approx(100, abs=0.01)
 
 
 def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
-    watched = session()
-    record = watched.results.last_capture
-    assert record is not None and record.analysis is not None and record.analysis.breakdown is not None
-    watched.results.last_capture = replace(record, analysis=replace(
-        record.analysis, breakdown=replace(record.analysis.breakdown, d2h=1e-6),
-        gpus=make_analysis(gpus=[{"gpu": 0, "busy": 0.9}]).gpus))
-    page = render(watched, "html")
+    doc = json.loads(to_json(document(session())))
+    doc["capture"]["analysis"]["breakdown"]["d2h"] = 1e-6
+    doc["capture"]["analysis"]["gpus"] = make_analysis(gpus=[{"gpu": 0, "busy": 0.9}]).to_json()["gpus"]
+    page = to_html(doc)
     assert "D2H<b>&lt;0.1%</b>" in page and "0.0%" not in page
     reasons = {column.title: column.missing for column in gpus_table(make_analysis()).columns}
     assert all(f'title="{esc(reasons[title])}">N/A<' in page for title in ("by host", "tensor", "delay"))
@@ -108,7 +107,7 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
 def test_evidence_is_in_the_unit_its_name_ends_in(name: str, value: float, shown: str) -> None:
     watched = session()
     watched.results.findings = (replace(watched.results.findings[0], evidence={name: value}),)
-    assert f"<li>{shown}</li>" in render(watched, "html")
+    assert f"<li>{shown}</li>" in to_html(document(watched))
 
 
 def test_the_text_keeps_its_prose_within_80_columns() -> None:
@@ -124,18 +123,25 @@ def test_the_text_keeps_its_prose_within_80_columns() -> None:
 
 
 def test_the_page_asks_nobody_for_anything() -> None:
-    page = Page(render(session(), "html"))
+    page = Page(to_html(document(session())))
     for tag, attributes in page.elements:
         assert not {"src", "href", "action", "srcset", "background", "poster", "onclick"} & set(attributes), tag
     assert not {"link", "img", "iframe", "object", "form", "base", "audio", "video"} & {t for t, _ in page.elements}
-    text = render(session(), "html")
+    text = to_html(document(session()))
     assert not re.search(r"@import|url\(|@font-face|\bfetch\(|XMLHttpRequest|import\(", text)
     assert "default-src 'none'" in text
 
 
+def test_the_page_holds_its_document(tmp_path: Path) -> None:
+    doc = document(session(name=HOSTILE))
+    (tmp_path / "a.json").write_text(to_json(doc))
+    (tmp_path / "a.html").write_text(to_html(doc), "utf-8")
+    assert read(tmp_path / "a.html") == read(tmp_path / "a.json")
+
+
 def test_a_page_of_16_gpus_with_wild_figures_stays_small() -> None:
     watched = session(16, noise=True, ticks=400)
-    assert len(render(watched, "html").encode()) < 1_500_000
+    assert len(to_html(document(watched)).encode()) < 1_500_000
 
 
 def test_a_simulated_node_says_so_in_every_form() -> None:
@@ -152,7 +158,7 @@ def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
     watched.feed.sample = replace(watched.feed.sample, gpus=(), processes=())
     watched.feed.history = None
     watched.results.live = Advice()
-    page = Page(render(watched, "html"))
+    page = Page(to_html(document(watched)))
     assert page.count("section") == 2 and NOTHING_FOUND in page.text
 
 
@@ -161,7 +167,7 @@ def test_a_trace_that_could_not_be_analyzed_says_why() -> None:
     assert watched.results.last_capture is not None
     watched.results.last_capture = replace(watched.results.last_capture, analysis=None, report="",
                                    problem=GputopError("the trace holds no event", "Capture while it trains."))
-    text = render(watched, "html")
+    text = to_html(document(watched))
     assert "the trace holds no event" in text and "Capture while it trains." in text and "/traces/vm.xplane.pb" in text
 
 
@@ -172,7 +178,7 @@ def test_hostile_names_are_shown_and_do_nothing() -> None:
     watched = session(2, name=HOSTILE)
     html, text = (render(watched, kind) for kind in ("html", "text"))
     page = Page(html)
-    assert [t for t, _ in page.elements].count("script") == 1 and not page.count("img")
+    assert [t for t, _ in page.elements].count("script") == 2 and not page.count("img")
     assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
     assert "</script><script>document.title='owned'" in page.text, "shown as it is"
     assert "[bold]x[/]" in html and "[bold]x[/]" in text
@@ -212,7 +218,7 @@ def _chromium(profile: Path, page: Path, *options: str) -> subprocess.CompletedP
 @pytest.mark.parametrize("name", ["", HOSTILE])
 def test_a_browser_opens_the_page_and_runs_its_own_script_alone(tmp_path: Path, name: str) -> None:
     path = tmp_path / "page.html"
-    path.write_text(render(session(name=name), "html"), "utf-8")
+    path.write_text(to_html(document(session(name=name))), "utf-8")
     shot = tmp_path / "page.png"
     done = _chromium(tmp_path / "profile", path, "--dump-dom")
     assert "CONSOLE" not in done.stderr, "no error, nothing refused"
@@ -227,7 +233,7 @@ def test_a_browser_opens_the_page_and_runs_its_own_script_alone(tmp_path: Path, 
 @browser
 @pytest.mark.parametrize("width", [1280, 500])
 def test_nothing_of_the_page_hangs_over_its_edge(tmp_path: Path, width: int) -> None:
-    text = render(session(16), "html")
+    text = to_html(document(session(16)))
     measured = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", (
         "<script>document.title = [document.documentElement.scrollWidth, innerWidth].join(' of ')</script></body>"))
     path = tmp_path / "page.html"

@@ -22,6 +22,7 @@ from gputop.core.samples import (
 )
 from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
 from gputop.render.gpu_columns import unread_text
+from gputop.replay.read_snapshot import from_document
 from gputop.tui.monitor.messages import panel_intro
 from tests.fakes import StillSession, cgroup_sample
 from tests.records import replace
@@ -126,7 +127,7 @@ def test_host_and_processes_are_complete() -> None:
             "  CUDA_VISIBLE_DEVICES=0,1\ufffd\n      matched by its mapping of /dev/nvidia0\n") in text
 
 
-def test_the_pod_of_a_process_is_written() -> None:
+def test_the_pod_of_a_process_is_written_and_read_back() -> None:
     named = PodContainer("1b2c", "c" * 64, "llama-0", "ml<b>\x1b", "train")
     unnamed = PodContainer("9f8e", "d" * 64, reason="no link")
     session = _with(StillSession(ticks=3), replace(_INSIDE, kubernetes=named))
@@ -134,15 +135,16 @@ def test_the_pod_of_a_process_is_written() -> None:
     assert doc["processes"][0]["kubernetes"] == {
         "pod_uid": "1b2c", "container_id": "c" * 64, "pod": "llama-0", "namespace": "ml<b>\x1b", "container": "train",
         "reason": None}
+    assert from_document(doc).sample.processes[0].kubernetes == named
     assert "  pod ml<b>\ufffd/llama-0, container train  " in to_text(session)
     page = render(session, "html")
     assert "pod ml&lt;b&gt;" in page and "\x1b" not in page
     session = _with(StillSession(ticks=3), replace(_INSIDE, kubernetes=unnamed))
-    assert json.loads(to_json(document(session)))["processes"][0]["kubernetes"]["pod"] is None
+    assert from_document(json.loads(to_json(document(session)))).sample.processes[0].kubernetes == unnamed
     assert "pod UID 9f8e" in to_text(session) and "pod UID 9f8e" in render(session, "html")
 
 
-def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written() -> None:
+def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written_and_read_back() -> None:
     group = cgroup_sample("slurm 7", cpu_limit_cores=8.0, cpu_used_cores=7.9, cpu_throttled_ratio=0.41,
                           memory_limit_bytes=64 * 2.0**30, memory_used_bytes=62 * 2.0**30, oom_kills=2.0)
     own = cgroup_sample("/user.slice", cpu_limit_cores=None, cpu_used_cores=0.1)
@@ -155,7 +157,9 @@ def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written()
     doc = json.loads(to_json(document(session)))
     assert doc["processes"][0]["cgroup"]["readings"]["cpu_throttled_ratio"]["value"] == 0.41
     assert doc["host"]["cgroup"]["readings"]["cpu_limit_cores"]["reason"] == NO_LIMIT
-    assert doc["processes"][0]["cuda_device_order"] == "PCI_BUS_ID"
+    back = from_document(doc).sample
+    assert back.host == session.feed.sample.host
+    assert back.processes[0].cgroup == group and back.processes[0].cuda_device_order == "PCI_BUS_ID"
     text = to_text(session)
     assert ("control group: CPU 7.9 of 8 cores, throttled 41%, memory 62.0 GiB of 64.0 GiB, 2 OOM kills\n") in text
     assert "pid 31  bob  no GPU, CPU 2.5 cores  make 31\n" in text and "make 20" not in text and "make 32" not in text

@@ -8,7 +8,8 @@ import pytest
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import GpuSample, Reading, XidEvent
-from gputop.export.snapshot import render, to_text
+from gputop.export.html import to_html
+from gputop.export.snapshot import document, to_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, View, activity_text, flags_of
 from gputop.text.units import NA
 from gputop.tui.monitor.columns import plan, title_texts
@@ -40,10 +41,10 @@ def test_headings_and_figures_fit_their_columns() -> None:
 
 def test_every_view_shows_its_columns_in_the_order_of_the_list() -> None:
     session = StillSession(gpus=2)
+    doc = document(session)
     screen = "".join(title_texts(plan(400), "SM active"))
     text = next(line for line in to_text(session).splitlines() if line.startswith("GPU "))
-    html = render(session, "html")
-    page = " ".join(re.findall(r"<th[^>]*>([^<]*)</th>", html[html.index("<h2>Now"):]))
+    page = " ".join(re.findall(r"<th[^>]*>([^<]*)</th>", to_html(doc)[to_html(doc).index("<h2>Now"):]))
     for view, line, columns in (
             ("screen", screen, [c for c in FIGURES if c.cells_at(400) and c.id not in ("memory", "pcie")]),
             ("text", text, [c for c in FIGURES if c.text]), ("page", page, [c for c in FIGURES if c.page])):
@@ -93,7 +94,7 @@ def test_text_and_page_name_the_same_faults_and_the_table_marks_those_that_last(
     (line,) = [line for line in to_text(session).splitlines() if line.startswith("GPU 0: ")]
     lasting = len(counts) == 1
     tone = "l warn" if lasting else "l"
-    assert f'<td class="{tone}">{line.removeprefix("GPU 0: ")}</td>' in render(session, "html")
+    assert f'<td class="{tone}">{line.removeprefix("GPU 0: ")}</td>' in to_html(document(session))
     assert line.count(", ") == len(counts) - 1
     assert session.feed.sample is not None
     flags = {"ecc_uncorrected": ["ECC"], "row_remap_pending": ["remap"], "row_remap_failed": ["remap"]}

@@ -10,11 +10,20 @@ import pytest
 
 import gputop
 from gputop.analysis.results import Analysis
-from gputop.replay.compared_files import read_side
+from gputop.replay.read_snapshot import Snapshot, read
 from gputop.replay.reader import Recording
+from gputop.replay.snapshot_source import SnapshotPlayer
+from gputop.session.session import Session
 
 DATA = Path(__file__).parents[1] / "data" / "v0_1_0"
 SM_ACTIVE = [0.9433, 0.5369, 0.5368, 0.5371, 0.5357, 0.5377, 0.5353, 0.5353]
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    file = tmp_path / "snapshot.json"
+    file.write_bytes(gzip.decompress((DATA / "snapshot.json.gz").read_bytes()))
+    return read(file)
 
 
 def test_a_recording() -> None:
@@ -59,12 +68,20 @@ def test_a_saved_analysis() -> None:
     assert older.steps is not None and older.steps.phase == "unknown" and older.typical_step is None
 
 
-def test_a_snapshot_with_a_capture(tmp_path: Path) -> None:
-    file = tmp_path / "snapshot.json"
-    file.write_bytes(gzip.decompress((DATA / "snapshot.json.gz").read_bytes()))
-    side = read_side(file)
-    assert side.live is not None and side.live.gpus == 8 and side.live.simulated and side.live.means
-    assert [f.id for f in side.live.findings] == ["gpu0_oversubscribed"]
-    assert side.analysis is not None and side.analysis.steps is not None
-    assert [f.id for f in side.analysis.findings][:1] == ["gpu0_oversubscribed"]
-    assert side.analysis.steps.median_s == pytest.approx(0.344694605)
+def test_a_snapshot_with_a_capture(snapshot: Snapshot) -> None:
+    assert snapshot.version == "0.1.0" and len(snapshot.sample.gpus) == 8 and snapshot.sample.simulated
+    assert [f.id for f in snapshot.findings] == ["gpu0_oversubscribed"]
+    capture = snapshot.capture
+    assert capture is not None and capture.problem is None and capture.report
+    assert [f.id for f in capture.findings][:1] == ["gpu0_oversubscribed"]
+    assert capture.median_step_s == pytest.approx(0.344694605)
+    assert snapshot.history is not None and snapshot.history.slices > 0 and snapshot.spectrogram is not None
+
+
+def test_a_snapshot_in_a_session(snapshot: Snapshot) -> None:
+    player = SnapshotPlayer(snapshot)
+    session = Session(player, replayed_snapshot=snapshot)
+    assert session.results.findings == snapshot.findings and session.results.last_capture is snapshot.capture
+    session.feed.on_sample(player.recording.sample(len(player.recording) - 1))
+    assert session.feed.sample is snapshot.sample and session.feed.history is not None
+    assert session.results.findings == snapshot.findings, "the live rules leave them alone"

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gputop.core.findings import Finding, Gain
 from gputop.core.samples import FAILED, LOST, GpuSample, NodeSample, Reading, XidEvent
-from gputop.profiler.capture.records import CaptureStatus
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 from gputop.session.event_log import MAX_ENDED_EVENTS, REAPPEARANCE_S, EventLog
 from tests.fakes import START_S, StillSession, node_sample
 from tests.records import replace
@@ -73,6 +75,8 @@ def test_a_capture_lasts_from_its_first_recorded_moment_to_its_last() -> None:
     for phase in ("receiving", "analyzing", "done"):
         log.note_capture(replace(status, phase=phase, time_s=START_S + 30))  # type: ignore[arg-type]
     assert [m[3] for m in _all(log)] == [pytest.approx(12.9)]
+    log.note_record(CaptureRecord("other:1", Path("t"), START_S + 100, 10.0, 12.0))
+    assert _all(log)[1][2:] == (88, 100, "capture of other:1")
 
 
 def test_going_back_in_a_recording_forgets_what_came_after() -> None:

@@ -19,6 +19,8 @@ from gputop.diagnosis.report import limit_of, text_report
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.replay.player import Player
+from gputop.replay.read_snapshot import Snapshot, read
+from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.session.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
 from gputop.sources.nvml.status import LIBRARY_NOT_FOUND, open_error
@@ -237,8 +239,8 @@ class Samples:
 class Replayed(Session):
     """A player's recording that stands at one of its samples; its thread never starts."""
 
-    def __init__(self, player: Player, at: int) -> None:
-        super().__init__(player)
+    def __init__(self, player: Player, at: int, snapshot: Snapshot | None = None) -> None:
+        super().__init__(player, replayed_snapshot=snapshot)
         assert self.feed.player is not None
         for index in range(at + 1):
             self.feed.player._index = index
@@ -250,3 +252,13 @@ class Replayed(Session):
 def recorded(seconds: int = 200) -> Replayed:
     """A recording of the node, at twice its pace, with a minute to go."""
     return Replayed(Player(Samples(backfill("input-bound")[-seconds:]), speed=2.0), seconds - 60)
+
+
+def snapshot_of(scene: Scene, folder: Path) -> Replayed:
+    """A snapshot of a session, written and read back."""
+    from gputop.export.snapshot import write_snapshot
+
+    path = next(p for p in write_snapshot(scene, folder) if p.suffix == ".json")
+    snapshot = read(path)
+    player = SnapshotPlayer(snapshot)
+    return Replayed(player, len(player.recording) - 1, snapshot)

@@ -36,6 +36,7 @@ from tests.tui.scenes import (
     ADDRESS,
     Scene,
     recorded,
+    snapshot_of,
     trace_of,
     with_coarse,
     with_faults,
@@ -199,6 +200,7 @@ SCREENS = {
     "tree": Screen("mig", ("v",), (USUAL, WIDE), focus=ProcessPanel, anew=True),
     "recommendations": Screen("faulty", ("r", "down"), (USUAL, WIDE), anew=True),
     "replay": Screen(lambda _: recorded(), sizes=(SMALL, USUAL, WIDE)),
+    "snapshot-replayed": Screen(lambda folder: snapshot_of(node("faulty"), folder), sizes=(USUAL, WIDE)),
     "snapshot-written": Screen("faulty", ("s",), notices=True),
 
     "finding": Screen("faulty", ("r", "enter"), BOX, FORMS, in_forms=(USUAL,)),

@@ -31,28 +31,28 @@ _RATE_CELLS = 9  # the longest rate, "99.4 MB/s"
 
 
 def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int,
-           replay: str | None = None) -> list[StyledText]:
+           replay: tuple[str, str] | None = None) -> list[StyledText]:
     """Node, GPUs, where the figures come from, what gputop itself costs, the time.
 
-    ``replay``: how a recording plays: "2×"; None: what is shown is live.
+    ``replay`` is a badge for data that is not live, and how it plays: ("REPLAY", "2×"), ("SNAPSHOT", "").
     """
     if sample is None:
-        return [(" gputop ", BOLD), ("  opening the recording…" if replay is not None else "  opening the GPUs…", DIM)]
+        return [(" gputop ", BOLD), ("  opening the recording…" if replay else "  opening the GPUs…", DIM)]
     left: list[StyledText] = [(" gputop ", BOLD), (" " + printable(sample.host.hostname) + " ", PLAIN)]
     if sample.simulated:
         left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
-    if replay is not None:
-        left.insert(1, (" REPLAY ", REPLAY_STYLE))
+    if replay:
+        left.insert(1, (f" {replay[0]} ", REPLAY_STYLE))
     # MIG instances of a GPU that is listed itself are counted separately.
     whole = {g.info.index for g in sample.gpus if g.info.mig is None}
     instances = sum(g.info.mig is not None for g in sample.gpus if g.info.index in whole)
     left.append((f" {gpu_kinds(sample) or 'no GPU'} ", PLAIN))
     if instances:
         left.append((f" {instances} MIG ", PLAIN))
-    stamp = "%Y-%m-%d %H:%M:%S " if replay is not None else "%H:%M:%S "
+    stamp = "%Y-%m-%d %H:%M:%S " if replay else "%H:%M:%S "
     right: list[StyledText] = [(time.strftime(stamp, time.localtime(sample.time_s)), PLAIN)]
-    if replay is not None:
-        right.insert(0, (f"{replay}  ", WARN))
+    if replay and replay[1]:
+        right.insert(0, (f"{replay[1]}  ", WARN))
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
     # Without GPUs the source is the reason, which stands in their place.
@@ -64,15 +64,19 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
         if extra.strip() and used + len(extra) < width:
             left.append((extra, DIM))
             used += len(extra)
-    badges = left[:1 + (replay is not None) + sample.simulated]
+    badges = left[:1 + bool(replay) + sample.simulated]
     if sum(len(text) for text, _ in (*badges, *right)) >= width:
         right = []  # the badges are more important than the time
     return justify(left, right, width)
 
 
-def replay_line(width: int, place_s: tuple[float, float],
+def replay_line(width: int, place_s: tuple[float, float] | None = None,
                 step_period: StepPeriodEstimate | None = None) -> list[StyledText]:
-    """Line in the place of the training job: how far a recording is played and how long it is (``place_s``)."""
+    """Line in the place of the training job: how far a recording is played and how long it is (``place_s``); None: a
+    snapshot."""
+    if place_s is None:
+        keys = "the node as it was  ← →: the minutes before  t: its capture"
+        return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     played_s, length_s = place_s
     left: list[StyledText] = [(" Recording  ", BOLD), (f"{_clock(played_s)} of {_clock(length_s)}  ", PLAIN)]
     period = _first_that_fits(_step_period(step_period, None), width - _cells(left) - _MIN_PLAYED_BAR - 2)

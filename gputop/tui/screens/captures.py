@@ -20,7 +20,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
-from gputop.session.saved_captures import (
+from gputop.session.capture.saved_captures import (
     ListedCapture,
     delete_capture,
     listed,
@@ -134,7 +134,7 @@ class CapturesScreen(ModalScreen[None]):
         self._own: tuple[object, ...] = ()  # what of the session is shown
         self._pattern = ""
         self._stop = threading.Event()
-        self._reading = True
+        self._reading = session.replayed_snapshot is None
 
     def compose(self) -> ComposeResult:
         keys = "enter: open", "a b: compare", "n: name", "/: filter", "d: delete", "↑↓ select", "esc: close"
@@ -145,7 +145,8 @@ class CapturesScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         self._list.focus()
         self.update_view()
-        self._read_logdir()
+        if self._reading:
+            self._read_logdir()
 
     def on_unmount(self) -> None:
         self._stop.set()
