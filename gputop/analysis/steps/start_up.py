@@ -30,6 +30,7 @@ _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
 # cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
 TRIES = r"(?i).*redzone"
+_CONVOLUTION = r"aten::(?:(?:cudnn|miopen)_convolution\w*|convolution_backward)$"
 # A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
 # the median of launch calls, and at least so long. gputop's own figures. A call that waits for a full queue, or whose
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
@@ -118,7 +119,7 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
 def _loading(trace: Trace) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
-    rows = host_rows(trace, _LOADS)
+    rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
     if len(device.launch_end_ns) != len(device):
         return loads
@@ -142,6 +143,16 @@ def _loading(trace: Trace) -> _Found:
     events = launched[long & first]
     launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
+
+
+def _first_convolutions(trace: Trace) -> I64:
+    """PyTorch's convolutions on a GPU in which cuDNN loads its kernels and chooses among them: far longer than usual,
+    and none in the later half of them, as where shapes change and it chooses anew."""
+    rows = host_rows(trace, _CONVOLUTION)
+    length = trace.host.end_ns[rows] - trace.host.start_ns[rows]
+    usual = float(np.median(length)) if len(rows) else 0.0
+    long = np.flatnonzero(length >= max(_WORTH_NAMING_NS, _FAR_LONGER * usual))
+    return rows[long] if len(long) and 2 * long[-1] < len(rows) else rows[:0]
 
 
 def _set_up(trace: Trace) -> _Found:
