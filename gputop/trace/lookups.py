@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.intervals import contains, union
+from gputop.trace.intervals import Spans, contains, union
 from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
@@ -126,6 +126,11 @@ def host_rows(trace: Trace, pattern: str) -> I64:
     """Rows of the host events whose name matches, in order of time."""
     mask = name_mask(trace, pattern)
     return np.flatnonzero(mask[trace.host.name]) if mask.any() else np.empty(0, np.int64)
+
+
+def spans_of(trace: Trace, rows: I64 | slice) -> Spans:
+    """Spans in which any of these events of the host was open, on any thread."""
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def computes_on_cpu(trace: Trace) -> bool:

@@ -24,8 +24,8 @@ from gputop.analysis.steps.torchscript import script_builds
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import coverage, intersect, union
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, name_mask
+from gputop.trace.intervals import coverage, intersect
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -216,7 +216,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     names, which = np.unique(trace.host.name[ops], return_inverse=True)
     counts = np.bincount(which)
     optimizer = host_rows(trace, OPTIMIZER_CALL)
-    in_optimizer = intersect(spans, union(trace.host.start_ns[optimizer], trace.host.end_ns[optimizer])).total
+    in_optimizer = intersect(spans, spans_of(trace, optimizer)).total
     work = ranked_work(work_in(trace, spans, main)[0], per)
     ratio = in_optimizer / spans.total
     return EagerExecution(

@@ -18,7 +18,7 @@ from gputop.text.units import seconds
 from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered
+from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
@@ -216,7 +216,7 @@ def _chosen(trace: Trace) -> Spans:
     rows = host_rows(trace, r".*:\w*Conv[23]D\w*$")
     rows = rows[[trace.lines[line].name.startswith(f"{GRAPH_EXECUTOR} GPU") for line in host.line[rows].tolist()]]
     rows = rows[host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS]
-    return union(host.start_ns[rows], host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
@@ -292,7 +292,7 @@ def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
         return "replicas that begin one after the other"
     may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
     rows = host_rows(trace, COMPILE)
-    compiling = union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    compiling = spans_of(trace, rows)
     for kind, spans in ((COMPILING, compiling), (KERNELS, compiling_kernels(trace)), (AUTOTUNING, _chosen(trace)),
                         (GRAPHS, _recorded(trace))):
         time = coverage(spans, bounds_ns[:, 0], bounds_ns[:, 1])
@@ -331,7 +331,7 @@ def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
     """Calls on these lines that free, unload and destroy after the last work of the GPUs: the program ends."""
     rows = host_rows(trace, _TEARS_DOWN)
     rows = rows[lines[trace.host.line[rows]] & (trace.host.start_ns[rows] >= after_ns)]
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return spans_of(trace, rows)
 
 
 def end_start_ns(trace: Trace) -> int | None:
