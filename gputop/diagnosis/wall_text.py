@@ -132,7 +132,7 @@ def not_enough(a: Analysis, limit: str = "") -> VerdictLines | None:
     recorded = f"{seconds(wall.recorded_s)} recorded"
     if steps is None:
         longer = f"{CAPTURE_LONGER}, if a step takes longer; or mark the steps in the loop"
-        return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall), limit)
+        return no_verdict(f"no whole step in the {recorded}", longer, _seen(wall, "it shows"), limit)
     if steps.start_up:
         return no_verdict(f"only the job's start in the {recorded}", "capture again when the job has run for a while",
                           steps.start_up, limit)
@@ -163,13 +163,13 @@ def _whose(wall: WallTime | RankWallTime) -> str:
     return f" by rank {wall.rank}" if isinstance(wall, RankWallTime) else ""
 
 
-def _seen(wall: WallTime | RankWallTime) -> str:
+def _seen(wall: WallTime | RankWallTime, what: str = "the rest") -> str:
     """The largest parts besides the steps, as shares of what was recorded."""
     apart = (WALL_PARTS[_STEPS][0], WALL_PARTS["unrecorded"][0])
     rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
     large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
     listed = "; ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
-    return f"the rest: {listed}" if listed else ""
+    return f"{what}: {listed}" if listed else ""
 
 
 def _named(row: WallRow, share: float) -> str:

@@ -64,7 +64,7 @@ _NEXT_PASS = r"aten::embedding$|autograd::engine::|Optimizer\."  # what follows 
 # Values that optimizers keep beside each parameter, by their names.
 _SLOTS = {("adam", "lamb", "adadelta", "ftrl"): 2, ("momentum", "rmsprop", "rms_prop", "adagrad", "lars"): 1}
 _NEVER = np.iinfo(np.int64).max
-_BOTH = "Analyze the traces of all ranks together, to distinguish waiting from transfer. For transfer: "
+_BOTH = "First analyze the traces of all ranks together, to separate waiting from transfer. The rest is for transfer. "
 _WORTH_NAMING = 0.02  # share of the delay
 _MAIN_SHARE = 0.5  # share of the delay
 _SILENT = 0.1  # share of the delay: so much without an event is said
@@ -412,7 +412,7 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     gpus = f"GPU {v.latest}" if v.alone else f"GPUs {ranges(v.gpus)}"
     who = _ranks(held_up.processes[:1] if v.alone else held_up.processes)
     host = f"The host{'' if v.alone else 's'}{f' of {who}' if who else ''}"
-    title = f"{host} {'delays' if v.alone else 'delay'} {gpus}{'' if v.alone else ' by turns'}: {others}"
+    title = f"{host} {'delays' if v.alone else 'delay'} {gpus}{'' if v.alone else ' in turn'}: {others}"
     why = (f"{host} {'leaves' if v.alone else 'together leave'} {gpus} without work for {seconds(held_up.gaps_s)} per "
            f"{job.basis}.")
     most = _MAIN_SHARE * held_up.gaps_s
@@ -434,8 +434,8 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
                   "the same time.")
         snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
-        action = ("Find what Python does then, and move it out of the step or into another thread. Work that only one "
-                  "rank does (logging, saving, evaluation) delays all ranks.")
+        action = ("Find what Python does in that time, and move it out of the step or into another thread. Work that "
+                  "only one rank does (logging, saving, evaluation) delays all ranks.")
         snippet = code("collective_waiting", "stack")
     return structs.replace(
         words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
@@ -452,7 +452,7 @@ def _ranks(processes: Sequence[str]) -> str:
 
 
 def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
-    who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns to arrive last"
+    who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns arriving last"
     others = "other GPU waits" if v.waiting_gpus == 2 else "others wait"
     why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}, and the {others} "
            f"inside them: {seconds(v.waiting_s)} per {job.basis} and GPU, not hidden behind compute.")

@@ -127,7 +127,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     traced = "compiled" if job.framework in ("jax", "pytorch") else "traced"
     how = f"{v.function} was {traced} again {v.count} times in the window"
     if v.made and job.framework != "pytorch":
-        how = f"The program makes {v.function} anew, {v.made} times in the window, and each new function is traced"
+        how = f"The program creates {v.function} again, {v.made} times in the window, and traces each new function"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
     action, snippet = _SAME_SHAPES.get(job.framework, _SAME_SHAPES[""]), code("retracing", *job.keys)
@@ -136,7 +136,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     if v.scripted:
         action, snippet = _SCRIPTED, code("retracing", "torchscript")
     return Explanation(
-        title=(f"{v.function} is made and traced anew in the loop" if v.made and job.framework != "pytorch" else
+        title=(f"{v.function} is created and traced again in the loop" if v.made and job.framework != "pytorch" else
                f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
         why=f"{how}. That takes {seconds(v.tracing_s)} of the "
             f"{'mean step' if job.basis == 'step' else job.basis}, {percent(v.share)}"
@@ -204,7 +204,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     ops = ops[coverage(spans, trace.host.start_ns[ops], trace.host.start_ns[ops] + 1) > 0]
     if len(ops) < EAGER_OPS * per:
         return None
-    every_start = trace.host.start_ns[main[trace.host.line]]
+    every_start = trace.host.start_ns[main.take(trace.host.line)]
     recorded = int((np.searchsorted(every_start, spans.end) - np.searchsorted(every_start, spans.start)).sum())
     recording_s = min(recorded / per * limit("launch_bound.recording_s"), host.eager_s)
     # The step is shorter without the profiler's own part; other programs hold up ops as much as the rest of the step,
@@ -350,7 +350,7 @@ def _sees_xla(trace: Trace, functions: Functions | None) -> bool:
     if functions is not None and (functions.xla_modules or functions.xla_runs or functions.xla_compilations
                                   or any(use.xla for use in functions.functions)):
         return True
-    return bool(name_mask(trace, _XLA_KERNEL)[trace.device.name].any())
+    return bool(name_mask(trace, _XLA_KERNEL).take(trace.device.name).any())
 
 
 def _elementwise(trace: Trace, kernels: I64) -> Mask:

@@ -78,7 +78,8 @@ def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
     host = facts.trace.host
     launching = np.zeros(len(facts.trace.lines), bool)
     launching[launching_lines(facts.trace)] = True
-    return _in_waits(facts, host.start_ns[rows_of(launching[host.line])], waits)  # in order, as all events of a trace
+    begin_ns = host.start_ns[rows_of(launching.take(host.line))]  # in order, as all events of a trace
+    return _in_waits(facts, begin_ns, waits)
 
 
 def _in_waits(facts: TraceFacts, begin_ns: I64, waits: dict[int, Spans]) -> float:
@@ -294,7 +295,7 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
 
 def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:
     return Explanation(
-        title=f"CUDA graphs are recorded anew in each {job.basis}: {percent(v.share)} of it",
+        title=f"Recording CUDA graphs again and again costs {percent(v.share)} of the {job.basis}",
         why=f"{count(v.recorded)} CUDA graphs per {job.basis} are recorded and instantiated, which takes "
             f"{seconds(v.recording_s)} on the host. Meanwhile the GPU is idle, for {percent(v.share)} of the "
             f"{job.basis}. A graph saves time only if it is launched many times.",

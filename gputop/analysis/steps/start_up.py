@@ -19,7 +19,7 @@ from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered, spans_of
-from gputop.trace.model import I64, Kind, MemoryKind, Trace
+from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
@@ -75,6 +75,7 @@ class StartUpSpan(Struct, frozen=True):
     what: str
 
 
+@once
 def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     """The recorded work of a job's start, in order of time; no two of the spans overlap.
 
@@ -180,7 +181,7 @@ def _set_up(trace: Trace) -> _Found:
 
 def _tried(trace: Trace) -> _Found:
     mask, device = name_mask(trace, TRIES, ("redzone",)), trace.device
-    rows = np.flatnonzero(mask[device.name]) if mask.any() else np.empty(0, np.int64)
+    rows = np.flatnonzero(mask.take(device.name)) if mask.any() else np.empty(0, np.int64)
     tried = merge(joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS), _chosen(trace))
     return _found(tried)
 
@@ -273,7 +274,7 @@ def past_start(trace: Trace) -> bool:
 def tries_ns(trace: Trace) -> I64:
     """Begins of the kernels with which cuDNN's algorithms are tried out, in order."""
     mask = name_mask(trace, TRIES, ("redzone",))
-    return trace.device.start_ns[mask[trace.device.name]] if mask.any() else np.empty(0, np.int64)
+    return trace.device.start_ns[mask.take(trace.device.name)] if mask.any() else np.empty(0, np.int64)
 
 
 def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:

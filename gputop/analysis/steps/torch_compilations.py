@@ -56,7 +56,7 @@ def compiling(trace: Trace, lines: Mask) -> Spans:
 
 def compiling_kernels(trace: Trace) -> Spans:
     """Spans in which kernels are compiled, or tried out, one by one; calls within others count once."""
-    rows = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS)[trace.host.name])
+    rows = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS).take(trace.host.name))
     return spans_of(trace, rows)
 
 

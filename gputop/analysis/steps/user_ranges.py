@@ -155,7 +155,7 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
     """Numbered ranges of the training loop; None where no ranges count its iterations."""
     host = trace.host
     mask = _mask(trace, "numbered ranges", lambda name: _names_iteration(name) or names_parts(name))
-    rows = np.flatnonzero(mask[host.name]) if mask.any() else np.empty(0, np.int64)
+    rows = np.flatnonzero(mask.take(host.name)) if mask.any() else np.empty(0, np.int64)
     rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
     if len(rows) < _FEWEST:
         return None
@@ -183,12 +183,12 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
 
 def _mask(trace: Trace, key: str, fits: Callable[[str], bool]) -> Mask:
     """Mask of ``trace.names`` that fit, as :func:`gputop.trace.lookups.name_mask`."""
-    mask = trace.name_masks.get((key,))
+    mask = trace.found.get((key,))
     if mask is None or len(mask) != len(trace.names) + 1:
         mask = np.zeros(len(trace.names) + 1, bool)
         mask[:-1] = [0 < len(name) <= MAX_CHARS and fits(name) for name in trace.names]
         mask.flags.writeable = False
-        trace.name_masks[(key,)] = mask
+        trace.found[(key,)] = mask
     return mask
 
 
