@@ -12,7 +12,6 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import (
     HOST_EVENTS,
     TraceFacts,
-    host_spans_of,
     on_host,
     recorder_s,
     removed_host_time,
@@ -34,7 +33,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import contains, coverage, intersect
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, host_stat, name_mask
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -229,7 +228,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
         return None
     names, which = np.unique(trace.host.name[ops], return_inverse=True)
     counts = np.bincount(which)
-    calls = intersect(host_spans_of(facts, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
+    calls = intersect(spans_of(trace, host_rows(trace, OPTIMIZER_CALL)), facts.analyzed_spans)
     ratio = intersect(spans, calls).total / spans.total
     updates, _ = without_recorder(facts, calls.total / per / 1e9 * (1 - held_up), calls, held_up)
     ran_s = facts.period_s * (1 - held_up)

@@ -197,12 +197,6 @@ def on_host(facts: TraceFacts, work: Sequence[GapWork], within: Spans, per: str 
                          per or facts.basis, at_s=begins.get(item.name)) for item in work)
 
 
-def host_spans_of(facts: TraceFacts, rows: I64) -> Spans:
-    """Spans of these events of the host."""
-    host = facts.trace.host
-    return union(host.start_ns[rows], host.end_ns[rows])
-
-
 def loads_itself(facts: TraceFacts) -> bool:
     """Return whether the training loop's own thread runs what makes PyTorch's batches (num_workers=0)."""
     return bool(name_mask(facts.trace, SINGLE_PROCESS).any())

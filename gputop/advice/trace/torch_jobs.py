@@ -7,7 +7,7 @@ import numpy as np
 
 from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, host_spans_of, share_of_steps, without_recorder
+from gputop.advice.trace.facts import TraceFacts, share_of_steps, without_recorder
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.host.small_ops import outermost_ops
@@ -19,7 +19,7 @@ from gputop.analysis.steps.pytorch_ops import BACKWARD_NODE
 from gputop.core.findings import MEDIUM_SHARE, Culprit, Severity
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, contains, coverage, intersect, merge, union
-from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask
+from gputop.trace.lookups import computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64
 from gputop.trace.threads import MAIN, lines_of
 
@@ -78,7 +78,7 @@ def judge_accumulation_sync(facts: TraceFacts) -> AccumulationSync | None:
     else:
         work = host_rows(trace, _REDUCES)
         numbers = _process_of(facts, work)
-        communication = float(np.mean([share_of_steps(facts, host_spans_of(facts, work[numbers == process]))
+        communication = float(np.mean([share_of_steps(facts, spans_of(facts.trace, work[numbers == process]))
                                        for process in np.unique(processes[0]).tolist()]))
     share = communication * (most - 1) / most
     if share < limit("accumulation_sync.share"):
@@ -111,11 +111,11 @@ class GradientsZeroed(Verdict, frozen=True, kw_only=True):
 def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
     """zero_grad() fills gradients with zeros, to which the backward pass then adds, instead of dropping them."""
     trace, host = facts.trace, facts.trace.host
-    within, fills = host_spans_of(facts, host_rows(trace, _ZERO_GRAD)), host_rows(trace, _ZEROES)
+    within, fills = spans_of(facts.trace, host_rows(trace, _ZERO_GRAD)), host_rows(trace, _ZEROES)
     fills = fills[coverage(within, host.start_ns[fills], host.start_ns[fills] + 1) > 0]
     if not len(fills):
         return None
-    nodes, adds = host_spans_of(facts, host_rows(trace, _ADDS_GRADIENT)), host_rows(trace, _ADD)
+    nodes, adds = spans_of(facts.trace, host_rows(trace, _ADDS_GRADIENT)), host_rows(trace, _ADD)
     adds = adds[coverage(nodes, host.start_ns[adds], host.start_ns[adds] + 1) > 0]
     # Of several backward passes for one update only the first one adds to zeros. How many there are is known where each
     # gradient is filled by itself.
@@ -132,8 +132,8 @@ def judge_gradients_zeroed(facts: TraceFacts) -> GradientsZeroed | None:
 def _work(facts: TraceFacts, rows: I64) -> float:
     """The share of the steps that these ops take: their kernels on GPUs, else themselves."""
     if not facts.active:
-        return share_of_steps(facts, host_spans_of(facts, rows))
-    device, spans = facts.trace.device, host_spans_of(facts, rows)
+        return share_of_steps(facts, spans_of(facts.trace, rows))
+    device, spans = facts.trace.device, spans_of(facts.trace, rows)
     of_ops = np.flatnonzero(coverage(spans, device.launch_ns, device.launch_ns + 1) > 0)
     time = int(coverage(facts.analyzed_spans, device.start_ns[of_ops], device.end_ns[of_ops]).sum())
     return time / (facts.analyzed_spans.total * len(facts.active)) if facts.analyzed_spans.total else 0.0
@@ -180,7 +180,7 @@ def judge_ops_without_gradient(facts: TraceFacts) -> OpsOutsideModel | None:
     kinds, which, counts = np.unique(host.name[ops], return_inverse=True, return_counts=True)
     times = np.bincount(which, within)
     longest = [i for i in np.argsort(-times).tolist() if times[i] >= limit("ops_without_gradient.named") * total]
-    spans = host_spans_of(facts, ops)
+    spans = spans_of(facts.trace, ops)
     return OpsOutsideModel(
         gpus=(), share=share, claim="about", ops_s=share * facts.period_s,
         names=", ".join(trace.names[kinds[i]] for i in longest[:_NAMED_LINES]) or "many kinds",
@@ -256,7 +256,7 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
         checked[of_line] = holds(trace, of_thread, host.start_ns[checks[host.line[checks] == line]])
         work = host_rows(trace, _CHECKS)
         work = work[host.line[work] == line]
-        backward = host_spans_of(facts, of_thread)
+        backward = spans_of(facts.trace, of_thread)
         in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None
@@ -350,7 +350,7 @@ def judge_double_precision(facts: TraceFacts) -> DoublePrecision | None:
     wide = products[np.isin(products, double)]
     if not len(wide):
         return None
-    ratio, every = (share_of_steps(facts, host_spans_of(facts, rows)) for rows in (wide, products))
+    ratio, every = (share_of_steps(facts, spans_of(facts.trace, rows)) for rows in (wide, products))
     share = ratio * limit("double_precision.saved")
     if ratio < limit("double_precision.products") * every or share < limit("double_precision.share"):
         return None
@@ -394,7 +394,7 @@ def judge_onednn_off(facts: TraceFacts) -> OnednnOff | None:
     backward = _on_main(facts, host_rows(trace, r"aten::convolution_backward$"))
     if not len(rows) or len(host_rows(trace, r"aten::mkldnn_convolution")):
         return None
-    ratio = share_of_steps(facts, host_spans_of(facts, np.sort(np.concatenate((rows, backward)))))
+    ratio = share_of_steps(facts, spans_of(facts.trace, np.sort(np.concatenate((rows, backward)))))
     if ratio < limit("onednn_off.share"):
         return None
     return OnednnOff(gpus=(), share=ratio, ratio=ratio, op=trace.names[host.name[rows[0]]],

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from gputop.trace.intervals import EMPTY, Spans, merge, subtract, union
-from gputop.trace.lookups import Mask, host_rows
+from gputop.trace.lookups import Mask, host_rows, spans_of
 from gputop.trace.model import I64, Trace
 
 # An op that takes longer computes for most of its time; a longer pause is Python's own work. gputop's own figures.
@@ -48,7 +48,7 @@ def small_ops(trace: Trace, lines: Mask) -> SmallOps:
         return SmallOps(ops[:0], EMPTY, 0)
     compiled = host_rows(trace, _COMPILED)
     compiled = compiled[lines[host.line[compiled]]]
-    spans = subtract(spans, union(host.start_ns[compiled], host.end_ns[compiled]))
+    spans = subtract(spans, spans_of(trace, compiled))
     return SmallOps(np.sort(np.concatenate(rows_of_lines)), spans, count)
 
 
