@@ -195,8 +195,8 @@ def _memory(v: BatchSizeHeadroom) -> str:
     if v.memory is None:
         return "This trace does not show whether memory has room for it."
     peak, capacity = v.memory
-    return (f"At its peak the fullest GPU uses {percent(peak / capacity)} of the {size(capacity)} that its allocator "
-            "can have.")
+    return (f"At its peak, the fullest GPU uses {percent(peak / capacity)} of the {size(capacity)} that its allocator "
+            "may take.")
 
 
 # -- small_grids --------------------------------------------------------------------------------------

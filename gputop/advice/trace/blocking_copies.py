@@ -20,7 +20,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import HostWaits, host_waits
-from gputop.text.units import count, percent
+from gputop.text.units import count, percent, size
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind
@@ -30,7 +30,7 @@ _ACTIONS = {
     "h2d": "Do not send small values to the GPU within the step: make them there, keep them there, or copy from pinned "
            "memory without waiting.",
     "d2h": "Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch them "
-           "every so many steps.",
+           "every hundred steps.",
     "sync": "Do not synchronize within the step: a stream keeps its order without the host, and CUDA events measure "
             "times without a wait.",
 }
@@ -247,8 +247,8 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
         evidence |= {f"copies_per_{job.basis}": sum(copies.count for copies in v.copies.values()),
                      "mean_bytes": main.mean_bytes}
     for way, copies in sorted(v.copies.items(), key=lambda item: -item[1].count):
-        made.append(f"{count(copies.count)} {_WAYS[way]} per {job.basis} and GPU ({copies.mean_bytes:,.0f} bytes each "
-                    "on average)")
+        made.append(f"{count(copies.count)} {_WAYS[way]} per {job.basis} and GPU ({size(copies.mean_bytes)} each on "
+                    "average)")
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
         made.append(f"{count(v.syncs)} call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU that "

@@ -70,7 +70,7 @@ def _with_few_workers(cpus: JobCpus | None) -> JobCpus | None:
 def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
     mostly_children = v.children is not None and v.children >= _MAIN_SHARE * v.programs
     who = "Other processes" if mostly_children else "Other programs"
-    started = f", {v.children:.2g} of them by processes that the job started" if mostly_children else ""
+    started = f", and {v.children:.2g} of them went to processes that the job started" if mostly_children else ""
     why = (f"{who} used {v.programs:.2g} of the {v.allowed:.3g} CPUs that the job may use{started}. The job itself "
            f"got {v.used:.2g}, and no CPU was idle.")
     if v.held_up is not None and v.held_up >= 0.01:

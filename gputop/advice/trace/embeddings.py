@@ -255,8 +255,8 @@ def describe_embedding_dense(v: EmbeddingDense | TablesAsWhole | TablesInXla, jo
         title=_title(v.used),
         why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as they are. "
             f"The optimizer reads and writes all of their rows. That takes {seconds(spent)} per {job.basis}: "
-            f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A {job.basis} "
-            "can change only the rows that it looks up.",
+            f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A step "
+            "needs to change only the rows that it looks up.",
         evidence={"table_rows_count": float(v.rows), "used_rows_ratio": v.used, "dense_gradients_s": v.backward_s,
                   "dense_optimizer_s": v.optimizer_s, "tables_of_gradients_ratio": v.tables_part,
                   "share_ratio": spent / job.period_s},
@@ -276,8 +276,8 @@ def _describe_xla(v: TablesInXla, job: Job) -> Explanation:
     return Explanation(
         title=_title(v.used),
         why=f"Embedding tables (the largest: {size(v.table_bytes)}) get gradients as large as they are. The optimizer "
-            f"reads and writes all of their rows. That takes {seconds(v.spent_s)} per {job.basis}. A {job.basis} can "
-            "change only the rows that it looks up.",
+            f"reads and writes all of their rows. That takes {seconds(v.spent_s)} per {job.basis}. A step needs "
+            "to change only the rows that it looks up.",
         evidence={"table_bytes": float(v.table_bytes), "used_rows_ratio": v.used, "dense_gradients_s": v.gradients_s,
                   "dense_optimizer_s": v.optimizer_s, "share_ratio": v.spent_s / job.period_s},
         action="Look the rows up outside of the differentiated function, and add their gradient to these rows alone, "

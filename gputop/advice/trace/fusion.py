@@ -98,8 +98,8 @@ _COPY = r"copy|CatArray|transpose|SwapDimension"  # of queries, keys or values: 
 _BETWEEN = 8  # kernels: scale, mask and cast, two reductions and TensorFlow's softmax, dropout
 _NO_FLASH_KERNEL = (
     "scaled_dot_product_attention runs here as separate kernels. Flash attention needs FP16 or BF16 and a head size "
-    "of at most 256. The memory-efficient kernel also takes FP32. Neither may be switched off (sdpa_kernel, "
-    "enable_mem_efficient_sdp).")
+    "of at most 256. The memory-efficient kernel also takes FP32. Check that neither is switched off "
+    "(sdpa_kernel, enable_mem_efficient_sdp).")
 
 
 class AttentionUnfused(Verdict, frozen=True, kw_only=True):

@@ -98,11 +98,11 @@ def _explained(numbers: F64) -> float:
 def describe_growing_steps(v: StepsGrow, job: Job) -> Explanation:
     action, snippet = _FIX.get(job.framework, _FIX[""]), code("long_steps", f"grows-{job.framework}")
     if v.more_calls:
-        title = f"Each step makes {count(v.more_calls)} calls more than the one before: it carries on what grows"
+        title = f"Each step makes {count(v.more_calls)} calls more than the one before: something grows"
         why = (f"The host makes {count(v.calls)} calls per {job.basis}, and {count(v.more_calls)} more from each "
                f"{job.basis} to the next, in all {v.steps} that were recorded. {percent(v.share)} of the calls are of "
-               "kinds whose number grows. The job gets slower and needs more memory without an end.")
-        gain = "at most: all calls of the kinds whose number grows, but for those of one step"
+               "kinds whose number grows. The job gets slower and slower, and needs more and more memory.")
+        gain = "at most: all calls of the kinds whose number grows, except those of one step"
     else:
         title = f"Each step is longer than the one before: {seconds(v.first_s)} grew to {seconds(v.last_s)}"
         why = (f"Within {v.steps} steps the {job.basis} grows from {seconds(v.first_s)} to {seconds(v.last_s)}, and "

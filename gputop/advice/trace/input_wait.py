@@ -150,7 +150,7 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     evidence.update(v.fix.numbers or {})
     gain = "all input wait while no GPU works, if every batch were ready in time"
     if job.framework == "pytorch" and v.gpus:
-        gain += "; to hand large batches over from workers, and to pin them, takes time as well"
+        gain += "; handing over large batches from workers and pinning them takes time as well"
     if v.fix.step_s is not None:
         how = v.fix.how.replace(MOST_TO_EXPECT, "") if v.claim in ("at least", "about") else v.fix.how
         gain = f"the step then takes as long as its slowest remaining part, assuming that {how}"

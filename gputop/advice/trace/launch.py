@@ -295,7 +295,7 @@ def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
 
 def describe_graph_recapture(v: GraphRecapture, job: Job) -> Explanation:
     return Explanation(
-        title=f"CUDA graphs are recorded anew in each {job.basis}: {percent(v.share)} of it",
+        title=f"Recording CUDA graphs again and again costs {percent(v.share)} of the {job.basis}",
         why=f"{count(v.recorded)} CUDA graphs per {job.basis} are recorded and instantiated, which takes "
             f"{seconds(v.recording_s)} on the host. Meanwhile the GPU is idle, for {percent(v.share)} of the "
             f"{job.basis}. A graph saves time only if it is launched many times.",

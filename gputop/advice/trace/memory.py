@@ -305,7 +305,7 @@ def describe_memory_growth(v: MemoryGrowth, job: Job) -> Explanation:
     return Explanation(
         title=f"Each step leaves {size(v.per_step_bytes)} of {where} allocated: {size(hour)} an hour",
         why=(f"In {v.steps} steps of {seconds(job.period_s)} the {v.allocator} rose from each step to the next, by "
-             f"{size(v.per_step_bytes)} in the median. Something keeps tensors of steps that are over."),
+             f"{size(v.per_step_bytes)} in the median. Something keeps tensors of finished steps."),
         evidence={"grows_bytes_per_step": v.per_step_bytes, "grows_bytes_per_s": v.bytes_per_s},
         action=("Keep numbers of past steps, not tensors with their graphs. Look for lists, dicts and attributes that "
                 "grow in the loop: losses, outputs, a sum of losses."),

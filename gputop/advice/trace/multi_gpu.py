@@ -278,7 +278,7 @@ def _even(delay: dict[int, float], launches: LaunchOrder) -> bool:
 
 
 def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
-    why = (f"The first kernel of a step is launched on GPU {v.last} {seconds(v.last_launched_s)} later than on GPU "
+    why = (f"On GPU {v.last}, the first kernel of a step is launched {seconds(v.last_launched_s)} later than on GPU "
            f"{v.first} (median), and on each GPU about {seconds(v.per_gpu_s)} later than on the one before.")
     if v.in_turns:
         why += " One thread launches a GPU's step before it turns to the next GPU."

@@ -93,9 +93,9 @@ def describe_accumulation_sync(v: AccumulationSync, job: Job) -> Explanation:
              f"gradients after each of them ({v.reductions:.0f} AllReduces each time). The reductions take "
              f"{percent(v.communication)} of the {job.basis}. Only the last one is needed."),
         evidence={"accumulated_passes_count": float(v.passes), "reducing_ratio": v.communication},
-        action="Reduce gradients after the last backward pass alone: run the others within no_sync().",
+        action="Reduce gradients only after the last backward pass: run the others within no_sync().",
         snippet=code("accumulation_sync", "pytorch"),
-        gain="the reductions but the last one of each update",
+        gain="all reductions except the last one of each update",
         source=source("accumulation_sync.share", "accumulation_sync.updates", "accumulation_sync.reduced"),
     )
 
@@ -145,7 +145,7 @@ def describe_gradients_zeroed(v: GradientsZeroed, job: Job) -> Explanation:
              f"The backward pass then adds to them{f', which takes {seconds(v.adding_s)}' if v.adding_s else ''}. With "
              "set_to_none it writes its results without either."),
         evidence={"zeroing_s": v.zeroing_s, "adding_zeros_s": v.adding_s, "share_ratio": v.share},
-        action="Drop the gradients instead, as PyTorch 2 does by default. That also frees their memory meanwhile.",
+        action="Drop the gradients instead, as PyTorch 2 does by default. That also frees their memory between steps.",
         snippet=code("gradients_zeroed", "pytorch"),
         gain="the time of both" if v.adding_s else "at most: the time of the zeros",
         source=source("gradients_zeroed.share"),
@@ -208,7 +208,7 @@ def describe_ops_without_gradient(v: OpsOutsideModel, job: Job) -> Explanation:
         title=f"Ops outside the model take {percent(v.share)} of the {job.basis}: {v.names}",
         why=(f"No gradient passes through these ops, and they are not the optimizer's. They take {seconds(v.ops_s)} of "
              f"each {job.basis}. Usual causes are metrics, histograms and other logging, or masks and tables that are "
-             "computed anew each time."),
+             "computed again each time."),
         evidence={"ops_without_gradient_s": v.ops_s, "share_ratio": v.share},
         action=("Compute metrics and logging every hundred steps. Compute what does not change once, before the loop. "
                 "Prepare the batch in the DataLoader's workers."),

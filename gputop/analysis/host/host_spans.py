@@ -16,6 +16,7 @@ from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, torch_builds
+from gputop.analysis.steps.torchscript import script_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
@@ -97,7 +98,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
     tracing = _tracing(trace, here, traced, begun)
     tracing = merge(tracing, compiling(trace, main))
-    for builds in torch_builds(trace, main):
+    for builds in (*torch_builds(trace, main), *script_builds(trace)):
         tracing = merge(tracing, union(builds.start_ns, builds.end_ns))
     eager = EMPTY
     if short_ops is not None:

@@ -16,6 +16,7 @@ from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
 
 TRAINING, EVALUATION, PREDICTION, UNKNOWN = "training", "evaluation", "prediction", "unknown"
+SERVES = ("prefill", "decode")  # of the steps of a server of models
 
 _NAMED = (
     (TRAINING, r"(?:__inference_)?train_function"),

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
+from gputop.analysis.steps.torchscript import script_builds
 from gputop.text.units import seconds
 from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
@@ -22,7 +23,8 @@ from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
-TORCH_COMPILING, KERNELS, UPLOAD = "torch_compilation", "kernel_compilation", "upload"
+TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
+KERNELS, UPLOAD = "kernel_compilation", "upload"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
@@ -53,7 +55,8 @@ START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that f
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
-    TORCH_COMPILING: "compilation by torch.compile", KERNELS: "compilation of kernels (NVRTC, Triton)",
+    TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
+    KERNELS: "compilation of kernels (NVRTC, Triton)",
     AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
     UPLOAD: "copying of the model to the GPU",
 }
@@ -61,9 +64,9 @@ _TEXTS = {
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
-    "torch_compilation" (by torch.compile), "kernel_compilation" (by NVRTC or Triton), "tracing" (Python builds the
-    function's graph), "autotuning", "graphs" (CUDA's) or "upload" (of the model); ``what`` is the function or the call,
-    "" where no name tells."""
+    "torch_compilation" (by torch.compile), "torchscript", "kernel_compilation" (by NVRTC or Triton), "tracing" (Python
+    builds the function's graph), "autotuning", "graphs" (CUDA's) or "upload" (of the model); ``what`` is the function
+    or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -89,7 +92,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     loaded = _joined(_loading(trace), _set_up(trace))
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _tried(trace)),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
-                        (KERNELS, _found(compiling_kernels(trace))),
+                        (SCRIPT, _by_script(trace)), (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -232,6 +235,12 @@ def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
     if any(built_again(trace, one) for one in torch_builds(trace, lines_of(trace, MAIN))):
         by_torch = EMPTY
     return _found(by_torch)
+
+
+def _by_script(trace: Trace) -> _Found:
+    """Compilations of TorchScript's functions, without those that are compiled again and again."""
+    once = [one for one in script_builds(trace) if not built_again(trace, one)]
+    return _found(merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in once)))
 
 
 def _outside(calls: _Found, spans: Spans) -> _Found:

@@ -6,9 +6,12 @@ import re
 
 import pytest
 
+from gputop.advice.trace.collectives import _moved
+from gputop.analysis.results import CollectiveOp
 from gputop.diagnosis.diagnose import analyze, analyze_to_facts, analyze_trace
 from gputop.timeline.rows import rows_of
-from gputop.trace.model import Kind, Trace
+from gputop.trace.model import HloOp, Kind, Trace
+from gputop.trace.readers.load import load
 from tests.advice.trace.traces import (
     KERNEL,
     NCCL,
@@ -39,6 +42,51 @@ def test_exposed_communication(transfer, severity):
 
 def test_communication_beside_compute_costs_nothing():
     assert findings(reducing(4_000, hidden=True)) == {}
+
+
+def hold(b: Builder, in_use: int, gpus: int = 4) -> Builder:
+    """TensorFlow's allocators, which hold so much at least."""
+    for gpu in range(gpus):
+        for i in range(STEPS):
+            b.memory(i * STEP + 50, f"GPU_{gpu}_bfc", in_use + gpu, 10**10, 2 * in_use)
+            b.memory(i * STEP + 9_000, f"GPU_{gpu}_bfc", 2 * in_use, 10**10, 2 * in_use)
+    return b
+
+
+def test_the_bytes_of_an_allreduce_by_what_the_gpus_always_hold():
+    """24 MB with Adam's two slots: at most 8 MB to reduce, as 2 million parameters."""
+    b = hold(reducing(4_000, link=True), 24_000_000).host("ResourceApplyAdam", 20, 5)
+    f = findings(b)["allreduce_slow"]
+    by_params = findings(reducing(4_000, link=True), 2_000_000)["allreduce_slow"]
+    assert f.evidence["bytes_per_step"] == by_params.evidence["bytes_per_step"] == 8_000_000
+    assert "AllReduces of 8.0 MB per step (at most: a GPU always holds 24.0 MB, of which the optimizer" in f.why
+    assert "(2.0 million parameters × 4 bytes) take 4.0 ms" in by_params.why
+    assert "2 × 3/4 of the bytes at that rate" in f.why
+    assert "allreduce_slow" not in findings(hold(reducing(4_000, link=True), 24_000_000))  # SGD keeps nothing: 24 MB
+
+
+def test_the_bytes_of_an_allreduce_by_the_gradients_and_by_xlas_program():
+    b = reducing(4_000, link=True)
+    for i in range(STEPS):
+        for k in range(4):
+            b.host("torch::autograd::AccumulateGrad", i * STEP + 9_000 + k * 10, 5, elements=500_000)
+    f = findings(b)["allreduce_slow"]
+    assert f.evidence["bytes_per_step"] == 8_000_000 and "2.0 million elements of gradients × 4 bytes" in f.why
+    trace = reducing(4_000, link=True).build()
+    trace.device.hlo[trace.device.kind == Kind.COLLECTIVE] = 0
+    trace.hlo_ops.append(HloOp("jit(step)/add", "", None, 16_000_000, "all-reduce"))
+    f = findings(trace)["allreduce_slow"]
+    assert f.evidence["bytes_per_step"] == 8_000_000 and "by the sizes of their messages" in f.why
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+def test_the_parameters_of_real_jobs_by_their_allocators():
+    """TensorFlow's tutorial of MNIST has 347,146 parameters, BERT-large 334 million; both train with Adam."""
+    for name, parameters, within in (("mirrored_4v100_mnist", 347_146, 0.06), ("multiworker_8v100", 334e6, 0.01)):
+        facts = analyze_to_facts(load([SHARED / "xplane_nvidia" / f"{name}.xplane.pb"]))
+        gpus = {1: 0.0, 4: 0.0, 6: 0.0} if name.startswith("multi") else {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
+        moved = _moved(facts, CollectiveOp("AllReduce", 1, 1.0, 1.0, None, gpus, None, None, None), 2)
+        assert moved is not None and moved.bytes == pytest.approx(4 * parameters, rel=within)
 
 
 def test_the_estimated_saving_is_at_most_the_compute_to_hide_behind():
@@ -293,10 +341,48 @@ def gathering(op: str, around: str = "") -> Builder:
 def test_activations_of_tensor_parallelism_are_no_parameters_to_prefetch():
     tensors = findings(gathering("_c10d_functional::all_gather_into_tensor", "Redistribute"))
     of_tensors = tensors["communication_exposed"]
-    assert "activations" in of_tensors.action and "loss_parallel" in (of_tensors.snippet or "")
+    assert "activations" in of_tensors.action and "logits" not in of_tensors.title
+    assert "init_device_mesh" in (of_tensors.snippet or "")
     sharded = findings(gathering("c10d::_allgather_base_", "FSDP::all_gather (l.0)"))["communication_exposed"]
     assert "parameters" in sharded.action and "activations" not in sharded.action
     assert "set_modules_to_forward_prefetch" in (sharded.snippet or "")
+
+
+def gathering_logits(*, trains: bool = True, behind: bool = True) -> Builder:
+    """One rank under tensor parallelism: 4 short gathers, each before a product, and a long one ``behind`` the last."""
+    b, gather = Builder(format="chrome"), "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1).host("aten::embedding", i * STEP + 2, 2)
+        b.host("cudaDeviceSynchronize", i * STEP + 300, STEP - 310)
+        for k in range(5):
+            at, host, length = i * STEP + 150 + k * 1_400, i * STEP + 5 + k * 20, 9_000 if k == 4 else 1_000
+            if k < 4 or behind:
+                b.host("Redistribute", host, 6).host("_c10d_functional::all_gather_into_tensor", host + 1, 4)
+            b.run(0, at, length, gather, kind=Kind.COLLECTIVE, launch=host + 2, launch_length=1, thread="python")
+            if k < 4:
+                b.host("aten::mm", host + 8, 4)
+                b.run(0, at + 1_010, 350, KERNEL, launch=host + 9, launch_length=1, thread="python")
+        if trains:
+            b.host("autograd::engine::evaluate_function: MmBackward0", i * STEP + 200, 50, "autograd")
+        b.run(0, i * STEP + 15_000, 4_000, KERNEL, launch=i * STEP + 210, launch_length=1, thread="autograd")
+    return b
+
+
+def test_gathered_logits_have_a_fix_of_their_own():
+    f = findings(gathering_logits())["communication_exposed"]
+    assert f.title == "Gathering the full logits takes 45% of the step on GPU 0"
+    assert "loss parallel" in f.action and "loss_parallel" in (f.snippet or "")
+    assert f.gain.claim == "at most" and f.gain.step_time == pytest.approx(0.45, abs=0.01)
+    serves = findings(gathering_logits(trains=False))["communication_exposed"]
+    assert "full logits" in serves.title and "argmax" in serves.action and serves.snippet is None
+
+
+def test_what_is_gathered_before_a_product_or_by_no_tensor_is_no_logits():
+    assert "logits" not in findings(gathering_logits(behind=False))["communication_exposed"].title
+    b = gathering_logits()
+    for i in range(STEPS):
+        b.host("aten::mm", i * STEP + 120, 4)
+    assert "logits" not in findings(b)["communication_exposed"].title
 
 
 def test_many_reductions_of_activations_are_no_gradients_to_pack():
