@@ -204,8 +204,8 @@ def test_it_is_installed(minor: int, installer: str, kind: str, packed: dict[str
 
 
 def _resolved(requirements: tuple[str, ...], minor: int, *words: str | Path) -> str:
-    return _run(_program("uv"), "pip", "compile", "-q", "--no-header", "--no-annotate", "--no-python-downloads",
-                "--python", sys.executable, "--python-version", f"3.{minor}", "--only-binary", ":all:", *words, "-",
+    return _run(_program("uv"), "pip", "compile", "-q", "--python", sys.executable, "--no-python-downloads",
+                "--no-header", "--no-annotate", "--only-binary", ":all:", "--python-version", f"3.{minor}", "-", *words,
                 stdin="\n".join(requirements))
 
 

@@ -62,7 +62,7 @@ class FindingStore:
     def run_live_rules(self, history: History, sample: NodeSample, interval_s: float,
                        ranks: RasReport | None = None, unprotected: tuple[int, ...] | None = None) -> None:
         """Update the live advice, every 2 s at most; a replayed snapshot keeps its own. ``unprotected``: see
-        :class:`~gputop.session.captures.FoundServers`."""
+        :class:`~gputop.session.capture.captures.FoundServers`."""
         wait_s = LIVE_RULES_PERIOD_S - 0.5 * min(1.0, interval_s)  # ticks jitter
         if self._frozen or 0 <= sample.time_s - self.rules_ran_s < wait_s:
             return

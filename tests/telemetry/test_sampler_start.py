@@ -31,7 +31,7 @@ def test_before_a_connection_it_reads_the_gpus_and_waits(simulated: bool) -> Non
     first = out.get(timeout=WAIT_S)
     assert isinstance(first, NodeSample) and first.host["cpu_ratio"].value is not None and first.processes
     again = (first.time_s > first_gpus.time_s, first.gpus[0]["power_w"].value == 2.0, first.interval_s is None)
-    assert again == (not simulated, not simulated, True), "a rate needs two readings"
+    assert again == (not simulated, not simulated, True), "a rate needs two readings, but of what is simulated"
     sampler.stop(WAIT_S)
     assert node.closed.is_set()
 

@@ -307,7 +307,7 @@ MONITOR_EFFECTS = {
     "open('captures')": Effect(screen, to(CapturesScreen)),
     "recommendations": Effect(focused, to(ActionsPanel), ("tab",)),
     "open('snapshot')": Effect(lambda app: {p.suffix for p in Path("traces").glob("*-SIMULATED-*")},
-                               to({".json", ".txt", ".svg", ".html"})),
+                               to({".json", ".txt", ".html"})),
     "metric(1)": Effect(lambda app: METRICS.index(table(app).metric), by(1)),
     "metric(-1)": Effect(lambda app: METRICS.index(table(app).metric), by(-1), ("m",)),
     "attach": Effect(title, to("Attach to HOST:PORT")),
@@ -433,7 +433,6 @@ REPLAY = Stage(REPLAY_EFFECTS, session=recorded)
 STAGES: dict[type, Stage] = {
     GputopApp: Stage(MONITOR_EFFECTS),
     TerminalApp: Stage({
-        "low_bandwidth": Effect(lambda app: app.low_bandwidth, other),
         "redraw": Effect(last_asked, to("redraw")),  # what comes of it: test_terminal_manners
     }),
     GpuTable: Stage(moves(lambda app: table(app).selected) | {

@@ -29,8 +29,8 @@ _STEPS = "steps"
 _UNNAMED = ("python", "silent", "unknown")  # kinds of host work of which no event tells more
 _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
 _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
-_ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): work at the end "
-                   "of an epoch (on_epoch_end, checkpoints, metrics) delays the training.")
+_CALLBACKS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
+              "(on_train_batch_end, on_epoch_end) delay the training, as do the starts of epochs.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
 
@@ -157,7 +157,7 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
         return _SLOW_START, code("input_bound", "torch") if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in KERAS:
-        return _ENDS_OF_EPOCHS, None
+        return _CALLBACKS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
         return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
     if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone

@@ -42,7 +42,13 @@ from gputop.analysis.host.gaps import grouped_work, step_calls
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
-from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
+from gputop.analysis.host.work_kinds import (
+    MANY_VARIABLES,
+    PATTERN_OF_KIND,
+    READ_VARIABLE,
+    SAVES_CHECKPOINT,
+    WORK_KINDS,
+)
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
@@ -66,6 +72,7 @@ _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; a
 _WORTH_ITS_NAME = 0.005  # share of the recording
 _NAMES = 4  # of the host's work that are kept of each part
 _SUMMARY = PATTERN_OF_KIND["summary"]
+_OP = re.compile(r"[A-Z][A-Za-z0-9]*")  # of TensorFlow's
 _READS = rf"(?:EagerLocalExecute: )?{READ_VARIABLE}$"
 _XLA_PROGRAM = r"ThunkExecutor::Execute"
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
@@ -238,11 +245,9 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     numbers = sorted({int(of_line[line]) for line in np.unique(trace.host.line).tolist()} | set(of_gpu.values()))
     if gpu_timelines:  # a process without a GPU of its own (a launcher) is no rank
         numbers = [number for number in numbers if number in of_gpu.values()] or numbers
-    within = steps.spans if steps is not None else _spans((trace.window_ns,))
-    processes = process_lines(python, within, [complement(within, *trace.window_ns) if steps is not None else EMPTY])
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     out = []
-    for index, number in enumerate(numbers):
+    for number in numbers:
         lines = of_line == number
         hosts = {trace.lines[line].host for line in np.flatnonzero(lines).tolist()}
         busy = merge(EMPTY, *(timeline.busy for timeline in gpu_timelines if of_gpu[timeline.gpu] == number))
@@ -251,9 +256,12 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         out.append(_Rank(
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
-            _loop_lines(trace, lines, calls), waits,
-            _of_process(processes, index, len(numbers)), _reads_per_step(trace, lines, steps)))
-    return out
+            _loop_lines(trace, lines, calls), waits, (), _reads_per_step(trace, lines, steps)))
+    within = steps.spans if steps is not None else _spans((trace.window_ns,))
+    gaps = [complement(subtract(within, _long_pauses(steps, rank)[0]), *trace.window_ns) if steps is not None else EMPTY
+            for rank in out]
+    processes = process_lines(python, within, gaps) if gaps else []
+    return [structs.replace(rank, python=_of_process(processes, index, len(out))) for index, rank in enumerate(out)]
 
 
 def _reads_per_step(trace: Trace, lines: npt.NDArray[np.bool_], steps: Steps | None) -> float:
@@ -532,11 +540,15 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
     silent = silent_ns is not None and silent_ns >= _MAIN_SHARE * total
     stretches = max(len(idle.start), 1)
     many = MANY_VARIABLES * stretches
-    # Python writes what it has read.
-    if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many + rank.reads_per_step * stretches:
+    reads = work.get(READ_VARIABLE, (0, 0))[1]
+    ops = sum(count for name, (_, count) in work.items() if _OP.fullmatch(name))
+    # Python writes what it has read, unless ops compute with it: those that are run one by one read for each.
+    if silent and reads >= many + rank.reads_per_step * stretches and 2 * reads >= ops:
         return "checkpoint", line or READ_VARIABLE
     if not silent and sum(count for name, (_, count) in work.items() if re.match(_SUMMARY, name)) >= many:
         return "summary", line or names[0]  # ops make histograms and images of what they write
+    if line and not user and SAVES_CHECKPOINT.match(line):
+        return "checkpoint", line
     if user or line:
         return "line", user or line
     if names and work[names[0]][0] >= _MAIN_SHARE * total:

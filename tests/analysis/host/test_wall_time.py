@@ -142,6 +142,15 @@ def test_reading_many_variables_in_silence_is_a_checkpoint():
     assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
 
 
+def test_a_loop_of_ops_without_steps_that_reads_its_variables_saves_no_checkpoint():
+    b = Builder(gpus=0)
+    for i in range(40):
+        b.host("TFE_Py_FastPathExecute_C", i * 100 * MS, 300).host("ReadVariableOp", i * 100 * MS + 300, 50)
+        b.host("MatMul", i * 100 * MS + 400, 50).host("Mul", i * 100 * MS + 500, 50)
+    assert {part.id for part in divided(b).parts} == {"no_steps"}
+    assert not {"checkpoint"} & {part.kind for part in divided(b).parts}
+
+
 def test_a_model_that_reads_its_variables_op_by_op_saves_no_checkpoint():
     """A loop without a function, one step of which takes long."""
     b, at = Builder(gpus=0), 0.0
@@ -171,6 +180,15 @@ def test_a_line_of_python_names_a_pause():
     assert (pause.kind, pause.what, pause.count) == ("line", "train.py:11 Save.on_epoch_end", 4)
 
 
+def test_a_pause_is_named_though_the_recording_ends_in_the_next_one():
+    b = Builder(gpus=0)
+    for step in range(24):
+        b.host("PjitFunction(step)", step * 20 * MS + (1500 * MS if step > 11 else 0), 15 * MS)
+    b.host("block_until_ready", 3480 * MS, 100)
+    named = {part.id: part.what for part in divided(with_stacks(b.build(), 9)).parts if part.kind == "line"}
+    assert named == dict.fromkeys(("between", "open"), "train.py:9 Save.on_epoch_end")
+
+
 def test_a_wrapper_of_a_library_names_nothing_and_ends_the_evaluation():
     wrapped = with_stacks(epochs().build(), 117, "/x/site-packages/keras/src/utils/traceback_utils.py")
     parts = seconds_by(divided(wrapped))
@@ -179,6 +197,20 @@ def test_a_wrapper_of_a_library_names_nothing_and_ends_the_evaluation():
     callback = with_stacks(epochs().build(), 117, "/x/site-packages/keras/src/callbacks/model_checkpoint.py")
     pause = max((part for part in divided(callback).parts if part.id == "between"), key=lambda part: part.time_s)
     assert pause.kind == "line" and "model_checkpoint.py" in pause.what
+
+
+@pytest.mark.parametrize(("file", "function", "what"), [
+    ("lightning/pytorch/callbacks/model_checkpoint.py", "ModelCheckpoint._save_topk_checkpoint",
+     "lightning/…/model_checkpoint.py:591 ModelCheckpoint._save_topk_checkpoint"),
+    ("torch/serialization.py", "save", "torch/serialization.py:591 save"),
+    ("transformers/trainer.py", "Trainer._save_checkpoint", "transformers/trainer.py:591 Trainer._save_checkpoint"),
+    ("torch/serialization.py", "load", ""), ("torch/utils/checkpoint.py", "CheckpointFunction.save_inputs", ""),
+    ("numpy/lib/npyio.py", "save", "")])
+def test_a_library_that_saves_is_named_and_not_what_it_writes_with(file: str, function: str, what: str) -> None:
+    traced = with_stacks(epochs().build(), 591, f"/x/site-packages/{file}", function=function,
+                         library="/x/site-packages/fsspec/implementations/local.py")
+    pause = max((part for part in divided(traced).parts if part.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what) == (("checkpoint", what) if what else ("line", "fsspec/…/local.py:480 write"))
 
 
 def test_begin_and_end_are_the_profilers_own():
