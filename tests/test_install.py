@@ -38,12 +38,12 @@ FRAMEWORKS: dict[str, range] = {
     **{f"tensorflow==2.{minor}.*": range(10, 13) for minor in (16, 17, 18, 19)},
     **{f"tensorflow==2.{minor}.*": range(10, 14) for minor in (20, 21)},
     **{f"torch==2.{minor}.*": range(10, 14) for minor in (6, 7, 8)},
-    **{f"torch==2.{minor}.*": range(10, 15) for minor in range(9, 16)},
+    **{f"torch==2.{minor}.*": PYTHONS for minor in range(9, 15)}, "torch==2.15.*": range(11, 15),
     "tensorflow[and-cuda]": range(10, 14), "torch": PYTHONS, "jax": PYTHONS, "jax[cuda12]": PYTHONS,
 }
 _OLDEST_AND_NEWEST = (("tensorflow==2.13.*", 10), ("tensorflow==2.21.*", 13), ("torch", 14), ("jax", 14))
-# Textual wants a Pygments of 2025; frameworks that bring one, by Rich, take any.
-_NEWER: dict[str, set[str]] = {"when it was released": {"pygments"}, "today": set()}
+# Textual wants a Rich and a Pygments of 2025; frameworks that bring older ones (Keras from 2024 on) take any.
+_NEWER: dict[str, set[str]] = {"when it was released": {"rich", "pygments"}, "today": set()}
 _ALL = bool(os.environ.get("GPUTOP_TEST_INSTALL"))
 _PINS = [(name, minor) for name, pythons in FRAMEWORKS.items() for minor in pythons] if _ALL else _OLDEST_AND_NEWEST
 _INSTALLS = [(minor, installer, kind) for minor in PYTHONS for installer in ("pip", "pipx", "uv")

@@ -409,8 +409,8 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     elif host_work is not None:
         action, snippet = host_work[0].action, host_work[0].code(job)
     elif held_up.work and held_up.work[0].s_per_step >= most:
-        action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
-                  "the same time.")
+        action = (f'Look at "{held_up.work[0].name}" on {late}: do it less often, in the background, or on all ranks '
+                  "at the same time.")
         snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
         action = ("Find what Python does in that time, and move it out of the step or into another thread. Work that "
