@@ -201,7 +201,7 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     notes = []
     if steps.times.unit == "period":
         notes.append(TraceNote("no_steps", (
-            f"Nothing marks training steps. There is {steps.times.anchor}, {steps.count} times: a layer of the model "
+            f"Nothing marks steps. There is {steps.times.anchor}, {steps.count} times: a layer of the model "
             "or its step; the trace does not show which. Values are per period of it. To find steps, mark them with "
             f"{how_to_mark_steps(trace)}.")))
     if steps.times.start_up:
@@ -209,7 +209,7 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
         notes.append(TraceNote("start_up", (
             f"{which} of this window belong{'s' if steps.count == 1 else ''} to the job's start: "
             f"{steps.times.start_up}. Later steps are shorter, so these steps do not represent them. Capture again "
-            "when the job trains steadily.")))
+            "when the job runs steadily.")))
     return notes
 
 
@@ -230,7 +230,7 @@ def _notes(
     note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
-            "No training steps found: no step markers, no calls of a step function, and no kernel sequence that "
+            "No steps found: no step markers, no calls of a step function, and no kernel sequence that "
             "clearly repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:

@@ -109,6 +109,9 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         severest=facts.severest(rule), claims=claims, most=share))
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
+    if job.trains is False:
+        made = replace(made, **{name: line.replace("train.py", "main.py") for name in ("snippet", "ncu")
+                                if (line := getattr(made, name))})
     if replayed is not None and verdict.cure is not None:
         cures.by_finding[made.id] = verdict.cure
     return made

@@ -23,12 +23,13 @@ from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp, GapWork
+from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import LARGE_SHARE, Culprit
 from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import distinct, host_rows, launched_in_calls
+from gputop.trace.lookups import distinct, host_rows, host_stat, launched_in_calls, optimizer_names
 from gputop.trace.model import I64, Kind, Trace
 
 _GRADIENTS = "AllReduce"
@@ -60,6 +61,8 @@ _HIDE_LOGITS = {
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _PRODUCTS = r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm)$"
 _NEXT_PASS = r"aten::embedding$|autograd::engine::|Optimizer\."  # what follows a forward pass
+# Values that optimizers keep beside each parameter, by their names.
+_SLOTS = {("adam", "lamb", "adadelta", "ftrl"): 2, ("momentum", "rmsprop", "rms_prop", "adagrad", "lars"): 1}
 _NEVER = np.iinfo(np.int64).max
 _BOTH = "First analyze the traces of all ranks together, to separate waiting from transfer. The rest is for transfer. "
 _WORTH_NAMING = 0.02  # share of the delay
@@ -97,15 +100,48 @@ def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
     return next((op for op in _operations(facts) if op.operation == "AllReduce"), None)
 
 
-def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
-    """Bytes that a GPU reduces per step (or in the window): as the trace shows, else four bytes for each parameter."""
+class Moved(Struct, frozen=True):
+    """Bytes that a GPU reduces per step (or in the window), and what they are by, for a sentence."""
+
+    bytes: float
+    basis: str
+
+
+def _moved(facts: TraceFacts, op: CollectiveOp, gpus: int) -> Moved | None:
+    """The bytes of the messages, else four for each parameter as the user, the gradients' shapes or the allocator of
+    TensorFlow and JAX show them."""
     steps = facts.steps
     if op.bytes is not None:
         per_call = op.bytes / op.count
-        return per_call * (op.count / gpus if op.count_per_step is None else op.count_per_step)
-    if facts.params is None or steps is None:
+        return Moved(per_call * (op.count / gpus if op.count_per_step is None else op.count_per_step),
+                     "by the sizes of their messages")
+    if steps is None:
         return None
-    return 4.0 * facts.params * steps.times.iterations_per_step
+    iterations = steps.times.iterations_per_step
+    if facts.params is not None:
+        return Moved(4.0 * facts.params * iterations, f"{facts.params / 1e6:,.1f} million parameters × 4 bytes")
+    if elements := _gradient_elements(facts, steps):
+        return Moved(4.0 * elements, f"at most, {elements / 1e6:,.1f} million elements of gradients × 4 bytes")
+    reduces = tuple(f"GPU_{gpu}_" for gpu in op.exposed_s)
+    held = [min(use.timeline_in_use_bytes) for use in facts.analysis.memory if use.allocator.startswith(reduces)]
+    if not held:
+        return None
+    names = {facts.trace.names[i].lower() for i in np.flatnonzero(optimizer_names(facts.trace)[:-1])}
+    slots = max((count for words, count in _SLOTS.items() if any(word in name for name in names for word in words)),
+                default=0)
+    return Moved(min(held) / (1 + slots) * iterations, (
+        f"at most: a GPU always holds {min(held) / 1e6:,.1f} MB"
+        + (f", of which the optimizer keeps {slots} of {slots + 1} parts" if slots else "")))
+
+
+def _gradient_elements(facts: TraceFacts, steps: Steps) -> float:
+    """Elements per step and process of the gradients that PyTorch accumulates, where it recorded their shapes."""
+    rows, elements = host_stat(facts.trace.host, "elements")
+    chosen = np.isin(rows, host_rows(facts.trace, r"torch::autograd::AccumulateGrad$"))
+    start = facts.trace.host.start_ns[rows]
+    chosen &= coverage(steps.spans, start, start + 1) > 0
+    ranks = len({facts.trace.lines[line].rank for line in facts.trace.host.line[rows[chosen]].tolist()})
+    return float(elements[chosen].sum()) / steps.count / max(ranks, 1)
 
 
 # -- communication_exposed --------------------------------------------------------------------------
@@ -156,7 +192,7 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
 
 
 def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
-    """Those of these collectives that gather logits, and their exposed seconds per step and GPU.
+    """The collectives of these that gather logits, and their exposed seconds per step and GPU.
 
     DTensor launches them on the thread of the forward pass, behind its last matrix product: whatever follows, the
     backward pass, the next forward pass or nothing, comes before another product.
@@ -167,14 +203,14 @@ def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
     rows = rows[launched_in_calls(facts.trace, rows, _REDISTRIBUTES.replace("(?:Backward)?", ""))]
     products, others = host_rows(facts.trace, _PRODUCTS), host_rows(facts.trace, _NEXT_PASS)
     rank = np.array([line.rank for line in facts.trace.lines], np.int64)
-    found = np.zeros(len(rows), bool)
+    ends_pass = np.zeros(len(rows), bool)
     for line in distinct(device.launch_line[rows]).tolist():
         mine = np.flatnonzero(device.launch_line[rows] == line)
-        at = device.launch_ns[rows[mine]]
-        before, after = _around(host.start_ns[products[host.line[products] == line]], at)
-        other_before, other_after = _around(host.start_ns[others[rank[host.line[others]] == rank[line]]], at)
-        found[mine] = (before > other_before) & ((after == _NEVER) | (other_after < after))
-    rows = rows[found]
+        launch = device.launch_ns[rows[mine]]
+        before, after = _around(host.start_ns[products[host.line[products] == line]], launch)
+        other_before, other_after = _around(host.start_ns[others[rank[host.line[others]] == rank[line]]], launch)
+        ends_pass[mine] = (before > other_before) & ((after == _NEVER) | (other_after < after))
+    rows = rows[ends_pass]
     exposed_ns = 0
     for timeline in facts.gpu_timelines:
         on_gpu = rows[device.gpu[rows] == timeline.gpu]
@@ -183,10 +219,10 @@ def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
     return rows, exposed_ns / 1e9 / facts.steps_or_window / max(len(facts.active), 1)
 
 
-def _around(times: I64, at: I64) -> tuple[I64, I64]:
+def _around(times: I64, instants: I64) -> tuple[I64, I64]:
     """The last of these times (ns) before each instant, and the first after it."""
     times = np.concatenate(([-1], times, [_NEVER]))
-    after = np.searchsorted(times, at, side="right")
+    after = np.searchsorted(times, instants, side="right")
     return times[after - 1], times[after]
 
 
@@ -489,15 +525,15 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     durations = facts.waits.durations_s
     typical = float(np.percentile(durations, 50)) if durations else op.time_s / op.count
     least = float(np.percentile(durations, 10)) if durations else None
-    moved = _bytes(facts, op, len(op.exposed_s))
-    per = None if moved is None else moved / op.count_per_step
+    moved = _moved(facts, op, len(op.exposed_s))
+    per = None if moved is None else moved.bytes / op.count_per_step
     if per is not None and per >= limit("allreduce_count.message_bytes"):
         return None
     if per is None and typical > limit("allreduce_count.latency_s"):
         return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
                        f"{seconds(typical)} are too small is unknown")
     needed = 1 if moved is None else max(
-        1, math.ceil(moved / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
+        1, math.ceil(moved.bytes / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     avoided_s = max(count - needed, 0.0) * (least or 0.0) * facts.waits.allreduce_exposed
     share = savings.removed(avoided_s, facts.period_s / steps.times.iterations_per_step)
     left = 0.0 if least is None else max(1 - least * (1 - needed / count) / typical, 0.0)
@@ -538,6 +574,7 @@ class AllReduceSlow(Verdict, frozen=True, kw_only=True):
     transfer_s: float  # per step, waiting left out
     wanted_s: float  # what a ring over the node's slowest link would take
     moved_bytes: float  # per step
+    basis: str  # of these bytes
     calls: float  # per step
     link_bytes_per_s: float
     exposed: float  # share of the transfer
@@ -556,7 +593,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     transfer_s = sum(waits.durations_s) / steps
     if transfer_s * waits.allreduce_exposed < limit("collectives.share") * facts.period_s:
         return None
-    moved = _bytes(facts, op, gpus)
+    moved = _moved(facts, op, gpus)
     if moved is None:
         return Missing("the model's parameters (--params N): they show how long an AllReduce should take")
     if len({gpu.host for gpu in facts.trace.gpus}) > 1:
@@ -565,14 +602,15 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     if rate is None:
         return Missing("the links' bandwidth: the trace has no large pinned copy that shows PCIe's rate")
     count = len(waits.durations_s) / steps
-    wanted_s = 2 * (gpus - 1) / gpus * moved / rate + count * limit("allreduce_slow.latency_s")
+    wanted_s = 2 * (gpus - 1) / gpus * moved.bytes / rate + count * limit("allreduce_slow.latency_s")
     if transfer_s < limit("allreduce_slow.factor") * wanted_s:
         return None
     share = savings.removed((transfer_s - wanted_s) * waits.allreduce_exposed, facts.period_s)
     if share < limit("collectives.share"):
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
-                         moved_bytes=moved, calls=count, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
+                         moved_bytes=moved.bytes, basis=moved.basis, calls=count, link_bytes_per_s=rate,
+                         exposed=waits.allreduce_exposed,
                          events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
                              "AllReduces run at the rate of the PCIe link; NVLink is faster still.")))
@@ -581,8 +619,8 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
 def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
     return Explanation(
         title=f"AllReduces take {v.transfer_s / v.wanted_s:.1f}× the time that their bytes need",
-        why=f"AllReduces of {v.moved_bytes / 1e6:,.0f} MB per {job.basis} take {seconds(v.transfer_s)} without "
-            f"waiting, which is {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
+        why=f"AllReduces of {v.moved_bytes / 1e6:,.1f} MB per {job.basis} ({v.basis}) take {seconds(v.transfer_s)} "
+            f"without waiting, which is {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
             f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring AllReduce would take "
             f"{seconds(v.wanted_s)}: 2 × {len(v.gpus) - 1}/{len(v.gpus)} of the bytes at that rate, and "
             f"{v.calls:,.0f} × {seconds(limit('allreduce_slow.latency_s'))}.",

@@ -20,6 +20,7 @@ from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.steps.torch_compilations import built_again, torch_builds
+from gputop.analysis.steps.torchscript import script_builds
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
@@ -38,6 +39,8 @@ _SAME_SHAPES = {
                "(drop_last=True), pad lengths to a few, and mark dimensions that change. TORCH_LOGS=recompiles logs "
                "why a call compiles.",
 }
+_SCRIPTED = ("Call the scripted function with the same shapes and types, let TorchScript compile for any shape from "
+             "the second on, or replace it by torch.compile.")
 _MADE_ONCE = ("Create the function once, outside of the loop, and call it in the loop: a new tf.function is traced at "
               "its first call, whatever was traced before.")
 
@@ -54,6 +57,7 @@ class Retracing(Verdict, frozen=True, kw_only=True):
     compilations: int  # by XLA
     compile_s: float
     young_s: float | None = None  # age of the job, where nothing but repetition tells these calls from its start
+    scripted: bool = False  # by TorchScript
 
 
 def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
@@ -96,20 +100,21 @@ def _young_s(facts: TraceFacts) -> float | None:
 
 
 def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
-    """torch.compile compiles a function in two or more of its calls."""
+    """torch.compile or TorchScript compiles a function in two or more of its calls."""
     host, trace = facts.host, facts.trace
-    again = next((one for one in torch_builds(trace, lines_of(trace, MAIN))
+    again = next((one for one in (*torch_builds(trace, lines_of(trace, MAIN)), *script_builds(trace))
                   if len(one.start_ns) >= limit("retracing.count") and built_again(trace, one)), None)
     if again is None or host is None or host.tracing_s < limit("retracing.share") * facts.period_s:
         return None
     share = host.tracing_s / facts.period_s
-    young_s = _young_s(facts)
+    young_s, by_dynamo = _young_s(facts), again.by == "torch.compile"
     return Retracing(
-        gpus=facts.active_numbers, share=share, function=f"Function {again.function} of torch.compile",
+        gpus=facts.active_numbers, share=share, scripted=not by_dynamo,
+        function=f"Function {again.function} of {again.by}",
         tracing_s=host.tracing_s, count=len(again.start_ns), calls=again.calls, made=None, ever=None, compilations=0,
         compile_s=0.0, young_s=young_s, severest="high" if young_s is None else "medium",
-        culprits=(Culprit(f"Torch-Compiled Region: {again.function}", "host", host.tracing_s, facts.basis,
-                          at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
+        culprits=(Culprit(f"{'Torch-Compiled Region: ' * by_dynamo}{again.function}", "host", host.tracing_s,
+                          facts.basis, at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."))
 
 
@@ -128,6 +133,8 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     action, snippet = _SAME_SHAPES.get(job.framework, _SAME_SHAPES[""]), code("retracing", *job.keys)
     if v.made and job.framework not in _SAME_SHAPES:
         action, snippet = _MADE_ONCE, code("retracing", "once")
+    if v.scripted:
+        action, snippet = _SCRIPTED, code("retracing", "torchscript")
     return Explanation(
         title=(f"{v.function} is created and traced again in the loop" if v.made and job.framework != "pytorch" else
                f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
@@ -197,7 +204,7 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     ops = ops[coverage(spans, trace.host.start_ns[ops], trace.host.start_ns[ops] + 1) > 0]
     if len(ops) < EAGER_OPS * per:
         return None
-    every_start = trace.host.start_ns[main[trace.host.line]]
+    every_start = trace.host.start_ns[main.take(trace.host.line)]
     recorded = int((np.searchsorted(every_start, spans.end) - np.searchsorted(every_start, spans.start)).sum())
     recording_s = min(recorded / per * limit("launch_bound.recording_s"), host.eager_s)
     # The step is shorter without the profiler's own part; other programs hold up ops as much as the rest of the step,
@@ -343,7 +350,7 @@ def _sees_xla(trace: Trace, functions: Functions | None) -> bool:
     if functions is not None and (functions.xla_modules or functions.xla_runs or functions.xla_compilations
                                   or any(use.xla for use in functions.functions)):
         return True
-    return bool(name_mask(trace, _XLA_KERNEL)[trace.device.name].any())
+    return bool(name_mask(trace, _XLA_KERNEL).take(trace.device.name).any())
 
 
 def _elementwise(trace: Trace, kernels: I64) -> Mask:

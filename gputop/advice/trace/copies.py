@@ -106,7 +106,7 @@ def offloaded(facts: TraceFacts) -> bool | None:
         rounds = max(rounds, len(np.unique(np.searchsorted(device.start_ns[kernels], copied_ns))))
     if rounds < _ROUNDS * facts.steps_or_window:
         return False
-    fetches = host_spans_of(facts, np.flatnonzero(name_mask(trace, _FETCHES, _FETCHES_WORDS)[trace.host.name]))
+    fetches = host_spans_of(facts, np.flatnonzero(name_mask(trace, _FETCHES, _FETCHES_WORDS).take(trace.host.name)))
     fetched = coverage(fetches, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
     return True if device.bytes[rows[fetched]].sum() >= half else None if facts.basis == "step" else False
 

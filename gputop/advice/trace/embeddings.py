@@ -186,9 +186,9 @@ def _without_calls(facts: TraceFacts) -> Missing | None:
     of torch.compile's, and in Nsight's reports. None where they and the optimizer's kernels take little."""
     trace, device = facts.trace, facts.trace.device
     of_tables = name_mask(trace, _KERNEL)
-    if not facts.active or not of_tables[device.name].any() or len(host_rows(trace, _BACKWARD)):
+    if not facts.active or not of_tables.take(device.name).any() or len(host_rows(trace, _BACKWARD)):
         return None
-    chosen = (of_tables | optimizer_names(trace))[device.name] & (device.kind == Kind.COMPUTE)
+    chosen = (of_tables | optimizer_names(trace)).take(device.name) & (device.kind == Kind.COMPUTE)
     chosen &= coverage(facts.analyzed_spans, device.start_ns, device.end_ns) > 0
     per = facts.steps_or_window * len(facts.active)
     time_s = float((device.end_ns[chosen] - device.start_ns[chosen]).sum()) * _NS

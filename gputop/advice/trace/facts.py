@@ -169,7 +169,7 @@ def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:
     device = facts.trace.device
     wanted = set(names)
     chosen = np.array([name in wanted for name in facts.trace.names] + [False])
-    return np.flatnonzero(chosen[device.name] & (device.kind == Kind.COMPUTE))
+    return np.flatnonzero(chosen.take(device.name) & (device.kind == Kind.COMPUTE))
 
 
 def exposed_ns(facts: TraceFacts, rows: I64) -> I64:

@@ -346,7 +346,7 @@ def _pauses_ns(facts: TraceFacts, rows: I64) -> int:
     chosen = np.zeros(len(device), bool)
     chosen[rows] = True
     for timeline in facts.gpu_timelines:
-        after = timeline.gaps.resumes
+        after = timeline.resumes
         both = chosen[timeline.rows[after]] & chosen[timeline.rows[after - 1]]
         total += int(coverage(judged, timeline.gaps.start[both], timeline.gaps.end[both]).sum())
     return total

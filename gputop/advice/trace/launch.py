@@ -78,7 +78,8 @@ def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
     host = facts.trace.host
     launching = np.zeros(len(facts.trace.lines), bool)
     launching[launching_lines(facts.trace)] = True
-    return _in_waits(facts, host.start_ns[rows_of(launching[host.line])], waits)  # in order, as all events of a trace
+    begin_ns = host.start_ns[rows_of(launching.take(host.line))]  # in order, as all events of a trace
+    return _in_waits(facts, begin_ns, waits)
 
 
 def _in_waits(facts: TraceFacts, begin_ns: I64, waits: dict[int, Spans]) -> float:

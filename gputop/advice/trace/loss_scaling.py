@@ -66,8 +66,8 @@ def _scaling_events(facts: TraceFacts) -> Mask:
     device, named = facts.trace.device, name_mask(facts.trace, _CHECK, _CHECK_WORDS)
     table = facts.analysis.kernels
     half = table is not None and any(row.types.get("fp16") for row in table.by_name)
-    mask = named | name_mask(facts.trace, _FINITE, ("finite",)) if half or named[device.tf_op].any() else named
-    return np.asarray(mask[device.tf_op] | mask[device.name], bool)
+    mask = named | name_mask(facts.trace, _FINITE, ("finite",)) if half or named.take(device.tf_op).any() else named
+    return np.asarray(mask.take(device.tf_op) | mask.take(device.name), bool)
 
 
 def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:

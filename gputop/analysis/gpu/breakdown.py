@@ -207,7 +207,7 @@ class _Process(Struct, frozen=True):
 def _process(trace: Trace, process: tuple[str, int]) -> _Process:
     host = trace.host
     of_process = np.array([line.gpu < 0 and (line.host, line.rank) == process for line in trace.lines] + [False], bool)
-    rows = rows_of(of_process[host.line])
+    rows = rows_of(of_process.take(host.line))
     start, end = host.start_ns[rows], host.end_ns[rows]
     waits, launches = (rows[of_process[host.line[rows]]] for rows in (
         host_rows(trace, _WAITS_FOR_ALL), host_rows(trace, _LAUNCHES)))

@@ -101,5 +101,5 @@ def spans_of(trace: Trace, rows: I64) -> Spans:
 def _modules(trace: Trace) -> set[str]:
     """XLA modules that ran on a GPU."""
     mask = name_mask(trace, _MODULE.pattern)
-    names = np.union1d(trace.device.tf_op[mask[trace.device.tf_op]], trace.host.name[mask[trace.host.name]])
+    names = np.union1d(trace.device.tf_op[mask.take(trace.device.tf_op)], trace.host.name[mask.take(trace.host.name)])
     return {m[1] for i in names.tolist() if (m := _MODULE.match(trace.names[i]))}

@@ -16,7 +16,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
 from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, rows_of
-from gputop.trace.model import I64, Trace
+from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
@@ -112,11 +112,12 @@ def charge(trace: Trace, rows: I64, inside_ns: I64, line: npt.NDArray) -> Charge
     return Charge(label[holder], nesting.own(inside_ns), np.where(nesting.parent < 0, inside_ns, 0), holder)
 
 
+@once
 def marks(trace: Trace) -> npt.NDArray[np.bool_]:
     """Mask of the host events that are marks of steps, or hold one: an epoch, the whole training. They are around the
     work, and none of it themselves."""
     host = trace.host
-    is_mark = name_mask(trace, _MARKER)[host.name]
+    is_mark = name_mask(trace, _MARKER).take(host.name)
     is_mark[host_stat(host, "step_num")[0]] = True
     if (numbered := numbered_ranges(trace)) is not None:
         is_mark[numbered.rows] = True
@@ -150,8 +151,9 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
     """:func:`work_in` by group, and of each group the gap time in which an event is open on the ``loop_lines``.
     ``ends``: of the stretches that hold the gaps, ``group``: the number of each one's group."""
     host = trace.host
-    rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
-    rows = rows[rows_of(~marks(trace)[rows])] if len(rows) else rows
+    rows = np.empty(0, np.int64)
+    if len(host):
+        rows = np.flatnonzero(chosen.take(host.line) & (host.end_ns > host.start_ns) & ~marks(trace))
     inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
     within = rows_of(inside > 0)
     rows, inside = rows[within], inside[within]  # what holds such an event is such an event
@@ -199,7 +201,7 @@ def longest_on_host(trace: Trace, names: Collection[str], within: Spans) -> dict
         if text in wanted:
             number[i] = wanted[text]
     eager, op = host_stat(host, "eager_op")
-    own_name = np.flatnonzero(number[host.name] >= 0)
+    own_name = np.flatnonzero(number.take(host.name) >= 0)
     rows = np.concatenate((own_name, eager[number[op] >= 0]))
     which = np.concatenate((number[host.name[own_name]], number[op][number[op] >= 0]))
     inside = coverage(within, host.start_ns[rows], host.end_ns[rows])

@@ -29,14 +29,14 @@ def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
     host = trace.host
     is_op = name_mask(trace, OP)
     within = _within(trace, steps)
-    rows = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace)) if len(host) else np.empty(0, np.int64)
+    rows = np.flatnonzero(is_op.take(host.name) & ~of_input_pipeline(trace)) if len(host) else np.empty(0, np.int64)
     rows = rows[contains(within, host.start_ns[rows])]
     eager_rows, eager_op = eager_calls(trace, within)
     if not len(eager_rows):
         eager_rows = eager_calls_of_jax(trace, within)
         eager_op = host.name[eager_rows].astype(np.int64)
     device = trace.device
-    on_gpu = np.flatnonzero(is_op[device.tf_op] & contains(within, device.start_ns))
+    on_gpu = np.flatnonzero(is_op.take(device.tf_op) & contains(within, device.start_ns))
     if not len(rows) and not len(eager_rows) and not len(on_gpu):
         return None
     types = _types(trace, rows, on_gpu)

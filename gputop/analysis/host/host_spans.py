@@ -16,6 +16,7 @@ from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import compiling, torch_builds
+from gputop.analysis.steps.torchscript import script_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
@@ -70,8 +71,8 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     CPU its small ops always do. ``rank``: only what this process on the host did."""
     here = np.array([line.host == host and line.gpu < 0 and rank in (None, line.rank) for line in trace.lines], bool)
     main = here & lines_of(trace, MAIN)
-    not_input = here[trace.host.line] & ~of_input_pipeline(trace)
-    ops = np.flatnonzero(name_mask(trace, OP)[trace.host.name] & not_input)
+    not_input = here.take(trace.host.line) & ~of_input_pipeline(trace)
+    ops = np.flatnonzero(name_mask(trace, OP).take(trace.host.name) & not_input)
     runs = host_rows(trace, XLA_RUN)
     runs = runs[not_input[runs]]
     traced, called = _calls(trace, main)
@@ -93,11 +94,11 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
             if not name_mask(trace, FUNCTION_NAME).any():  # a tracer of Python makes pauses of its own
                 short_pauses = subtract(calls, joined(at_work, PAUSE_NS))
     elif not len(ops) and host_rows(trace, PJIT).size:
-        ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
+        ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK).take(trace.host.name) & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
     tracing = _tracing(trace, here, traced, begun)
     tracing = merge(tracing, compiling(trace, main))
-    for builds in torch_builds(trace, main):
+    for builds in (*torch_builds(trace, main), *script_builds(trace)):
         tracing = merge(tracing, union(builds.start_ns, builds.end_ns))
     eager = EMPTY
     if short_ops is not None:
@@ -124,7 +125,7 @@ def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
     host = trace.host
     if not (names.any() and lines.any()):
         return np.empty(0, np.int64)
-    return np.flatnonzero(names[host.name] & lines[host.line])
+    return np.flatnonzero(names.take(host.name) & lines.take(host.line))
 
 
 def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
@@ -149,7 +150,7 @@ def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) 
     host, device = trace.host, trace.device
     started = host_rows(trace, RUNS)
     started = started[not_input[started]]
-    launches = device.launch_ns[rows_of((device.launch_line >= 0) & here[device.launch_line])]
+    launches = device.launch_ns[rows_of((device.launch_line >= 0) & here.take(device.launch_line))]
     return in_order(np.concatenate((host.start_ns[ops], host.start_ns[started], host.start_ns[runs], launches)))
 
 

@@ -52,7 +52,7 @@ from gputop.analysis.host.work_kinds import (
 from gputop.analysis.results import Account, HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.long_steps import period_of, usual_limit
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.phases import EVALUATION, PREDICTION
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, SERVES
 from gputop.analysis.steps.start_up import tear_down
 from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
@@ -277,7 +277,7 @@ def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans
     """Window from the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end,
     which is when it has stopped: a little later than it records."""
     host = trace.host
-    rows = rows_of(lines[host.line]) if len(host) else np.empty(0, np.int64)
+    rows = rows_of(lines.take(host.line)) if len(host) else np.empty(0, np.int64)
     start, end = host.start_ns[rows], host.end_ns[rows]
     edges = [*((int(start[0]), int(end.max())) if len(start) else ()),
              *((int(busy.start[0]), int(busy.end[-1])) if len(busy.start) else ()),
@@ -328,7 +328,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         take("start" if steps.times.start_up else _id_of_steps(steps), subtract(steps.spans, pauses))
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
-            take(phase if phase in _PHASES else "iterations", spans)
+            take(phase if phase in (*_PHASES, *SERVES) else "iterations", spans)
         recorded = merge(pauses, *(spans for id_, spans in divided.items() if id_ != "unrecorded"))
         # Without a step of its own, where the other recording has some, all of it is an edge.
         first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
@@ -597,7 +597,7 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
     host = trace.host
 
     def covered(lines: npt.NDArray[np.bool_]) -> float:
-        rows = rows_of(lines[host.line])
+        rows = rows_of(lines.take(host.line))
         spans = joined(union(host.start_ns[rows], host.end_ns[rows]), 1)
         return float(coverage(spans, idle.start, idle.end).sum()) / idle.total
 

@@ -207,7 +207,7 @@ def _backward_threads(trace: Trace, functions: Mask, ops: I64) -> list[int]:
     """
     host = trace.host
     marked = host_rows(trace, r"Optimizer\.|ProfilerStep#|enumerate\(DataLoader")
-    rows = np.flatnonzero(functions[host.name])
+    rows = np.flatnonzero(functions.take(host.name))
     lines = set(host.line[rows].tolist()) - set(host.line[marked].tolist())
     return sorted(thread for thread in lines if not _forward_on(
         trace, rows[host.line[rows] == thread], ops[host.line[ops] == thread]))

@@ -16,6 +16,7 @@ from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
 
 TRAINING, EVALUATION, PREDICTION, UNKNOWN = "training", "evaluation", "prediction", "unknown"
+SERVES = ("prefill", "decode")  # of the steps of a server of models
 
 _NAMED = (
     (TRAINING, r"(?:__inference_)?train_function"),
@@ -97,10 +98,10 @@ def _times_by_rank(trace: Trace, pattern: str, words: tuple[str, ...], on_gpu: b
     if not mask.any():
         return {}
     if on_gpu:
-        rows = np.flatnonzero((mask[device.tf_op] | mask[device.name]) & (device.launch_ns >= 0))
+        rows = np.flatnonzero((mask.take(device.tf_op) | mask.take(device.name)) & (device.launch_ns >= 0))
         times, rank = device.launch_ns[rows], np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu[rows]]
     else:
-        rows = np.flatnonzero(mask[host.name])
+        rows = np.flatnonzero(mask.take(host.name))
         rows = rows[~lines_of(trace, INPUT)[host.line[rows]]]
         times, rank = host.start_ns[rows], np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
     return {number: in_order(times[rank == number]) for number in np.unique(rank).tolist()}

@@ -13,16 +13,18 @@ from msgspec.structs import replace
 
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.analysis.steps.torch_compilations import built_again, compiling, compiling_kernels, torch_builds
+from gputop.analysis.steps.torchscript import script_builds
 from gputop.text.units import seconds
 from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, host_rows, name_mask, numbered
-from gputop.trace.model import I64, Kind, MemoryKind, Trace
+from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
 from gputop.trace.threads import GRAPH_EXECUTOR, MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING, GRAPHS = "loading", "compilation", "tracing", "autotuning", "graphs"
-TORCH_COMPILING, KERNELS, UPLOAD = "torch_compilation", "kernel_compilation", "upload"
+TORCH_COMPILING, SCRIPT = "torch_compilation", "torchscript"
+KERNELS, UPLOAD = "kernel_compilation", "upload"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
@@ -53,7 +55,8 @@ START_UP_SHARE = 0.5  # share of a step: such work, or compilation alone, that f
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
-    TORCH_COMPILING: "compilation by torch.compile", KERNELS: "compilation of kernels (NVRTC, Triton)",
+    TORCH_COMPILING: "compilation by torch.compile", SCRIPT: "compilation by TorchScript",
+    KERNELS: "compilation of kernels (NVRTC, Triton)",
     AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms", GRAPHS: "recording of CUDA graphs",
     UPLOAD: "copying of the model to the GPU",
 }
@@ -61,9 +64,9 @@ _TEXTS = {
 
 class StartUpSpan(Struct, frozen=True):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
-    "torch_compilation" (by torch.compile), "kernel_compilation" (by NVRTC or Triton), "tracing" (Python builds the
-    function's graph), "autotuning", "graphs" (CUDA's) or "upload" (of the model); ``what`` is the function or the call,
-    "" where no name tells."""
+    "torch_compilation" (by torch.compile), "torchscript", "kernel_compilation" (by NVRTC or Triton), "tracing" (Python
+    builds the function's graph), "autotuning", "graphs" (CUDA's) or "upload" (of the model); ``what`` is the function
+    or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -71,6 +74,7 @@ class StartUpSpan(Struct, frozen=True):
     what: str
 
 
+@once
 def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     """The recorded work of a job's start, in order of time; no two of the spans overlap.
 
@@ -88,7 +92,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     loaded = _joined(_loading(trace), _set_up(trace))
     for kind, calls in ((LOADING, loaded), (UPLOAD, _uploads(trace)), (AUTOTUNING, _tried(trace)),
                         (GRAPHS, _found(_recorded(trace))), (TORCH_COMPILING, _by_torch(trace, by_torch)),
-                        (KERNELS, _found(compiling_kernels(trace))),
+                        (SCRIPT, _by_script(trace)), (KERNELS, _found(compiling_kernels(trace))),
                         (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
@@ -166,7 +170,7 @@ def _set_up(trace: Trace) -> _Found:
 
 def _tried(trace: Trace) -> _Found:
     mask, device = name_mask(trace, TRIES, ("redzone",)), trace.device
-    rows = np.flatnonzero(mask[device.name]) if mask.any() else np.empty(0, np.int64)
+    rows = np.flatnonzero(mask.take(device.name)) if mask.any() else np.empty(0, np.int64)
     tried = merge(joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS), _chosen(trace))
     return _found(tried)
 
@@ -233,6 +237,12 @@ def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
     return _found(by_torch)
 
 
+def _by_script(trace: Trace) -> _Found:
+    """Compilations of TorchScript's functions, without those that are compiled again and again."""
+    once = [one for one in script_builds(trace) if not built_again(trace, one)]
+    return _found(merge(EMPTY, *(union(one.start_ns, one.end_ns) for one in once)))
+
+
 def _outside(calls: _Found, spans: Spans) -> _Found:
     begin, end, name = calls
     outside = coverage(spans, begin, begin + 1) == 0
@@ -253,7 +263,7 @@ def past_start(trace: Trace) -> bool:
 def tries_ns(trace: Trace) -> I64:
     """Begins of the kernels with which cuDNN's algorithms are tried out, in order."""
     mask = name_mask(trace, TRIES, ("redzone",))
-    return trace.device.start_ns[mask[trace.device.name]] if mask.any() else np.empty(0, np.int64)
+    return trace.device.start_ns[mask.take(trace.device.name)] if mask.any() else np.empty(0, np.int64)
 
 
 def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:

@@ -125,8 +125,11 @@ def named_steps(trace: Trace) -> Anchors | None:
     ranges = named_ranges(trace)
     if ranges is None:
         return None
-    return Anchors(f"ranges {ranges.name}", "medium", ranges.start_ns, ranges.end_ns, ranges.start_ns,
-                   phase=EVALUATION if ranges.evaluates else UNKNOWN)
+    edges = np.concatenate((ranges.start_ns, *(spans.start for spans in ranges.others.values())))
+    return Anchors(f"ranges {ranges.name}", "medium", ranges.start_ns, ranges.end_ns, edges,
+                   phase=EVALUATION if ranges.evaluates else UNKNOWN,
+                   left_out_s={phase: spans.total / 1e9 for phase, spans in ranges.others.items()},
+                   other_loops=ranges.others)
 
 
 def viewer_steps(trace: Trace) -> Anchors | None:

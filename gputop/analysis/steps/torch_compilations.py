@@ -36,12 +36,15 @@ _KERNELS = (r"(?:\w+::)*Nvrtc::\w*[Cc]ompile\w*$|(?:FusionKernelRuntime|KernelEx
 
 
 class TorchBuilds(Struct, frozen=True):
-    """Compilations of one function, in order of time; ``calls`` are all of its calls."""
+    """Compilations of one function ``by`` torch.compile or TorchScript, in order of time; ``calls`` are all of its
+    calls. From ``again`` compilations on they may return."""
 
     function: str
     start_ns: I64
     end_ns: I64
     calls: int
+    by: str = "torch.compile"
+    again: float = AGAIN
 
 
 def compiling(trace: Trace, lines: Mask) -> Spans:
@@ -53,14 +56,14 @@ def compiling(trace: Trace, lines: Mask) -> Spans:
 
 def compiling_kernels(trace: Trace) -> Spans:
     """Spans in which kernels are compiled, or tried out, one by one; calls within others count once."""
-    rows = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS)[trace.host.name])
+    rows = np.flatnonzero(name_mask(trace, _KERNELS, _KERNEL_WORDS).take(trace.host.name))
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def built_again(trace: Trace, builds: TorchBuilds) -> bool:
     """Return whether the function is compiled again and again, up to the recording's end: not for two shapes in a
     start."""
-    return len(builds.start_ns) >= AGAIN and int(trace.window_ns[1] - builds.end_ns[-1]) <= OVER * int(
+    return len(builds.start_ns) >= builds.again and int(trace.window_ns[1] - builds.end_ns[-1]) <= OVER * int(
         builds.end_ns[-1] - builds.start_ns[0])
 
 
