@@ -55,8 +55,8 @@ _KEEP_SHARDED = "Keep the logits sharded by the vocabulary, "
 _HIDE_LOGITS = {
     True: f"{_KEEP_SHARDED}and compute the loss on the shards (loss parallel): the ranks then exchange a few numbers "
           "for each token.",
-    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. Of a "
-           "prompt only the last token needs logits.",
+    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. In a "
+           "prompt, only the last token needs logits.",
 }
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _PRODUCTS = r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm)$"
