@@ -55,8 +55,8 @@ _KEEP_SHARDED = "Keep the logits sharded by the vocabulary, "
 _HIDE_LOGITS = {
     True: f"{_KEEP_SHARDED}and compute the loss on the shards (loss parallel): the ranks then exchange a few numbers "
           "for each token.",
-    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. Of a "
-           "prompt only the last token needs logits.",
+    False: f"{_KEEP_SHARDED}take argmax or top-k of each shard, and gather those: a few numbers for each token. In a "
+           "prompt, only the last token needs logits.",
 }
 _REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
 _PRODUCTS = r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm)$"
@@ -434,8 +434,8 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     elif host_work is not None:
         action, snippet = host_work[0].action, host_work[0].code(job)
     elif held_up.work and held_up.work[0].s_per_step >= most:
-        action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
-                  "the same time.")
+        action = (f'Look at "{held_up.work[0].name}" on {late}: do it less often, in the background, or on all ranks '
+                  "at the same time.")
         snippet = code("collective_waiting", "stack")
     elif held_up.silent_s >= most:
         action = ("Find what Python does in that time, and move it out of the step or into another thread. Work that "
