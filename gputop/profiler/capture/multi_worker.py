@@ -211,7 +211,7 @@ def _written(outcomes: tuple[Outcome, ...], chosen: Plan, run: RunFolder) -> Mul
         first = next(iter(errors.values()))
         others = "".join(f"; {address}: {error.message}" for address, error in list(errors.items())[1:])
         raise GputopError(f"none of the {len(outcomes)} workers could be captured: {first.message}{others}", first.fix,
-                          first.exit_code)
+                          first.exit_code) from first
     clocks = {o.result.path.name: o.clock for o in outcomes if o.result is not None and o.clock is not None}
     with contextlib.suppress(OSError):  # the traces are there; without it their own clocks count
         write_clocks(run.path, clocks)

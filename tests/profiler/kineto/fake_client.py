@@ -79,7 +79,7 @@ def answer_guard(folder: Path, guard: socket.socket, mode: str) -> None:
             states = ["ready", "ending"] if mode == "ends" else [
                 mode if mode in ("profiling", "cycles", "ending") else "ready"]
             for state in states:
-                report = {"token": request["token"], "state": state, "detail": "12" * (mode == "cycles")}
+                report = {"token": request["token"], "state": state, "detail": "12 0.300" * (mode == "cycles")}
                 body = json.dumps(report).encode()
                 guard.sendto(struct.pack("=Q32s", len(body), b"gputop") + body, str(folder / "dynolog"))
 
